@@ -97,10 +97,7 @@ OUR_OWN = (
 
 
 def install() -> None:
-    """Let later `import azureml...` in this process find Paceline's modules.
-
-    A second call does nothing.
-    """
+    """Let later `import azureml...` find Paceline's modules. Idempotent."""
     if FINDER in sys.meta_path:
         return
     loaded = sys.modules.get("azureml.core")

@@ -51,10 +51,7 @@ _IS_GENERATOR = 0x20
 
 
 class AzureMLException(errors.PacelineError):
-    """The root of the SDK's exceptions.
-
-    `message` is its text.
-    """
+    """The root of the SDK's exceptions; `message` is its text."""
 
     def __init__(
         self, exception_message: object = "", inner_exception: BaseException | None = None, **others: object
@@ -77,10 +74,7 @@ class AuthenticationException(UserErrorException):
 
 
 class ActivityFailedException(AzureMLException):
-    """A failed run.
-
-    `message` is the JSON of `error` in the run's details.
-    """
+    """A failed run; `message` is the JSON of `error` in its details."""
 
 
 class ActivityCanceledException(AzureMLException):
@@ -146,10 +140,7 @@ class TrainingException(AzureMLException):
 
 
 class WebserviceException(AzureMLException):
-    """A failed operation on a model or web service.
-
-    `status_code` is the service's HTTP status, or None.
-    """
+    """A failed operation on a model or web service; `status_code` is an HTTP status, or None."""
 
     def __init__(self, exception_message: object = "", status_code: int | None = None, **others: object) -> None:
         super().__init__(exception_message)
@@ -189,10 +180,7 @@ _OF: dict[type[errors.PacelineError], type[AzureMLException]] = {
 
 
 def raise_as_sdk(error: errors.PacelineError) -> NoReturn:
-    """Raise the SDK's exception for one of Paceline's, with the same message.
-
-    The exception is an instance of both classes.
-    """
+    """Raise the SDK's exception with the message and the class of Paceline's as well."""
     if isinstance(error, AzureMLException):
         raise error
     above = next(above for above in type(error).__mro__ if above in _OF)
@@ -233,10 +221,7 @@ def sdk_errors(function: Wrapped) -> Wrapped:
 
 
 def sdk_class(kind: Kind) -> Kind:
-    """Make a class's public methods raise the SDK's exceptions.
-
-    This includes the methods that it inherits from Paceline.
-    """
+    """Make a class's public methods, inherited ones too, raise the SDK's exceptions."""
     seen: set[str] = set()
     for above in kind.__mro__[:-1]:
         is_done = above is not kind and "_is_sdk_class" in vars(above)

@@ -24,10 +24,7 @@ def _logs_chart(kind: str) -> Callable[[SdkSpellings, str, object, str], None]:
 
 
 class SdkSpellings(LogsMetrics):
-    """SDK methods that submitted runs and OfflineRun share.
-
-    The subclasses define `status`, `tags` and `properties`.
-    """
+    """SDK methods of all runs; the subclasses define `status`, `tags` and `properties`."""
 
     status: Any
     tags: Any

@@ -10,10 +10,7 @@ RUN_ORIGIN = "ExperimentRun"
 
 
 class RunStatus:
-    """Names of run states.
-
-    Paceline never reports Provisioning, Unapproved, Pausing or Paused.
-    """
+    """Run states; Paceline never reports Provisioning, Unapproved, Pausing or Paused."""
 
     QUEUED = "Queued"
     NOT_STARTED = "NotStarted"

@@ -63,10 +63,7 @@ class DriverFinding:
 
 
 def of_folder(top: Path) -> list[DriverFinding]:
-    """Return the uses in a file or in all Python files and notebooks of a folder.
-
-    They are sorted by file and line.
-    """
+    """Return the uses in a file, or in a folder's Python files and notebooks, by file and line."""
     found: list[DriverFinding] = []
     for file in [top] if top.is_file() else sorted(_written(top)):
         found += _of_file(str(file if top.is_file() else file.relative_to(top)), programs(file))
@@ -74,10 +71,7 @@ def of_folder(top: Path) -> list[DriverFinding]:
 
 
 def _written(top: Path) -> Iterator[Path]:
-    """Yield a project's Python files and notebooks.
-
-    Skips hidden folders and virtual environments.
-    """
+    """Yield Python files and notebooks outside of hidden folders and virtual environments."""
     for folder, below, files in os.walk(top):
         below[:] = [
             name for name in below if not name.startswith(".") and not Path(folder, name, "pyvenv.cfg").exists()
@@ -174,10 +168,7 @@ class _Visitor(ast.NodeVisitor):
         return (found,) if isinstance(found, type) else ()
 
     def _made(self, node: ast.AST) -> tuple[type, ...]:
-        """Return the classes an expression may be an instance of.
-
-        The result is empty if the text does not tell.
-        """
+        """Return the classes an expression may be an instance of, if the text tells."""
         if isinstance(node, ast.Name):
             return self._held.get(node.id, ())
         if not isinstance(node, ast.Call):
@@ -273,18 +264,12 @@ class _Visitor(ast.NodeVisitor):
 
 
 def missing(name: str) -> str | None:
-    """Return why an SDK name such as "azureml.core.Run.get_context" is missing.
-
-    Return None if the name exists.
-    """
+    """Return why an SDK name such as "azureml.core.Run.get_context" is missing, or None."""
     return _looked_up(name)[1]
 
 
 def found_at(name: str) -> Any:
-    """Return the object that an SDK name refers to here.
-
-    Return None if it is missing, or if the text does not tell.
-    """
+    """Return the object of an SDK name, or None if it is missing or unknown."""
     return _looked_up(name)[0]
 
 
@@ -323,10 +308,7 @@ def _here(parts: list[str]) -> list[str]:
 
 
 def _all_of(module: str) -> list[str]:
-    """Return the names that `from module import *` imports.
-
-    The result is empty if the module is missing.
-    """
+    """Return the names that `from module import *` imports; none if it is missing."""
     if missing(module) is not None:
         return []
     rest = module.partition(".")[2]

@@ -26,19 +26,13 @@ _GIVEN = {
 
 
 def given_by_call(kind: type) -> tuple[type, ...]:
-    """Return the class of the objects that calling `kind` creates.
-
-    The result is empty if its `__new__` may return other classes.
-    """
+    """Return the class of the objects that calling `kind` creates, if its `__new__` does not choose."""
     own = any("__new__" in vars(above) and above.__module__.startswith("paceline.") for above in kind.__mro__)
     return () if own else (kind,)
 
 
 def given_by(owner: type, method: str) -> tuple[type, ...]:
-    """Return the classes of which a method may return an instance.
-
-    The result is empty if they are unknown.
-    """
+    """Return the known classes of which a method may return an instance."""
     function = getattr(owner, method, None)
     if not callable(function) or refusal(function) is not None:
         return ()
@@ -58,10 +52,7 @@ _OF_AUTOML = (
 
 
 def missing(classes: tuple[type, ...], name: str) -> str | None:
-    """Return why every class lacks or refuses an attribute.
-
-    Return None if one of the classes offers it.
-    """
+    """Return why every class lacks or refuses an attribute, or None."""
     whys = [_missing(one, name) for one in classes]
     # A refusal says more than the absence of a name.
     return min(whys, key=lambda why: " has no " in str(why)) if all(whys) else None

@@ -14,10 +14,7 @@ from paceline.compat.azureml import aliases
 
 
 def by_module() -> dict[str, list[str]]:
-    """Return the sorted names of each module, such as "azureml.core.run".
-
-    Modules without public names are absent.
-    """
+    """Return each module's public names, sorted, such as those of "azureml.core.run"."""
     found: dict[str, list[str]] = {}
     for name in _modules(azureml.__path__, azureml.__name__):
         module = importlib.import_module(name)

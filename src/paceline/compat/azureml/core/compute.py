@@ -197,10 +197,7 @@ class ComputeTarget:
         return [{"nodeId": "local", "address": "127.0.0.1", "port": None, "nodeState": "idle", "runId": None}]
 
     def delete(self) -> None:
-        """Forget a created name.
-
-        `paceline compute remove` removes a target that was added to Paceline.
-        """
+        """Forget a created name; `paceline compute remove` removes an added target."""
         records.documents(self.workspace, "compute").remove(self.name)
 
     detach = delete

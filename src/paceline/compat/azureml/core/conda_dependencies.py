@@ -189,10 +189,7 @@ class CondaDependencies:
         return _yaml().safe_dump(self.as_dict(), sort_keys=False)  # type: ignore[no-any-return]
 
     def save(self, path: str | None = None) -> str:
-        """Write the file and return its path.
-
-        If `path` is a folder, write conda_dependencies.yml into it.
-        """
+        """Write the file, or conda_dependencies.yml in a folder, and return its path."""
         target = Path(path or ".")
         if target.is_dir():
             target = target / "conda_dependencies.yml"

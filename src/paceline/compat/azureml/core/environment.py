@@ -46,10 +46,7 @@ DEFAULT_GPU_IMAGE = "mcr.microsoft.com/azureml/openmpi4.1.0-cuda11.8-cudnn8-ubun
 
 
 class ContainerRegistry(Strict):
-    """A registry of images.
-
-    The address, user name and password have no effect: log in with docker or podman.
-    """
+    """A registry of images, without effect: log in with docker or podman."""
 
     def __init__(self) -> None:
         self.address: str | None = None
@@ -268,19 +265,13 @@ class Environment(Strict):
     # --- registration
 
     def version_in(self, workspace: Workspace) -> int | None:
-        """Return the version registered in the workspace.
-
-        Return None if the environment is not registered or has changed since.
-        """
+        """Return the version registered in the workspace, or None if it differs."""
         number = int(self.version) if self.version and self.version.isdecimal() else None
         found = records.version(workspace, "environments", self.name, number) if number else None
         return number if found is not None and found[1] == self._data() else None
 
     def register(self, workspace: Workspace) -> Environment:
-        """Register the environment, and return it with its version.
-
-        An unchanged environment keeps its latest version.
-        """
+        """Register the environment, and return it with its version; an unchanged one keeps it."""
         if is_curated(self.name):
             raise UserErrorException(f"the names of curated environments are reserved: {self.name!r}. Clone it first.")
         version = records.add_version(workspace, "environments", self.name, self._data())

@@ -21,10 +21,7 @@ _NAME = re.compile(r"[0-9A-Za-z-]{1,127}")
 
 
 class Keyvault:
-    """Secrets by name.
-
-    They are not encrypted: every process that can read this user's files can read them.
-    """
+    """Secrets by name, not encrypted: any process of this user can read them."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._kept = Documents(Path(workspace.path) / "azureml" / "secrets", _NAME, mode=0o600)

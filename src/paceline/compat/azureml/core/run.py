@@ -199,10 +199,7 @@ class Run(SdkSpellings, runs.Run):
         timeout_seconds: float | None = None,
         **others: object,
     ) -> None:
-        """Copy all files whose names begin with `prefix` into a folder.
-
-        With append_prefix=False the copies' names lack the prefix.
-        """
+        """Copy the files whose names begin with `prefix`, or with append_prefix=False without it."""
         names = [name for name in self.get_file_names() if name.startswith(prefix or "")]
         for number, name in enumerate(names):
             inside = name if append_prefix or not prefix else name[len(prefix) :].lstrip("/")

@@ -73,10 +73,7 @@ class PyTorchConfiguration(Strict):
 
 
 class TensorflowConfiguration(Strict):
-    """Workers with `TF_CONFIG`.
-
-    `parameter_server_count=0` selects MultiWorkerMirroredStrategy.
-    """
+    """Workers with `TF_CONFIG`; without parameter servers, for MultiWorkerMirroredStrategy."""
 
     def __init__(self, worker_count: int = 1, parameter_server_count: int = 1) -> None:
         self.worker_count = worker_count

@@ -38,10 +38,7 @@ _NO_ENDPOINT = (
 
 
 class DeploymentConfiguration(Strict):
-    """The settings that `deploy_configuration` returns.
-
-    `kind` is the class of the resulting service.
-    """
+    """The result of `deploy_configuration`; `kind` is the class of the service."""
 
     def __init__(self, kind: str, **values: Any) -> None:
         self.kind = kind
@@ -282,10 +279,7 @@ class AciWebservice(Webservice):
 
 
 class AksWebservice(Webservice):
-    """A service on this machine with the interface of Azure Kubernetes Service.
-
-    Requests need a key unless auth_enabled=False.
-    """
+    """A service on this machine with AKS's interface, and with keys unless auth_enabled=False."""
 
     _kind = "AKS"
 
@@ -428,10 +422,7 @@ def ids_of(models: Iterable[object]) -> list[str]:
 
 
 def script_of(config: InferenceConfig | None, notes: SubmissionNotes) -> dict[str, Any]:
-    """Return an InferenceConfig as options of Paceline's services.
-
-    The result is empty without an InferenceConfig.
-    """
+    """Return an InferenceConfig as options of Paceline's services; {} without one."""
     if config is None:
         return {}
     found: dict[str, object] = {"entry_script": config.entry_script}

@@ -334,10 +334,7 @@ class Workspace(paceline.Workspace):
         return f"paceline://{quote(str(self.path.absolute()))}"
 
     def delete(self, delete_dependent_resources: bool = False, no_wait: bool = False) -> None:
-        """Forget the workspace's names.
-
-        delete_dependent_resources=True removes its folder as well, including all runs.
-        """
+        """Forget the workspace's names; delete_dependent_resources=True removes its folder too."""
         if records.RULE.fullmatch(self.name):
             records.documents(self, "workspaces").remove(self.name)
         if delete_dependent_resources:
@@ -358,10 +355,7 @@ class Workspace(paceline.Workspace):
 
 
 def names_near(folder: Path) -> tuple[str, str, str] | None:
-    """Return subscription, resource group and name from the nearest config.json.
-
-    Return None if its workspace is in another folder.
-    """
+    """Return the names in the nearest config.json, or None if it belongs to another folder."""
     near = nearest_sdk_config(Path.cwd())
     return _read(near) if near is not None and _folder_for(Path.cwd()) == folder else None
 

@@ -34,10 +34,7 @@ class Registration(TypedDict):
 
 
 class Origin:
-    """The identity of a step's output.
-
-    `producer` is the step.
-    """
+    """The identity of a step's output; `producer` is the step."""
 
     def __init__(self) -> None:
         self.producer: Any = None
@@ -74,10 +71,7 @@ class OutputFileDatasetConfig:
         self.origin = Origin()
 
     def as_upload(self, overwrite: bool = False, source_globs: object = None) -> OutputFileDatasetConfig:
-        """Return the output, stored when the run ends.
-
-        overwrite=True allows replacing existing files.
-        """
+        """Return the output, stored at the run's end; overwrite=True replaces files."""
         made = copy.copy(self)
         made.overwrite = overwrite
         return made
@@ -167,10 +161,7 @@ class OutputTabularDatasetConfig:
     def random_split(
         self, percentage: float, seed: int | None = None
     ) -> tuple[OutputTabularDatasetConfig, OutputTabularDatasetConfig]:
-        """Split the rows at random into two tables.
-
-        `percentage` is the share of the first, between 0 and 1.
-        """
+        """Split the rows at random; the first table gets this share, between 0 and 1."""
         first, second = self._table.random_split(percentage, seed)
         return self._with(first), self._with(second)
 

@@ -29,10 +29,7 @@ __all__ = ["TabularDataset"]
 
 @sdk_class
 class TabularDataset(AbstractDataset, data.TabularDataset):
-    """A dataset of rows.
-
-    `dataset["age"] > 30` is a condition for `filter`.
-    """
+    """A dataset of rows; `dataset["age"] > 30` is a condition for `filter`."""
 
     def to_pandas_dataframe(self, on_error: str = "null", out_of_range_datetime: str = "null") -> pandas.DataFrame:
         return super().to_pandas_dataframe()
@@ -165,10 +162,7 @@ def _as_name(column: pandas.Series) -> str:
 
 
 class Condition:
-    """A filter condition.
-
-    `plain` is its form in the dataset's definition.
-    """
+    """A filter condition; `plain` is its form in the dataset's definition."""
 
     def __init__(self, plain: Step) -> None:
         self.plain = plain

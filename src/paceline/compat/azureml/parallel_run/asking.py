@@ -38,10 +38,7 @@ class Listening:
         self._made.set()
 
     def wait(self) -> None:
-        """Block until every rank has heard that no mini-batches are left.
-
-        A rank that connects later would find no server.
-        """
+        """Block until every rank knows that no mini-batches are left: a later one would find no server."""
         for _ in range(self._count):
             self._left.acquire()
 

@@ -109,10 +109,7 @@ def all_of(settings: ParallelRunSettings) -> list[Batch]:
 
 
 def content(batch: Batch, settings: ParallelRunSettings, tables: dict[str, Table]) -> list[str] | pandas.DataFrame:
-    """Return the argument of `run`: a list of paths, or a frame.
-
-    `tables` caches the tables and row groups already read.
-    """
+    """Return the argument of `run`: paths, or a frame. `tables` caches the tables."""
     if batch.files:
         top = folder_of(batch.input)
         return [str(top / name) if name else str(top) for name in batch.files]
@@ -125,10 +122,7 @@ def content(batch: Batch, settings: ParallelRunSettings, tables: dict[str, Table
 
 
 def values_of(batch: Batch, settings: ParallelRunSettings, given: Any) -> dict[str, object]:
-    """Return a mini-batch's key values by key.
-
-    `given` is the argument of `run`.
-    """
+    """Return a mini-batch's value of each key; `given` is the argument of `run`."""
     if not settings.keys:
         return {}
     if batch.files:
@@ -159,10 +153,7 @@ def _values(settings: ParallelRunSettings, name: str, file: str) -> dict[str, ob
 
 
 def _groups(frame: pandas.DataFrame, keys: tuple[str, ...]) -> pandas.Series:
-    """Return the number of each row's key combination.
-
-    Numbers begin with 0, in the order of the key values.
-    """
+    """Return the number of each row's key combination, from 0 in the keys' order."""
     if missing := [key for key in keys if key not in frame.columns]:
         raise DataError(f"partition_keys: there is no column {missing[0]!r}; there are {[*map(str, frame.columns)]}.")
     return frame.groupby([*keys], sort=True, dropna=False).ngroup()

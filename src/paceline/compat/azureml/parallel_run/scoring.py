@@ -57,10 +57,7 @@ class Scorer:
             raise UserErrorException(f"{settings.entry} can't be used: {answer['why']}")
 
     def score(self, batch: Batch) -> RankRequest:
-        """Run a mini-batch and return the result for `Sharing.handle`.
-
-        Kills the process after a timeout.
-        """
+        """Run a mini-batch and return its result; kill the process after a timeout."""
         try:
             self._link.send_bytes(json.dumps(batch.fields()).encode())
             answer = self._answer(self._settings.timeout_s)

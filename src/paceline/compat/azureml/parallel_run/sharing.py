@@ -30,10 +30,7 @@ class RankResponse(TypedDict):
 
 
 class Sharing:
-    """A thread-safe dispatcher of mini-batches.
-
-    It writes the rows in the order of the mini-batches.
-    """
+    """A thread-safe dispatcher of mini-batches that writes the rows in their order."""
 
     def __init__(self, batches: list[Batch], settings: ParallelRunSettings, output: Path | None) -> None:
         self._settings = settings

@@ -59,10 +59,7 @@ class Filling:
         return [self.value(one) for one in argument_list(values)]
 
     def config(self, config: ScriptRunConfig, data: Iterable[object]) -> ScriptRunConfig:
-        """Return a copy of a configuration with all values substituted.
-
-        `data` holds the inputs and outputs outside the arguments.
-        """
+        """Return a copy with all values substituted; `data` are inputs and outputs beside the arguments."""
         made = config.settled()
         run = made.run_config
         run.arguments = self.words(run.arguments)

@@ -287,10 +287,7 @@ class MMLBaseEstimator(ScriptRunConfig):
 
 
 class Estimator(MMLBaseEstimator):
-    """An estimator for any script.
-
-    It supports the mpi backend and the frameworks' backends.
-    """
+    """An estimator for any script, with mpi and the frameworks' backends."""
 
 
 class PyTorch(MMLBaseEstimator):

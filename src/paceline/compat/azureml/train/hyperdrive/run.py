@@ -31,10 +31,7 @@ _SAMPLERS = {"random": "RANDOM", "grid": "GRID", "tpe": "BAYESIANOPTIMIZATION"}
 
 @sdk_class
 class HyperDriveRun(Run):
-    """A sweep.
-
-    Each trial is a child, `<id>_<number>`.
-    """
+    """A sweep; each trial is a child, `<id>_<number>`."""
 
     @classmethod
     def _handle(cls, experiment: ExperimentLike, record: RunRecord) -> ScriptRun:
@@ -84,10 +81,7 @@ class HyperDriveRun(Run):
     def get_best_run_by_primary_metric(
         self, include_failed: bool = True, include_canceled: bool = True, include_resume_from_runs: bool = True
     ) -> ScriptRun | None:
-        """Return the child with the best primary metric at any time.
-
-        Return None if no child has logged it.
-        """
+        """Return the child with the best primary metric at any time, or None."""
         counts = {RunStatus.FAILED: include_failed, RunStatus.CANCELED: include_canceled}
         trials = self._trials()
         if include_resume_from_runs:
