@@ -159,8 +159,7 @@ class FileNameError(UserError):
 
 
 # ConnectionError is an OSError, so a handler for this class must come before one for OSError, which would report trouble
-# with this
-# machine's files.
+# with this machine's files.
 class EngineError(PacelineError, ConnectionError):
     """A scheduler, host, link, store or container engine that did not answer.
 

@@ -141,8 +141,7 @@ class _Script:
         # An empty text means the working directory, as in `Path("")`; messages show the dot.
         self.source_directory = os.fspath(self.source_directory) or "."
         # Made here, so that a wrong value is refused in its own line and not at submission. The values are kept, because a
-        # script may
-        # change one before it submits.
+        # script may change one before it submits.
         self._made = self._values(), self._make_job()
 
     def job(self) -> Job:

@@ -88,8 +88,7 @@ def serve(**given: Any) -> int:
             sys.stdout.flush()
             sys.stderr.flush()
             # The server replaces this process, which would keep the parser's memory. It starts in a folder without modules
-            # that could
-            # shadow others.
+            # that could shadow others.
             os.chdir(folder)
             os.execv(sys.executable, [sys.executable, "-m", "paceline.serving", str(path)])
     finally:
