@@ -47,8 +47,27 @@ NOT_SEARCHED = (
 #: The page of the names that `import azureml` has.
 AZUREML_NAMES = "python/azureml.md"
 
-#: Modules whose public names have a page.
-MODULES = ("paceline", "paceline.parallel", "paceline.checkpoint", "paceline.errors")
+#: Title of a page of the reference -> the module whose names it shows, and the names; None for all public ones.
+REFERENCE = {
+    "Workspaces and runs": ("paceline", "Workspace Experiment Run RunRecord FailureReport"),
+    "Estimators and jobs": ("paceline", "Estimator PyTorch TensorFlow SKLearn Job secret"),
+    "Environments and data": ("paceline", "Environment Datastore Dataset DataReference"),
+    "Sweeps": (
+        "paceline",
+        "Sweep SweepRun choice uniform quniform loguniform qloguniform normal qnormal lognormal qlognormal randint fixed "
+        "Bandit MedianStopping TruncationSelection ASHA Hyperband PopulationBasedTraining",
+    ),
+    "Pipelines": ("paceline", "Pipeline Step PipelineData PipelineParameter PipelineRun"),
+    "Models and services": ("paceline", "Model Service"),
+    "Parallel training": ("paceline.parallel", None),
+    "Checkpoints": ("paceline.checkpoint", None),
+    "Errors": ("paceline.errors", None),
+}
+#: Shown above the names of each page: what the examples in it take for granted.
+EXAMPLES = (
+    "The examples begin with `import paceline as pl`, in a folder with the files that they name: `train.py` trains and logs "
+    "`loss`, and `broken.py` raises an exception."
+)
 
 _LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
@@ -60,7 +79,7 @@ def on_config(config: Any) -> Any:
         if "Reference" in section:
             for entry in section["Reference"]:
                 if isinstance(entry, dict) and "Python" in entry:
-                    entry["Python"] = [{name: f"python/{name}.md"} for name in modules()]
+                    entry["Python"] = [{title: page_of(title)} for title in REFERENCE]
                     entry["Python"].append({"Names of azureml": AZUREML_NAMES})
     return config
 
@@ -74,8 +93,8 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, page, content=text))
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
         files.append(File.generated(config, path.relative_to(ROOT).as_posix(), content=path.read_text()))
-    for name in modules():
-        files.append(File.generated(config, f"python/{name}.md", content=reference(name)))
+    for title in REFERENCE:
+        files.append(File.generated(config, page_of(title), content=reference(title)))
     content = f"# Names of azureml\n\nLook up which names of the Azure SDK programs can import.\n\n{names.table()}"
     files.append(File.generated(config, AZUREML_NAMES, content=content))
     return files
@@ -105,16 +124,19 @@ def leads_to(link: str, was_at: str, page: str) -> str:
     return posixpath.relpath(target, posixpath.dirname(page) or ".") + (f"#{anchor}" if anchor else "")
 
 
-def modules() -> list[str]:
-    """Those of MODULES that this version has."""
-    return [name for name in MODULES if source(name).exists()]
+def page_of(title: str) -> str:
+    """Return the path of a page of the reference, below docs/."""
+    return f"python/{title.lower().replace(' ', '-')}.md"
 
 
-def reference(module: str) -> str:
-    """A page with the documentation of each public name of a module."""
-    names = "".join(f"\n::: {module}.{name}\n" for name in public_names(module))
-    options = "    options:\n      members: false\n      show_root_heading: false\n"
-    return f"# {module}\n\n::: {module}\n{options}{names}"
+def reference(title: str) -> str:
+    """Return a page with the documentation of a group of public names."""
+    module, names = REFERENCE[title]
+    shown = "".join(f"\n::: {module}.{name}\n" for name in (names.split() if names else public_names(module)))
+    about = (
+        f"::: {module}\n    options:\n      members: false\n      show_root_heading: false\n" if names is None else ""
+    )
+    return f"# {title}\n\n{EXAMPLES}\n\n{about}{shown}"
 
 
 def public_names(module: str) -> list[str]:

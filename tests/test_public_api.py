@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import inspect
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import paceline
+from paceline import checkpoint, parallel
 from paceline.services.record import ServingOptions
 from paceline.serving.config import ServerConfig
 
@@ -217,3 +220,48 @@ def test_type_checker_of_a_user_sees_real_types(tmp_path: Path) -> None:
 
 def test_serving_options_are_settings_of_the_server() -> None:
     assert set(ServingOptions.__annotations__) < {field.name for field in dataclasses.fields(ServerConfig)}
+
+
+#: Results of other calls, protocols and exceptions have no example of their own.
+SHOWN_ELSEWHERE = {
+    *(
+        "CheckpointError",
+        "Layout",
+        "Microbatch",
+        "Parallel",
+        "ParallelError",
+        "Parts",
+        "Strategy",
+        "Whole",
+        "WorkerError",
+    ),
+    *("__version__", "errors"),
+}
+EXAMPLES = [
+    f"{home.__name__}.{name}"
+    for home in (paceline, parallel, checkpoint)
+    for name in home.__all__
+    if name not in SHOWN_ELSEWHERE and not (home is paceline and name in parallel.__all__)
+]
+SCRIPTS = {
+    "train.py": "import paceline\nrun = paceline.Run.get_context()\nfor step in range(3):\n    run.log('loss', 1 / (1 + step))\n",
+    "broken.py": "raise ValueError('bad batch')\n",
+    "iris.csv": "length,width\n5.1,3.5\n",
+    "model.pt": "weights",
+}
+
+
+@pytest.mark.promise("parameter-public-api-documented-real")
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_in_a_docstring_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file, text in SCRIPTS.items():
+        (tmp_path / file).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    module, _, short = name.rpartition(".")
+    found = doctest.DocTestFinder(recurse=False).find(
+        getattr(import_module(module), short), name, globs={"pl": paceline, "paceline": paceline}
+    )
+    assert any(test.examples for test in found), "it has no example"
+    told: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(found[0], out=told.append)
+    assert not told, "".join(told)

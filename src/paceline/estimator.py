@@ -128,10 +128,14 @@ class _Script:
     def __init_subclass__(cls) -> None:
         # `help(PyTorch)` shows one text with all parameters, including inherited ones.
         if cls.__doc__:
-            summary, _, own = inspect.cleandoc(cls.__doc__).partition("\n\nArgs:\n")
+            text, _, examples = inspect.cleandoc(cls.__doc__).partition("\n\nExamples:\n")
+            summary, _, own = text.partition("\n\nArgs:\n")
             above, _, end = inspect.cleandoc(cls.__base__.__doc__ or "").partition("\n\nArgs:\n")[2].partition("\n\n")
-            arguments = "\n".join(text for text in (above, own) if text)
-            cls.__doc__ = f"{summary}\n\nArgs:\n{arguments}\n\n{end}"
+            arguments = "\n".join(part for part in (above, own) if part)
+            raises = end.partition("\n\nExamples:")[0]
+            cls.__doc__ = f"{summary}\n\nArgs:\n{arguments}\n\n{raises}\n\nExamples:\n{examples}".removesuffix(
+                "\n\nExamples:\n"
+            )
 
     def __post_init__(self) -> None:
         if self.source_directory is None:
@@ -151,9 +155,8 @@ class _Script:
             JobError: A changed value is wrong, or a requirements file can't be read.
         """
         (before, job), now = self._made, self._values()
-        # The job has the requirements file's text of then; the file may have changed. Lengths are compared because `map`
-        # stops at the
-        # shorter list.
+        # The job has the requirements file's text of then; the file may have changed. Lengths are compared because
+        # `map` stops at the shorter list.
         may_differ = self.pip_requirements_file or self.conda_dependencies_file or len(before) != len(now)
         # By identity: `==` equates True, 1 and 1.0, which become different words for the script.
         if may_differ or not all(map(is_, before, now)):
@@ -279,6 +282,10 @@ class Estimator(_Distributed):
     """An estimator for any Python script.
 
     Backends: "mpi", "gloo", "nccl", "tensorflow", or None for one process.
+
+    Examples:
+        >>> script = pl.Estimator(entry_script="train.py", script_params={"--lr": 0.1}, pip_packages=["einops"])
+        >>> run = pl.Experiment(pl.Workspace("my_runs"), "digits").submit(script)  # doctest: +SKIP
     """
 
     backends: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl", "tensorflow")
@@ -289,6 +296,11 @@ class PyTorch(_Distributed):
     """An estimator for a PyTorch script.
 
     Backends: "mpi" (Open MPI), "gloo", "nccl" (with use_gpu=True), or None for one process.
+
+    Examples:
+        >>> script = pl.PyTorch(entry_script="train.py", node_count=2, distributed_backend="gloo", pip_packages=["einops"])
+        >>> experiment = pl.Experiment(pl.Workspace("my_runs"), "digits")
+        >>> run = experiment.submit(script)  # doctest: +SKIP
     """
 
     framework: ClassVar[str | None] = "pytorch"
@@ -304,6 +316,11 @@ class TensorFlow(_Distributed):
     Args:
         worker_count: Number of workers with "ps", spread over `node_count` nodes.
         parameter_server_count: Number of parameter servers with "ps", spread over `node_count` nodes.
+
+    Examples:
+        >>> script = pl.TensorFlow(
+        ...     entry_script="train.py", distributed_backend="ps", worker_count=2, parameter_server_count=1
+        ... )
     """
 
     _: KW_ONLY
@@ -332,7 +349,13 @@ class TensorFlow(_Distributed):
 
 @dataclass
 class SKLearn(_Script):
-    """A scikit-learn script: one process."""
+    """A scikit-learn script: one process.
+
+    Examples:
+        >>> script = pl.SKLearn(entry_script="train.py", script_params={"--C": 0.5})
+        >>> script.entry_script
+        'train.py'
+    """
 
     framework: ClassVar[str | None] = "sklearn"
 

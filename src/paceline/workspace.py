@@ -54,6 +54,11 @@ class Workspace:
 
     Raises:
         WorkspaceError: The folder can't be created, is a file, contains sources, or has a `:` in its path.
+
+    Examples:
+        >>> ws = pl.Workspace("my_runs")
+        >>> sorted(ws.datastores)
+        ['default']
     """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
@@ -336,6 +341,12 @@ class Experiment:
 
     Raises:
         WorkspaceError: The name is wrong.
+
+    Examples:
+        >>> experiment = pl.Experiment(pl.Workspace("my_runs"), "digits")
+        >>> run = experiment.submit(pl.Estimator(entry_script="train.py"))
+        >>> run.wait_for_completion().status
+        'Completed'
     """
 
     #: Class of the experiment's runs.

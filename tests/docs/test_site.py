@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import runpy
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
@@ -14,10 +14,14 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+import paceline.parallel
 from tests.docs.pages import DOCS, ROOT, links
 
 HOOK = (ROOT / ".ci" / "site.py").read_text()
-MODULES = [name for name in re.findall(r'"(paceline[\w.]*)"', HOOK) if find_spec(name) is not None]
+REFERENCE: dict[str, tuple[str, str | None]] = ast.literal_eval(
+    re.search(r"^REFERENCE = (\{.*?^\})", HOOK, re.MULTILINE | re.DOTALL)[1]  # type: ignore[index]
+)
+MODULES = sorted({module for module, _ in REFERENCE.values()})
 
 
 class _Reader(yaml.SafeLoader):
@@ -87,6 +91,12 @@ def test_pictures_equal_the_output_of_their_script() -> None:
     for name, text in drawn.items():
         assert (DOCS / "pictures" / name).read_text() == text, f"run python docs/pictures/draw.py: {name}"
         ElementTree.fromstring(text)
+
+
+def test_each_public_name_has_a_place_in_the_reference() -> None:
+    shown = [name for module, names in REFERENCE.values() if module == "paceline" for name in (names or "").split()]
+    elsewhere = {*paceline.parallel.__all__, "errors", "__version__"}
+    assert sorted(shown) == sorted(set(paceline.__all__) - elsewhere)
 
 
 @pytest.mark.promise("public-name-method-property-says")

@@ -92,6 +92,11 @@ def save(
     Raises:
         UserError: The state holds an unsupported value (the message names its place), or a number is out of range.
         CheckpointError: This write or the previous one failed. Former checkpoints are untouched.
+
+    Examples:
+        >>> from paceline import checkpoint
+        >>> checkpoint.save({"weights": [1.0, 2.0]}, step=1, folder="checkpoints")
+        True
     """
     global _calls, _last, _writing
     _check(step, every, keep)
@@ -134,6 +139,10 @@ def wait() -> None:
 
     Raises:
         CheckpointError: The last save failed.
+
+    Examples:
+        >>> from paceline import checkpoint
+        >>> checkpoint.wait()
     """
     global _writing, _last
     writing, _writing = _writing, None
@@ -240,6 +249,13 @@ class Checkpoint:
     Attributes:
         step: The step that save() was called with.
         paths: Its files, one for each rank that has saved a part.
+
+    Examples:
+        >>> from paceline import checkpoint
+        >>> checkpoint.save({"weights": [1.0, 2.0]}, step=7, folder="checkpoints")
+        True
+        >>> checkpoint.latest("checkpoints").state
+        {'weights': [1.0, 2.0]}
     """
 
     step: int
@@ -350,6 +366,13 @@ def latest(folder: str | os.PathLike[str] | None = None) -> Checkpoint | None:
 
     Raises:
         UserError: `folder` is a URL or a file.
+
+    Examples:
+        >>> from paceline import checkpoint
+        >>> checkpoint.save({"weights": [1.0, 2.0]}, step=7, folder="checkpoints")
+        True
+        >>> checkpoint.latest("checkpoints").step
+        7
     """
     # A checkpoint that this process is still writing will be the newest.
     wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,13 @@ if TYPE_CHECKING:
 
 
 class Environment(EnvironmentSpec):
-    __doc__ = EnvironmentSpec.__doc__
+    __doc__ = f"""{inspect.cleandoc(EnvironmentSpec.__doc__ or "")}
+
+Examples:
+    >>> environment = pl.Environment(name="vision", pip_packages=("einops==0.8.1",))
+    >>> environment.register(pl.Workspace("my_runs")).version
+    1
+"""
 
     @classmethod
     def from_pip_requirements(

@@ -41,20 +41,28 @@ class Source:
 class DataReference:
     """Files that a run finds in a folder, or a folder whose files are stored at the run's end.
 
-    name: letters, digits and `_`. sources: places of the files; one for an upload.
-    mode: "download" (a copy, shared by the node's workers and later runs), "mount" (the original if the store is a folder of this
-    machine, else a download), "upload" (an empty folder whose files are stored at the end), "direct" (a dataset that the script
-    opens by name; its files are downloaded).
-    partition: "node" or "rank": each gets a part of the files; None: all files.
-    overwrite: an upload may replace existing files.
-    path_on_compute: another path of the folder, relative to the script's working directory.
-    inside: of an upload, a name in the folder that scripts get instead of the folder, for a file or folder that they create. A
-    resumed run finds it under the same name.
-    dataset: "name:version" of the files' dataset. fingerprint: of their content at registration. table: how to read a table, as
-    the dataset's JSON; None for plain files. registered: of an upload, name, description and tags of the new dataset, as JSON.
+    Args:
+        name: Letters, digits and `_`.
+        sources: Places of the files; a single one for an upload.
+        mode: "download": a copy that the node's workers and later runs share. "mount": the original if the store is a
+            folder of this machine, else a download. "upload": an empty folder whose files are stored at the end.
+            "direct": a dataset that the script opens by name, from downloaded files.
+        partition: "node" or "rank": each gets a part of the files. None: all files.
+        overwrite: Whether an upload may replace existing files.
+        path_on_compute: Another path of the folder, relative to the script's working directory.
+        inside: For an upload, a name in the folder that the script gets instead of the folder, for a file or folder that
+            it creates. A resumed run finds it under the same name.
+        dataset: "name:version" of the files' dataset.
+        fingerprint: Fingerprint of the dataset's content when it was registered.
+        table: How to read a table, as the dataset's JSON; None for plain files.
+        registered: For an upload, name, description and tags of the new dataset, as JSON.
 
     Raises:
         DataError: A value is invalid.
+
+    Examples:
+        >>> data = pl.Workspace("my_runs").get_default_datastore().path("digits").as_download("digits")
+        >>> script = pl.Estimator(entry_script="train.py", script_params={"--data": data})
     """
 
     name: str

@@ -16,20 +16,25 @@ Spec = TypeVar("Spec", bound="EnvironmentSpec")
 class EnvironmentSpec:  # noqa: PLW1641 - a frozen dataclass is given its hash
     """The environment of a run's script, as data. `paceline.Environment` can also create and register one.
 
-    name, version: of a registered environment, else None.
-    python: the base interpreter, or the script's own if nothing is installed; an absolute path, or a name on the image's PATH
-    with `docker_image`. None for the submitting interpreter.
-    python_version: for conda, such as "3.11"; None lets the solver choose.
-    layered: keep the base interpreter's packages and add only missing ones. False: only the named packages and their
-    dependencies.
-    user_managed: use the interpreter as it is, without installing.
-    pip_packages: requirements; local paths become absolute. pip_requirements: the text of a requirements file without includes
-    (`Environment.from_pip_requirements`). pip_constraints: versions of packages if they are needed, as for `pip install -c`.
-    conda_packages: match specs. conda_channels: names or URLs, also `file://`, by priority.
-    environment_variables: for every worker; a job's own override them.
-    docker_image: image of the workers' containers. shm_size: of their /dev/shm, such as "2g".
-    locked_pip: exact versions ("einops==0.8.1") instead of pip's choice. locked_conda: exact packages (URLs with `#sha256`)
-    instead of the solver's choice.
+    Args:
+        name: Name of a registered environment, else None.
+        version: Version of a registered environment, else None.
+        python: The base interpreter, or the script's own if nothing is installed: an absolute path, or with `docker_image`
+            a name on the image's PATH. None for the submitting interpreter.
+        python_version: For conda, such as "3.11". None lets the solver choose.
+        layered: Keep the base interpreter's packages and add only missing ones. False: only the named packages and their
+            dependencies.
+        user_managed: Use the interpreter unchanged, without installing.
+        pip_packages: Requirements. Local paths become absolute.
+        pip_requirements: The text of a requirements file without includes (see `Environment.from_pip_requirements`).
+        pip_constraints: Versions of packages in case they are needed, as for `pip install -c`.
+        conda_packages: Match specs.
+        conda_channels: Names or URLs (also `file://`), the preferred channel first.
+        environment_variables: Variables of every worker. Those of a job override them.
+        docker_image: Image of the workers' containers.
+        shm_size: Size of the containers' /dev/shm, such as "2g".
+        locked_pip: Exact versions ("einops==0.8.1") in place of pip's choice.
+        locked_conda: Exact packages (URLs with `#sha256`) in place of the solver's choice.
 
     Raises:
         EnvironmentSpecError: Values contradict each other, or a URL has a password.

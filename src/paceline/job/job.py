@@ -80,43 +80,56 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Job:
     """One job: what to run, with which environment, on how many nodes and processes.
 
-    entry_script: path of a file, relative to the source directory, with forward slashes. Python files end in .py; other programs
-    are binaries or scripts with #!, and executable. A name that is no such file is a program on the nodes' PATH, such as
-    "nvidia-smi".
-    entry_module: a module to run instead, as `python -m` does in the source directory.
-    working_directory: of the workers, relative to the source directory; it may begin with "..". Links to the source's neighbours
-    then surround the copy (`paceline.runs.work_dir`). None: in the copy itself, as in the Azure SDK.
-    arguments: of the script, in order.
-    framework: "pytorch", "tensorflow", "sklearn" or None.
-    distributed_backend: None for one process; "mpi" (Open MPI), "gloo", "nccl" (plain processes with torch's variables), "ps" and
-    "tensorflow" (plain processes with `TF_CONFIG`, with and without parameter servers).
-    compute_target: name of the target. process_count_per_node: workers on each node.
-    node_count: of an elastic run the fewest and the most nodes (`paceline.job.sizes`): they become `node_range`, and node_count
-    is the most, or in the job of one attempt (`resized`) its nodes.
-    elastic_seconds: minimum time between two growths of an elastic run.
-    worker_count, parameter_server_count: only for "ps"; their sum is the world size.
-    use_gpu: one GPU for each worker. gpu_visibility: "worker", each sees only its own; "node", each sees all of its node, for
-    scripts that call `torch.cuda.set_device(LOCAL_RANK)`. gpu_share: each worker's share of its GPU, above 0 and up to 1; other
-    runs of this machine may use the rest.
-    cores: cores of this machine that the run reserves for each worker; 0 for none. Only for `local`.
-    environment: the script's interpreter and packages.
-    environment_variables: for every worker; they override Paceline's own. A `secret(...)` among them becomes one of `secrets`.
-    secrets: variable -> place of its value ("env:HF_TOKEN"), which is read at submission and never recorded.
-    inputs: data in a folder for each worker, and folders whose files are stored at the end.
-    send: files of the source that are sent instead of copied, whatever their size, to nodes without the submitter's folders:
-    paths relative to the source directory.
-    files: path in the working directory -> text of a file there, which replaces one of the source.
-    max_run_duration_seconds: from the first attempt's start; None for no limit.
-    grace_period_seconds: between SIGTERM and SIGKILL.
-    max_restarts: further attempts after the loss of a node, worker or launcher, a preemption or a port conflict;
-    restart_on_exception: also after the script's own exception.
-    notify: notifications at the run's end (`paceline.job.notify`): "mail:ann@example.com", "slack:env:SLACK_URL".
-    log_limit: bytes to keep of each worker's log, from its beginning and end; 0 for no limit.
-    hang_seconds: a run hangs after this time without output, metrics or progress of a worker; 0 for never.
-    on_hang: "report" (always written), "fail", or "restart" (an attempt of `max_restarts`).
+    Args:
+        entry_script: A file, relative to the source directory, with forward slashes: Python (`.py`), a binary, or an
+            executable script with `#!`. Any other name is a program on the nodes' PATH, such as "nvidia-smi".
+        entry_module: A module to run instead, as `python -m` does in the source directory.
+        working_directory: The workers' directory, relative to the source directory; it may begin with "..", and then
+            links to the source's neighbours surround the copy. None: the copy itself, as in the Azure SDK.
+        arguments: The script's arguments, in order.
+        framework: "pytorch", "tensorflow", "sklearn" or None.
+        distributed_backend: None for one process; "mpi" (Open MPI); "gloo" or "nccl" (processes with torch's variables);
+            "tensorflow" or "ps" (processes with `TF_CONFIG`, without and with parameter servers).
+        compute_target: Name of the compute target.
+        process_count_per_node: Number of workers on each node.
+        node_count: Number of nodes. For an elastic run, the fewest and the most: (2, 4) or "2..4". They become
+            `node_range`, and `node_count` becomes the most, or in the job of one attempt its number of nodes.
+        node_range: Set from `node_count`.
+        elastic_seconds: Minimum seconds between two growths of an elastic run.
+        worker_count: Number of workers; only with "ps".
+        parameter_server_count: Number of parameter servers; only with "ps". World size is the sum of both.
+        use_gpu: One GPU for each worker.
+        gpu_visibility: "worker": each worker sees only its own GPU. "node": it sees all GPUs of its node, for scripts that
+            call `torch.cuda.set_device(LOCAL_RANK)`.
+        gpu_share: Each worker's share of its GPU, above 0 and up to 1. Other runs of the machine may use the rest.
+        cores: Cores of this machine to reserve for each worker; 0 for none. Only on `local`.
+        environment: The script's interpreter and packages.
+        environment_variables: Variables of every worker; they override Paceline's own. A `secret(...)` among them moves to
+            `secrets`.
+        secrets: Variable -> place of its value ("env:HF_TOKEN"), which is read at submission and never recorded.
+        inputs: Data in a folder for each worker, and folders whose files are stored at the end.
+        send: Paths in the source directory whose files are sent to nodes that do not see the submitter's folders, whatever
+            their size, instead of being copied.
+        files: Path in the working directory -> text of a file there, which replaces one of the source.
+        max_run_duration_seconds: Limit from the start of the first attempt; None for no limit.
+        grace_period_seconds: Seconds between SIGTERM and SIGKILL.
+        max_restarts: Number of further attempts after the loss of a node, worker or launcher, a preemption or a port
+            conflict.
+        restart_on_exception: Also restart after the script's own exception.
+        notify: Notifications at the run's end, such as "mail:ann@example.com" and "slack:env:SLACK_URL".
+        log_limit: Bytes to keep of each worker's log, from its beginning and its end; 0 for no limit.
+        hang_seconds: Seconds without output, metrics or progress of any worker after which the run hangs; 0 for never.
+        on_hang: "report" (a hang is always reported), "fail", or "restart" (one of `max_restarts`).
 
     Raises:
         JobError: A value is invalid; the message names it, the rule and what to write instead.
+
+    Examples:
+        >>> job = pl.Job(
+        ...     entry_script="train.py", node_count=2, process_count_per_node=4, distributed_backend="gloo"
+        ... )
+        >>> job.world_size
+        8
     """
 
     entry_script: str = ""

@@ -81,13 +81,15 @@ class Secret:
 def secret(name: str) -> Secret:
     """Return a secret for an estimator's environment_variables.
 
-        PyTorch(..., environment_variables={"HF_TOKEN": pl.secret("HF_TOKEN")})
-
-    name: a variable of the submitting program ("HF_TOKEN"), or a place as for credentials of datastores: "env:HF_TOKEN",
-    "keyring:service/user", "file:~/.token" (mode 600; "#field" selects a field of a JSON file).
+    Args:
+        name: A variable of the submitting program ("HF_TOKEN"), or a place: "env:HF_TOKEN", "keyring:service/user" or
+            "file:~/.token" (mode 600; "#field" selects a field of a JSON file).
 
     Raises:
         JobError: The name is neither; the message does not show it, in case it is the value.
+
+    Examples:
+        >>> script = pl.PyTorch(entry_script="train.py", environment_variables={"HF_TOKEN": pl.secret("HF_TOKEN")})
     """
     # A token such as hf_... would pass for a variable's name and be recorded.
     if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and not _VALUE.fullmatch(name):

@@ -38,6 +38,13 @@ class Model:
     Raises:
         ModelError: The name, version or alias is invalid.
         ModelNotFoundError: The model, version or alias does not exist; the message lists those that do.
+
+    Examples:
+        >>> ws = pl.Workspace("my_runs")
+        >>> pl.Model.register(ws, "model.pt", "digits").version
+        1
+        >>> pl.Model(ws, "digits:1").name
+        'digits'
     """
 
     def __init__(

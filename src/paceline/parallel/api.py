@@ -95,6 +95,15 @@ def parallelize(
 
     Raises:
         ParallelError: (also a ValueError) An argument or the model cannot be used. The message says what to change.
+
+    Examples:
+        >>> import torch
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> batches = [(torch.ones(8, 4), torch.ones(8, 1))] * 3
+        >>> par = pl.parallelize(model, optimizer, batches, loss=torch.nn.functional.mse_loss, strategy=pl.DataParallel())
+        >>> for batch in par.epoch(0):
+        ...     loss = par.step(batch)
     """
     # find_spec imports nothing, so a broken torch raises its own error below.
     if find_spec("torch") is None:

@@ -55,6 +55,9 @@ class DataParallel(_Part):
         size: The number of replicas.
         batch_norm: "sync" normalises over the batch of all replicas, as one process would. "local" uses each replica's own
             part, which is faster and differs from one process.
+
+    Examples:
+        >>> strategy = pl.DataParallel(2)
     """
 
     size: int | None = None
@@ -72,6 +75,9 @@ class FullyShard(_Part):
         units: Patterns (`fnmatch`) of module names of the blocks to gather one at a time. None takes the blocks of the
             model's lists.
         batch_norm: As for `DataParallel`.
+
+    Examples:
+        >>> strategy = pl.FullyShard(4, units=("layers.*",))
     """
 
     size: int | None = None
@@ -89,6 +95,9 @@ class PipelineParallel(_Part):
             bubble for more messages).
         chunks: The stages of each worker with "interleaved".
         cut: The names of the modules that start a new stage, in order. None measures and balances.
+
+    Examples:
+        >>> strategy = pl.DataParallel(2) @ pl.PipelineParallel(4)  # 8 workers
     """
 
     stages: int | None = None
@@ -104,6 +113,9 @@ class TensorParallel(_Part):
     Attributes:
         size: The number of parts.
         plan: Pattern of a module's name -> "colwise", "rowwise", "vocab" or "replicate". None finds the usual pairs.
+
+    Examples:
+        >>> strategy = pl.TensorParallel(2, plan={"*.up": "colwise", "*.down": "rowwise"})
     """
 
     size: int | None = None
@@ -131,6 +143,9 @@ class ContextParallel(_Part):
         dim: The sequence dimension of the blocks' input [rows, sequence, features].
         lists: Names of the lists of blocks (nn.ModuleList, nn.Sequential) between whose first and last block the sequence
             is split. None takes the model's outermost lists.
+
+    Examples:
+        >>> strategy = pl.ContextParallel(2)
     """
 
     size: int | None = None
@@ -149,6 +164,9 @@ class ExpertParallel(_Part):
 
     Attributes:
         size: The number of parts. Combines with DataParallel.
+
+    Examples:
+        >>> strategy = pl.DataParallel(2) @ pl.ExpertParallel(2)  # 4 workers
     """
 
     size: int | None = None
@@ -236,6 +254,10 @@ def resolve(strategy: object, world_size: int) -> Layout:
 
     Raises:
         ParallelError: The sizes do not multiply to the world's, or more than one is omitted.
+
+    Examples:
+        >>> pl.parallel.resolve(pl.DataParallel(2) @ pl.PipelineParallel(), world_size=8).pipe
+        4
     """
     parts = parts_of(strategy)
     _check_together(parts)

@@ -29,6 +29,12 @@ class PipelineData:
 
     Raises:
         PipelineError: The name is not valid.
+
+    Examples:
+        >>> clean = pl.PipelineData("clean")
+        >>> first = pl.Step("prepare", pl.Estimator(entry_script="train.py", script_params={"--out": clean}), outputs=[clean])
+        >>> second = pl.Step("train", pl.Estimator(entry_script="train.py", script_params={"--data": clean}))
+        >>> pipeline = pl.Pipeline([second])
     """
 
     def __init__(
@@ -118,6 +124,12 @@ class PipelineParameter:
 
     Raises:
         PipelineError: The name is not valid.
+
+    Examples:
+        >>> lr = pl.PipelineParameter("lr", 0.1)
+        >>> pipeline = pl.Pipeline([pl.Step("train", pl.Estimator(entry_script="train.py", script_params={"--lr": lr}))])
+        >>> pipeline.parameters
+        {'lr': 0.1}
     """
 
     def __init__(self, name: str, default_value: object) -> None:

@@ -42,6 +42,13 @@ class Pipeline:
 
     Raises:
         PipelineError: Two steps have one name, steps form a circle, or no step leaves some data.
+
+    Examples:
+        >>> prepare = pl.Step("prepare", pl.Estimator(entry_script="train.py"))
+        >>> train = pl.Step("train", pl.Estimator(entry_script="train.py"), after=[prepare])
+        >>> run = pl.Experiment(pl.Workspace("my_runs"), "digits").submit(pl.Pipeline([prepare, train]))
+        >>> run.wait_for_completion().status
+        'Completed'
     """
 
     def __init__(

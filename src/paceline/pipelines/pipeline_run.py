@@ -41,6 +41,13 @@ class PipelineRun(Run):
 
     Raises:
         PipelineError: The run is no pipeline.
+
+    Examples:
+        >>> pipeline = pl.Pipeline(pl.Step("train", pl.Estimator(entry_script="train.py")))
+        >>> run = pl.Experiment(pl.Workspace("my_runs"), "digits").submit(pipeline)
+        >>> status = run.wait_for_completion().status
+        >>> run.steps["train"].status
+        'Completed'
     """
 
     def __init__(self, experiment: ExperimentLike, run_id: str) -> None:

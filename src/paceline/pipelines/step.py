@@ -38,6 +38,10 @@ class Step:
 
     Raises:
         PipelineError: A value is wrong.
+
+    Examples:
+        >>> prepare = pl.Step("prepare", pl.Estimator(entry_script="train.py"))
+        >>> train = pl.Step("train", pl.Estimator(entry_script="train.py"), after=[prepare])
     """
 
     def __init__(

@@ -67,6 +67,13 @@ class FailureReport:
         last_lines: At most 20 lines from the end of the worker's log.
         victims: Ranks that ended because of the first one, each with its end.
         see: A command that shows more.
+
+    Examples:
+        >>> experiment = pl.Experiment(pl.Workspace("my_runs"), "digits")
+        >>> run = experiment.submit(pl.Estimator(entry_script="broken.py"))
+        >>> failure = run.wait_for_completion(raise_on_error=False).failure
+        >>> failure.rank, failure.exception
+        (0, 'ValueError: bad batch')
     """
 
     cause: str

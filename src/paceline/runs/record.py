@@ -101,28 +101,46 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunRecord:
-    """The record of a run.
+    """The record of a run. All times are UTC, in ISO 8601 with milliseconds.
 
-    run_id, experiment: its id and its experiment. parent_run_id: the run above it.
-    kind: "script" (has a supervisor), "interactive" (a program logs it, `start_logging`), "sweep" (its children try points of a
-    space) or "pipeline" (its children are steps).
-    pipeline: the steps (`paceline.pipelines.spec`). step: of a pipeline's child, its number, name, cache key, and `reused_from`,
-    the run whose outputs it reuses.
-    sweep: the search (`paceline.sweeps.spec`). trial: of a sweep's child, its number, its point for samplers (chosen) and for its
-    script (values).
-    status: a value of `paceline.runs.states`. waiting_for: why the run is queued. failure: the report of a failed run.
-    created_utc, started_utc, ended_utc: UTC, ISO 8601 with milliseconds. submitted_by, canceled_by: user names.
-    target: the compute target's name. job: what the run executes. attempts: launches of its workers.
-    source_directory, snapshot_id: the folder that was copied, and its copy. git: commit, branch, dirty and repository_uri of that
-    folder.
-    owner: pid, host and boot id of the process that writes the record.
-    size: of an elastic run, such as "nodes 3 of 2..4", with its pending change.
-    scratch_dir: a folder outside the run's folder, removed at its end.
-    exit_code: exit code of `paceline run`; None before the end.
-    warnings: sentences on probable mistakes: workers that trained alone, a disk that fills up.
-    hang: {"since_utc", "text", "report"}: time of the last progress, the reason, and the report's name in the run's folder.
-    left_out: {"name", "why"} of at most 100 files that are neither stored nor brought back, such as links out of the folder;
-    left_out_count is their number.
+    Args:
+        run_id: The run's id.
+        experiment: Name of its experiment.
+        kind: "script" (it has a supervisor), "interactive" (a program logs it, `start_logging`), "sweep" (its children
+            try points of a space) or "pipeline" (its children are steps).
+        status: A value of `paceline.runs.states`.
+        parent_run_id: Id of the run above it.
+        sweep: The search of a sweep (`paceline.sweeps.spec`).
+        trial: For a sweep's child: its number, and its point for the sampler (chosen) and for the script (values).
+        pipeline: The steps of a pipeline (`paceline.pipelines.spec`).
+        step: For a pipeline's child: its number, name and cache key, and `reused_from`, the run whose outputs it reuses.
+        created_utc: Time of the submission.
+        started_utc: Start of the first attempt.
+        ended_utc: Time of the end.
+        submitted_by: User name.
+        target: Name of the compute target.
+        source_directory: The folder that was copied.
+        snapshot_id: Id of the copy.
+        git: The folder's commit, branch, dirty and repository_uri.
+        job: What the run executes.
+        owner: Process id, host and boot id of the process that writes the record.
+        scratch_dir: A folder outside the run's folder, removed at the run's end.
+        waiting_for: Why the run is queued.
+        attempts: Launches of its workers.
+        size: For an elastic run, such as "nodes 3 of 2..4", with its pending change.
+        exit_code: Exit code of `paceline run`; None before the end.
+        failure: The report of a failed run.
+        canceled_by: User name.
+        warnings: Sentences on probable mistakes, such as workers that trained alone or a disk that fills up.
+        hang: {"since_utc", "text", "report"}: time of the last progress, the reason, and the report's file name.
+        left_out: {"name", "why"} of at most 100 files that are neither stored nor fetched, such as links out of the folder.
+        left_out_count: Number of such files.
+
+    Examples:
+        >>> experiment = pl.Experiment(pl.Workspace("my_runs"), "digits")
+        >>> record = experiment.submit(pl.Estimator(entry_script="train.py")).wait_for_completion()
+        >>> record.status, record.exit_code, record.target
+        ('Completed', 0, 'local')
     """
 
     run_id: str

@@ -75,6 +75,14 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     Raises:
         RunNotFoundError: The experiment's workspace has no such run.
         FileNameError: `run_id` is not a valid id.
+
+    Examples:
+        >>> experiment = pl.Experiment(pl.Workspace("my_runs"), "notebook")
+        >>> with experiment.start_logging() as run:
+        ...     for step in range(3):
+        ...         run.log("loss", 1 / (1 + step), step=step)
+        >>> run.metrics("loss").values
+        (1.0, 0.5, 0.3333333333333333)
     """
 
     #: Set by `paceline.workspace`: makes the experiment of a run that names its own.

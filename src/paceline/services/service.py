@@ -65,6 +65,12 @@ class Service:
     Raises:
         ServiceError: The name is not valid.
         ServiceNotFoundError: The workspace has no service of this name.
+
+    Examples:
+        >>> pl.Service.list(pl.Workspace("my_runs"))
+        {}
+        >>> service = pl.Workspace("my_runs").deploy("digits", "digits:1", entry_script="score.py")  # doctest: +SKIP
+        >>> service.run([[0.0, 1.0]])  # doctest: +SKIP
     """
 
     def __init__(self, workspace: Workspace, name: str) -> None:

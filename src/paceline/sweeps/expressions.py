@@ -275,6 +275,9 @@ def choice(*options: object) -> Choice:
 
     Raises:
         SweepError: There are no options, JSON cannot hold an option, or only some options are spaces.
+
+    Examples:
+        >>> space = {"--batch-size": pl.choice(32, 64), "--optimizer": pl.choice("sgd", "adam")}
     """
     if len(options) == 1 and isinstance(options[0], (list, tuple, range)):
         options = tuple(options[0])
@@ -286,52 +289,91 @@ def uniform(low: float, high: float) -> Uniform:
 
     Raises:
         SweepError: An argument is no number, or low is not below high. The other ranges raise the same.
+
+    Examples:
+        >>> space = {"--momentum": pl.uniform(0, 0.99)}
     """
     return Uniform(low, high)
 
 
 def quniform(low: float, high: float, q: float) -> Uniform:
-    """Draw `round(uniform(low, high) / q) * q`."""
+    """Draw `round(uniform(low, high) / q) * q`.
+
+    Examples:
+        >>> space = {"--dropout": pl.quniform(0, 0.5, 0.1)}  # 0.0, 0.1, ..., 0.5
+    """
     return Uniform(low, high, q)
 
 
 def loguniform(low: float, high: float) -> Uniform:
-    """Draw a number whose logarithm is uniform, between plain bounds."""
+    """Draw a number whose logarithm is uniform, between plain bounds.
+
+    Examples:
+        >>> space = {"--lr": pl.loguniform(1e-5, 1e-1)}
+    """
     return Uniform(low, high, is_log=True)
 
 
 def qloguniform(low: float, high: float, q: float) -> Uniform:
-    """Draw `round(loguniform(low, high) / q) * q`."""
+    """Draw `round(loguniform(low, high) / q) * q`.
+
+    Examples:
+        >>> space = {"--hidden": pl.qloguniform(8, 1024, 8)}
+    """
     return Uniform(low, high, q, is_log=True)
 
 
 def normal(mu: float, sigma: float) -> Normal:
-    """Draw a number with mean mu and standard deviation sigma."""
+    """Draw a number with mean mu and standard deviation sigma.
+
+    Examples:
+        >>> space = {"--bias": pl.normal(0, 0.1)}
+    """
     return Normal(mu, sigma)
 
 
 def qnormal(mu: float, sigma: float, q: float) -> Normal:
-    """Draw `round(normal(mu, sigma) / q) * q`."""
+    """Draw `round(normal(mu, sigma) / q) * q`.
+
+    Examples:
+        >>> space = {"--width": pl.qnormal(64, 16, 8)}
+    """
     return Normal(mu, sigma, q)
 
 
 def lognormal(mu: float, sigma: float) -> Normal:
-    """Draw `exp(normal(mu, sigma))`."""
+    """Draw `exp(normal(mu, sigma))`.
+
+    Examples:
+        >>> space = {"--weight-decay": pl.lognormal(-7, 1)}
+    """
     return Normal(mu, sigma, is_log=True)
 
 
 def qlognormal(mu: float, sigma: float, q: float) -> Normal:
-    """Draw `round(lognormal(mu, sigma) / q) * q`."""
+    """Draw `round(lognormal(mu, sigma) / q) * q`.
+
+    Examples:
+        >>> space = {"--warmup": pl.qlognormal(4, 1, 10)}
+    """
     return Normal(mu, sigma, q, is_log=True)
 
 
 def randint(low: int, high: int | None = None) -> Integers:
-    """Draw an integer from [low, high - 1] or [0, low - 1]."""
+    """Draw an integer from [low, high - 1] or [0, low - 1].
+
+    Examples:
+        >>> space = {"--layers": pl.randint(1, 5)}  # 1, 2, 3 or 4
+    """
     return Integers(0, low) if high is None else Integers(low, high)
 
 
 def fixed(value: object) -> Fixed:
-    """Return a constant. A plain value in a space means the same."""
+    """Return a constant. A plain value in a space means the same.
+
+    Examples:
+        >>> space = {"--epochs": pl.fixed(10), "--lr": pl.uniform(0, 1)}
+    """
     return Fixed(value)
 
 

@@ -66,6 +66,13 @@ class Sweep:
 
     Raises:
         SweepError: A value is wrong.
+
+    Examples:
+        >>> script = pl.Estimator(entry_script="train.py")
+        >>> sweep = pl.Sweep(script, {"--lr": pl.loguniform(1e-4, 1)}, metric="loss", goal="minimize", trials=2, seed=1)
+        >>> run = pl.Experiment(pl.Workspace("my_runs"), "digits").submit(sweep)
+        >>> run.wait_for_completion().status
+        'Completed'
     """
 
     estimator: Script

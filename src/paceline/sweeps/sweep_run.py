@@ -24,6 +24,14 @@ class SweepRun(Run):
 
     Raises:
         SweepError: The run is no sweep.
+
+    Examples:
+        >>> script = pl.Estimator(entry_script="train.py")
+        >>> sweep = pl.Sweep(script, {"--lr": pl.choice(0.1, 0.2)}, metric="loss", goal="minimize", sampler="grid")
+        >>> run = pl.Experiment(pl.Workspace("my_runs"), "digits").submit(sweep)
+        >>> status = run.wait_for_completion().status
+        >>> run.best_point()
+        {'--lr': 0.1}
     """
 
     def __init__(self, experiment: ExperimentLike, run_id: str) -> None:

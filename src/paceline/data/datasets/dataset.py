@@ -203,7 +203,12 @@ class _Tables:
 
 
 class Dataset:
-    """The entry to datasets, such as `Dataset.File.from_files(...)`."""
+    """The entry to datasets, such as `Dataset.File.from_files(...)`.
+
+    Examples:
+        >>> store = pl.Datastore.get_default(pl.Workspace("my_runs"))
+        >>> table = pl.Dataset.Tabular.from_delimited_files(store.path("iris.csv"))
+    """
 
     File = _Files
     Tabular = _Tables

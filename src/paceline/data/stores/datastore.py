@@ -39,6 +39,12 @@ class Datastore:
 
     Raises:
         DataError: The store does not exist; the message lists those that do.
+
+    Examples:
+        >>> store = pl.Datastore.get_default(pl.Workspace("my_runs"))
+        >>> reference = store.upload_files(["iris.csv"], target_path="tables")
+        >>> [file.path for file in store.files("tables")]
+        ['tables/iris.csv']
     """
 
     def __init__(self, workspace: Workspace, name: str | None = None) -> None:

@@ -60,6 +60,13 @@ def initialise(model: nn.Module, seed: int = 0) -> nn.Module:
 
     Raises:
         ParallelError: The values of a parameter are unknown.
+
+    Examples:
+        >>> import torch
+        >>> with pl.parallel.empty():
+        ...     model = torch.nn.Linear(4, 1)
+        >>> pl.parallel.initialise(model, seed=1).weight.shape
+        torch.Size([1, 4])
     """
     if not is_empty(model):
         return model
@@ -227,6 +234,13 @@ def empty() -> Iterator[None]:
     Raises:
         ParallelError: The constructor reads missing values, or makes a parameter of more than 16 MiB with unequal values.
             Make it with `torch.empty`, and fill it afterwards.
+
+    Examples:
+        >>> import torch
+        >>> with pl.parallel.empty():
+        ...     model = torch.nn.Linear(1000, 1000)
+        >>> model.weight.device.type
+        'meta'
     """
     recorder = _Blank()
     taken: dict[int, tuple[weakref.ref[Tensor], nn.Parameter]] = {}

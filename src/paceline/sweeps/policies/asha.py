@@ -39,6 +39,10 @@ class ASHA(NamedPolicy):
 
     Raises:
         SweepError: A number is out of range, or a budget has no promote or no last.
+
+    Examples:
+        >>> script = pl.Estimator(entry_script="train.py")
+        >>> sweep = pl.Sweep(script, {"--lr": pl.uniform(0, 1)}, metric="loss", stop=pl.ASHA(first=2, eta=2, last=8))
     """
 
     NAME: ClassVar[str] = "asha"
@@ -145,6 +149,10 @@ class Hyperband(NamedPolicy):
 
     Raises:
         SweepError: A number is out of range.
+
+    Examples:
+        >>> script = pl.Estimator(entry_script="train.py")
+        >>> sweep = pl.Sweep(script, {"--lr": pl.uniform(0, 1)}, metric="loss", stop=pl.Hyperband(last=27))
     """
 
     NAME: ClassVar[str] = "hyperband"

@@ -82,6 +82,10 @@ class MedianStopping(NamedPolicy):
 
     Raises:
         SweepError: An interval is out of range.
+
+    Examples:
+        >>> script = pl.Estimator(entry_script="train.py")
+        >>> sweep = pl.Sweep(script, {"--lr": pl.uniform(0, 1)}, metric="loss", stop=pl.MedianStopping(delay_evaluation=5))
     """
 
     NAME: ClassVar[str] = "median"
@@ -121,6 +125,10 @@ class TruncationSelection(NamedPolicy):
 
     Raises:
         SweepError: The percentage or an interval is out of range.
+
+    Examples:
+        >>> stop = pl.TruncationSelection(truncation_percentage=25, evaluation_interval=2)
+        >>> sweep = pl.Sweep(pl.Estimator(entry_script="train.py"), {"--lr": pl.uniform(0, 1)}, metric="loss", stop=stop)
     """
 
     NAME: ClassVar[str] = "truncation"
@@ -164,6 +172,10 @@ class Bandit(NamedPolicy):
 
     Raises:
         SweepError: Not exactly one slack is given, it is negative, or an interval is out of range.
+
+    Examples:
+        >>> script = pl.Estimator(entry_script="train.py")
+        >>> sweep = pl.Sweep(script, {"--lr": pl.uniform(0, 1)}, metric="loss", stop=pl.Bandit(slack_factor=0.2))
     """
 
     NAME: ClassVar[str] = "bandit"

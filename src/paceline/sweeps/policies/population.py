@@ -49,6 +49,10 @@ class PopulationBasedTraining(NamedPolicy):
 
     Raises:
         SweepError: A number is out of range.
+
+    Examples:
+        >>> stop = pl.PopulationBasedTraining(interval=2, last=10)
+        >>> sweep = pl.Sweep(pl.Estimator(entry_script="train.py"), {"--lr": pl.uniform(0, 1)}, metric="loss", stop=stop)
     """
 
     NAME: ClassVar[str] = "pbt"
