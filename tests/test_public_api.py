@@ -33,7 +33,20 @@ OWN_CALLS = {
         "next",
         "open_dataset",
     ),
-    *("planned", "resized", "spec", "stops", "to_json", "told", "waits", "Pipeline.submit", "Sweep.submit"),
+    *(
+        "job_json",
+        "state_json",
+        "with_state",
+        "planned",
+        "resized",
+        "spec",
+        "stops",
+        "to_json",
+        "told",
+        "waits",
+        "Pipeline.submit",
+        "Sweep.submit",
+    ),
 }
 #: Values of any type: a script's own arguments, batches, JSON, and what an override or a dict of settings holds.
 ANYTHING = {
