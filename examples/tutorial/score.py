@@ -8,7 +8,7 @@ from pathlib import Path
 
 def init():
     global model
-    path = next(Path(os.environ["AZUREML_MODEL_DIR"]).rglob("model.pkl"))
+    path = next(Path(os.environ["PACELINE_MODEL_DIR"]).rglob("model.pkl"))
     model = pickle.loads(path.read_bytes())
 
 

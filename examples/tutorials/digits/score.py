@@ -9,7 +9,7 @@ from network import network
 
 def init():  # once, when the service starts
     global model
-    saved = torch.load(os.path.join(os.environ["AZUREML_MODEL_DIR"], "model", "model.pt"), weights_only=True)
+    saved = torch.load(os.path.join(os.environ["PACELINE_MODEL_DIR"], "model", "model.pt"), weights_only=True)
     model = network(saved["hidden"])
     model.load_state_dict(saved["weights"])
 

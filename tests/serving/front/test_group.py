@@ -23,7 +23,7 @@ VERSIONED = """
 import os, time
 def init():
     global text
-    text = open(os.path.join(os.environ["AZUREML_MODEL_DIR"], "m.txt")).read()
+    text = open(os.path.join(os.environ["PACELINE_MODEL_DIR"], "m.txt")).read()
 def run(data):
     time.sleep(0.001)
     return text

@@ -261,7 +261,7 @@ def _environment(config: ServerConfig, folder: Path, model_dir: str | None) -> M
             os.path.join(str(config.source_dir), config.entry_script), root
         )
     if model_dir is not None:
-        environment["AZUREML_MODEL_DIR"] = model_dir
+        environment["PACELINE_MODEL_DIR"] = environment["AZUREML_MODEL_DIR"] = model_dir
     environment.pop("__PYVENV_LAUNCHER__", None)
     if config.python is not None:
         # Add only Paceline, nothing else of the front's environment.
