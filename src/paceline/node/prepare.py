@@ -95,7 +95,6 @@ def _mounts(
 
 
 def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int, came: Arrived) -> dict[str, Any]:
-    """Return the interpreter and its variables."""
     base = environment.python or sys.executable
     if not environment.needs_build:
         return {"python": base}

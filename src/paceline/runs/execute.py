@@ -218,7 +218,6 @@ class Beside:
         return found
 
     def _run_is_over(self) -> bool:
-        """Return whether the supervisor is gone, and no process can answer."""
         now = time.monotonic()
         if now - self._record_at < self._record_s:
             return False

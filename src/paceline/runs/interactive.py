@@ -132,7 +132,6 @@ def _report(folder: RunFolder, details: object, code: str | None) -> FailureRepo
 
 
 def _end_all() -> None:
-    """End the program's open runs at its exit."""
     # The interpreter stores an uncaught exception here; after sys.exit() it stores nothing.
     error = getattr(sys, "last_value", None)
     # A forked child may run this too, with its parent's runs, which it does not own.

@@ -187,7 +187,6 @@ class ExecCommands:
         return self._output(name)
 
     def _answer(self, name: str) -> None:
-        """Tell the client the name of the output."""
         output = str(self._output(name).relative_to(self._folder.path))
         self._open[name].write_json("answer.json", {"output": output})
 

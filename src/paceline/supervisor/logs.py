@@ -29,7 +29,6 @@ def make_logs(folder: RunFolder, launch: Launch) -> None:
 
 
 def _link(folder: RunFolder, attempt: int, rank: int) -> None:
-    """Link `logs/rank_<n>.log` to the attempt's log."""
     live = folder.live_log(rank)
     beside = live.with_name(f".{live.name}")
     beside.unlink(missing_ok=True)  # left by a killed supervisor, in a run that its engine restarted

@@ -64,7 +64,6 @@ def supervise(folder: RunFolder) -> None:
 
 
 def _outcome(run: Supervision) -> Outcome:
-    """Return the outcome of the last attempt, or of the failure before the first."""
     try:
         run.target = target_of_run(run.folder.path)
         return _attempts(run)

@@ -86,7 +86,6 @@ def _printable(text: str) -> str:
 
 
 def _exit_code(error: BaseException) -> int:
-    """Return the exit code with which Python ends after this exception."""
     if isinstance(error, SystemExit):
         return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
     return 130 if isinstance(error, KeyboardInterrupt) else 1

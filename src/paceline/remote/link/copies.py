@@ -325,7 +325,6 @@ def _cleared(
 
 
 def _is_of(link: Link, path: str, folder: RunFolder) -> bool:
-    """Return whether the copy belongs to a run of this workspace."""
     try:
         marks = link.names_in(f"{path}/.nodes")
     except OSError:

@@ -141,7 +141,6 @@ class RshCalls:
             call.asking.answer_rsh(call.number, code, text)
 
     def _find(self, host: str) -> int | None:
-        """Return the rank of a host."""
         for rank, node in enumerate(self._nodes):
             if host in (node.name, node.address):
                 return rank

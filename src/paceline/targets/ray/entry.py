@@ -120,5 +120,4 @@ def examine_entrypoint(request: str) -> str:
 
 
 def _mark(run_id: str) -> str:
-    """Return the variable that marks the supervisor of a run."""
     return f"export {SUPERVISOR_VARIABLE}={shlex.quote(run_id)}\n"
