@@ -25,6 +25,7 @@ from pathlib import Path
 from paceline.checkpoint import values
 from paceline.errors import CheckpointError, UserError
 from paceline.system import safetensors
+from paceline.system.files import sync_if_possible
 
 _NAME = re.compile(r"checkpoint_(\d+)(?:\.part_(\d+)_of_(\d+)\.(\w+))?\.safetensors")
 _SAVING = re.compile(r"\..+\.safetensors\.saving-[0-9a-f]{8}")
@@ -142,7 +143,7 @@ def write_file(path: Path, state: object, dense: Sequence[values.DenseArray], *,
             beside.unlink()
         raise
     if durable:
-        sync_folder(path.parent)
+        sync_if_possible(path.parent)
 
 
 class CheckpointFile:
@@ -212,19 +213,3 @@ def remove_leftovers(folder: Path) -> None:
                 about = os.fstat(file.fileno())
                 if about.st_size or time.time() - about.st_mtime > LOCKED_WITHIN_S:
                     (folder / name).unlink()
-
-
-def sync_file(path: Path) -> None:
-    """Flush a file's content to the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to the disk."""
-    # Some file systems, such as certain network ones, refuse to sync a folder.
-    with contextlib.suppress(OSError):
-        sync_file(folder)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
-import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from paceline.models import keep, registry, staging
 from paceline.runs import store
 from paceline.runs.folder import RunFolder
 from paceline.system import linked
-from paceline.system.files import read_json, remove_tree
+from paceline.system.files import age_s, gone_is_fine, names_in, read_json, remove_tree
 
 #: A snapshot exists before the run's record. A guess, far above the time of a submission.
 _FRESH_S = 600.0
@@ -32,7 +30,7 @@ def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str
     used |= {name for name in made_by(workspace_dir).values() if name is not None}
     found = []
     for path in _snapshots(workspace_dir):
-        if path.name not in used and _age_s(path) > _FRESH_S:
+        if path.name not in used and age_s(path) > _FRESH_S:
             found.append(path)
     return list(zip([path.name for path in found], _sizes(found), strict=True))
 
@@ -42,17 +40,17 @@ def remove(workspace_dir: Path, name: str) -> bool:
     path = workspace_dir / "snapshots" / name
     gone = path.with_name(f"{_GONE}{name[:16]}-{secrets.token_hex(4)}")
     # A submission touches its snapshot before its record names it.
-    if _age_s(path) <= _FRESH_S:
+    if age_s(path) <= _FRESH_S:
         return False
     # The rename decides: a later submission finds no snapshot and makes one.
     try:
         os.rename(path, gone)
     except OSError:
         return False
-    if _age_s(gone) <= _FRESH_S:  # a submission has touched it between the two
+    if age_s(gone) <= _FRESH_S:  # a submission has touched it between the two
         os.rename(gone, path)
         return False
-    with contextlib.suppress(OSError):
+    with gone_is_fine():
         for listed in linked.files_of(path):
             listed.unlink()
         remove_tree(gone)
@@ -61,10 +59,10 @@ def remove(workspace_dir: Path, name: str) -> bool:
 
 def sweep(workspace_dir: Path) -> None:
     """Finish killed removals, and remove remnants of killed submissions. Never raises."""
-    with contextlib.suppress(OSError):
+    with gone_is_fine():
         for path in (workspace_dir / "snapshots").iterdir():
-            if path.name.startswith(_GONE) or (path.name.startswith(_NEW) and _age_s(path) > _ABANDONED_S):
-                with contextlib.suppress(OSError):
+            if path.name.startswith(_GONE) or (path.name.startswith(_NEW) and age_s(path) > _ABANDONED_S):
+                with gone_is_fine():
                     remove_tree(path)
 
 
@@ -72,9 +70,8 @@ def _used(runs_dir: Path) -> Iterator[tuple[str, str]]:
     """Yield (run id, snapshot id) of every run."""
     for run_id in store.ids(runs_dir):
         folder = RunFolder(runs_dir / run_id)
-        with contextlib.suppress(OSError):
-            for name in os.listdir(folder.sources):
-                yield run_id, name
+        for name in names_in(folder.sources):
+            yield run_id, name
         try:
             yield run_id, os.path.basename(os.readlink(folder.snapshot))
         except OSError:
@@ -85,18 +82,8 @@ def _used(runs_dir: Path) -> Iterator[tuple[str, str]]:
 
 
 def _snapshots(workspace_dir: Path) -> list[Path]:
-    try:
-        return sorted(path for path in (workspace_dir / "snapshots").iterdir() if not path.name.startswith("."))
-    except OSError:
-        return []
-
-
-def _age_s(path: Path) -> float:
-    try:
-        return time.time() - path.stat().st_mtime
-    except OSError:
-        # An unreadable snapshot counts as new, and stays.
-        return 0.0
+    folder = workspace_dir / "snapshots"
+    return [folder / name for name in names_in(folder) if not name.startswith(".")]
 
 
 def _sizes(paths: list[Path]) -> list[int]:
@@ -107,7 +94,7 @@ def _sizes(paths: list[Path]) -> list[int]:
         size = 0
         for folder, _, files in os.walk(path):
             for file in files:
-                with contextlib.suppress(OSError):
+                with gone_is_fine():
                     found = os.lstat(os.path.join(folder, file))
                     # Equal files are hard links: the bytes are free with the last link.
                     if found.st_nlink > 1:

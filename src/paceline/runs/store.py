@@ -29,7 +29,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.ids import age_key, check_run_id, take_name
 from paceline.runs.record import Owner, RunRecord, utc_now
 from paceline.system import locks, processes
-from paceline.system.files import OWNED, PRIVATE, append_line, copy_tree, read_json, write_json
+from paceline.system.files import OWNED, PRIVATE, append_line, copy_tree, read_json, sync_if_possible, write_json
 from paceline.system.names import some
 
 _BALLAST_BYTES = 1 << 16
@@ -117,7 +117,7 @@ def write(folder: RunFolder, record: RunRecord) -> None:
     try:
         # Only the final record must survive a power cut. Readers detect a run that lost an earlier one as abandoned.
         if record.is_terminal:
-            _sync(folder.job)
+            sync_if_possible(folder.job)
         replace_state(folder, record, sync=record.is_terminal)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -136,16 +136,6 @@ def replace_state(folder: RunFolder, record: RunRecord, *, sync: bool = False) -
         OSError: It can't be written; the old one stays.
     """
     write_json(folder.state, record.state_json(), sync=sync, mode=record_mode(record))
-
-
-def _sync(path: Path) -> None:
-    """Let a file survive a power cut, if that is possible."""
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def record_mode(record: RunRecord) -> int:

@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -210,6 +211,27 @@ def changed_at(path: Path) -> float:
     """Return when a file was written or touched, in seconds since 1970, or 0 if it is gone."""
     stamp = stamp_of(path)
     return stamp[1] / 1e9 if stamp else 0.0
+
+
+def age_s(path: Path) -> float:
+    """Return the seconds since a path was written or touched. 0, as for a new one, if it is gone or unreadable."""
+    stamp = stamp_of(path)
+    return time.time() - stamp[1] / 1e9 if stamp else 0.0
+
+
+def sync_file(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_if_possible(path: Path) -> None:
+    """Flush a file or folder to the disk. Some network file systems refuse to sync a folder."""
+    with contextlib.suppress(OSError):
+        sync_file(path)
 
 
 def is_at(path: Path | str, fd: int) -> bool:

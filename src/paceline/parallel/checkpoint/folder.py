@@ -17,7 +17,6 @@ import re
 import secrets
 import shutil
 import threading
-import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,11 +26,12 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.checkpoint.files import DIR_VARIABLE, LOCKED_WITHIN_S, sync_file, sync_folder
+from paceline.checkpoint.files import DIR_VARIABLE, LOCKED_WITHIN_S
 from paceline.parallel.errors import CheckpointError, ParallelError
 from paceline.parallel.full_tensor import cut_as, is_part
 from paceline.parallel.mesh import World
 from paceline.parallel.reduce import local
+from paceline.system.files import age_s, sync_file, sync_if_possible
 
 _SAVING = re.compile(r"\..+\.saving-[0-9a-f]{8}\Z", re.DOTALL)
 _STEP = re.compile(r"(?:step_(\d+)|\.step_(\d+)\.former)\Z")
@@ -110,7 +110,7 @@ class Saving:
     def commit(self) -> None:
         """Rename the complete folder to its path. A former checkpoint is removed."""
         # Before the rename: after a power failure a folder with its name must have its files.
-        sync_folder(self.folder)
+        sync_if_possible(self.folder)
         former = _former(self.path)
         # A rename cannot replace a non-empty folder, so the former one is moved. `find` returns it until the new one has its
         # name.
@@ -121,7 +121,7 @@ class Saving:
             self.path.rmdir()
         os.rename(self.folder, self.path)
         # A rename is durable once the parent folder is on the disk.
-        sync_folder(self.path.parent)
+        sync_if_possible(self.path.parent)
         # Remove the lock only after the rename: without it another save would take the folder for a killed process's.
         (self.path / _LOCK).unlink()
         shutil.rmtree(former, ignore_errors=True)
@@ -147,7 +147,7 @@ def remove_leftovers(parent: Path) -> None:
             fd = os.open(parent / name / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             # Its process was killed before it took the lock, or is about to take it.
-            if _age_s(parent / name) > LOCKED_WITHIN_S:
+            if age_s(parent / name) > LOCKED_WITHIN_S:
                 shutil.rmtree(parent / name, ignore_errors=True)
             continue
         except OSError:
@@ -160,13 +160,6 @@ def remove_leftovers(parent: Path) -> None:
             pass
         finally:
             os.close(fd)
-
-
-def _age_s(folder: Path) -> float:
-    try:
-        return time.time() - os.lstat(folder).st_mtime
-    except OSError:
-        return 0.0
 
 
 def _former(path: Path) -> Path:

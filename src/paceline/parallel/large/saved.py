@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from paceline.checkpoint.files import sync_file
 from paceline.parallel.checkpoint.state import HeldState
 from paceline.parallel.checkpoint.store import begin, hold, on_all, on_rank_0
 from paceline.parallel.errors import CheckpointError
 from paceline.parallel.exchange import gather
 from paceline.parallel.full_tensor import axes_of, whole
 from paceline.parallel.large.safetensors import INDEX, SINGLE, Writer, type_name
+from paceline.system.files import sync_file
 
 if TYPE_CHECKING:
     from paceline.parallel.executor import ParallelHandle
