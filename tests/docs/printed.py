@@ -18,7 +18,7 @@ def assert_printed(said: list[str], printed: str) -> None:
         if line in ("", "...") or re.fullmatch(rf"(-- )?({'|'.join(states.ALL)})", line):
             continue
         pattern = as_pattern(line)
-        if lost := re.match(r"(rank \d+) lost its connection", line):
+        if lost := re.match(r"(rank \d+) (?:lost its connection|failed after it)", line):
             # Where the others take longer to fail for it, on a machine with much to do, they are ended instead.
             pattern += f"|{lost[1]} was ended by Paceline because of it\\."
         assert any(re.fullmatch(pattern, other) for other in lines), f"{line!r} is not in:\n{printed}"
