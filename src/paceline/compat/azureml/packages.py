@@ -198,9 +198,9 @@ def _packages(dependencies: CondaDependencies, notes: SubmissionNotes) -> tuple[
             "(pip install 'paceline[conda]')."
         )
         conda = []
-    asked = [*dependencies.pip_packages]
+    requested = [*dependencies.pip_packages]
     # Every environment has this package by default, so it is no request of the driver's.
-    for line in asked if asked != ["azureml-defaults"] else ():
+    for line in requested if requested != ["azureml-defaults"] else ():
         name = package_name(line)
         if name == "horovod":
             notes.add("horovod is not installed: Paceline provides its API to scripts.")

@@ -84,8 +84,8 @@ def prepared(config: ScriptRunConfig, workspace: Workspace, *, run_id: str = "")
     else:
         entry = _entry(run.script, words, directory)
     # An argument overrides the configuration's data of the same name.
-    said = {one.name for one in references}
-    references += [one for one in _configured(run, workspace, run_id) if one.name not in said]
+    named = {one.name for one in references}
+    references += [one for one in _configured(run, workspace, run_id) if one.name not in named]
     target = resolve(run.target, workspace, notes)
     environment = spec_of(run.environment, notes, use_docker=run.docker.use_docker or None)
     if not run.command and str(run.script).endswith(".ipynb"):
@@ -299,7 +299,7 @@ def _resumed(values: Fields, resume_from: object, workspace: Workspace) -> Field
     create: Any = getattr(resume_from, "create_data_reference", None)
     reference = reference_of(create(MODEL_LOCATION) if create else resume_from, workspace)
     if reference is None:
-        raise UserErrorException(f"resume_from={resume_from!r} is no DataPath.")
+        raise UserErrorException(f"resume_from={resume_from!r} must be a DataPath.")
     reference = dataclasses.replace(reference, name=MODEL_LOCATION)
     values["arguments"] = (*values["arguments"], "--resume-from", str(reference))
     values["inputs"] = (*values["inputs"], reference)

@@ -100,8 +100,8 @@ def _of_file(file: str, parts: Iterable[tuple[int, str]]) -> list[DriverFinding]
         script.visit(tree)
         visitor.found += script.found
     # The visitor also records the name of each call it judges; the name on its own works.
-    said = {(one.line, one.name) for one in visitor.found if one.becomes != WORKS}
-    kept = [one for one in visitor.found if one.becomes != WORKS or (one.line, one.name) not in said]
+    judged = {(one.line, one.name) for one in visitor.found if one.becomes != WORKS}
+    kept = [one for one in visitor.found if one.becomes != WORKS or (one.line, one.name) not in judged]
     return sorted(dict.fromkeys(kept), key=lambda one: one.line)
 
 

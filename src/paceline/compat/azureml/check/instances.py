@@ -77,8 +77,8 @@ def refusal(found: object) -> str | None:
     if not callable(found):
         return None
     function = inspect.unwrap(getattr(found, "__func__", found))
-    if (said := getattr(found, "refused", None)) or not inspect.isfunction(function):
-        return said
+    if (message := getattr(found, "refused", None)) or not inspect.isfunction(function):
+        return message
     try:
         (written,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     except (OSError, SyntaxError, ValueError):

@@ -184,12 +184,12 @@ class ComputeTarget:
         idle_seconds_before_scaledown: int | None = None,
     ) -> None:
         """Record other node counts; this machine does not change."""
-        given = {
+        counts = {
             "min_nodes": min_nodes,
             "max_nodes": max_nodes,
             "idle_seconds_before_scaledown": idle_seconds_before_scaledown,
         }
-        self._data |= {key: value for key, value in given.items() if value is not None}
+        self._data |= {key: value for key, value in counts.items() if value is not None}
         if records.documents(self.workspace, "compute").read(self.name) is not None:
             records.documents(self.workspace, "compute").put(self.name, self._data)
 

@@ -285,7 +285,7 @@ class InferenceConfig:
         if environment is not None and (runtime is not None or conda_file is not None):
             raise WebserviceException("environment excludes runtime and conda_file. Put them into the environment.")
         if environment is not None and not isinstance(environment, Environment):
-            raise UserErrorException(f"environment={environment!r} is no Environment.")
+            raise UserErrorException(f"environment={environment!r} must be an Environment.")
         script = Path(source_directory or ".", entry_script)
         if not script.is_file():
             raise WebserviceException(f"entry_script {str(script)!r} does not exist.")

@@ -143,7 +143,7 @@ class Run(SdkSpellings, runs.Run):
     def upload_file(
         self, name: str, path_or_stream: str | os.PathLike[str] | IO[bytes], datastore_name: str | None = None
     ) -> str:
-        """Upload a file. It stays with the run, whatever `datastore_name` is."""
+        """Upload a file to the run; `datastore_name` has no effect."""
         return super().upload_file(name, path_or_stream)
 
     def upload_files(  # type: ignore[override]

@@ -66,7 +66,7 @@ class ScriptRunConfig:
         self.command = command
         self.resume_from = resume_from
         if run_config is not None and not isinstance(run_config, RunConfiguration):
-            raise UserErrorException(f"run_config={run_config!r} is no RunConfiguration.")
+            raise UserErrorException(f"run_config={run_config!r} must be a RunConfiguration.")
         self.run_config = run_config if run_config is not None else RunConfiguration()
         given = {
             "compute_target": compute_target,

@@ -132,7 +132,7 @@ class DatasetConsumptionConfig:
 
     def __init__(self, name: str, dataset: object, mode: str = "direct", path_on_compute: str | None = None) -> None:
         if not hasattr(dataset, "as_named_input"):
-            raise UserErrorException(f"dataset={dataset!r} is no dataset.")
+            raise UserErrorException(f"dataset={dataset!r} must be a dataset.")
         if mode not in ("direct", "mount", "download", "hdfs"):
             raise UserErrorException(f"mode={mode!r} must be direct, mount or download.")
         self.name, self.dataset, self.mode, self.path_on_compute = name, dataset, mode, path_on_compute

@@ -113,14 +113,14 @@ class Sharing:
             self._written += 1
 
     def _check(self, last: str) -> None:
-        asked, batches = self._settings, self.failed_batches
+        limits, batches = self._settings, self.failed_batches
         percent = 100 * batches / self._count
-        if 0 <= asked.error_threshold < self.failed_items:
-            why = f"failed items: {self.failed_items}, more than error_threshold={asked.error_threshold}"
-        elif 0 <= asked.failed_batches < batches:
-            why = f"failed mini-batches: {batches}, more than allowed_failed_count={asked.failed_batches}"
-        elif 0 <= asked.failed_percent < percent:
-            why = f"failed mini-batches: {percent:.4g} %, more than allowed_failed_percent={asked.failed_percent:g}"
+        if 0 <= limits.error_threshold < self.failed_items:
+            why = f"failed items: {self.failed_items}, more than error_threshold={limits.error_threshold}"
+        elif 0 <= limits.failed_batches < batches:
+            why = f"failed mini-batches: {batches}, more than allowed_failed_count={limits.failed_batches}"
+        elif 0 <= limits.failed_percent < percent:
+            why = f"failed mini-batches: {percent:.4g} %, more than allowed_failed_percent={limits.failed_percent:g}"
         else:
             why = ""
         if why:

@@ -229,7 +229,7 @@ def test_invalid_step_raises_a_user_error_before_submission(ws, source):
 
     for make, said in (
         (lambda: Pipeline(ws, []), "a pipeline needs at least one step"),
-        (lambda: Pipeline(ws, ["train.py"]), "'train.py' is no step"),
+        (lambda: Pipeline(ws, ["train.py"]), "'train.py' must be a step"),
         (lambda: Pipeline(ws, [script("a", inputs=[data])]), "'a' takes 'data', which is in no step's outputs="),
         (lambda: PythonScriptStep(""), "script_name is required"),
         (CommandStep, "command is required"),

@@ -300,7 +300,7 @@ def flat_steps(steps: object) -> list[PipelineStep]:
     if isinstance(steps, PipelineStep):
         return [steps, *steps.followers]
     if not isinstance(steps, (Sequence, StepSequence)) or isinstance(steps, str):
-        raise UserErrorException(f"{steps!r} is no step.")
+        raise UserErrorException(f"{steps!r} must be a step.")
     before: list[PipelineStep] = []
     for one in steps:
         group = flat_steps(one)

@@ -132,8 +132,8 @@ class _Step(Run):
     @property
     def properties(self) -> dict[str, str]:
         """Return the properties; a reused step's include its origin."""
-        told = (self.record().step or {}).get("reused_from")
-        reused = {"azureml.isreused": "true", "azureml.reusedrunid": told} if told else {}
+        origin = (self.record().step or {}).get("reused_from")
+        reused = {"azureml.isreused": "true", "azureml.reusedrunid": origin} if origin else {}
         return {**super().properties, **reused}
 
     def get_outputs(self) -> dict[str, StepRunOutput]:

@@ -121,7 +121,7 @@ class ParallelRunStep(PipelineStep):
         allow_reuse: bool = True,
     ) -> None:
         if not isinstance(parallel_run_config, ParallelRunConfig):
-            raise UserErrorException(f"parallel_run_config={parallel_run_config!r} is no ParallelRunConfig.")
+            raise UserErrorException(f"parallel_run_config={parallel_run_config!r} must be a ParallelRunConfig.")
         inputs = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         if not inputs or inputs == [None]:
             raise UserErrorException(f"step {name!r} has no inputs. Give at least one.")

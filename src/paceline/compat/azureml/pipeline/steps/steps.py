@@ -183,7 +183,7 @@ class EstimatorStep(_ConfiguredStep):
         version: str | None = None,
     ) -> None:
         if not isinstance(estimator, MMLBaseEstimator):
-            raise UserErrorException(f"estimator={estimator!r} is no estimator.")
+            raise UserErrorException(f"estimator={estimator!r} must be an estimator.")
         if estimator.script_params:
             raise UserErrorException(
                 "script_params of a step's estimator must be empty: use estimator_entry_script_arguments."

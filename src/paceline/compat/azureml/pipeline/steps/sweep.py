@@ -55,7 +55,7 @@ class HyperDriveStep(PipelineStep):
         version: str | None = None,
     ) -> None:
         if not isinstance(hyperdrive_config, HyperDriveConfig):
-            raise UserErrorException(f"hyperdrive_config={hyperdrive_config!r} is no HyperDriveConfig.")
+            raise UserErrorException(f"hyperdrive_config={hyperdrive_config!r} must be a HyperDriveConfig.")
         wanted = [(data, _training_output(data)) for data in outputs or ()]
         if metrics_output is not None:
             wanted.append((metrics_output, TrainingOutput("Metrics")))

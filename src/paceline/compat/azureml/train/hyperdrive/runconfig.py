@@ -103,13 +103,13 @@ class HyperDriveConfig:
                 "a sweep over pipelines is not supported. Sweep over the step's script: run_config=."
             )
         if run_config is not None and not isinstance(run_config, ScriptRunConfig):
-            raise HyperDriveConfigException(f"run_config={run_config!r} is no ScriptRunConfig.")
+            raise HyperDriveConfigException(f"run_config={run_config!r} must be a ScriptRunConfig.")
         if estimator is not None and not isinstance(estimator, MMLBaseEstimator):
-            raise HyperDriveConfigException(f"estimator={estimator!r} is no estimator.")
+            raise HyperDriveConfigException(f"estimator={estimator!r} must be an estimator.")
         if not isinstance(hyperparameter_sampling, HyperParameterSampling):
-            raise HyperDriveConfigException(f"hyperparameter_sampling={hyperparameter_sampling!r} is no sampling.")
+            raise HyperDriveConfigException(f"hyperparameter_sampling={hyperparameter_sampling!r} must be a sampling.")
         if policy is not None and not isinstance(policy, EarlyTerminationPolicy):
-            raise HyperDriveConfigException(f"policy={policy!r} is no policy.")
+            raise HyperDriveConfigException(f"policy={policy!r} must be a policy.")
         self.hyperparameter_sampling = hyperparameter_sampling
         self.primary_metric_name = primary_metric_name
         goal = primary_metric_goal

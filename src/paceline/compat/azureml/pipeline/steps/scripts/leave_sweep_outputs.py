@@ -24,18 +24,18 @@ sweep: Any
 
 for path in args.metrics:
     # Always lists, even for a single value, so that they fit into a frame.
-    told = {
+    columns = {
         trial: {name: value if isinstance(value, list) else [value] for name, value in metrics.items()}
         for trial, metrics in sweep.get_metrics().items()
     }
     with open(path, "w") as file:
-        json.dump(told, file)
+        json.dump(columns, file)
 
-for path, asked in args.model:
+for path, wanted in args.model:
     best = sweep.get_best_run_by_primary_metric()
     if best is None:
         sys.exit(f"no trial of step {args.step!r} has logged the primary metric, so there is no best trial.")
-    name = os.path.normpath(asked or "outputs")
+    name = os.path.normpath(wanted or "outputs")
     names = best.get_file_names()
     if name in names:
         best.download_file(name, path)
