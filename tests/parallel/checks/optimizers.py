@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -10,7 +11,6 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from paceline.parallel import (
     PipelineParallel,
     TensorParallel,
 )
+from paceline.parallel.compared import Wide
 from tests.parallel.checks.experts import Routed
 from tests.parallel.kinds.plain import WIDTH, vectors
 from tests.parallel.models import SHALLOW, plain_tokens, token_loss
@@ -165,18 +166,12 @@ def _outcome(make: Callable[[nn.Module], torch.optim.Optimizer], name: str, stra
     return "equal" if apart < 1e-9 else f"differs by {apart:.1e}"
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.double()
-
-
 def check_every_optimizer_equals_one_process_or_is_refused(ranks: Ranks) -> None:
     """The table of optimizers in docs/parallel.md is what this finds."""
     found: dict[str, list[str]] = {}
     for name, make in _optimizers():
-        with pytest.MonkeyPatch.context() as patched:
-            if name == "Muon":
-                # It computes in bfloat16, and an order of summing shows in the third digit.
-                patched.setattr(Tensor, "bfloat16", _wide)
+        # Muon computes in bfloat16, and an order of summing shows in the third digit.
+        with Wide() if name == "Muon" else contextlib.nullcontext():
             found[name] = [_outcome(make, name, strategy) for strategy, _ in LAYOUTS[ranks.size]]
     page = (ROOT / "docs" / "parallel.md").read_text()
     (equal,) = re.findall(r"^Equal under every strategy: (.*)\.$", page, re.MULTILINE)
