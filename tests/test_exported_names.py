@@ -10,12 +10,12 @@ from paceline.compat import azureml
 from tests.helpers import run_python
 
 
-def test_all_is_sorted():
+def test_dunder_all_is_sorted():
     assert paceline.__all__ == sorted(paceline.__all__)
 
 
 @pytest.mark.promise("public-name-two-classes-one")
-def test_all_is_complete():
+def test_dunder_all_is_complete():
     homes = {name for names in paceline._HOMES.values() for name in names}
     assert set(paceline.__all__) == homes | {"__version__", "errors"}
 

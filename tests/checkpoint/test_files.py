@@ -45,7 +45,7 @@ def test_newest_checkpoints_stay_and_each_rank_removes_its_own_old_ones(tmp_path
     assert files.parts_in(tmp_path) == [CheckpointPart(7)]
 
 
-def test_where_the_others_parts_are_elsewhere_two_more_stay(tmp_path):
+def test_two_more_checkpoints_are_kept_if_other_parts_are_elsewhere(tmp_path):
     write(tmp_path, CheckpointPart(1), *(CheckpointPart(step, 1, 2, "aa") for step in (2, 3, 4, 5)))
     files.remove_old(tmp_path, 1, rank=1, size=2)
     assert sorted(part.step for part in files.parts_in(tmp_path)) == [1, 3, 4, 5]

@@ -3,12 +3,17 @@ from __future__ import annotations
 import collections
 import json
 import math
+from typing import Any
 
 import pytest
 
-from paceline.checkpoint.values import DenseArray, decode_state, encode_state, made
+from paceline.checkpoint import values
+from paceline.checkpoint.values import DenseArray, decode_state, encode_state
 from paceline.errors import CheckpointError, UserError
 from tests.late import late
+
+#: A tensor or an array, which have no type in common.
+made: Any = values.made
 
 np = late("numpy")
 torch = late("torch")
@@ -70,12 +75,12 @@ def test_a_state_that_contains_itself_is_refused():
 
 @pytest.mark.promise("checkpoint-runs-code-whoever-written")
 @pytest.mark.parametrize("told", [{"$": "dtype", "of": "torch.load"}, {"$": "call"}, {}, {"$": "dict", "of": 3}])
-def test_nothing_else_is_made_of_a_forged_state(told):
+def test_forged_state_creates_no_other_objects(told):
     with pytest.raises(CheckpointError):
         decode_state(told, lambda name, of: None)
 
 
-def test_every_type_of_both_libraries_comes_back_bit_for_bit():
+def test_every_dtype_of_torch_and_numpy_round_trips_bitwise():
     names = (
         "float64",
         "float32",

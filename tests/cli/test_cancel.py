@@ -71,7 +71,7 @@ def test_force_cancels_a_run_that_lives_as_without(cli: Cli) -> None:
     assert cli("cancel", "--force", "--wait", run_id).stdout == f"{run_id}: cancel requested\n{run_id}: Canceled\n"
 
 
-def test_cancel_of_an_unknown_run_cancels_none(cli: Cli) -> None:
+def test_cancel_with_an_unknown_run_cancels_nothing(cli: Cli) -> None:
     run_id = cli.submit(SLEEP)
     assert "no run 'nonesuch'" in cli("cancel", run_id, "nonesuch", code=2).stderr
 
@@ -93,7 +93,7 @@ def test_interrupting_run_elsewhere_than_on_a_terminal_cancels(cli: Cli) -> None
     assert cli.json("status", run_id)["status"] == "Canceled"
 
 
-def test_interrupting_logs_f_leaves_the_run_alone(cli: Cli) -> None:
+def test_interrupting_logs_follow_does_not_cancel_the_run(cli: Cli) -> None:
     run_id = cli.submit(SLEEP)
     following = cli.start("logs", "-f", run_id)
     assert following.stdout is not None
@@ -224,7 +224,7 @@ def test_on_a_terminal_a_progress_bar_is_drawn_over(cli: Cli) -> None:
     assert re.search(r"\n(step \d+\r\x1b\[2K)+all steps\r\n", terminal.text), terminal.text
 
 
-def test_a_terminal_that_is_closed_leaves_the_run_alone(cli: Cli) -> None:
+def test_closed_terminal_does_not_cancel_the_run(cli: Cli) -> None:
     terminal = Terminal(cli, "run", cli.script(SLEEP))
     terminal.read_until("there")
     (run_id,) = cli.run_ids()

@@ -240,7 +240,7 @@ def test_tail_of_logs_equals_the_end_of_the_whole_log(long: Gallery) -> None:
     assert long("logs", long.good, "--driver", "-n", "2").stdout.splitlines() == driver[-2:]
 
 
-def test_lines_since_a_moment(long: Gallery) -> None:
+def test_logs_since_shows_later_lines_only(long: Gallery) -> None:
     record = long.json("show", long.good)
     everything = long("logs", long.good).stdout.splitlines()
     second = record["attempt_records"][1]["started_utc"]

@@ -162,11 +162,11 @@ def test_list_filters(gallery: Gallery, words: list[str], names: list[str]) -> N
         assert text.startswith("No such runs in ")
 
 
-def test_list_says_that_there_are_more(gallery: Gallery) -> None:
+def test_list_prints_a_note_if_it_is_truncated(gallery: Gallery) -> None:
     assert gallery("list", "-n", "1").stdout.splitlines()[-1] == "... and 1 older ones (--all)"
 
 
-def test_show_says_all_there_is(gallery: Gallery) -> None:
+def test_show_prints_fields_metrics_and_files(gallery: Gallery) -> None:
     text = gallery("show", gallery.good).stdout
     fields = dict(line.split(":", 1) for line in text.partition("\n\n")[0].splitlines())
 
@@ -211,7 +211,7 @@ def test_show_as_json(gallery: Gallery) -> None:
 
 
 @pytest.mark.promise("nan-infinities-stay-they-json")
-def test_json_is_strict(gallery: Gallery) -> None:
+def test_json_output_has_no_nan_or_infinity(gallery: Gallery) -> None:
     def refuse(text: str) -> None:
         raise AssertionError(f"{text} is no JSON")
 

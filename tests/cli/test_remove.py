@@ -53,7 +53,7 @@ def test_rm_removes_a_run_after_confirmation(cli: Cli, runs: list[str]) -> None:
     assert "no run" in cli("rm", runs[0], "--yes", code=2).stderr
 
 
-def test_runs_below_go_only_if_they_are_meant(cli: Cli, runs: list[str]) -> None:
+def test_rm_removes_child_runs_only_on_request(cli: Cli, runs: list[str]) -> None:
     assert f"there are runs below: {runs[2]}. --children" in cli("rm", "--yes", runs[1], code=2).stderr
     words = ("rm", "--yes", "--children", runs[1])
     assert [run["run_id"] for run in cli.json(*words, "--dry-run")] == [runs[2], runs[1]]

@@ -36,7 +36,7 @@ def test_messages_come_whole_and_in_order(pair):
     assert other.receive() is None
 
 
-def test_two_that_send_more_than_the_kernel_holds_do_not_wait_for_each_other(pair):
+def test_simultaneous_large_sends_do_not_deadlock(pair):
     big = b"x" * (32 << 20)
     for link in pair:
         link.send(big)
@@ -93,7 +93,7 @@ def test_the_end_of_the_other_side_is_an_error_after_the_last_message(pair):
 
 
 @pytest.mark.promise("does-know-secret-let")
-def test_a_stranger_is_not_let_in():
+def test_connection_without_the_token_is_refused():
     with links.listen("127.0.0.1") as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as stranger:

@@ -108,7 +108,7 @@ def test_ranks_above_the_limit_have_no_shared_memory() -> None:
     assert share_segments(0, MOST_RANKS + 1, lambda value: [value], lambda: None, 4096) is None
 
 
-def test_no_file_stays_open() -> None:
+def test_shared_memory_leaves_no_open_files() -> None:
     before = set(os.listdir("/proc/self/fd"))
     on_ranks(2, lambda _, segments: None)
     assert set(os.listdir("/proc/self/fd")) == before

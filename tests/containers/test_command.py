@@ -77,7 +77,7 @@ def sorted_mounts(package, run):
         (ROOTLESS_DOCKER, ["--user=0:0"]),
     ],
 )
-def test_the_user_is_the_same_inside(engine, words):
+def test_user_id_is_kept_inside_the_container(engine, words):
     argv = wrapped(engine).argv
     start = argv.index("label=disable") + 1
     assert list(argv[start : argv.index("--mount")]) == words

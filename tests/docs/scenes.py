@@ -323,8 +323,8 @@ def hosts(scene: Scene, patch: pytest.MonkeyPatch) -> None:
 def an_installed_package(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     """An entry point is found in an environment alone, which tests/testing makes."""
     scene.elsewhere = {
-        "--kind nice": "test_the_pages_commands_work",
-        "NiceTarget": "test_the_pages_commands_work",
+        "--kind nice": "test_commands_of_the_plug_in_page_work",
+        "NiceTarget": "test_commands_of_the_plug_in_page_work",
         "TargetConformance": "test_the_pages_target_passes_the_suite",
     }
 

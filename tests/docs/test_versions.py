@@ -100,7 +100,7 @@ def test_a_test_counts_in_its_column(compat):
         "tests/parallel/test_on_ranks.py::test_on_ranks[pipeline.check_a-4]": "PipelineParallel, products",
         "tests/parallel/test_on_ranks.py::test_on_ranks[tensor.check_a-4]": None,
         "tests/parallel/test_on_ranks.py::test_on_ranks[checkpoint.check_a-2]": "checkpoints",
-        "tests/torch_mpi/test_group.py::test_on_every_rank[3-x]": "`mpi`",
+        "tests/torch_mpi/test_group.py::test_group_check_holds_on_every_rank[3-x]": "`mpi`",
         "tests/compat/horovod/test_on_ranks.py::test_check_holds_on_every_rank[3-a.check]": "Horovod",
         "tests/compat/horovod/test_on_ranks.py::test_check_holds_on_every_rank[4-a.check]": None,
         "tests/collectives/test_links.py::test_it": None,
@@ -122,7 +122,7 @@ REPORT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_a_report_is_counted(compat):
+def test_junit_report_is_counted(compat):
     found = compat.read_report(REPORT)
     assert str(found["private parts"]) == "**1 of 2 failed**"
     assert list(found["private parts"].failed) == ["tests/test_torch_private.py::test_b"]

@@ -60,7 +60,7 @@ def of(findings: list[Finding], check: str) -> list[tuple[str | None, str]]:
 
 # The hosts of the next test are asked the same, and test_reduce.py has the two processes of one node.
 @pytest.mark.proof
-def test_this_machine_is_well(tmp_path):
+def test_doctor_passes_on_this_machine(tmp_path):
     require_engine("torch", importlib.util.find_spec("torch"))
     require_engine("mpi4py", importlib.util.find_spec("mpi4py"))
     require_engine("Open MPI", find_mpirun(WHEEL) or find_mpirun(SYSTEM))

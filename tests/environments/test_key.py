@@ -153,14 +153,14 @@ def test_a_path_that_is_not_there_any_more_is_named(tmp_path):
         key(asked, BASE)
 
 
-def test_each_place_is_found_once() -> None:
+def test_local_paths_are_listed_once() -> None:
     assert paths_of(MADE) == [
         Path(path) for path in ("/w/a-1.0-py3-none-any.whl", "/src/b", "/w/c.zip", "/w/links", "/src/d", "/channel")
     ]
     assert paths_of(Environment(pip_packages=("einops", "torch @ https://host/torch.whl"))) == []
 
 
-def test_places_change_and_nothing_else_does() -> None:
+def test_only_local_paths_are_replaced() -> None:
     there = moved(MADE, lambda path: Path("/there") / path.name)
     assert there.pip_packages == (
         "/there/a-1.0-py3-none-any.whl",

@@ -131,7 +131,7 @@ def test_a_failed_build_leaves_its_log_and_nothing_that_counts(store, base_pytho
     assert not (store._folder / log.stem).exists()
 
 
-def test_the_log_goes_with_the_next_success(store, base_python, wheels, monkeypatch, tmp_path):
+def test_build_log_is_removed_by_the_next_success(store, base_python, wheels, monkeypatch, tmp_path):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(EnvironmentBuildError):
         store.ensure(SMALL, base_python, print)

@@ -63,7 +63,7 @@ def test_the_given_environment_is_not_changed():
 # --- what every worker finds
 
 
-def test_the_run_s_variables():
+def test_run_has_its_environment_variables():
     launch = make_launch(make_job(**TWO_BY_TWO, max_restarts=3), attempt=2)
     assert environment.of_run(launch) == {
         "WORLD_SIZE": "4",
@@ -134,7 +134,7 @@ def test_nothing_shows_the_secret_of_the_ranks():
     assert "PACELINE_RUN_SECRET" not in environment.of_run(make_launch(make_job(), secret=""))
 
 
-def test_the_place_s_variables():
+def test_worker_place_has_its_environment_variables():
     launch = make_launch(make_job(**TWO_BY_TWO))
     assert environment.of_place(launch, launch.places[3]) == {
         "LOCAL_RANK": "1",
@@ -147,7 +147,7 @@ def test_the_place_s_variables():
     }
 
 
-def test_the_rank_s_variables():
+def test_rank_has_its_environment_variables():
     launch = make_launch(make_job(**TWO_BY_TWO), attempt=2)
     assert environment.of_rank(launch, launch.places[3]) == {
         "PACELINE_RANK": "3",
@@ -264,7 +264,7 @@ def test_tf_config_has_cluster_and_task():
     assert {config["environment"] for config in found} == {"cloud"}
 
 
-def test_tf_config_as_text():
+def test_tf_config_is_valid_json():
     launch = make_launch(make_job(distributed_backend="tensorflow"))
     assert environment.of_rank(launch, launch.places[0])["TF_CONFIG"] == (
         '{"cluster": {"worker": ["10.0.0.1:20002"]}, "task": {"type": "worker", "index": 0}, "environment": "cloud"}'

@@ -169,7 +169,7 @@ def test_load_watch_memory_is_bounded(tmp_path: Path, clock: Clock) -> None:
     assert watch.pace().straggler.ranks == (3,)
 
 
-def test_this_machine_is_measured() -> None:
+def test_load_of_this_machine_is_measured() -> None:
     meter = LoadMeter(("nothing",))
 
     def measured() -> bool:

@@ -97,7 +97,7 @@ def test_where_waiting_for_others_is_not_seen_data_tells():
     ],
     ids=["even", "network", "short", "in turn", "checkpoints", "alone", "apart", "most are slow", "nothing"],
 )
-def test_no_wrong_alarm(found):
+def test_even_ranks_have_no_straggler(found):
     assert straggler_of(found, NODES) is None
     assert pace_of(found, NODES).straggler is None
 

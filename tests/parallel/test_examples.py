@@ -63,7 +63,7 @@ def of_one_process(need_torch: None, tmp_path_factory: pytest.TempPathFactory) -
     return [first, last]
 
 
-def test_the_plain_files_learn(need_torch: None, tmp_path: Path) -> None:
+def test_plain_examples_reduce_their_loss(need_torch: None, tmp_path: Path) -> None:
     require_engine("scikit-learn", find_spec("sklearn"))
     for script, options in (("digits_plain.py", ["--epochs", "2"]), ("chars_plain.py", ["--pieces", "160"])):
         first, last = losses(alone(script, tmp_path, *options))

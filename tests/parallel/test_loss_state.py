@@ -96,7 +96,7 @@ def _in_module() -> tuple[Callable[..., Any], Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("kind", ["object", "method", "closure", "helper", "module"])
-def test_state_of_a_loss_is_put_back_from_every_kind_of_place(kind: str) -> None:
+def test_loss_state_is_restored_from_every_container(kind: str) -> None:
     makers = {
         "object": _in_object,
         "method": _in_method,

@@ -84,7 +84,7 @@ def test_auto_reports_the_missing_memory_if_nothing_fits() -> None:
         decide(needs(100, 1, 1), 2, 12 * GIB, 1, 1)
 
 
-def test_there_is_memory_on_this_machine() -> None:
+def test_free_memory_of_this_machine_is_positive() -> None:
     assert available_bytes(torch.device("cpu")) > 0
 
 

@@ -55,7 +55,7 @@ def test_a_name_that_leaves_the_run_is_refused_everywhere(folder, tmp_path, name
 
 
 @pytest.mark.promise("name-taken-other-bytes-refused")
-def test_the_same_bytes_again_are_harmless(folder, tmp_path):
+def test_equal_bytes_may_be_uploaded_again(folder, tmp_path):
     for content in ("same", "same"):
         (tmp_path / "source").write_text(content)
         artifacts.put(folder, "outputs/a", tmp_path / "source")
@@ -125,7 +125,7 @@ print(won)
     assert all(len(set((folder.outputs / str(number)).read_text())) == 1 for number in range(50))
 
 
-def test_a_folder_goes_in_whole(folder, tmp_path):
+def test_folder_upload_keeps_relative_paths(folder, tmp_path):
     source = write_tree(tmp_path / "source", {"a": "1", "d/e/b": "2", ".hidden": "3"})
     assert artifacts.put_folder(folder, "plots/", source) == ["plots/.hidden", "plots/a", "plots/d/e/b"]
     assert artifacts.names(folder) == ["plots/.hidden", "plots/a", "plots/d/e/b"]
@@ -190,7 +190,7 @@ def test_a_link_in_a_files_place_is_another_file(folder, tmp_path, target):
     assert (tmp_path / "out").read_text() == "x"
 
 
-def test_a_link_inside_the_run_is_a_way_like_any_other(folder, tmp_path):
+def test_symlink_inside_the_run_is_followed(folder, tmp_path):
     write_tree(folder.path, {"outputs/step/a": "1", "checkpoints/9.pt": "nine"})
     (folder.outputs / "latest").symlink_to("step")
     (folder.outputs / "best.pt").symlink_to(folder.checkpoints / "9.pt")

@@ -62,7 +62,7 @@ def test_a_command_that_begins_as_the_run_ends_is_over(folder, monkeypatch, gone
 
 
 @pytest.mark.promise("folder-takes-place-request-paceline")
-def test_typed_input_goes_to_no_folder_in_the_place_of_the_request(folder):
+def test_input_is_not_written_into_a_folder_that_replaced_the_request(folder):
     # Story: a member of a group put a folder of his own there, and read what the owner typed.
     files = Files(folder)
     files.begin({"argv": ["passwd"]})

@@ -43,7 +43,7 @@ def test_the_text_has_the_message_the_traceback_the_victims_and_the_next_command
     )
 
 
-def test_without_a_traceback_the_last_lines_stand_there():
+def test_report_without_a_traceback_has_the_last_lines():
     report = FailureReport(cause="killed", message="killed by SIGKILL.", last_lines=("step 1", "step 2"))
     assert str(report) == "killed by SIGKILL.\n\nIts last lines:\n    step 1\n    step 2"
 

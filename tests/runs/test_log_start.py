@@ -105,7 +105,7 @@ def test_attempts_that_ended_before_the_moment_are_passed_over(tmp_path):
     assert moment_start(folder, [], [0], 0) == LogStart()
 
 
-def test_the_later_of_two_places():
+def test_later_of_two_log_offsets_is_used():
     one, two = LogStart(1, 500, {0: 5, 1: 9}), LogStart(2, 0, {})
     assert one.later(two) == two.later(one) == two
     assert one.later(LogStart(1, 400, {0: 6})) == LogStart(1, 500, {0: 6, 1: 9})

@@ -155,7 +155,7 @@ def test_a_name_is_a_non_empty_string(folder, name):
 
 
 @pytest.mark.parametrize("name", ["train/loss", "größe", 'a"b', "a\nb", "kind", "x" * 1000, "\ud800"], ids=ascii)
-def test_any_name_comes_back(folder, name):
+def test_any_metric_name_round_trips(folder, name):
     logged(folder, 1, 2, name=name)
     assert read(folder) == {name: [1, 2]}
 

@@ -215,7 +215,7 @@ def test_remove_tree_takes_trees_files_links_and_missing_paths(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
-def test_a_notebook_shows_a_run_escaped(tmp_path):
+def test_notebook_repr_of_a_run_is_escaped(tmp_path):
     folder, fd = make_run(tmp_path / "runs")
     record = store.stored(folder)
     report = store.FailureReport(cause="exception", message="<script>alert(1)</script>\x1b[2J")

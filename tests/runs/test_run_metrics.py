@@ -25,7 +25,7 @@ class Plot:
         Path(path).write_bytes(PNG)
 
 
-def test_a_list_may_come_from_a_generator(run):
+def test_log_list_accepts_a_generator(run):
     run.log_list("squares", (number**2 for number in range(4)))
     run.log_list("squares", range(2))
     assert run.get_metrics() == {"squares": [0, 1, 4, 9, 0, 1]}

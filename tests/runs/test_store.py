@@ -59,7 +59,7 @@ def test_a_workspace_that_can_not_be_written_to_is_refused(tmp_path):
         store.create(tmp_path / "file/runs", make_record())
 
 
-def test_a_failed_creation_leaves_nothing(runs_dir, monkeypatch):
+def test_failed_run_creation_leaves_no_files(runs_dir, monkeypatch):
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -125,7 +125,7 @@ def test_last_record_is_written_on_a_full_disk(small_disk):
     assert (read.record(folder).status, read.record(folder).failure) == (states.FAILED, report)
 
 
-def test_on_a_full_disk_a_state_on_the_way_is_not_worth_the_run(small_disk):
+def test_full_disk_does_not_fail_a_run_for_an_intermediate_state(small_disk):
     folder, fd = make_run(small_disk / "runs", status=states.STARTING)
     fill_disk(small_disk)
     record = store.change(folder, store.stored(folder), states.RUNNING)

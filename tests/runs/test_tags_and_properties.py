@@ -42,7 +42,7 @@ def test_properties_never_change(path):
     assert tags_and_properties.read(path).properties == {"commit": "abc", "n": "1"}
 
 
-def test_names_may_change(path):
+def test_display_name_can_change(path):
     for name in ("first", "second"):
         tags_and_properties.set_name(path, "display_name", name)
     tags_and_properties.set_name(path, "description", "text")
@@ -60,7 +60,7 @@ def test_a_key_is_a_non_empty_string(path, key):
 
 
 @pytest.mark.parametrize("key", ["value", "tag", "untag", "display_name", "ü\n\"'"])
-def test_any_word_may_be_a_key(path, key):
+def test_any_text_can_be_a_tag_key(path, key):
     tags_and_properties.set_tags(path, {key: "x"})
     tags_and_properties.add_properties(path, {key: "y"})
     assert (tags_and_properties.read(path).tags, tags_and_properties.read(path).properties) == ({key: "x"}, {key: "y"})

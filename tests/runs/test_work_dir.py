@@ -131,7 +131,7 @@ def test_cleaning_removes_compiled_python_files(folder):
     assert everything(work) == {"d", "d/result"}
 
 
-def test_outputs_survive(folder):
+def test_cleaning_keeps_outputs(folder):
     work = work_dir.make(folder)
     write_tree(work, {"outputs/model": "w", "outputs/train.py": "print()"})
     work_dir.clean(folder)

@@ -104,7 +104,7 @@ def test_links_in_the_copy_lead_to_the_copy(tmp_path):
 
 
 @pytest.mark.promise("source-copied-uncommitted-edits-included")
-def test_uncommitted_edits_are_in(tmp_path):
+def test_uncommitted_edits_are_in_the_snapshot(tmp_path):
     top = write_tree(tmp_path / "code", {"train.py": "old", ".git/HEAD": "ref: refs/heads/main"})
     first = snap(top)
     write_tree(top, {"train.py": "edited", "new.py": ""})

@@ -35,7 +35,7 @@ def test_names_are_nested_and_conditional() -> None:
     assert "optimizer.beta" not in values(**{"--lr": 0.01, "optimizer": 2})
 
 
-def test_a_space_comes_back_from_json() -> None:
+def test_space_round_trips_through_json() -> None:
     space = Space(NESTED)
     again = Space.from_json(space.to_json())
     assert again == space
@@ -90,5 +90,5 @@ def test_values_that_are_no_json_are_refused_by_name() -> None:
             Space({"model": {"lr": wrong}})
 
 
-def test_names_are_arguments() -> None:
+def test_parameter_names_become_arguments() -> None:
     assert [argument(name) for name in ("lr", "--lr", "-b", "model.layers")] == ["--lr", "--lr", "-b", "--model.layers"]

@@ -27,7 +27,7 @@ def test_running_collective_is_read_from_the_board(tmp_path):
     assert collective_state.read(path) == []
 
 
-def test_more_than_there_is_room_for_is_not_noted(tmp_path):
+def test_collectives_beyond_the_boards_size_are_not_recorded(tmp_path):
     path = str(tmp_path / "board")
     written = RankBoard(path)
     places = [written.begin(entry_text("c", "k", str(number), "", 0, ""), 0) for number in range(300)]
@@ -52,7 +52,7 @@ def test_missing_or_torn_board_reads_as_empty(tmp_path):
 
 
 @pytest.mark.parametrize(("ranks", "text"), [([0, 1, 2, 3], "0-3"), ([5], "5"), ([0, 2, 3], "0,2-3"), ([], "")])
-def test_ranks_as_text(ranks, text):
+def test_ranks_are_formatted_as_ranges(ranks, text):
     assert ranks_text(ranks) == text
     assert ranks_of(text) == ranks
 

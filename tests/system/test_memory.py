@@ -17,7 +17,7 @@ def machine(monkeypatch, files):
     monkeypatch.setattr(module.os.path, "isdir", lambda path: path in folders)
 
 
-def test_a_machine_without_limits(monkeypatch):
+def test_memory_without_cgroup_limits_is_read(monkeypatch):
     files = {"/proc/meminfo": MEMINFO, "/proc/self/cgroup": "0::/user\n", "/sys/fs/cgroup/user/memory.max": "max\n"}
     machine(monkeypatch, files)
     assert memory() == Memory(64 * GIB, 40 * GIB, "the machine's memory")
@@ -63,6 +63,6 @@ def test_a_control_group_s_limit_counts(monkeypatch, cgroup, files):
     assert groups()
 
 
-def test_this_machine_has_some():
+def test_memory_of_this_machine_is_positive():
     found = memory()
     assert 0 < found.available <= found.total

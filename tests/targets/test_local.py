@@ -99,7 +99,7 @@ def test_more_gpus_than_there_are_is_refused(target, monkeypatch, gpus, workers,
     assert f"{workers} worker" in str(refused.value)
 
 
-def test_more_workers_than_cores_are_let_in(target):
+def test_job_with_more_workers_than_cores_is_granted(target):
     target.check(make_job(distributed_backend="gloo", process_count_per_node=100))
 
 
@@ -149,7 +149,7 @@ def test_a_run_that_gives_up_gets_nothing(target, run):
     assert target.wait_for_nodes(job, Path("runs/second").absolute(), lambda text: True) is None
 
 
-def test_of_many_runs_ahead_some_are_named(target, run):
+def test_wait_text_names_some_of_many_runs_ahead(target, run):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     for name in ("a", "b", "c", "d", "last"):
         path = run(name)

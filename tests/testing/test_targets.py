@@ -51,7 +51,7 @@ def test_the_pages_target_passes_the_suite(run_in_environment: Runner, tmp_path:
 
 
 @pytest.mark.slow
-def test_the_pages_commands_work(run_in_environment: Runner, tmp_path: Path) -> None:
+def test_commands_of_the_plug_in_page_work(run_in_environment: Runner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os\nprint(os.nice(0), os.environ['RANK'])\n")
     for line in blocks(PAGE, "console")[0].text.splitlines():
         program, *words = shlex.split(line.removeprefix("$ "))
@@ -67,7 +67,7 @@ def test_the_pages_commands_work(run_in_environment: Runner, tmp_path: Path) -> 
 @pytest.mark.promise("page-s-target-60-lines")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_suite_finds_faults(run_in_environment: Runner, tmp_path: Path) -> None:
+def test_conformance_suite_detects_faulty_targets(run_in_environment: Runner, tmp_path: Path) -> None:
     suite = SUITE
     for kind in FAULTS:
         given = f"    @pytest.fixture\n    def under_test(self, {kind}_under_test):\n        return {kind}_under_test\n"

@@ -74,7 +74,7 @@ def test_event_file_folders_get_distinct_prefixes(to: Sink, tmp_path: Path) -> N
     assert to.prefix(str(tmp_path / "runs" / "a")) == ""
 
 
-def test_the_folders_of_keras_s_callback_say_train_and_validation(to: Sink) -> None:
+def test_keras_callback_folders_get_train_and_validation_prefixes(to: Sink) -> None:
     assert [to.prefix(f"logs/{name}") for name in ("train", "validation", "other")] == ["train/", "validation/", ""]
 
 

@@ -36,7 +36,7 @@ def test_this_machine_needs_nothing_more(host: str) -> None:
     assert UiConfig(workspace="/w", host=host).scheme == "http"
 
 
-def test_json_and_back() -> None:
+def test_ui_config_round_trips_through_json() -> None:
     config = UiConfig(workspace="/w", host="0.0.0.0", proxies=("hub.example.org",), port=0, read_only=True)
     assert UiConfig.from_json(config.to_json()) == config
     assert "hub.example.org" in config.host_names

@@ -82,7 +82,7 @@ def test_proxy_host_name_is_accepted_if_configured(place: Place) -> None:
         {"sec-fetch-site": "cross-site"},
     ],
 )
-def test_another_site_s_page_changes_nothing(place: Place, headers: dict[str, str]) -> None:
+def test_cross_site_post_is_refused(place: Place, headers: dict[str, str]) -> None:
     folder = place.run(status=states.RUNNING)
     client = place.client()
     form = {"form_key": Token(place.path).form_key()}
@@ -103,7 +103,7 @@ def test_every_response_has_security_headers(place: Place) -> None:
         assert headers["cache-control"] == "no-store"
 
 
-def test_other_methods_are_refused(place: Place) -> None:
+def test_unsupported_http_methods_return_405(place: Place) -> None:
     folder = place.run()
     client = place.client()
     for method in ("DELETE", "PUT", "PATCH", "OPTIONS"):

@@ -82,7 +82,7 @@ def test_worker_that_trains_without_joining_a_group_is_noted(tmp_path):
     )
 
 
-def test_nothing_is_noted_of_others(tmp_path):
+def test_workers_that_joined_or_did_not_train_are_not_noted(tmp_path):
     require_module("torch")
     assert noted(tmp_path, TRAINS + JOINS) is None, "its group was destroyed before the end"
     assert noted(tmp_path, EVALUATES) is None, "it has trained nothing"

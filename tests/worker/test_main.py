@@ -136,7 +136,7 @@ def test_arguments_with_a_leading_equals_sign_are_unescaped(worker):
     assert worker.log == "b ['train.py', '--', '=x', '', ':']\n"
 
 
-def test_without_mpi_the_script_is_the_process_itself(worker):
+def test_script_without_mpi_runs_in_the_worker_process(worker):
     code, text = worker.run("import sys; print('out'); sys.exit(3)", "--", "train.py", PACELINE_RANK="0")
     assert (code, text) == (3, "out\n")
     assert worker.written("start")["pid"] > 0

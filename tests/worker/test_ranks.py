@@ -50,6 +50,6 @@ def test_a_variable_that_mpirun_did_not_set_is_an_error(name, value):
         from_open_mpi(environment)
 
 
-def test_another_number_of_workers_than_the_job_s_is_an_error():
+def test_wrong_number_of_workers_raises():
     with pytest.raises(RunContextError, match="mpirun started 4 workers, but the job has 8"):
         from_open_mpi(GIVEN | {"WORLD_SIZE": "8"})

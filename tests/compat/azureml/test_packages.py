@@ -79,7 +79,7 @@ def test_other_python_version_is_noted(notes):
 
 
 @pytest.mark.promise("can-t-had-replaced-sentence")
-def test_strict_replaces_nothing(notes, monkeypatch):
+def test_strict_mode_replaces_no_packages(notes, monkeypatch):
     monkeypatch.setenv("PACELINE_AZUREML", "strict")
     spec = spec_of(made(conda=["numpy"], pip=["einops"]), SubmissionNotes())
     assert "numpy" in spec.conda_packages

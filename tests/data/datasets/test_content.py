@@ -29,13 +29,13 @@ def of_folder(folder: Path, workspace: SimpleNamespace) -> str:
     return content_fingerprint(with_content(list_files([Source(path=str(folder))], workspace.path), workspace.path))
 
 
-def test_a_copy_elsewhere_has_the_same(tmp_path, workspace):
+def test_copied_folder_has_the_same_fingerprint(tmp_path, workspace):
     write_tree(tmp_path / "one", FILES)
     shutil.copytree(tmp_path / "one", tmp_path / "other")
     assert of_folder(tmp_path / "one", workspace) == of_folder(tmp_path / "other", workspace)
 
 
-def test_touching_or_replacing_a_file_by_its_like_changes_nothing(tmp_path, workspace):
+def test_fingerprint_ignores_times_and_identical_replacements(tmp_path, workspace):
     write_tree(tmp_path / "one", FILES)
     before = of_folder(tmp_path / "one", workspace)
     os.utime(tmp_path / "one/a.txt", (1, 1))

@@ -111,7 +111,7 @@ def test_check_keeps_order_of_overlapping_sources_with_take(workspace, files):
     assert made.check()
 
 
-def test_a_place_that_is_gone_is_all_removed(workspace, files, tmp_path):
+def test_check_of_a_missing_folder_reports_all_files_removed(workspace, files, tmp_path):
     made = files.register(workspace, "digits")
     (tmp_path / "data").rename(tmp_path / "moved")
     assert len(made.check().removed) == 2
@@ -147,7 +147,7 @@ def test_escaping_or_version_like_names_are_refused(workspace, files, name):
 
 
 @pytest.mark.parametrize("name", ["a", "MNIST data", "2024.v1", "a_b-c", "x" * 200])
-def test_names_as_people_give_them_will_do(workspace, files, name):
+def test_ordinary_dataset_names_are_accepted(workspace, files, name):
     assert files.register(workspace, name).version == 1
     assert registered.names(workspace.path) == [name]
 

@@ -35,7 +35,7 @@ def test_an_epoch_has_every_sample_once(length, seed, epoch):
     assert len(order) == length
 
 
-def test_the_order_is_the_same_for_ever():
+def test_order_equals_its_frozen_values():
     """Checkpoints hold positions in it: whoever changes these numbers makes every run resume with other samples."""
     assert GlobalOrder(10)[:].tolist() == FROZEN_10
     assert GlobalOrder(1_000_000, seed=7, epoch=3)[:6].tolist() == FROZEN_MILLION
@@ -165,5 +165,5 @@ def test_wrong_values_are_refused(arguments, message):
         GlobalOrder(*arguments)
 
 
-def test_numpy_integers_will_do():
+def test_numpy_integers_are_accepted():
     assert list(GlobalOrder(np.int64(10), np.int32(0), np.uint8(0))) == FROZEN_10

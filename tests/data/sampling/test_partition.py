@@ -143,7 +143,7 @@ def test_the_launchers_variables_are_used(monkeypatch):
     assert list(partition([0, 1, 2], 0, 1)) == [0, 1, 2]
 
 
-def test_outside_any_launcher_everything_is_ours():
+def test_process_without_a_launcher_gets_all_items():
     assert list(partition([0, 1, 2])) == [0, 1, 2]
 
 

@@ -148,7 +148,7 @@ def test_uncounted_mid_epoch_state_is_refused():
         sampler.state_dict()
 
 
-def test_counting_the_samples_of_all_ranks_is_noticed():
+def test_advance_by_the_samples_of_all_ranks_is_refused():
     sampler = DistributedSampler(100, 0, 2)
     drawn = iter(sampler)
     for _ in range(8):
@@ -175,7 +175,7 @@ def test_length_equals_the_next_iterations_count():
     assert len(list(sampler)) == 2
 
 
-def test_a_resumed_epoch_is_resumed_once():
+def test_resumed_position_applies_to_one_epoch_only():
     sampler = DistributedSampler(10, 0, 1)
     sampler.load_state_dict({**sampler.state_dict(), "position": 4})
     # Looking at the first samples is no iteration.

@@ -337,7 +337,7 @@ def test_mpirun_and_its_workers_share_one_container(runs):
 @pytest.mark.promise("script-s-exit-code-container")
 @only_podman
 @pytest.mark.parametrize("code", [7, 125, 127])
-def test_a_scripts_exit_code_is_its_own(runs, code):
+def test_script_exit_code_passes_through_the_container(runs, code):
     launch = runs.launch(f"import sys; sys.exit({code})")
     assert runs.finish(launch) == [code]
     # By this it is told apart from an engine that failed.

@@ -90,7 +90,7 @@ def test_a_worker_runs_on_another_python(lab: Lab, another: str) -> None:
     assert str(child.get_metrics()) == "{'a': nan}"
 
 
-def test_under_each_kind_of_parent(lab: Lab, parent: dict[str, Any], any_other: str) -> None:
+def test_worker_uses_its_python_under_each_launcher(lab: Lab, parent: dict[str, Any], any_other: str) -> None:
     python = any_other
     run = lab.complete(LOOK.split("run.tag")[0], python=python, **parent)
 

@@ -19,7 +19,7 @@ Current thread 0x00007f02 (most recent call first):
 NEW = "Thread 0x00007f01 [loader] (most recent call first):\n  <no Python frame>\n" + OLD
 
 
-def test_threads_and_frames_the_main_thread_first():
+def test_dump_lists_the_main_thread_first():
     main, other = dumps.from_faulthandler(OLD)
     assert main["name"] == "main"
     assert main["current"]
@@ -48,7 +48,7 @@ def test_this_python_s_dump_is_read(tmp_path):
     assert any(frame["function"] == "waits" for thread in found[1:] for frame in thread["frames"])
 
 
-def test_a_dump_that_is_not_whole_is_known():
+def test_truncated_dump_is_recognized():
     assert dumps.is_whole(OLD)
     assert not dumps.is_whole(OLD[:-2])
     assert not dumps.is_whole(OLD.partition("Current")[0])

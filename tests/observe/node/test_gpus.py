@@ -32,13 +32,13 @@ def nvidia_smi(tmp_path, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("name", [GPUS_VARIABLE, "CUDA_VISIBLE_DEVICES"])
-def test_a_variable_says_which_there_are(monkeypatch, nvidia_smi, name, value, found):
+def test_device_variables_select_the_gpus(monkeypatch, nvidia_smi, name, value, found):
     nvidia_smi("seq 0 7")
     monkeypatch.setenv(name, value)
     assert devices() == found
 
 
-def test_our_own_variable_comes_first(monkeypatch):
+def test_paceline_gpus_overrides_cuda_visible_devices(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     monkeypatch.setenv(GPUS_VARIABLE, "5")
     assert devices() == ("5",)

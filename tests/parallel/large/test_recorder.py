@@ -121,7 +121,7 @@ def test_a_large_constant_takes_no_memory() -> None:
     assert found.min().item() == found.max().item() == 0.25
 
 
-def test_outside_of_the_block_models_are_made_as_always() -> None:
+def test_models_outside_the_empty_block_have_values() -> None:
     with parallel.empty():
         nn.Linear(2, 2)
     assert not nn.Linear(2, 2).weight.is_meta

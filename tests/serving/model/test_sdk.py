@@ -102,7 +102,7 @@ def test_headers_reach_run_and_ids_come_back(echo):
     assert echo.score("1", headers={"x-request-id": "a" * 101}).status_code == 431
 
 
-def test_other_methods_and_paths(echo):
+def test_other_methods_and_paths_are_handled_as_by_azure(echo):
     assert echo.client.get("/").text == "Healthy"
     assert echo.client.options("/score").status_code == 200
     assert echo.client.put("/score").status_code == 405

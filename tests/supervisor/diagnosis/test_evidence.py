@@ -136,7 +136,7 @@ def test_equal_names_in_two_process_sets_are_two_operations(path):
     assert "rank 2 for" in (stalled_text(path) or "")
 
 
-def test_many_are_counted(path):
+def test_many_stalled_operations_are_counted(path):
     path.write_text("".join(line(f"t{number}", 1) for number in range(10)))
     assert (stalled_text(path) or "").endswith("; and 7 more.")
 

@@ -245,7 +245,7 @@ def test_file_above_an_estimators_source_names_the_folder_to_give() -> None:
     assert told(exception, cwd=None, there=False) is None
 
 
-def test_other_errors_and_files_that_are_nowhere_say_nothing() -> None:
+def test_unrelated_errors_get_no_missing_file_hint() -> None:
     assert told("ValueError: 'out/a.pt'") is None
     assert told("FileNotFoundError: [Errno 2] No such file or directory: 'nowhere'") is None
     assert told("FileNotFoundError: [Errno 2] No such file or directory: 'out/a.pt'", there=False) is None

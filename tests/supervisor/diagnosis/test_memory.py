@@ -97,6 +97,6 @@ def test_a_model_that_is_being_made_does_not_grow_from_step_to_step():
     assert "from step to step" not in text
 
 
-def test_where_there_was_room_a_limit_is_the_likelier_reason():
+def test_free_memory_suggests_a_limit_of_the_process():
     text = memory_text(0, samples([5.0] * 8, used=20.0), NODES, None, now_s=1001.0, by_kernel=False)
     assert "So there was room: a limit of its own (ulimit), or one very large request" in text

@@ -10,7 +10,7 @@ from paceline.sweeps.trial import Trial, ranked
 from tests.sweeps.policies.curves import trials
 
 
-def test_at_a_rung_the_best_of_so_many_go_on() -> None:
+def test_best_of_eta_trials_continue_at_a_rung() -> None:
     curves = trials((0.1,) * 3, (0.2,) * 3, (0.3,) * 3, (0.4,) * 2)
     found = ASHA(first=3, eta=3).stops(curves, "maximize")
     assert list(found) == [0, 1]  # the best 1 of 3; the fourth has not come there

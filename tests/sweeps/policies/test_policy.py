@@ -78,7 +78,7 @@ def test_the_best_so_far_is_held_against_the_median_of_the_others_averages() -> 
     )
 
 
-def test_minimized_metrics_go_the_other_way() -> None:
+def test_minimized_metrics_are_judged_in_reverse() -> None:
     assert list(MedianStopping().stops(trials((0.1,), (0.3,), (0.5,), over=(0, 1)), "minimize")) == [2]
 
 
@@ -87,7 +87,7 @@ def test_median_ignores_trials_before_the_interval() -> None:
     assert not MedianStopping().stops(trials((0.1,)), "maximize")
 
 
-def test_others_without_a_number_have_no_opinion() -> None:
+def test_trials_without_a_number_are_ignored_in_the_median() -> None:
     nan = float("nan")
     assert not MedianStopping().stops(trials((nan, nan), (0.1, 0.1), over=(0,)), "maximize")
 

@@ -57,7 +57,7 @@ def test_a_job_that_can_never_fit_is_refused(cluster: FakeCluster) -> None:
     target(cluster).check(make_job())
 
 
-def test_a_preview_has_the_nodes_that_hold_the_job(cluster: FakeCluster) -> None:
+def test_preview_lists_nodes_that_fit_the_job(cluster: FakeCluster) -> None:
     cluster.add_node("10.0.0.1", CPU=1.0)
     cluster.add_node("10.0.0.2", CPU=4.0, GPU=2.0)
     job = make_job(process_count_per_node=2, distributed_backend="nccl", use_gpu=True)

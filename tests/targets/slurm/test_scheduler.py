@@ -113,7 +113,7 @@ def test_patient_call_retries_during_a_controller_restart(monkeypatch: pytest.Mo
     assert told == ["away. Trying again, for up to 120 s."]
 
 
-def test_patience_has_an_end(monkeypatch: pytest.MonkeyPatch):
+def test_patient_call_gives_up_after_its_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_PAUSES_S", (0.001,))
 
     def call() -> CommandResult:

@@ -24,7 +24,7 @@ def by_name(jobs: list[JobState]) -> dict[str, JobState]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_squeue(version: str):
+def test_squeue_output_is_parsed(version: str):
     jobs = by_name(parse_squeue(recorded(f"squeue-{version}.txt")))
     assert {
         short: (jobs[f"paceline-{short}"].state, jobs[f"paceline-{short}"].nodes)
@@ -96,7 +96,7 @@ def test_a_job_that_is_still_ending_is_not_over_yet(version: str):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_sacct(version: str):
+def test_sacct_output_is_parsed(version: str):
     jobs = by_name(parse_sacct(recorded(f"sacct-{version}.txt")))
     by = {short: jobs[f"paceline-{short}"].by for short in ("cancel-root", "cancel-own", "failed")}
     assert by == {"cancel-root": "0", "cancel-own": "1001", "failed": None}
@@ -160,7 +160,7 @@ def test_scontrol_show_job_of_each_version(version: str):
     ]
 
 
-def test_scontrol_show_job():
+def test_scontrol_show_job_output_is_parsed():
     text = (
         "JobId=15 JobName=paceline-lab_1_2 UserId=root(0) JobState=FAILED Reason=NonZeroExitCode Dependency=(null) "
         "Requeue=0 Restarts=1 BatchFlag=1 Reboot=0 ExitCode=127:0 ReqNodeList=(null) ExcNodeList=(null) NodeList=pb[0-1] "

@@ -35,7 +35,7 @@ def test_the_idiom_of_every_driver(ws):
     assert ws.compute_targets == {}
 
 
-def test_a_cluster_of_2018(ws):
+def test_batch_ai_cluster_configuration_is_accepted(ws):
     config = BatchAiCompute.provisioning_configuration(
         vm_size="STANDARD_NC6",
         vm_priority="lowpriority",

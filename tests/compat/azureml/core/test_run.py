@@ -127,7 +127,7 @@ def test_log_confusion_matrix_refuses_other_values(run, value):
         run.log_confusion_matrix("m", value)
 
 
-def test_other_names_say_the_same(submitted):
+def test_alternative_names_return_the_same_values(submitted):
     submitted.tag("lr", 0.1)
     submitted.add_properties({"commit": "abc"})
     submitted.flush()

@@ -118,7 +118,7 @@ def test_an_image_of_2018_with_keys(ws, config):
         service.delete()
 
 
-def test_wrong_use(ws, config):
+def test_invalid_webservice_calls_are_refused(ws, config):
     with pytest.raises(WebserviceException, match="deployment_config"):
         Model.deploy(ws, "svc", [], config, "local")
     with pytest.raises(WebserviceException, match="Not A Name"):

@@ -86,12 +86,12 @@ def test_estimator_refuses_invalid_options(ws, kind, options, said):
         kind("src", **{"compute_target": "local", "entry_script": "train.py", **options})
 
 
-def test_an_unknown_parameter_is_python_s_own_error():
+def test_unknown_parameter_raises_type_error():
     with pytest.raises(TypeError, match="'epochs'"):
         PyTorch("src", compute_target="local", epochs=3)
 
 
-def test_packages_of_all_spellings(ws, tmp_path):
+def test_packages_are_accepted_in_every_parameter_spelling(ws, tmp_path):
     (tmp_path / "src").mkdir()
     (tmp_path / "src/reqs.txt").write_text("einops==0.8.0\n# no\n")
     for name in ("pip_requirements_file", "pip_requirements_file_path"):

@@ -275,7 +275,7 @@ sys.modules["torch.optim.optimizer"].Optimizer = Optimizer
 """
 
 
-def test_ranks_that_have_each_trained_alone_end_well(tmp_path):
+def test_ranks_that_train_separately_exit_with_0(tmp_path):
     # Story: "rank 0 failed first: KeyError: 'PACELINE_RUN_DIR'", for a run is told of such workers.
     done = run("--gloo", "-np", 2, "python", script(tmp_path, ALONE))
     assert (done.returncode, done.stderr) == (0, "")

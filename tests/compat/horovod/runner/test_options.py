@@ -102,7 +102,7 @@ def test_options_become_the_engine_s_variables():
     }
 
 
-def test_interfaces_add_up():
+def test_interface_options_are_merged():
     found = parse("--network-interface", "a", "--network-interface", "b", "--network-interfaces", "c,d")
     assert found.network_interfaces == "a,b,c,d"
 
@@ -115,7 +115,7 @@ def test_omitted_options_set_no_variables():
     assert requested_job.variables(parse()) == {}
 
 
-def test_zero_is_given():
+def test_option_value_zero_counts_as_given():
     assert requested_job.variables(parse("--fusion-threshold-mb", "0")) == {"HOROVOD_FUSION_THRESHOLD": "0"}
 
 
