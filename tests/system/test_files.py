@@ -11,11 +11,15 @@ import pytest
 from paceline.system.files import (
     PathAttribute,
     append_line,
+    changed_at,
     copy_tree,
+    gone_is_fine,
+    is_at,
     json_lines,
     make_own,
     read_json,
     replacing,
+    stamp_of,
     walk_files,
     write_json,
     write_whole,
@@ -260,3 +264,31 @@ def test_path_attribute_is_below_its_folder(tmp_path):
 def test_path_attribute_is_not_a_dataclass_field(tmp_path):
     assert [field.name for field in fields(Folder)] == ["path"]
     assert Folder(tmp_path) == Folder(tmp_path)
+
+
+def test_missing_file_is_skipped_without_an_error(tmp_path):
+    seen = []
+    with gone_is_fine():
+        seen.append((tmp_path / "gone").stat())
+    assert seen == []
+
+
+def test_stamps_of_two_writes_within_a_clock_tick_differ(tmp_path):
+    path, stamps = tmp_path / "a", []
+    for text in "ab":
+        write_whole(path, text)
+        os.utime(path, ns=(1, 1))
+        stamps.append(stamp_of(path))
+    assert stamps[0] != stamps[1]
+    assert (stamp_of(tmp_path / "gone"), changed_at(tmp_path / "gone")) == (None, 0.0)
+
+
+def test_path_of_a_replaced_or_removed_file_does_not_lead_to_the_open_file(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("old")
+    with open(path) as file:
+        assert is_at(path, file.fileno())
+        write_whole(path, "new")
+        assert not is_at(path, file.fileno())
+        path.unlink()
+        assert not is_at(path, file.fileno())
