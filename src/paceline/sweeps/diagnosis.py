@@ -124,17 +124,12 @@ def _of_ranks(sweep: SweepState, trial: Trial, metric: str) -> str:
 
 def _of_direction(sweep: SweepState, metric: str, goal: Goal) -> str:
     place = sweep.spec.metrics.index(metric)
-    count = 0
     # If the goal is wrong, the first trials show it.
-    for trial in sweep.trials[:_LOOKED_AT]:
-        if not trial.is_over or place >= len(trial.curves) or len(trial.curves[place]) < _VALUES:
-            continue
-        curve = [value for value in trial.curves[place] if math.isfinite(value)]
-        if len(curve) >= _VALUES:
-            if not curve[-1] != curve[0] == best(curve, goal):
-                return ""
-            count += 1
-    if count < _TRIALS:
+    ended = [trial.curves[place] for trial in sweep.trials[:_LOOKED_AT] if trial.is_over and place < len(trial.curves)]
+    curves = [[value for value in curve if math.isfinite(value)] for curve in ended]
+    long = [curve for curve in curves if len(curve) >= _VALUES]
+    count = len(long)
+    if count < _TRIALS or not all(curve[-1] != curve[0] == best(curve, goal) for curve in long):
         return ""
     way, other = ("falls", "minimize") if goal == "maximize" else ("rises", "maximize")
     return (

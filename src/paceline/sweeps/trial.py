@@ -205,10 +205,7 @@ def _smaller(one: float, other: float) -> float:
 def best(values: Iterable[float], goal: Goal) -> float | None:
     """Return the largest or smallest finite value, or None."""
     # max() of values with a NaN depends on their order.
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return None
-    return max(finite) if goal == "maximize" else min(finite)
+    return min(filter(math.isfinite, values), key=lambda value: cost(value, goal), default=None)
 
 
 def cost(value: float | None, goal: Goal) -> float:
