@@ -11,7 +11,7 @@ from typing import Any
 from paceline.errors import ServingError
 from paceline.serving.model.answers import InputError
 from paceline.serving.model.runners.base import Array, Outputs, TensorInfo, blamed
-from paceline.serving.model.tensors import DATATYPES
+from paceline.serving.model.tensors import DATATYPES, check_known
 from paceline.system.locks import locked
 
 _ALIGNED = 64
@@ -70,9 +70,7 @@ class _TorchRunner:
             self.outputs = [TensorInfo(name, "FP32", None) for name in arrays]
             self.default = list(arrays)
             return arrays
-        for name in wanted:
-            if name not in arrays:
-                raise InputError(f"the model has no output {name!r}. It has {', '.join(arrays)}.")
+        check_known("output", wanted, list(arrays))
         return {name: arrays[name] for name in wanted}
 
 
