@@ -34,8 +34,9 @@ def started(config: UiConfig, **options: object) -> tuple[subprocess.Popen[str],
 
 
 @pytest.mark.promise("token-stays-owner-s-alone")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_ends_the_ui_server_and_its_token_is_kept(place: Place, number: signal.Signals) -> None:
+@pytest.mark.promise("exit-codes-table-124-time")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_signal_ends_the_ui_server_and_its_token_is_kept(place: Place, number: signal.Signals, code: int) -> None:
     folder = place.run()
     first, said = started(place.config(port=0, as_json=True))
     workspace_dir = folder.path.parents[1]
@@ -52,7 +53,7 @@ def test_signal_ends_the_ui_server_and_its_token_is_kept(place: Place, number: s
                 _, errors = first.communicate(timeout=60)
     finally:
         first.kill()
-    assert (first.returncode, errors) == (0, "")
+    assert (first.returncode, errors) == (code, "")
     assert page_of(workspace_dir) is None
     second, again = started(place.config(port=0, as_json=True))
     second.terminate()
@@ -96,7 +97,7 @@ def test_ui_command_prints_the_link_and_refuses_contradictory_options(cli: Cli) 
     assert "--proxy NAME" in cli("ui", "--host", "0.0.0.0", code=2).stderr
     assert "go with --ssh" in cli("ui", "--remote-folder", "x", code=2).stderr
     assert "--proxy does not go with --ssh" in cli("ui", "--ssh", "box", "--proxy", "a", code=2).stderr
-    assert "is no host" in cli("ui", "--ssh=-oProxyCommand=x", code=2).stderr
+    assert "must be a host" in cli("ui", "--ssh=-oProxyCommand=x", code=2).stderr
 
 
 def test_missing_ui_extra_names_the_install_command(place: Place, tmp_path: Path) -> None:

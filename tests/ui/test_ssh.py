@@ -65,13 +65,13 @@ def test_the_page_of_a_workspace_elsewhere(cli: Cli, tmp_path: Path) -> None:
     assert "ExitOnForwardFailure=yes" in words
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    assert process.returncode == 0
+    assert process.returncode == 130
 
 
 def test_ssh_host_without_paceline_is_reported(cli: Cli, tmp_path: Path) -> None:
     write_program(tmp_path / "bin" / "ssh", "#!/bin/sh\necho 'sh: paceline: not found' >&2\nexit 127\n")
     done = cli("ui", "--ssh", "box", env={"PATH": f"{tmp_path / 'bin'}:{cli.environment['PATH']}"}, code=2)
-    assert "no server has begun on box" in done.stderr
+    assert "no server started on box" in done.stderr
     assert "--remote-program" in done.stderr
 
 

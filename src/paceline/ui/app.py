@@ -135,7 +135,7 @@ def _failed(request: Request, error: Exception) -> Response:
 
 def _broken(request: Request, error: Exception) -> Response:
     return _say(
-        request, 500, f"An error of Paceline's own: {type(error).__name__}: {error}. The server's output says where."
+        request, 500, f"Paceline has a bug: {type(error).__name__}: {error}. The server's output has the traceback."
     )
 
 

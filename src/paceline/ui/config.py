@@ -42,23 +42,20 @@ class UiConfig:
 
     def __post_init__(self) -> None:
         if self.port is not None and not 0 <= self.port <= 65535:
-            raise UserError(f"--port {self.port}: a port is a number from 0 to 65535; 0 takes a free one.")
+            raise UserError(f"--port {self.port}: a port must be from 0 to 65535; 0 takes a free one.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UserError("--tls-cert and --tls-key go together: a certificate and its key, both PEM.")
         for option, path in (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
             if path is not None and not Path(path).is_file():
-                raise UserError(f"{option} {path!r}: there is no such file.")
+                raise UserError(f"{option} {path!r}: the file does not exist. Name a PEM file.")
         for name in self.proxies:
             if not _HOST_NAME.fullmatch(name):
-                raise UserError(
-                    f"--proxy {name!r} is no host name. Give the name that stands in the browser's address, without https:// "
-                    "and port: hub.example.org."
-                )
+                raise UserError(f"--proxy {name!r} must be a host name, without https:// and port: hub.example.org.")
         if not is_loopback(self.host) and self.tls_cert is None and not self.proxies:
             raise UserError(
-                f"--host {self.host!r} can be reached from other machines, and a token that travels in the clear is anybody's. "
+                f"--host {self.host!r} needs TLS: other machines can reach it, and could read the token. "
                 "Give --tls-cert and --tls-key, or --proxy NAME if a proxy in front does TLS. "
-                "To look from elsewhere: paceline ui --ssh HOST, there."
+                "To see the page from another machine, call `paceline ui --ssh HOST` there."
             )
 
     @property

@@ -71,12 +71,14 @@ class Guard:
         host = headers.get("host", "")
         if not self._knows(host):
             return PlainTextResponse(
-                f"This server is not called {host!r}. Open it under the address that `paceline ui` has printed; behind a proxy, "
+                f"This server does not have the name {host!r}. Open the address that `paceline ui` has printed; behind a proxy, "
                 "start it with --proxy NAME.\n",
                 421,
             )
         if scope["method"] not in ("GET", "HEAD", "POST"):
-            return PlainTextResponse(f"{scope['method']} is not answered here.\n", 405, {"allow": "GET, HEAD, POST"})
+            return PlainTextResponse(
+                f"{scope['method']} is not allowed. Use GET, HEAD or POST.\n", 405, {"allow": "GET, HEAD, POST"}
+            )
         if scope["path"].startswith(_OPEN):
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -86,7 +88,7 @@ class Guard:
         if not self._token.is_cookie(self._cookie(headers.get("cookie", ""))):
             return _ask_for_token(scope, is_wrong=bool(given))
         if scope["method"] == "POST" and not self._is_own(headers, host):
-            return PlainTextResponse("This request came from another site's page, and nothing was done.\n", 403)
+            return PlainTextResponse("The request came from a page of another site, so Paceline did nothing.\n", 403)
         return None
 
     def _knows(self, host: str) -> bool:
@@ -137,10 +139,8 @@ class Guard:
 
 def _ask_for_token(scope: Scope, *, is_wrong: bool) -> Response:
     if scope["method"] != "GET" or not _wants_page(scope):
-        return PlainTextResponse("The token is missing or wrong.\n", 401)
-    said = (
-        "This token is not the workspace's." if is_wrong else "This page shows a workspace's runs to who has its token."
-    )
+        return PlainTextResponse("The token is missing or wrong. Open the link that `paceline ui` prints.\n", 401)
+    said = "This token is wrong." if is_wrong else "This page shows a workspace's runs to people who have its token."
     return HTMLResponse(_PAGE.format(root=root_of(scope["path"]), said=html.escape(said)), 401)
 
 

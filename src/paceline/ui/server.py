@@ -35,9 +35,12 @@ class _Server(uvicorn.Server):
     """A uvicorn server that does not raise the signal again after its end."""
 
     closing: asyncio.Event
+    exit_code = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
+        # SIGTERM is how service managers stop a server; Ctrl-C has the exit code of each verb.
+        self.exit_code = 128 + sig if sig == signal.SIGINT else self.exit_code
         self.closing.set()
 
     @contextlib.contextmanager
@@ -92,7 +95,7 @@ def serve(config: UiConfig) -> int:
             with contextlib.suppress(OSError):
                 os.unlink(config.socket)
                 os.rmdir(os.path.dirname(config.socket))
-    return 0
+    return server.exit_code
 
 
 def link(config: UiConfig, token: Token, port: int) -> str:
@@ -135,7 +138,7 @@ def _listen(config: UiConfig) -> socket.socket:
             # Also raised for an unsupported address family, such as ::1 without IPv6.
             if isinstance(error, socket.gaierror) or error.errno == errno.EAFNOSUPPORT:
                 raise UserError(
-                    f"--host {config.host!r} is no address of this machine: {error.strerror or error}."
+                    f"--host {config.host!r} must be an address of this machine: {error.strerror or error}."
                 ) from error
             if port == tried[-1]:
                 raise UserError(

@@ -36,12 +36,10 @@ def watch(host: str, folder: str | None, program: str, port: int | None, words: 
         TargetError: ssh or the remote server is missing.
     """
     if not _DESTINATION.fullmatch(host):
-        raise UserError(f"--ssh {host!r} is no host. Give what you give to ssh: a name of ~/.ssh/config, or user@host.")
+        raise UserError(f"--ssh {host!r} must be a host as ssh takes it: a name of ~/.ssh/config, or user@host.")
     ssh = shutil.which("ssh")
     if ssh is None:
-        raise TargetError(
-            "there is no program 'ssh' on this machine's PATH. Install OpenSSH's client (package openssh-client)."
-        )
+        raise TargetError("there is no program 'ssh' on this machine's PATH. Install the package openssh-client.")
     here = _free_port(port)
     running = subprocess.Popen(
         command(ssh, host, folder, program, here, words, place=secrets.token_hex(8)),
@@ -53,16 +51,16 @@ def watch(host: str, folder: str | None, program: str, port: int | None, words: 
     )
     assert running.stdin is not None, "it is a pipe"
     assert running.stdout is not None, "it is a pipe"
-    # End as by Ctrl-C when the terminal is closed, or at SIGTERM.
+    # End ssh when the terminal is closed, and at SIGTERM, as the server on this machine does.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, lambda *_: sys.exit(0))
     try:
         token = _token_of(running.stdout)
         if token is None:
             running.wait()
             raise TargetError(
-                f"no server has begun on {host}; what ssh has said stands above. There `{program} ui` must be possible: "
-                "pip install 'paceline[ui]', and --remote-program where it is not on the PATH of a shell that nobody logs in to."
+                f"no server started on {host}; the lines above are ssh's. `{program} ui` must work there: "
+                "pip install 'paceline[ui]', and give --remote-program if it is not on the PATH of a non-login shell."
             )
         address = f"http://127.0.0.1:{here}/?token={token}"
         print(f"The page of {host}{':' + folder if folder else ''}:\n\n    {address}\n", flush=True)
@@ -74,8 +72,6 @@ def watch(host: str, folder: str | None, program: str, port: int | None, words: 
         code = running.wait()
         print(f"paceline: the connection to {host} has ended (ssh exited with {code}).", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 0
     finally:
         running.stdin.close()
         try:

@@ -58,8 +58,8 @@ class Chart {
     this.last = document.createElement("span");
     this.last.className = "last";
     this.wide = document.createElement("button");
-    this.wide.type = "button"; this.wide.textContent = "⤢"; this.wide.title = "Larger or smaller";
-    this.wide.setAttribute("aria-label", `${this.title}: larger or smaller`);
+    this.wide.type = "button"; this.wide.textContent = "⤢"; this.wide.title = "Enlarge or reduce";
+    this.wide.setAttribute("aria-label", `${this.title}: enlarge or reduce`);
     head.append(title, this.last, this.wide);
     this.box = document.createElement("div");
     this.box.className = "plot";
@@ -84,7 +84,7 @@ class Chart {
   }
 
   /** The last value, and of how much. */
-  say() { this.last.textContent = number(this.latest) + (this.total ? ` of ${number(this.total)}` : ""); }
+  say() { this.last.title = "Last value"; this.last.textContent = number(this.latest) + (this.total ? ` of ${number(this.total)}` : ""); }
 
   set(curves) {
     this.curves = new Map(curves.map(curve => [key(curve), curve]));
@@ -141,7 +141,7 @@ class Chart {
     this.box.setAttribute("aria-label", values.length
       ? `${this.title}: ${this.count} values, least ${number(least)}, greatest ${number(greatest)}, last ${number(this.latest)}`
       : `${this.title}: no values here`);
-    this.card.setAttribute("aria-label", `${this.title}, arrow keys read values, plus and minus zoom`);
+    this.card.setAttribute("aria-label", `${this.title}. Arrow keys read values; plus and minus zoom`);
     if (!this.at) this.tell(curves.map(() => null), null);
     // What was drawn last, for whoever measures how soon that is.
     (window.pacelineDrawn ||= {})[this.name] = { last: this.latest, n: Math.max(0, ...curves.map(curve => curve.n)), at: Date.now() };

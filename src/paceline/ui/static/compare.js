@@ -20,5 +20,5 @@ only.addEventListener("change", () => table.classList.toggle("only", only.checke
 const changes = document.getElementById("changes");
 if (changes) {
   const made = await part(changes.dataset.part);
-  changes.lastElementChild.replaceWith(made || "They can't be compared now.");
+  changes.lastElementChild.replaceWith(made || "Paceline can't compare them now.");
 }

@@ -9,7 +9,7 @@ function chosen() { return body.querySelectorAll("input[name=run]:checked"); }
 function choose() {
   const count = chosen().length;
   compare.disabled = count < 2;
-  compare.textContent = count < 2 ? "Compare the chosen" : `Compare ${count} runs`;
+  compare.textContent = count < 2 ? "Compare selected" : `Compare ${count} runs`;
 }
 
 function change({ order, rows, total, first }) {

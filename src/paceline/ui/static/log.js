@@ -84,7 +84,7 @@ export class Log {
     if (this.mode !== "live") return;
     if (reset && this.last > 500) { this.ask(true); return; }
     if (reset) this.clear();
-    if (leftOut) this.rule(`${leftOut} lines are passed over here; they are in the run's files`);
+    if (leftOut) this.rule(`${leftOut} lines skipped here; the run's files have all`);
     this.add(lines);
   }
 

@@ -111,7 +111,7 @@ export function follow(address, handlers, seen = "") {
     source = new EventSource(place ? `${address}${address.includes("?") ? "&" : "?"}place=${encodeURIComponent(place)}` : address);
     source.onopen = () => say("");
     source.onerror = () => {
-      say("Not connected; trying again");
+      say("Connection lost. Trying again");
       // A browser gives up where the answer was an error, as a proxy gives one while the server is away.
       if (source && source.readyState === EventSource.CLOSED) { close(); retry = setTimeout(open, 1500); }
     };

@@ -58,7 +58,7 @@ def number(request: Request, name: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        raise HTTPException(400, f"{name}={text!r} is no number.") from None
+        raise HTTPException(400, f"{name}={text!r} is not a number.") from None
 
 
 def whole(request: Request, name: str, default: int, *, least: int = 0, most: int = 10**9) -> int:
@@ -71,7 +71,7 @@ def whole(request: Request, name: str, default: int, *, least: int = 0, most: in
     try:
         return min(max(int(text), least), most) if text else default
     except ValueError:
-        raise HTTPException(400, f"{name}={text!r} is no whole number.") from None
+        raise HTTPException(400, f"{name}={text!r} is not a whole number.") from None
 
 
 def curve_query(request: Request) -> run_page.CurveQuery:

@@ -232,6 +232,7 @@ async def _form(request: Request) -> dict[str, str]:
     form = {name: values[-1] for name, values in fields.items()}
     if not request.app.state.token.is_form_key(form.get("form_key", "")):
         raise HTTPException(
-            403, "This form is not of a page of this server, or of one from before its token changed. Open it anew."
+            403,
+            "This form belongs to another server, or to a page that was opened before the token changed. Reload the page.",
         )
     return form
