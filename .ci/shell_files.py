@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 from paceline.cli.parser import app
+from paceline.cli.verb_help import EXAMPLES
 from paceline.cli.verbs import VERBS
 
 SHARE = Path(__file__).resolve().parents[1] / "share"
@@ -89,6 +90,8 @@ def _verb(command: Any, path: str) -> Iterator[str]:
     yield f".SS {_text(path)} {_text(usage)}"
     for paragraph in re.split(r"\n\s*\n", (command.help or "").replace("\b", "").strip()):
         yield from (_text(paragraph), ".PP")
+    if example := EXAMPLES.get(path.removeprefix("paceline ")):
+        yield from (f"Example: {_text(example)}", ".PP")
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
         if record is not None and "--help" not in parameter.opts:

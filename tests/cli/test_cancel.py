@@ -79,6 +79,7 @@ def test_cancel_with_an_unknown_run_cancels_nothing(cli: Cli) -> None:
     cli("cancel", "--wait", run_id)
 
 
+@pytest.mark.promise("exit-codes-table-124-time")
 def test_interrupting_run_elsewhere_than_on_a_terminal_cancels(cli: Cli) -> None:
     following = cli.start("run", cli.script(SLEEP))
     assert following.stdout is not None
@@ -86,13 +87,14 @@ def test_interrupting_run_elsewhere_than_on_a_terminal_cancels(cli: Cli) -> None
     following.send_signal(signal.SIGINT)
     _, errors = following.communicate(timeout=180)
 
-    assert following.returncode == 143
+    assert following.returncode == 130
     assert "Canceling; the workers have their grace period to end.\n" in errors
     assert errors.splitlines()[-1].startswith("Canceled in ")
     (run_id,) = cli.run_ids()
     assert cli.json("status", run_id)["status"] == "Canceled"
 
 
+@pytest.mark.promise("exit-codes-table-124-time")
 def test_interrupting_logs_follow_does_not_cancel_the_run(cli: Cli) -> None:
     run_id = cli.submit(SLEEP)
     following = cli.start("logs", "-f", run_id)
@@ -140,7 +142,7 @@ def test_ctrl_c_asks_and_c_cancels(cli: Cli, terminal: Terminal) -> None:
     terminal.read_until(QUESTION)
     terminal.press("c\n")
 
-    assert terminal.exit_code() == 143
+    assert terminal.exit_code() == 130
     assert "Canceled in " in terminal.text
 
 
@@ -150,7 +152,7 @@ def test_ctrl_c_twice_cancels(cli: Cli, terminal: Terminal) -> None:
     terminal.read_until(QUESTION)
     terminal.press("\x03")
 
-    assert terminal.exit_code() == 143
+    assert terminal.exit_code() == 130
     assert "Canceling; the workers have their grace period to end." in terminal.text
 
 
@@ -163,7 +165,7 @@ def test_enter_keeps_following_and_the_next_ctrl_c_cancels_unasked(cli: Cli, ter
     assert not (cli.run_folder(run_id) / "cancel.json").exists()
     terminal.press("\x03")
 
-    assert terminal.exit_code() == 143
+    assert terminal.exit_code() == 130
     assert terminal.text.count(QUESTION) == 1
 
 
@@ -176,7 +178,7 @@ def test_a_key_that_is_held_down_cancels_as_two_presses_do(cli: Cli, terminal: T
         terminal.press("\x03")
         time.sleep(0.0001 * (number % 10))
 
-    assert terminal.exit_code() == 143
+    assert terminal.exit_code() == 130
     assert terminal.text.count("Canceling; the workers have their grace period to end.") == 1
     (run_id,) = cli.run_ids()
     assert cli.json("show", run_id)["attempt_records"][0]["exit_codes"] == {"0": 137}

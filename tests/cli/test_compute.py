@@ -92,8 +92,8 @@ def test_help_shows_the_options_of_the_kind(compute):
         (["lab"], "--kind is missing. Say what the target is: --kind broken|local|"),
         (["--kind", "toy", "--label", "x"], "NAME is missing."),
         (["lab", "x y", "--kind", "toy"], "one NAME is taken, and 'lab', 'x y' stand alone."),
-        (["lab", "--kind", "tory"], "there is no kind 'tory' of compute target. Is 'toy' meant?"),
-        (["lab", "--kind", "toy", "--lable", "x"], "kind 'toy' has no option --lable. Is --label meant? There are: --nodes"),
+        (["lab", "--kind", "tory"], "there is no kind 'tory' of compute target. Did you mean 'toy'?"),
+        (["lab", "--kind", "toy", "--lable", "x"], "kind 'toy' has no option --lable. Did you mean --label? There are: --nodes"),
         (["lab", "--kind", "toy"], "compute target 'lab' needs label (--label TEXT): a text."),
         (["lab", "--kind", "toy", "--label", "x", "--nodes", "0"], "nodes=0 is less than 1."),
         (["../lab", "--kind", "toy", "--label", "x"], "compute target name '../lab'"),
@@ -155,7 +155,7 @@ def test_a_target_in_use_is_not_removed_unless_forced(compute, cli):
 
 def test_unknown_targets_are_refused_with_the_existing_ones(compute):
     for verb in ("show", "doctor"):
-        assert "there is no compute target 'locl'. Is 'local' meant?" in compute(verb, "locl", code=2).stderr
+        assert "there is no compute target 'locl'. Did you mean 'local'?" in compute(verb, "locl", code=2).stderr
     assert "no compute target 'lab' in the workspace" in compute("remove", "lab", code=2).stderr
     assert "it can't be removed" in compute("remove", "local", code=2).stderr
 

@@ -93,7 +93,7 @@ def test_the_cache_is_shown_and_pruned(data, cli):
     ("words", "message"),
     [
         (["ls", "nowhere"], "there is no datastore 'nowhere'"),
-        (["ls", "a/b"], "is not STORE or STORE:PATH"),
+        (["ls", "a/b"], "must be STORE or STORE:PATH"),
         (["ls", "default:no/such"], "there is nothing at 'no/such'"),
         (["ls", "default:../x"], "leaves datastore 'default'"),
         (["upload", "missing", "default"], "there is no 'missing' here"),

@@ -103,7 +103,7 @@ def test_as_csv_a_row_a_metric(two: Gallery) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--name", "nope"], "--name 'nope': no such metric was logged in {run}. There are loss, evil, only."),
+        (["--name", "nope"], "--name 'nope': no such metric in {run}. There are loss, evil, only."),
         (["--csv", "--json"], "choose one"),
         (["--rank", "1"], "has rank 0 alone"),
         (["none_such"], "no run 'none_such'"),

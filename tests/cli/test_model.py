@@ -60,7 +60,7 @@ def test_a_model_is_registered_shown_pointed_at_checked_copied_and_removed(made:
     assert "digits:2: 3 files as registered" in made("model", "verify", "digits@production").stdout
     assert made("model", "download", "digits:1", "--to", "there").stdout == "there/made\n"
     assert (made.folder / "there/made/config.json").read_text() == "{}"
-    assert "is there already. --overwrite" in made("model", "download", "digits:1", "--to", "there", code=2).stderr
+    assert "exists already. --overwrite" in made("model", "download", "digits:1", "--to", "there", code=2).stderr
 
     assert "digits:2 is 'production'. Move the alias first" in made("model", "delete", "digits:2", "-y", code=2).stderr
     assert "say which version, such as digits:2" in made("model", "delete", "digits", "-y", code=2).stderr
@@ -135,7 +135,7 @@ def test_verify_names_changed_files_and_exits_with_1(made: Cli) -> None:
     path.chmod(0o644)
     path.write_text("[]")
     done = made("model", "verify", code=1)
-    assert "letters:1 is not as it was registered: 'config.json' has other content" in done.stderr
+    assert "letters:1 have changed since its registration: 'config.json' has other content" in done.stderr
     found = {one["id"]: one["changed"] for one in json.loads(made("model", "verify", "--json", code=1).stdout)}
     # Equal contents are one file.
     assert [one["name"] for one in found["digits:1"]] == ["made/config.json"]

@@ -76,7 +76,7 @@ def test_a_file_is_run_followed_and_shown(cli: Any) -> None:
     assert "step 'train'" in failed.stderr
     assert "late     Skipped" in cli("pipeline", "show").stdout
     assert "is a pipeline. Submit it again" in cli("rerun", listed["run_id"], code=1).stderr
-    assert "is no pipeline" in cli("pipeline", "show", train["run_id"], code=2).stderr
+    assert "is not a pipeline" in cli("pipeline", "show", train["run_id"], code=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,11 @@ def test_a_file_is_run_followed_and_shown(cli: Any) -> None:
         ),
         ("steps: {a: {entry_script: b.py}}", (), "step 'a': entry_script 'b.py' is not in"),
         ("steps: {a: {entry_script: a.py}}", ("--param", "x"), "--param 'x' is not NAME=VALUE"),
-        ("steps: {a: {entry_script: a.py}}", ("--param", "x=1"), "'x' is given, which is no parameter of the pipeline"),
+        (
+            "steps: {a: {entry_script: a.py}}",
+            ("--param", "x=1"),
+            "'x' is given, which is not a parameter of the pipeline",
+        ),
         ("steps: {a: b}", (), "step 'a' takes keys and values"),
     ],
     ids=["list", "takes", "after", "leaves", "key", "twice", "script", "word", "parameter", "word for a step"],

@@ -213,7 +213,7 @@ def test_show_as_json(gallery: Gallery) -> None:
 @pytest.mark.promise("nan-infinities-stay-they-json")
 def test_json_output_has_no_nan_or_infinity(gallery: Gallery) -> None:
     def refuse(text: str) -> None:
-        raise AssertionError(f"{text} is no JSON")
+        raise AssertionError(f"{text} is not JSON")
 
     for verb in ("status", "show", "list"):
         json.loads(gallery(verb, "--json").stdout, parse_constant=refuse)

@@ -99,7 +99,7 @@ def test_service_failures_are_one_error_line_with_an_exit_code(services: Any) ->
         (("keys", "digits"), "--auth"),
         (("logs", "digits", "-f", "--json"), "Leave one of them out"),
         (("call", "digits", "@none.json"), "can't be read"),
-        (("call", "digits", "score.py"), "Send what is in it: @score.py"),
+        (("call", "digits", "score.py"), "Write @score.py to send the file's content"),
         (("bench", "digits", "{}", "--clients", "many"), "such as 1,8,32"),
         (("show", "none"), "There are digits"),
     ):

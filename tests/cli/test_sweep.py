@@ -93,7 +93,12 @@ def test_several_metrics_have_a_front(cli: Any) -> None:
     assert "loss 9, size -3: x 3" in best.stderr
     assert [trial["size"] for trial in cli.json("sweep", "best", sweep)] == [-1, -3]
     for said, words in {
-        "--metric size: of several metrics say of each": ("--metric", "loss=minimize", "--metric", "size"),
+        "--metric size needs a goal, because there are several metrics": (
+            "--metric",
+            "loss=minimize",
+            "--metric",
+            "size",
+        ),
         "policies judge trials by one": ("--metric", "a=minimize", "--metric", "b=minimize", "--stop", "median"),
         "--warm-start with the sampler 'random'": ("--metric", "loss", "--warm-start", sweep[:-2]),
         "it did not vary y": ("--metric", "loss", "--sampler", "tpe", "--warm-start", sweep),
@@ -136,7 +141,7 @@ def test_wrong_sweep_calls_are_refused_before_anything_starts(cli: Any, tmp_path
     parsed = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--x')\np.parse_args()\n"
     write_tree(cli.folder, {"train.py": SCRIPT, "parsed.py": parsed})
     wrong = {
-        "name what is to be tried": ("--metric", "loss"),
+        "a sweep needs hyperparameters": ("--metric", "loss"),
         "say by which metric": ("--param", "x=uniform(0,1)"),
         "is not NAME=EXPRESSION": ("--metric", "loss", "--param", "x"),
         "there is no uniforn": ("--metric", "loss", "--param", "x=uniforn(0,1)"),
@@ -146,7 +151,7 @@ def test_wrong_sweep_calls_are_refused_before_anything_starts(cli: Any, tmp_path
         "has no end of values": ("--metric", "loss", "--param", "x=uniform(0,1)", "--sampler", "grid"),
         "is not NAME=VALUE": ("--metric", "loss", "--param", "x=uniform(0,1)", "--point", "0.5"),
         "--pass-as 'env'": ("--metric", "loss", "--param", "x=uniform(0,1)", "--pass-as", "env"),
-        "--y is none of its options": ("-e", "other", "--metric", "loss", "--param", "y=uniform(0,1)"),
+        "--y is not one of its options": ("-e", "other", "--metric", "loss", "--param", "y=uniform(0,1)"),
         "pbt needs interval and last, as in pbt(interval=..., last=...)": (
             *("--metric", "loss", "--param", "x=uniform(0,1)", "--stop", "pbt"),
         ),
@@ -166,7 +171,7 @@ def test_wrong_sweep_calls_are_refused_before_anything_starts(cli: Any, tmp_path
         assert message in cli("sweep", "run", script, *words, "--dry-run", code=2).stderr, message
     words = ("--metric", "loss", "--param", "x=uniform(0,1)", "--trials", "0")
     assert "--trials 0" in cli("sweep", "run", "train.py", *words, code=2).stderr
-    assert "is no sweep" in _of_a_run(cli)
+    assert "is not a sweep" in _of_a_run(cli)
     assert [run["type"] for run in cli.json("list")] == ["script"]
 
 
@@ -194,7 +199,7 @@ def test_sweep_on_a_terminal_shows_a_table_and_ctrl_c_prints_how_to_reattach(cli
         terminal.read_until("0 of 2 trials ended, 2 running")
         terminal.press("\x03")
         terminal.read_until("See it again: paceline sweep show -f ")
-        assert terminal.exit_code() == 0
+        assert terminal.exit_code() == 130
     finally:
         terminal.close()
     (sweep,) = [run["run_id"] for run in cli.json("list")]

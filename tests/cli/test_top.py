@@ -41,7 +41,7 @@ def test_top_and_profile_work_on_running_and_refuse_ended_runs(cli: Cli) -> None
         terminal.read_until("RANK  NODE")
         terminal.read_until("RANK  NODE")
         terminal.press("\x03")
-        assert terminal.exit_code() == 0
+        assert terminal.exit_code() == 130
         # The cursor and the screen that was there before are back, and the last of it stays.
         assert "\x1b[?25l" in terminal.text
         _, _, after = terminal.text.rpartition("\x1b[?25h\x1b[?1049l")

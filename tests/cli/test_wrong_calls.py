@@ -45,7 +45,7 @@ WRONG = {
     "a folder": (["run", "src"], "'src' is a folder. Name the Python file in it that is to run."),
     "no Python file and no program": (
         ["run", "src/data.txt"],
-        "'src/data.txt' is no Python file (.py), no script that begins with #!, and no binary. Name one of them",
+        "'src/data.txt' must be a Python file (.py), a script that begins with #!, or a binary",
     ),
     "a program that is not executable": (
         ["run", "src/run.sh"],
@@ -55,12 +55,12 @@ WRONG = {
         ["run", "-m", "sub.b", "--source", "src"],
         "--module 'sub.b' is not in '{folder}/src', which has 'sub'. Did you mean sub.a?",
     ),
-    "a package that is no program": (
+    "a package that is not a program": (
         ["run", "-m", "sub", "--source", "src"],
         "--module 'sub' is a package without a __main__.py.",
     ),
     "a script and a module": (["run", "src/train.py", "-m", "sub.a"], "'src/train.py' and -m sub.a: only one can run."),
-    "a module's path": (["run", "-m", "src/train.py"], "--module 'src/train.py' is no module's name."),
+    "a module's path": (["run", "-m", "src/train.py"], "--module 'src/train.py' is not a module's name."),
     "no script at all": (["run"], "name what to run: a script (paceline run train.py), a module (paceline run -m"),
     "nodes the wrong way round": (
         ["run", "src/train.py", "-j", "4..2x2", "--backend", "gloo"],
@@ -72,11 +72,11 @@ WRONG = {
     ),
     "nodes without their processes": (
         ["run", "src/train.py", "-j", "2..4", "--backend", "gloo"],
-        "-j '2..4' does not say how many processes each node has. Write -j 2..4x1 for one.",
+        "-j '2..4' lacks the number of processes a node. Write -j 2..4x1 for one process.",
     ),
     "no node and no processes": (
         ["run", "src/train.py", "-j", "0..3", "--backend", "gloo"],
-        "-j '0..3' does not say how many processes each node has. Write -j 1..3x1 for one.",
+        "-j '0..3' lacks the number of processes a node. Write -j 1..3x1 for one process.",
     ),
     "servers whose number is fixed, on nodes whose is not": (
         ["run", "src/train.py", "-j", "2..4x2", "--backend", "ps", "--ps", "1"],
@@ -127,7 +127,7 @@ WRONG = {
     "a file of variables that is not there": (["run", "src/train.py", "--env-file", "n.env"], "can't be read: No such"),
     "a file of variables that are none": (
         ["run", "src/train.py", "--env-file", "src/data.env"],
-        "--env-file '{folder}/src/data.env', line 2: this is no NAME=VALUE.",
+        "--env-file '{folder}/src/data.env', line 2: this is not NAME=VALUE.",
     ),
     "a job as YAML without a dry run": (["run", "src/train.py", "--yaml"], "--yaml belongs to --dry-run"),
     "a job file with an unknown key": (
@@ -176,7 +176,7 @@ WRONG = {
     "a tag without a name": (["run", "src/train.py", "--tag", "=b"], "--tag '=b' is not KEY or KEY=VALUE."),
     "an experiment of no such name": (["run", "src/train.py", "-e", "../x"], "experiment name '../x'"),
     "a limit of nothing": (["run", "src/train.py", "--max-duration", "0"], "--max-duration 0.0 is not"),
-    "a limit that is no number": (
+    "a limit that is not a number": (
         ["run", "src/train.py", "--max-duration", "nan"],
         "Invalid value for '--max-duration': 'nan' is not a duration. Write a number of seconds (90), units (90s, 5m, 1h30m,",
     ),
@@ -196,7 +196,7 @@ WRONG = {
     ),
     "a script outside its source": (
         ["run", "src/train.py", "--source", "src/sub"],
-        "'src/train.py' does not lie in --source 'src/sub'.",
+        "'src/train.py' is outside of --source 'src/sub'. Name a folder that holds the script.",
     ),
     "a Python that is none": (["run", "src/train.py", "--python", "nopython"], "--python 'nopython' can't be run"),
     "two requirements files": (

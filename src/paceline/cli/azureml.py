@@ -48,7 +48,7 @@ def check(*, path: Path, show_all: bool, as_json: bool) -> int:
 
 
 def install() -> None:
-    """Make `import azureml` find Paceline's names in this Python environment.
+    """Make `import azureml` find Paceline in this environment.
 
     Adds two small files to the environment's packages, ahead of the real SDK. `paceline azureml uninstall` removes them.
     """

@@ -10,16 +10,19 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from paceline.cli.common import folder_of, print_json
 from paceline.cli.options import JSON, VerbOption, takes
-from paceline.cli.summary import summary
 from paceline.errors import EngineError, TargetError
 from paceline.runs import read, remote_status, states
 from paceline.runs.execute import Beside
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name
 from paceline.system.signals import handled
+
+if TYPE_CHECKING:
+    from paceline.cli.outputs import CanceledRun
 
 _CHUNK = 1 << 15
 
@@ -37,7 +40,7 @@ _CHUNK = 1 << 15
     JSON,
 )
 def cancel(*, run_ids: list[str], wait: bool, force: bool, as_json: bool) -> None:
-    """End runs: send their workers SIGTERM, then SIGKILL after the grace period. Ended runs stay unchanged."""
+    """End runs, after a grace period for their workers. These get SIGTERM, then SIGKILL; ended runs stay unchanged."""
     folders = [folder_of(run_id) for run_id in run_ids]
     for folder in folders:
         record = read.record(folder)
@@ -62,7 +65,10 @@ def cancel(*, run_ids: list[str], wait: bool, force: bool, as_json: bool) -> Non
         for folder in folders:
             print(f"{folder.run_id}: {read.record(folder).status}")
     if as_json:
-        print_json([{key: found[key] for key in ("run_id", "status")} for found in map(summary, folders)])
+        rows: list[CanceledRun] = [
+            {"run_id": folder.run_id, "status": read.record(folder).status} for folder in folders
+        ]
+        print_json(rows)
 
 
 def _request(folder: RunFolder, record: RunRecord) -> None:
@@ -82,7 +88,7 @@ def _request(folder: RunFolder, record: RunRecord) -> None:
     VerbOption("--no-terminal", "Use pipes, even on a terminal.", type=bool),
 )
 def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) -> int:
-    """Run a command on a worker's node, in its working folder and container, with its environment variables.
+    """Run a command on a worker's node, with its variables. It runs in the worker's folder and container.
 
     The command gets a terminal if there is one here. Its exit code is passed on. It ends with the run, or with this program.
     """
@@ -146,7 +152,6 @@ def _size() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _raw(fd: int | None) -> Iterator[None]:
-    """Put the terminal in raw mode, so that each key, Ctrl-C too, goes to the command."""
     if fd is None:
         yield
         return

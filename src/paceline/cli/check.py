@@ -7,11 +7,11 @@ import json
 import shutil
 import time
 from collections.abc import Mapping
-from typing import Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.cli.common import print_json
 from paceline.cli.description import Asked, asked, combined
-from paceline.cli.options import JSON, VerbOption, takes
+from paceline.cli.options import JSON, Given, VerbOption, takes
 from paceline.cli.run_options import RUN, words
 from paceline.cli.view import RunView
 from paceline.errors import JobError
@@ -21,6 +21,9 @@ from paceline.runs.record import RunRecord, user_name
 from paceline.runs.visible import visible
 from paceline.system.files import read_json
 from paceline.system.units import size_text
+
+if TYPE_CHECKING:
+    from paceline.cli.outputs import StepComparison
 
 STEPS, MOST_STEPS = 3, 1000
 #: Variables for the workers. `paceline.parallel.compared`, which imports torch, reads them and writes its results.
@@ -36,7 +39,7 @@ CHECK = (
 
 @takes(*CHECK)
 def check(**given: Any) -> int:
-    """Compare a script's first steps on one process with those on several. Exits with 0 if equal, else 1.
+    """Compare a script's first steps on one process and on several. Exits with 0 if equal, else 1.
 
     The script calls paceline.parallelize. It runs twice on this machine and ends after three steps; losses and parameters must be
     equal. Both runs start with equal values, in float64, where rounding hides nothing, or in the script's dtype if float64 does
@@ -61,35 +64,7 @@ def check(**given: Any) -> int:
             shutil.rmtree(folder.outputs / FOLDER, ignore_errors=True)
 
 
-class NeededMemory(TypedDict):
-    """NeededMemory of a worker: its need for model and optimizer, and the free part of a limit."""
-
-    needed_bytes: int
-    free_bytes: int
-    limit: str
-
-
-class StepComparison(TypedDict, total=False):
-    """The result of a worker of the second run, completed by `check`. docs/command-line.md describes the keys."""
-
-    equal: bool
-    runs: list[str]
-    workers: int
-    problem: str
-    layout: str
-    steps: int
-    precision: str
-    losses: list[float]
-    one_losses: list[float]
-    losses_apart: float
-    limit: float
-    parameters_apart: float
-    parameter: str
-    memory: NeededMemory
-    missing: list[str]
-
-
-def _wanted(given: Mapping[str, Any]) -> Asked:
+def _wanted(given: Given) -> Asked:
     file, description = words({option.name: option.default for option in RUN} | dict(given))
     if file is not None:
         from paceline.cli import job_file
@@ -120,7 +95,7 @@ def _compared(one: Asked, many: Asked, steps: int, view: RunView, made: list[Run
         if record.status == states.COMPLETED:
             break
     problem = _problem(record, outcome, steps, "in one process", name)
-    found = StepComparison()
+    found: StepComparison = {}
     runs = [alone.run_id]
     if not problem:
         request = {"steps": steps, "precision": precision, "against": str(alone.outputs / FOLDER)}
@@ -168,7 +143,7 @@ def _end(folder: RunFolder) -> RunRecord:
 
 
 def _outcome(folder: RunFolder) -> StepComparison:
-    return cast(StepComparison, read_json(folder.outputs / FOLDER / OUTCOME) or {})
+    return cast("StepComparison", read_json(folder.outputs / FOLDER / OUTCOME) or {})
 
 
 def _problem(record: RunRecord, outcome: StepComparison, steps: int, where: str, name: str) -> str:

@@ -31,11 +31,7 @@ _STATE_COLOURS = {states.COMPLETED: 32, states.FAILED: 31, states.CANCELED: 33, 
 
 
 def folder_of(run_id: str | None) -> RunFolder:
-    """Return the run with this id or beginning of an id; default: the latest that is no trial.
-
-    Raises:
-        RunNotFoundError: There is no such run.
-    """
+    """Return the run with this id or beginning of an id; default: the latest that is no trial."""
     # Not created: a verb that only reads leaves no folder behind.
     runs_dir = Workspace.from_config(create=False).runs_dir
     if run_id is not None:
@@ -51,11 +47,7 @@ def folders_of(run_ids: Iterable[str] | None) -> list[RunFolder]:
 
 
 def count_ranks(folder: RunFolder, record: RunRecord, wanted: int | None) -> int:
-    """Return the number of the run's ranks, including ranks that its script started.
-
-    Raises:
-        UserError: `wanted` is not one of them.
-    """
+    """Return the number of the run's ranks, including ranks that its script started."""
     count = len(folder.ranks(record.world_size))
     if wanted is not None and wanted >= count:
         has = f"ranks 0 to {count - 1}" if count > 1 else "rank 0 alone"
@@ -64,11 +56,7 @@ def count_ranks(folder: RunFolder, record: RunRecord, wanted: int | None) -> int
 
 
 def with_children(run_id: str | None, kind: Literal["sweep", "pipeline"]) -> tuple[RunFolder, RunRecord]:
-    """Return the sweep or pipeline with this id, default the latest, and its record.
-
-    Raises:
-        SweepError, PipelineError: There is no such run, or it is of another kind.
-    """
+    """Return the sweep or pipeline with this id, default the latest, and its record."""
     wrong = SweepError if kind == "sweep" else PipelineError
     runs_dir = Workspace.from_config(create=False).runs_dir
     if run_id is not None:
@@ -81,7 +69,7 @@ def with_children(run_id: str | None, kind: Literal["sweep", "pipeline"]) -> tup
         folder = latest
     record = read.record(folder)
     if getattr(record, kind) is None:
-        raise wrong(f"run {folder.run_id} is no {kind}. `paceline {kind} run` starts one.")
+        raise wrong(f"run {folder.run_id} is not a {kind}. `paceline {kind} run` starts one.")
     return folder, record
 
 
@@ -90,7 +78,22 @@ def _newest_first(runs_dir: Path) -> Iterator[RunFolder]:
     return (RunFolder(runs_dir / run_id) for run_id in store.ids(runs_dir) if not is_trial(run_id))
 
 
-def print_json(value: Any) -> None:
+def refuse(error: type[UserError], *rules: tuple[object, str]) -> None:
+    """Raise `error` with the text of the first rule whose condition is true."""
+    for is_broken, text in rules:
+        if is_broken:
+            raise error(text)
+
+
+def key_value(word: str, error: UserError) -> tuple[str, str]:
+    """Split KEY=VALUE, or raise `error` without a key or an equals sign."""
+    key, equals, value = word.partition("=")
+    if not equals or not key:
+        raise error
+    return key, value
+
+
+def print_json(value: object) -> None:
     """Print one JSON value; NaN and the infinities become strings."""
     print(json.dumps(json_safe(value), indent=2))
 
@@ -117,11 +120,7 @@ def rank_colour(rank: int) -> int:
 
 
 def state_named(text: str) -> str:
-    """Return the state with this name, in any case, for `--status`.
-
-    Raises:
-        UserError: There is no such state.
-    """
+    """Return the state with this name, in any case, for `--status`."""
     for state in states.ALL:
         if state.lower() == text.lower():
             return state

@@ -37,11 +37,7 @@ def offer(name: str, incomplete: str, given: Mapping[str, Any]) -> list[str]:
 
 
 def script(shell: str | None = None) -> str:
-    """Return the completion script of a shell, by default that of $SHELL.
-
-    Raises:
-        UserError: There is no script for this shell.
-    """
+    """Return the completion script of a shell, by default that of $SHELL."""
     from click import Command
     from click.shell_completion import get_completion_class
 
@@ -142,6 +138,18 @@ def _run_states(workspace: Workspace, incomplete: str, *_: object) -> Iterable[s
     return [state.lower() for state in states.ALL] if incomplete[:1].islower() else states.ALL
 
 
+def _topics(*_: object) -> Iterable[str]:
+    from paceline.cli.verb_help import page_files
+
+    return (path.stem for path in page_files())
+
+
+def _examples(*_: object) -> Iterable[str]:
+    from paceline.cli.verb_help import installed
+
+    return sorted(path.name for path in installed("examples").iterdir())
+
+
 def _file_names(workspace: Workspace, incomplete: str, given: Mapping[str, Any]) -> Iterable[str]:
     from paceline.cli.common import folder_of
     from paceline.runs import downloads
@@ -154,10 +162,12 @@ _OFFERS: dict[str, Callable[[Workspace, str, Mapping[str, Any]], Iterable[str]]]
     "gpu_visibilities": lambda *_: GPU_VISIBILITIES,
     "on_hang": lambda *_: ON_HANG,
     "run_ids": _run_ids,
+    "examples": _examples,
     "experiments": _experiments,
     "targets": _targets,
     "services": _services,
     "tags": _tags,
+    "topics": _topics,
     "environments": _environments,
     "datastores": _datastores,
     "model_names": _model_names,

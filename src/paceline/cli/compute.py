@@ -31,18 +31,14 @@ _CLEAR_LINE = "\r\x1b[K"
     VerbOption("--python", "Interpreter of the scripts.", "PATH"),
     VerbOption("--interface", "Network interface of the nodes.", "NAME"),
     VerbOption(
-        "--wait",
-        "Time to wait for the nodes; default: 3m.",
-        type=Duration(least=1),
-        name="wait_s",
-        default=180.0,
+        "--wait", "Time to wait for the nodes; default: 3m.", type=Duration(least=1), name="wait_s", default=180.0
     ),
     JSON,
 )
 def doctor(
     *, name: str, nodes: int | None, python: str | None, interface: str | None, wait_s: float, as_json: bool
 ) -> int:
-    """Examine a compute target: its nodes, their environment, the network between them, an all-reduce.
+    """Examine a target's nodes, environment and network. Tries an all-reduce over them.
 
     Exits with 1 if a check failed.
     """
@@ -99,7 +95,6 @@ def _findings(
 
 
 def _print_lines(findings: Iterator[Finding]) -> list[Finding]:
-    """Print each finding on a line as soon as it comes."""
     printed = []
     for finding in map(_visible, findings):
         place = f"{finding.check} on {finding.node}" if finding.node else finding.check
@@ -110,7 +105,6 @@ def _print_lines(findings: Iterator[Finding]) -> list[Finding]:
 
 
 def _print_table(findings: Iterator[Finding]) -> list[Finding]:
-    """Print the findings as a table, each with its advice below it."""
     found = [_visible(finding) for finding in findings]
     # The table replaces the last line of progress.
     _progress("")
@@ -130,7 +124,6 @@ def _print_table(findings: Iterator[Finding]) -> list[Finding]:
 
 
 def _visible(finding: Finding) -> Finding:
-    """Return the finding with control characters of the machine's answer shown."""
     return replace(
         finding,
         node=visible(finding.node) if finding.node else finding.node,
@@ -167,7 +160,6 @@ def _print_result(findings: list[Finding]) -> None:
 
 
 def _progress(text: str) -> None:
-    """Show the current check in place of the one before."""
     if sys.stderr.isatty():
         print(f"{_CLEAR_LINE}{text}{' ...' if text else ''}", end="", file=sys.stderr, flush=True)
 
@@ -190,7 +182,7 @@ def _timeout(default_s: float) -> VerbOption:
 
 @takes(_timeout(15.0), JSON)
 def list_targets(*, timeout_s: float, as_json: bool) -> None:
-    """List the compute targets with nodes, free cores and GPUs, and queues. Asks all at once."""
+    """List the compute targets with their free cores and GPUs. Asks all at once."""
     workspace_dir = Workspace.from_config(create=False).path
     looks = look_at_all(workspace_dir, configured.names(workspace_dir), timeout_s)
     broken = load_errors()

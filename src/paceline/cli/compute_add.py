@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.cli.common import warn
 from paceline.cli.options import VerbOption, takes
+from paceline.cli.verb_help import EXAMPLES
 from paceline.errors import TargetError
 from paceline.system.names import counted
 from paceline.targets import configured
@@ -22,7 +23,7 @@ _CHECK_S = 30.0
 #: Nodes that are down and are named; more are only counted.
 _DOWN_SHOWN = 3
 _OWN = (
-    Option("kind", "what the target is", is_required=True),
+    Option("kind", "kind of the target", is_required=True),
     Option("replace", "change the target of this name", type=bool),
     Option("check", "look whether the target can be reached", type=bool, default=True),
     Option("help", "show this message", type=bool),
@@ -65,7 +66,6 @@ def add(*, words: list[str]) -> int:
 
 
 def _take_back(workspace_dir: Path, name: str, before: Configured | None) -> None:
-    """Restore the workspace to its state before the target was added."""
     if before is None:
         configured.remove(workspace_dir, name)
     else:
@@ -73,7 +73,6 @@ def _take_back(workspace_dir: Path, name: str, before: Configured | None) -> Non
 
 
 def _kind(words: Sequence[str]) -> str | None:
-    """Return the value of --kind, at any position."""
     kind: str | None = None
     # An empty word at the end gives the last word a follower.
     for word, following in pairwise([*words, ""]):
@@ -98,7 +97,6 @@ def _one_name(alone: Sequence[str]) -> str:
 
 
 def _tell(found: TargetLook) -> None:
-    """Print the state of the new target, which may be unreachable now."""
     if found.error:
         warn(
             f"paceline: warning: {found.name} is kept, but can't be reached: {found.error} "
@@ -132,13 +130,19 @@ def _general_help() -> list[str]:
     return [
         "Usage: paceline compute add NAME --kind KIND [OPTIONS]",
         "",
-        "  Add a compute target, under which runs are then given its machines: paceline run --compute NAME ...",
+        "  Add a compute target. Runs use it by its name: paceline run --compute NAME",
         "",
-        *_listed(_OWN[:1]),
-        *_listed(_OWN[1:]),
+        "Example:",
+        f"  {EXAMPLES['compute add']}",
         "",
-        f"Kinds: {', '.join(kind_names())}. Each has options of its own: paceline compute add --kind KIND --help",
+        "Options:",
+        *_listed(_OWN),
+        "",
+        f"Kinds: {', '.join(kind_names())}.",
+        "Options of a kind: paceline compute add --kind KIND --help",
         *load_errors().values(),
+        "",
+        "More: paceline docs compute",
     ]
 
 
@@ -151,6 +155,8 @@ def _help_of(kind: str, options: Sequence[Option]) -> list[str]:
         "",
         "Options:",
         *_listed(_OWN[1:]),
+        "",
+        "More: paceline docs compute",
     ]
 
 

@@ -7,9 +7,9 @@ import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from paceline.cli.common import print_json, print_table, warn
+from paceline.cli.common import key_value, print_json, print_table, warn
 from paceline.cli.options import JSON, VerbOption, takes
 from paceline.errors import DataError
 from paceline.runs.visible import visible
@@ -17,6 +17,7 @@ from paceline.system.names import counted
 from paceline.workspace import Workspace
 
 if TYPE_CHECKING:
+    from paceline.cli.outputs import DatasetRow, StoreRow, Stores
     from paceline.data.stores.datastore import Datastore
 
 OVERWRITE = VerbOption("--overwrite", "Replace existing files; default: keep them.", type=bool)
@@ -37,20 +38,18 @@ def list_stores(*, as_json: bool) -> None:
     stores = [_described(store) for store in Datastore.list(workspace).values()]
     datasets = _datasets(workspace)
     if as_json:
-        print_json({"datastores": stores, "datasets": datasets})
+        found: Stores = {"datastores": stores, "datasets": datasets}
+        print_json(found)
         return
     print_table(
         ("STORE", "KIND", "URL"),
-        [
-            (found["name"] + (" (default)" if found["is_default"] else ""), found["kind"], found["url"])
-            for found in stores
-        ],
+        [(row["name"] + (" (default)" if row["is_default"] else ""), row["kind"], row["url"]) for row in stores],
     )
     if datasets:
         print()
         print_table(
             ("DATASET", "VERSION", "DESCRIPTION"),
-            [(found["name"], str(found["version"]), found["description"] or "") for found in datasets],
+            [(row["name"], str(row["version"]), row["description"] or "") for row in datasets],
         )
 
 
@@ -125,7 +124,7 @@ def upload(*, source: Path, place: str, overwrite: bool) -> None:
 
 @takes(PLACE, VerbOption("target", "The folder to copy to.", type=Path, needed=True), OVERWRITE)
 def download(*, place: str, target: Path, overwrite: bool) -> None:
-    """Copy files of a datastore to a folder, under their paths in the store. Continues an interrupted copy."""
+    """Copy files of a datastore to a folder. They keep their paths in the store. Continues an interrupted copy."""
     store, path = _place(place)
     count = store.download(target, path, overwrite=overwrite)
     kept = "" if overwrite or count else ": what is there stays as it is (--overwrite replaces it)"
@@ -134,15 +133,14 @@ def download(*, place: str, target: Path, overwrite: bool) -> None:
 
 @takes(JSON)
 def cache(*, as_json: bool) -> None:
-    """Show the cache of stores' files on this machine: place, size, limit."""
+    """Show this machine's cache of stores' files: place, size, limit."""
     from paceline.data.transfer.cache import DataCache
     from paceline.data.transfer.progress import size_text
 
     found = DataCache()
     use = found.use()
-    values: dict[str, Any] = {"folder": str(found.folder), **asdict(use), "limit_bytes": found.limit_bytes}
     if as_json:
-        print_json(values)
+        print_json({"folder": str(found.folder), **asdict(use), "limit_bytes": found.limit_bytes})
         return
     print(f"Folder:  {found.folder}")
     print(f"Size:    {size_text(use.bytes)} in {use.files} files, {size_text(use.linked_bytes)} of it in use by runs")
@@ -151,7 +149,7 @@ def cache(*, as_json: bool) -> None:
 
 @takes(VerbOption("--to", "Size to leave at most, such as 20GB.", "SIZE", default="0"))
 def prune(*, to: str) -> None:
-    """Remove the least recently used files of the cache, but none that a run uses."""
+    """Remove the least recently used files of the cache. Files that a run uses stay."""
     from paceline.data.transfer.cache import DataCache, parse_size
     from paceline.data.transfer.progress import size_text
 
@@ -160,26 +158,20 @@ def prune(*, to: str) -> None:
 
 
 def _place(text: str) -> tuple[Datastore, str]:
-    """Return the datastore of `STORE[:PATH]`, and the path in it.
-
-    Raises:
-        DataError: The text is wrong, or there is no such store.
-    """
+    """Return the datastore of `STORE[:PATH]`, and the path in it."""
     from paceline.data.stores.datastore import Datastore
 
     found = _PLACE.fullmatch(text)
     if found is None:
-        raise DataError(
-            f"{text!r} is not STORE or STORE:PATH, such as lab:mnist/train. `paceline data list` shows the stores."
-        )
+        raise DataError(f"{text!r} must be STORE or STORE:PATH, as lab:mnist. `paceline data list` shows the stores.")
     return Datastore.get(Workspace.from_config(create=False), found[1]), found[2] or ""
 
 
-def _described(store: Datastore) -> dict[str, Any]:
+def _described(store: Datastore) -> StoreRow:
     return {"name": store.name, "kind": store.kind, "url": store.url, "is_default": store.is_default}
 
 
-def _datasets(workspace: Workspace) -> list[dict[str, Any]]:
+def _datasets(workspace: Workspace) -> list[DatasetRow]:
     from paceline.data.datasets.dataset import Dataset
 
     return [
@@ -188,9 +180,9 @@ def _datasets(workspace: Workspace) -> list[dict[str, Any]]:
     ]
 
 
-def _options(words: list[str]) -> dict[str, Any]:
+def _options(words: list[str]) -> dict[str, object]:
     """Parse KEY=VALUE, with the value as JSON where it is valid: true, 22, {"region_name": "eu-west-1"}."""
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     for word in words:
         key, value = _pair("--option", word)
         try:
@@ -201,11 +193,8 @@ def _options(words: list[str]) -> dict[str, Any]:
 
 
 def _pair(option: str, word: str) -> tuple[str, str]:
-    key, equals, value = word.partition("=")
-    if not equals or not key:
-        # Not repeated in the message: it may be a secret in the wrong place.
-        raise DataError(f"{option} takes KEY=VALUE; what was given has no '='.")
-    return key, value
+    # Not repeated in the message: it may be a secret in the wrong place.
+    return key_value(word, DataError(f"{option} takes KEY=VALUE, but the given word has no '='."))
 
 
 verbs = {

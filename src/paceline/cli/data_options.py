@@ -15,20 +15,12 @@ _STORE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*):(?!//)(.*)", re.DOTALL)
 
 
 def data_words(inputs: list[str] | None, outputs: list[str] | None) -> tuple[DataReference, ...]:
-    """Return the data references of words such as `train=lab:mnist/train,partition=rank`.
-
-    Raises:
-        JobError, DataError: A word has another form.
-    """
+    """Return the data references of words such as `train=lab:mnist/train,partition=rank`."""
     return tuple([_input(word) for word in inputs or ()] + [_output(word) for word in outputs or ()])
 
 
 def absolute_word(option: str, word: str, base: Path | None = None) -> str:
-    """Make the path of a local file or folder in the word absolute, relative to `base`.
-
-    Raises:
-        JobError: The word is not NAME=PLACE.
-    """
+    """Make the path of a local file or folder in the word absolute, relative to `base`."""
     name, path, _ = _split(option, word)
     whole = os.path.join(base or Path.cwd(), os.path.expanduser(path))
     # A local file may be called `lab:x`; as in `_source`, it has priority over a store lab.

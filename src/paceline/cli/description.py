@@ -110,21 +110,17 @@ def whole(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asked(description: Mapping[str, Any]) -> Asked:
-    """Build the job of a description.
-
-    Raises:
-        JobError: A value is wrong.
-    """
+    """Build the job of a description."""
     # Here as well, because a dry run submits nothing.
     check_display_name(description.get("display_name"))
     directory = Path(description.get("source_directory") or Path.cwd())
     backend = description.get("distributed_backend")
     environment = _environment(description, directory)
     # Refused here, in the words of the command line; the job's own messages name parameters.
-    if description.get("restart_on_exception") and not description.get("max_restarts"):
-        raise JobError("--restart-on-exception without --max-restarts: say how often, such as --max-restarts 3.")
-    if description.get("on_hang") == "restart" and not description.get("max_restarts"):
-        raise JobError("--on-hang restart without --max-restarts: say how often, such as --max-restarts 3.")
+    wanting = {"--restart-on-exception": description.get("restart_on_exception")}
+    wanting["--on-hang restart"] = description.get("on_hang") == "restart"
+    for option in (name for name, is_set in wanting.items() if is_set and not description.get("max_restarts")):
+        raise JobError(f"{option} without --max-restarts: say how often, such as --max-restarts 3.")
     files = tuple(map(Path, description.get("env_file") or ()))
     values, from_shell = read_env_files(files)
     recorded, named = description.get("environment_variables", {}), description.get("secrets", {})
@@ -185,9 +181,7 @@ def asked(description: Mapping[str, Any]) -> Asked:
 def _within(path: str, directory: Path) -> str:
     name = os.path.relpath(os.path.realpath(path), os.path.realpath(directory))
     if name.split(os.sep)[0] == ".." or not os.path.isdir(path):
-        raise JobError(
-            f"--link {path!r} is not a folder below {str(directory)!r}, the folder that is copied. Name one of it."
-        )
+        raise JobError(f"--link {path!r} is not a folder below {str(directory)!r}, the copied folder. Name one of it.")
     return name
 
 
@@ -244,9 +238,6 @@ def read_env_files(paths: Sequence[Path]) -> tuple[dict[str, str], list[str]]:
 
     Later files win. Names without a value come from the submitting shell. Quotes, `export`, comments and multi-line values are
     python-dotenv's, but `${NAME}` is not expanded: a password may contain it.
-
-    Raises:
-        JobError: A file can't be read, or a line is not NAME=VALUE. The message has file and line, but not the line's text.
     """
     values: dict[str, str] = {}
     bare: dict[str, None] = {}
@@ -278,7 +269,7 @@ def _lines(path: Path) -> list[tuple[str, str | None]]:
     for binding in bindings:
         if binding.error:
             raise JobError(
-                f"--env-file {str(path)!r}, line {binding.original.line}: this is no NAME=VALUE. Quote values with blanks or "
+                f"--env-file {str(path)!r}, line {binding.original.line}: this is not NAME=VALUE. Quote values with blanks or "
                 "quotes in them, and begin comments with #."
             )
         # Comments and empty lines are bindings without a name.

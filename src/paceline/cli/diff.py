@@ -32,7 +32,7 @@ _LONGEST = 60
     JSON,
 )
 def diff(*, a: str, b: str, code: bool, as_json: bool) -> None:
-    """Compare two runs: parameters, code, environment, data, topology, and the first step at which metrics differ."""
+    """Compare two runs: parameters, code, packages, data, metrics. Shows the first step at which metrics differ."""
     found = compare(folder_of(a), folder_of(b))
     if as_json:
         print_json(found.to_json())
@@ -173,7 +173,7 @@ def _share(part: float, whole: float) -> str:
     JSON,
 )
 def report(*, run_id: str | None, messages: bool, as_json: bool) -> None:
-    """Print versions and the place of a failure for a bug report. No arguments, variables, logs, hosts or paths."""
+    """Print the facts for a bug report. Has no arguments, variables, logs, hosts or paths."""
     found = bug_report(folder_of(run_id) if run_id is not None else _latest_failed(), messages=messages)
     if as_json:
         print_json(found)

@@ -8,11 +8,12 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli import job_file
 from paceline.cli.common import print_json
 from paceline.cli.description import Asked, whole
+from paceline.cli.summary import not_copied_json
 from paceline.job.job import Job
 from paceline.job.plan import Launch, NodeSetup
 from paceline.job.secret_values import HIDDEN, shown
@@ -25,6 +26,9 @@ from paceline.system import linked
 from paceline.targets import Target, find_target
 from paceline.targets.base import Queued
 from paceline.workspace import Workspace
+
+if TYPE_CHECKING:
+    from paceline.cli.outputs import DryRun
 
 
 def print_file(asked: Asked, description: Mapping[str, Any]) -> int:
@@ -82,23 +86,23 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         for command in get_launcher(job.launcher).commands(launch)
     ]
     if as_json:
-        print_json(
-            {
-                "job": job.shown(),
-                "source_directory": str(asked.directory),
-                "not_copied": [dataclasses.asdict(one) for one in skipped],
-                "commands": [
-                    {
-                        "node_rank": command.node_rank,
-                        "ranks": list(command.ranks),
-                        "argv": list(command.argv),
-                        "environment": shown({**command.defaults, **command.environment}),
-                    }
-                    for command in commands
-                ],
-                **({"script": script} if script is not None else {}),
-            }
-        )
+        found: DryRun = {
+            "job": job.shown(),
+            "source_directory": str(asked.directory),
+            "not_copied": [not_copied_json(one) for one in skipped],
+            "commands": [
+                {
+                    "node_rank": command.node_rank,
+                    "ranks": list(command.ranks),
+                    "argv": list(command.argv),
+                    "environment": shown({**command.defaults, **command.environment}),
+                }
+                for command in commands
+            ],
+        }
+        if script is not None:
+            found["script"] = script
+        print_json(found)
         return 0
     print(f"Source: {asked.directory}")
     for one in skipped:
@@ -130,7 +134,6 @@ def _script(target: Target, job: Job) -> str | None:
 
 
 def _prepared(job: Job) -> tuple[NodeSetup, ...]:
-    """Return the lines of what a run prepares on each node."""
     environment = job.environment
     one = NodeSetup(python=environment.python or ("python3" if environment.docker_image else sys.executable))
     if environment.needs_build:

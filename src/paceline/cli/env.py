@@ -6,7 +6,7 @@ import datetime as dt
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.common import age, print_fields, print_json, print_table
 from paceline.cli.options import JSON, Duration, VerbOption, takes
@@ -25,6 +25,9 @@ from paceline.runs.record import utc_text
 from paceline.runs.visible import visible, visible_line
 from paceline.system.names import counted, some
 from paceline.workspace import Workspace
+
+if TYPE_CHECKING:
+    from paceline.cli.outputs import ImageEnvironment
 
 _KEY_SHOWN = 12
 _PACKAGES_SHOWN = 4
@@ -121,7 +124,7 @@ def build(**given: Any) -> None:
     if registered is not None:
         if any(given[option.name] for option in _BUILD if option.name not in ("registered", "as_json")):
             raise EnvironmentSpecError(
-                f"{registered!r} says what it is made of. Leave the options out, or leave the name out and give --name."
+                f"{registered!r} is registered with its packages. Leave the options out, or leave the name out and give --name."
             )
         environment: EnvironmentSpec = Environment.get(workspace, registered)
     else:
@@ -140,9 +143,7 @@ def build(**given: Any) -> None:
         environment = registry.register(environment, workspace)
         _say(f"registered as {name!r}, version {environment.version}")
     if given["as_json"]:
-        print_json(
-            {"environment": environment.to_json(), "built": built.to_json() if built is not None else None},
-        )
+        print_json({"environment": environment.to_json(), "built": built.to_json() if built is not None else None})
     elif built is None:
         print(_base(environment))
     else:
@@ -189,7 +190,7 @@ def _images_dir(workspace: Workspace) -> Path:
     return workspace.path / "environments" / "images"
 
 
-def _image_json(kept: KeptLayer) -> dict[str, Any]:
+def _image_json(kept: KeptLayer) -> ImageEnvironment:
     return {"key": kept.key, "prefix": kept.layer.prefix, "pip": list(kept.layer.packages)}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from paceline.cli.common import folders_of, print_json
+from paceline.cli.common import folders_of, print_json, refuse
 from paceline.cli.options import JSON, RUNS, VerbOption, takes
 from paceline.errors import UserError
 from paceline.runs import read, tags_and_properties
@@ -15,7 +16,11 @@ from paceline.system.names import did_you_mean
 from paceline.trackers import export as exports
 from paceline.trackers.board import TensorBoard
 
-_KINDS = ("csv", "parquet", "tensorboard", "mlflow")
+if TYPE_CHECKING:
+    from paceline.cli.outputs import Exported
+
+#: Kind -> the meaning of -o.
+_KINDS = {"csv": "the file", "parquet": "the file", "tensorboard": "the folder", "mlflow": "the tracking URI"}
 
 
 @takes(
@@ -33,14 +38,14 @@ _KINDS = ("csv", "parquet", "tensorboard", "mlflow")
 def export(
     *, run_ids: list[str], to: str, output: str | None, experiment: str | None, files: bool, as_json: bool
 ) -> None:
-    """Write the metrics of runs for other tools: CSV, Parquet, TensorBoard's event files, or an MLflow server."""
-    if to not in _KINDS:
-        raise UserError(f"--to {to!r}: choose one of {', '.join(_KINDS)}.{did_you_mean(to, _KINDS)}")
-    if to != "mlflow" and (experiment is not None or files):
-        raise UserError(f"--experiment and --files belong to --to mlflow, not to {to}.")
-    if output is None and to != "csv":
-        what = {"parquet": "the file", "tensorboard": "the folder", "mlflow": "the tracking URI"}[to]
-        raise UserError(f"--to {to} needs -o with {what}.")
+    """Export metrics of runs to CSV, Parquet, TensorBoard or MLflow."""
+    own = to != "mlflow" and (experiment is not None or files)
+    refuse(
+        UserError,
+        (to not in _KINDS, f"--to {to!r}: choose one of {', '.join(_KINDS)}.{did_you_mean(to, _KINDS)}"),
+        (own, f"--experiment and --files belong to --to mlflow, not to {to}."),
+        (output is None and to != "csv", f"--to {to} needs -o with {_KINDS.get(to)}."),
+    )
     folders = _folders(run_ids)
     made: list[str] = []
     if to == "mlflow":
@@ -51,7 +56,8 @@ def export(
     else:
         made = _written(to, folders, Path(output))
     if as_json:
-        print_json({"to": to, "runs": [folder.run_id for folder in folders], "made": made})
+        found: Exported = {"to": to, "runs": [folder.run_id for folder in folders], "made": made}
+        print_json(found)
     else:
         for name in made:
             print(visible(name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.cli.common import folder_of, print_json, warn
 from paceline.cli.options import JSON, LATEST_RUN, VerbOption, takes
@@ -14,22 +15,22 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
 from paceline.system.names import counted, some
 
+if TYPE_CHECKING:
+    from paceline.cli.outputs import CopiedFile, FileRow
+
 PATTERNS = VerbOption(
-    "names",
-    "Names, folders or patterns such as '*.pt'; default: all.",
-    "[NAME]...",
-    list,
-    complete="file_names",
+    "names", "Names, folders or patterns such as '*.pt'; default: all.", "[NAME]...", list, complete="file_names"
 )
 
 
 @takes(LATEST_RUN, PATTERNS, JSON)
 def files(*, run_id: str | None, names: list[str], as_json: bool) -> None:
-    """List a run's files with their sizes: outputs, logs and uploads."""
+    """List a run's files with their sizes: outputs, logs, uploads."""
     folder = _folder(run_id)
     found = downloads.files(folder, names or ())
     if as_json:
-        print_json([{"name": file.name, "size_bytes": file.size_bytes} for file in found])
+        rows: list[FileRow] = [{"name": file.name, "size_bytes": file.size_bytes} for file in found]
+        print_json(rows)
         return
     for file in found:
         print(f"{size_text(file.size_bytes):>9}  {visible(file.name)}")
@@ -45,13 +46,11 @@ def files(*, run_id: str | None, names: list[str], as_json: bool) -> None:
     JSON,
 )
 def download(*, run_id: str, names: list[str], to: Path | None, overwrite: bool, as_json: bool) -> None:
-    """Copy files of a run to a folder, under their names. A copy appears complete or not at all."""
+    """Copy files of a run to a folder. They keep their names; each copy appears complete or not at all."""
     folder = _folder(run_id)
     chosen = downloads.files(folder, names or ())
     if not chosen:
-        raise RunNotFoundError(
-            f"run {folder.run_id} has no files yet. `paceline status {folder.run_id}` shows how it stands."
-        )
+        raise RunNotFoundError(f"run {folder.run_id} has no files yet. `paceline status {folder.run_id}` says more.")
     target = to if to is not None else Path(folder.run_id)
     meter = Meter(terminal_bar("copying"), sum(file.size_bytes for file in chosen), len(chosen))
     try:
@@ -63,12 +62,11 @@ def download(*, run_id: str, names: list[str], to: Path | None, overwrite: bool,
             "Name another folder with --to."
         ) from error
     if as_json:
-        print_json(
-            [
-                {"name": file.name, "path": str(target / file.name), "size_bytes": file.size_bytes}
-                for file in sorted([*done.copied, *done.same], key=lambda file: file.name)
-            ]
-        )
+        copies: list[CopiedFile] = [
+            {"name": file.name, "path": str(target / file.name), "size_bytes": file.size_bytes}
+            for file in sorted([*done.copied, *done.same], key=lambda file: file.name)
+        ]
+        print_json(copies)
         return
     rest = [f"{len(done.same)} there already"] if done.same else []
     rest += [f"{len(done.gone)} gone, for the run has removed them"] if done.gone else []

@@ -205,7 +205,7 @@ _FIELDS = {
 #: Next step in Python -> next step on the command line.
 _STEPS = {
     "Give one with as_named_input(...) or data_reference_name=.": "Write such as --input train=PATH.",
-    "Name one of them anew, with as_named_input(...) or data_reference_name=.": "Give each --input a name of its own.",
+    "Rename one of them with as_named_input(...) or data_reference_name=.": "Give each --input a name of its own.",
 }
 
 

@@ -104,9 +104,6 @@ def read(path: Path, sections: Collection[str] = ()) -> dict[str, Any]:
 
     Relative paths start from the file's folder, the default source folder. `sections` are further keys, whose values
     YAML reads.
-
-    Raises:
-        JobError: Invalid YAML, an unknown key, or a wrong value. The message has file, line and key.
     """
     found = of_node(path, composed(path), sections)
     found.setdefault("source_directory", str(path.parent))
@@ -114,11 +111,7 @@ def read(path: Path, sections: Collection[str] = ()) -> dict[str, Any]:
 
 
 def composed(path: Path) -> Any:
-    """Return the file's mapping as a PyYAML node.
-
-    Raises:
-        JobError: Invalid YAML, or not a mapping.
-    """
+    """Return the file's mapping as a PyYAML node."""
     import yaml
 
     try:

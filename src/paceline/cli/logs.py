@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from paceline.children import child
-from paceline.cli.common import count_ranks, folder_of
+from paceline.cli.common import count_ranks, folder_of, refuse
 from paceline.cli.options import LATEST_RUN, VerbOption, takes
 from paceline.cli.view import RunView
 from paceline.errors import UserError
@@ -27,6 +28,9 @@ from paceline.runs.record import RunRecord
 from paceline.runs.visible import TerminalLines, visible_line
 from paceline.system import gaps, units
 
+if TYPE_CHECKING:
+    from paceline.cli.outputs import LogLineJson
+
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 #: Time at the beginning of the supervisor's lines.
@@ -35,7 +39,7 @@ _STAMP = re.compile(rb"(\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2})Z ")
 
 def _line_count(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text, re.ASCII):
-        raise click.BadParameter(f"{text!r} is not a number of lines, 1 or more. With -f, 0 is what comes alone.")
+        raise click.BadParameter(f"{text!r} must be a number of lines. With -f, 0 prints only new lines.")
     return int(text)
 
 
@@ -64,12 +68,14 @@ def logs(
     raw: bool,
     as_json: bool,
 ) -> None:
-    """Print the logs of a run's workers from the start. With several workers, each line begins with its rank."""
-    if follow and attempt is not None:
-        raise UserError(f"--follow shows all attempts; leave out --attempt {attempt}, or --follow.")
-    if follow and (driver or prepare):
-        name = "driver" if driver else "prepare"
-        raise UserError(f"--follow goes with the workers' lines; leave it out, or --{name}.")
+    """Print the logs of a run's workers. With several workers, each line begins with its rank."""
+    refuse(
+        UserError,
+        (follow and attempt is not None, f"--follow shows all attempts; leave out --attempt {attempt}, or --follow."),
+        (follow and driver, "--follow goes with the workers' lines; leave it out, or --driver."),
+        (follow and prepare, "--follow goes with the workers' lines; leave it out, or --prepare."),
+        (prepare and not driver and since, f"--since {since}: lines of --prepare carry no time. Use --tail N."),
+    )
     since_s = _moment(since) if since is not None else None
     folder = folder_of(run_id)
     record = read.record(folder)
@@ -84,14 +90,12 @@ def logs(
         print_parts([LogPart(folder.driver_log, offset)], tail, as_is=as_is)
         return
     if prepare:
-        if since is not None:
-            raise UserError(f"--since {since}: lines of --prepare carry no time. --tail N shows the last of them.")
         nodes = record.job.node_count if record.job else 1
         parts = [LogPart(folder.prepare_log(node_rank)) for node_rank in range(nodes)]
         print_parts(parts, tail, as_is=as_is)
         return
-    if attempt is not None and attempt > max(1, len(record.attempts)):
-        raise UserError(f"--attempt {attempt}: run {record.run_id} has {len(record.attempts)} so far.")
+    count = len(record.attempts)
+    refuse(UserError, ((attempt or 0) > max(1, count), f"--attempt {attempt}: run {record.run_id} has {count} so far."))
     attempts = [one for one in record.attempts if attempt in (None, one.number)]
     ranks = [rank] if rank is not None else [*range(size)]
     start: LogStart | None = LogStart(attempts[0].number if attempts else 1)
@@ -129,11 +133,7 @@ def logs(
 
 
 def _moment(text: str) -> float:
-    """Return a time, or a duration before now, as seconds since 1970.
-
-    Raises:
-        UserError: The text is neither, or the time is in the future.
-    """
+    """Return a time, or a duration before now, as seconds since 1970."""
     now = time.time()
     try:
         if not _DATE.match(text):
@@ -151,7 +151,8 @@ def _moment(text: str) -> float:
 
 
 def _print_json_line(line: LogLine) -> None:
-    print(json.dumps({"attempt": line.attempt, "rank": line.rank, "text": line.text}), flush=True)
+    found: LogLineJson = {"attempt": line.attempt, "rank": line.rank, "text": line.text}
+    print(json.dumps(found), flush=True)
 
 
 def _nothing(record: RunRecord) -> None:

@@ -11,6 +11,7 @@ from paceline.cli.output import end_with_the_reader, print_version
 EXIT_WRONG_CALL = 2
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE
 EXIT_INTERNAL = 70  # EX_SOFTWARE
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
 def main() -> None:
@@ -24,7 +25,11 @@ def main() -> None:
         # The parser prints the same, but takes five times as long to import as Python takes to start.
         print_version()
         sys.exit(0)
-    code = _exit_code()
+    try:
+        code = _exit_code()
+    except KeyboardInterrupt:
+        # A shell's code for a program that SIGINT has ended.
+        code = EXIT_INTERRUPTED
     if "paceline.cli.quick" in sys.modules:
         from paceline.system.processes import leave
 
@@ -67,9 +72,6 @@ def _exit_code() -> int:
         # A failure here becomes one message; at the interpreter's end it would be a traceback and exit code 120.
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
-    # A shell's code for a program that SIGINT has ended.
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
     except PacelineError as error:
         from paceline.cli.hints import in_options
 

@@ -8,9 +8,9 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.cli.common import count_ranks, folders_of, print_json, print_table
+from paceline.cli.common import count_ranks, folders_of, print_json, print_table, refuse
 from paceline.cli.options import JSON, RUNS, VerbOption, takes
 from paceline.errors import UserError
 from paceline.runs import read, series, tags_and_properties
@@ -18,7 +18,11 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_text
 from paceline.runs.series import MetricSeries
 from paceline.runs.visible import visible
+from paceline.system.names import did_you_mean
 from paceline.system.units import value_text
+
+if TYPE_CHECKING:
+    from paceline.cli.outputs import RunMetrics
 
 #: Characters of a value in a table that is not a number.
 _LONGEST = 40
@@ -32,9 +36,8 @@ _LONGEST = 40
     JSON,
 )
 def metrics(*, run_ids: list[str], name: list[str], rank: int | None, as_csv: bool, as_json: bool) -> None:
-    """Show metrics of runs side by side: last, least and greatest value of each. With --name, show all values."""
-    if as_csv and as_json:
-        raise UserError("--csv and --json: choose one of them.")
+    """Show metrics of runs side by side. The table has the last, least and greatest value; with --name, all values."""
+    refuse(UserError, (as_csv and as_json, "--csv and --json: choose one of them."))
     folders = folders_of(run_ids)
     runs = {folder: _series_of(folder, rank) for folder in folders}
     if name:
@@ -76,7 +79,7 @@ def _check_names(names: Sequence[str], runs: Mapping[RunFolder, Mapping[str, Met
             runs_text = " and ".join(folder.run_id for folder in runs)
             of = f" by rank {rank}" if rank is not None else ""
             has = f"There are {', '.join(there)}." if there else "Nothing was logged."
-            raise UserError(f"--name {name!r}: no such metric was logged in {runs_text}{of}. {has}")
+            raise UserError(f"--name {name!r}: no such metric in {runs_text}{of}.{did_you_mean(name, there)} {has}")
 
 
 def _print_side_by_side(runs: Mapping[RunFolder, Mapping[str, MetricSeries]]) -> None:
@@ -130,27 +133,29 @@ def _print_csv(runs: Mapping[RunFolder, Mapping[str, MetricSeries]], *, whole: b
                 writer.writerow((folder.run_id, key, _plain(one.last), one.min, one.max, one.last_step, len(one)))
 
 
-def _json(folder: RunFolder, found: Mapping[str, MetricSeries], *, whole: bool) -> dict[str, Any]:
-    values: dict[str, dict[str, Any]]
+def _json(folder: RunFolder, found: Mapping[str, MetricSeries], *, whole: bool) -> RunMetrics:
+    run: RunMetrics = {
+        "run_id": folder.run_id,
+        "display_name": tags_and_properties.read(folder.notes).name or folder.run_id,
+    }
     if whole:
-        values = {
-            key: {"steps": one.steps, "values": one.values, "times_utc": [_utc(time) or None for time in one.times]}
+        run["series"] = {
+            key: {
+                "steps": [*one.steps],
+                "values": [*one.values],
+                "times_utc": [_utc(time) or None for time in one.times],
+            }
             for key, one in found.items()
         }
     else:
-        values = {
+        run["metrics"] = {
             key: {"last": one.last, "min": one.min, "max": one.max, "last_step": one.last_step, "count": len(one)}
             for key, one in found.items()
         }
-    return {
-        "run_id": folder.run_id,
-        "display_name": tags_and_properties.read(folder.notes).name or folder.run_id,
-        "series" if whole else "metrics": values,
-    }
+    return run
 
 
 def _text(value: Any) -> str:
-    """Return a value for a table, numbers with six digits."""
     text = value_text(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 

@@ -7,7 +7,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.common import age, folder_of, pairs_text, print_fields, print_json, print_list, print_table, warn
+from paceline.cli.common import (
+    age,
+    folder_of,
+    key_value,
+    pairs_text,
+    print_fields,
+    print_json,
+    print_list,
+    print_table,
+    refuse,
+    warn,
+)
 from paceline.cli.options import JSON, YES, VerbOption, takes
 from paceline.cli.remove import confirmed
 from paceline.cli.run_options import pairs
@@ -17,7 +28,7 @@ from paceline.models import check, described, mlflow_registry, on_store, registr
 from paceline.models.model import Model, register_of_run, remove
 from paceline.models.names import check_version, parse
 from paceline.runs.visible import visible
-from paceline.system.names import counted, some
+from paceline.system.names import counted, did_you_mean, some
 from paceline.workspace import Workspace
 
 #: Tensors that `show` lists without --tensors.
@@ -65,11 +76,12 @@ def register(
     as_json: bool,
 ) -> None:
     """Register a file or a folder as the next version of a model. Equal content is stored once."""
-    if run is not None and made_by is not None:
-        raise ModelError("--run and --made-by: give one of the two.")
+    refuse(ModelError, (run is not None and made_by is not None, "--run and --made-by: give one of the two."))
     given: dict[str, Any] = {
         "tags": pairs("--tag", tag),
-        "properties": dict(_pair(word) for word in prop or ()),
+        "properties": dict(
+            key_value(word, ModelError(f"--property {word!r} is not KEY=VALUE.")) for word in prop or ()
+        ),
         "description": description,
         "model_framework": framework,
         "model_framework_version": framework_version,
@@ -106,7 +118,7 @@ def register(
 def list_models(
     *, name: str | None, latest: bool, run: str | None, tag: list[str], at: str | None, as_json: bool
 ) -> None:
-    """List the models of the workspace with their versions, newest first."""
+    """List the workspace's models with their versions, newest first."""
     if at is not None:
         _list_at(at, as_json=as_json)
         return
@@ -120,7 +132,7 @@ def list_models(
 
 @takes(REFERENCE, VerbOption("--tensors", "Show all tensors of safetensors files.", type=bool), JSON)
 def show(*, reference: str, tensors: bool, as_json: bool) -> None:
-    """Show a version: its files, their content, and the run that made it."""
+    """Show a version: its files, and the run that made it."""
     model = Model(Workspace.from_config(create=False), reference)
     found = described.details(model)
     if as_json:
@@ -207,7 +219,7 @@ def download(*, reference: str, to: Path, overwrite: bool) -> None:
 
 @takes(VerbOption("references", "Versions; default: all.", "[MODEL]...", list, complete="models"), JSON)
 def verify(*, references: list[str], as_json: bool) -> int:
-    """Read every file, and report those that have changed since the registration. Exits with 1 if some have."""
+    """Report files that have changed since they were registered. Reads every file; exits with 1 if some have changed."""
     workspace = Workspace.from_config(create=False)
     chosen = [Model(workspace, each) for each in references or ()] or Model.list(workspace)
     meter = Meter(
@@ -269,10 +281,11 @@ def delete(*, references: list[str], yes: bool) -> int:
 )
 def push(*, reference: str, to: str | None, mlflow: str | None, verify: bool) -> None:
     """Store a version in a datastore, or register it in MLflow. Continues an interrupted push; checks each file."""
-    if (to is None) == (mlflow is None):
-        raise ModelError("say where to: a datastore (STORE[:PATH], s3://bucket/models), or --mlflow URI.")
-    if mlflow is not None and verify:
-        raise ModelError("--verify goes with a datastore; MLflow's registry takes whole versions.")
+    refuse(
+        ModelError,
+        ((to is None) == (mlflow is None), "name a datastore (STORE[:PATH], s3://bucket/models), or --mlflow URI."),
+        (mlflow is not None and verify, "--verify goes with a datastore; MLflow's registry takes whole versions."),
+    )
     workspace = Workspace.from_config(create=False)
     model = Model(workspace, reference)
     if mlflow is not None:
@@ -294,17 +307,17 @@ def push(*, reference: str, to: str | None, mlflow: str | None, verify: bool) ->
     VerbOption("reference", "NAME:VERSION, or NAME for the latest version there.", "MODEL", needed=True),
 )
 def pull(*, place: str, reference: str) -> None:
-    """Fetch a version from a datastore into the workspace, under the same name and number."""
+    """Fetch a version from a datastore into the workspace. It keeps its name and number."""
     meant, workspace, source = parse(reference), Workspace.from_config(), on_store.place(place)
-    if meant.alias is not None:
-        raise ModelError(f"{reference!r}: aliases are each workspace's own. Give NAME:VERSION.")
+    refuse(ModelError, (meant.alias, f"{reference!r}: aliases are each workspace's own. Give NAME:VERSION."))
     version = meant.version
     if version is None:
         there = on_store.listed(workspace.path, source)
         numbers = [number for name, number in there if name == meant.name]
         if not numbers:
             known = registry.listed([f"{name}:{number}" for name, number in there])
-            raise ModelNotFoundError(f"there is no model {meant.name!r} in {place}. There are: {known}.")
+            hint = did_you_mean(meant.name, [name for name, _ in there])
+            raise ModelNotFoundError(f"there is no model {meant.name!r} in {place}.{hint} There are: {known}.")
         version = numbers[-1]
     on_store.pull(workspace.path, source, meant.name, version, terminal_bar("downloading"))
     print(f"{meant.name}:{version}")
@@ -369,13 +382,6 @@ def _environment(found: dict[str, Any]) -> str:
 
 def _range(one: dict[str, Any]) -> str:
     return f" ({one['min']} to {one['max']} in {one['count']} values)" if one["count"] > 1 else ""
-
-
-def _pair(word: str) -> tuple[str, str]:
-    key, equals, value = word.partition("=")
-    if not equals or not key:
-        raise ModelError(f"--property {word!r} is not KEY=VALUE.")
-    return key, value
 
 
 verbs = {

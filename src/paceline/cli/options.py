@@ -8,10 +8,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -20,6 +20,8 @@ from paceline.errors import UserError
 from paceline.system import units
 
 Verb = TypeVar("Verb", bound=Callable[..., int | None])
+#: The values of a verb's options, by the names of its parameters.
+Given: TypeAlias = "Mapping[str, Any]"
 
 #: Verb -> its options, in the order in which `--help` lists them.
 OPTIONS_OF: dict[Callable[..., int | None], tuple[VerbOption, ...]] = {}
@@ -90,7 +92,7 @@ class VerbOption:
         """Return the parser's parameter for this option."""
         common: dict[str, Any] = {
             "type": self._click_type(),
-            "metavar": self.metavar,
+            "metavar": self.metavar or ("N" if self.type in (int, float) and not self.is_argument else None),
             "required": self.needed,
             "callback": self._checked,
             "shell_complete": self._offer,

@@ -34,6 +34,21 @@ class _Command(click.Command):
             error.ctx = error.ctx or ctx
             raise
 
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what the verb does, then an example."""
+        from paceline.cli.verb_help import EXAMPLES
+
+        super().format_help_text(ctx, formatter)
+        if example := EXAMPLES.get(_words_of(ctx)):
+            with formatter.section("Example"):
+                formatter.write(_shell_lines(example, formatter.width) + "\n")
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the command that prints the verb's page."""
+        from paceline.cli.verb_help import topic_of
+
+        formatter.write(f"\nMore: paceline docs {topic_of(_words_of(ctx))}".rstrip() + "\n")
+
 
 class VerbCommand(_Command):
     """A verb whose `--help` shows options in the sections of its table."""
@@ -77,6 +92,11 @@ class VerbGroup(_Command, click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the verbs in the order of their table."""
         return [*self.commands]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs, then the few options."""
+        self.format_commands(ctx, formatter)
+        click.Command.format_options(self, ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, first_sentence(command.help or "")) for name, command in self.commands.items()]
@@ -162,13 +182,22 @@ def first_sentence(text: str) -> str:
     return " ".join(text.split("\n\n", maxsplit=1)[0].split()).partition(". ")[0].removesuffix(".") + "."
 
 
+def _words_of(ctx: click.Context) -> str:
+    return ctx.command_path.partition(" ")[2]
+
+
+def _shell_lines(command: str, width: int) -> str:
+    import textwrap
+
+    lines = textwrap.wrap(command, width - 6, break_long_words=False, break_on_hyphens=False)
+    return "  " + " \\\n    ".join(lines)
+
+
 def _commands(verbs: Mapping[str, Callable[..., int | None]], raw: Iterable[str]) -> dict[str, click.Command]:
     return {name: (RawCommand if name in raw else VerbCommand)(name, verb) for name, verb in verbs.items()}
 
 
 def _early(word: str, help: str, act: Callable[[], None]) -> click.Option:
-    """Return an option that acts instead of a verb."""
-
     def callback(context: click.Context, parameter: click.Parameter, value: bool) -> None:
         if value and not context.resilient_parsing:
             act()

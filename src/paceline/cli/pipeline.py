@@ -7,11 +7,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.children import child
 from paceline.cli import job_file
-from paceline.cli.common import print_fields, print_json, print_table, with_children
+from paceline.cli.common import key_value, print_fields, print_json, print_table, with_children
 from paceline.cli.description import Asked, asked, combined
 from paceline.cli.options import DETACH, JSON, VerbOption, takes
 from paceline.cli.run_options import NAME
@@ -27,7 +27,11 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text
 from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible, visible_line
+from paceline.system.names import did_you_mean
 from paceline.workspace import Workspace
+
+if TYPE_CHECKING:
+    from paceline.cli.outputs import PipelineDetails
 
 RUN_PIPELINE = (
     VerbOption("file", "The pipeline's file (.yaml).", "FILE", Path, needed=True),
@@ -53,7 +57,7 @@ _WORD = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_-]*)\}|([A-Za-z_][A-Za-z0-9_]*)
 
 @takes(*RUN_PIPELINE)
 def run(**given: Any) -> int:
-    """Run the steps of a file, each as its own run, and follow the pipeline to its end.
+    """Run the steps of a file, each as its own run. Follows the pipeline to its end.
 
     Ctrl-C only stops following; the pipeline goes on. `paceline cancel` ends it with all its steps.
     """
@@ -141,7 +145,7 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
         record = child.follow_log(folder, line)
     except KeyboardInterrupt:
         line(f"\nThe pipeline goes on: paceline pipeline show -f {folder.run_id}")
-        return 0
+        raise
     if as_json:
         print_json(_json(folder, record))
     elif not quiet:
@@ -151,21 +155,18 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
     return record.exit_code if record.exit_code is not None else 1
 
 
-def _json(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
+def _json(folder: RunFolder, record: RunRecord) -> PipelineDetails:
     told = record.pipeline or {}
     return {
         **summary(folder, record),
-        "parameters": told.get("parameters") or {},
-        "description": told.get("description"),
+        "parameters": cast("dict[str, object]", told.get("parameters") or {}),
+        "description": cast("str | None", told.get("description")),
         "steps": pipeline_run.rows(folder, record),
     }
 
 
 def _pair(word: str) -> tuple[str, str]:
-    name, equals, value = word.partition("=")
-    if not equals or not name:
-        raise PipelineError(f"--param {word!r} is not NAME=VALUE, such as --param epochs=5.")
-    return name, value
+    return key_value(word, PipelineError(f"--param {word!r} is not NAME=VALUE, such as --param epochs=5."))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,17 +183,11 @@ class PipelineFile:
 
 
 def read(path: Path, given: Mapping[str, str]) -> PipelineFile:
-    """Return the pipeline in a file. `given` parameters replace the file's values.
-
-    Raises:
-        JobError, PipelineError: Invalid YAML, an unknown key, or a wrong value. The message has file and step.
-    """
+    """Return the pipeline in a file. `given` parameters replace the file's values."""
     node = job_file.composed(path)
     steps = next((value for key, value in node.value if key.value == "steps"), None)
     if steps is None or isinstance(steps.value, str) or not all(isinstance(one, tuple) for one in steps.value):
-        raise PipelineError(
-            f"{str(path)!r} is not a pipeline. Write `steps:`, and below it each step's name and its job."
-        )
+        raise PipelineError(f"{str(path)!r} is not a pipeline. Write `steps:` and below it each step's name and job.")
     pairs = list(steps.value)
     node.value = [(key, value) for key, value in node.value if key.value != "steps"]
     top = job_file.of_node(path, node, _TOP)
@@ -205,9 +200,7 @@ def read(path: Path, given: Mapping[str, str]) -> PipelineFile:
     described = {}
     for key, value in pairs:
         if isinstance(value.value, str) or not all(isinstance(one, tuple) for one in value.value):
-            raise PipelineError(
-                f"{str(path)!r}: step {key.value!r} takes keys and values, such as `entry_script: train.py`."
-            )
+            raise PipelineError(f"{str(path)!r}: step {key.value!r} takes keys and values, as `entry_script: a.py`.")
         described[str(key.value)] = combined(top, job_file.of_node(path, value, _STEP))
     steps, jobs = _made(path, described, parameters)
     return PipelineFile(
@@ -230,7 +223,6 @@ def read(path: Path, given: Mapping[str, str]) -> PipelineFile:
 def _made(
     path: Path, described: Mapping[str, dict[str, Any]], parameters: Mapping[str, Any]
 ) -> tuple[list[Step], list[Asked]]:
-    """Return the steps, and the job that each describes."""
     steps: dict[str, Step] = {}
     jobs: list[Asked] = []
     data: dict[str, PipelineData] = {}
@@ -246,8 +238,8 @@ def _made(
         taken = _names(path, name, "takes", one.pop("takes", None))
         if unknown := [key for key in taken if key not in data]:
             raise PipelineError(
-                f"{str(path)!r}: step {name!r} takes {unknown[0]!r}, which no step leaves; they leave "
-                f"{', '.join(data) or 'nothing'}."
+                f"{str(path)!r}: step {name!r} takes {unknown[0]!r}, which no step leaves.{did_you_mean(unknown[0], data)} They "
+                f"leave {', '.join(data) or 'nothing'}."
             )
         after[name] = _names(path, name, "after", one.pop("after", None))
         allow_reuse = _flag(path, f"step {name!r}: allow_reuse", one.pop("allow_reuse", True))
@@ -270,6 +262,7 @@ def _made(
             if other not in steps:
                 raise PipelineError(
                     f"{str(path)!r}: step {name!r} runs after {other!r}, but the file has no such step."
+                    f"{did_you_mean(other, steps)}"
                 )
             steps[name].run_after(steps[other])
     return list(steps.values()), jobs

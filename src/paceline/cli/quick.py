@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.options import takes
+from paceline.cli.options import Given, takes
 from paceline.cli.run_options import RUN, experiment_name, words
 from paceline.errors import WorkspaceError
 from paceline.runs.ids import check_experiment_name, new_run_id
@@ -41,7 +41,7 @@ def submit(**given: Any) -> int:
     return _begin(given, follow=False)
 
 
-def _begin(given: dict[str, Any], *, follow: bool) -> int:
+def _begin(given: Given, *, follow: bool) -> int:
     # Loaded modules stay until the end; the collector would scan all of them again and again.
     gc.disable()
     file, description = words(given)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.common import (
     age,
@@ -28,15 +28,18 @@ from paceline.observe import loads
 from paceline.runs import excluded_files, read, removal, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text, hang_status
-from paceline.runs.ids import is_trial
+from paceline.runs.ids import experiment_of, is_trial
 from paceline.runs.read import matches
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
 from paceline.runs.visible import visible
 from paceline.system import linked
 from paceline.system.files import tree_size
-from paceline.system.names import some
+from paceline.system.names import did_you_mean, some
 from paceline.targets import configured
 from paceline.workspace import Workspace
+
+if TYPE_CHECKING:
+    from paceline.cli.outputs import GitState
 
 _SHOWN = 25
 #: Last values of a list that `show` prints.
@@ -62,7 +65,7 @@ def status(*, run_id: str | None, as_json: bool) -> None:
     state = hang_status(record) if found["status"] == record.status else found["status"]
     print(f"{found['run_id']}{name}  {_coloured_state(state)}{took}")
     if state != found["status"]:
-        print(visible(str(found["hang"]["text"]), lines=True))
+        print(visible(record.hang["text"] if record.hang else "", lines=True))
         print(f"See all stacks: paceline stacks {found['run_id']}")
     if found["size"]:
         print(found["size"][0].upper() + found["size"][1:])
@@ -118,7 +121,9 @@ def list_runs(
         print_json([{**summary(folder, record), **size} for (record, folder), size in zip(shown, sizes, strict=True)])
         return
     if not shown:
-        print(f"No {'such ' if experiment or status or tag else ''}runs in {runs_dir.parent}.")
+        names = (experiment_of(run_id) for run_id in store.ids(runs_dir))
+        meant = did_you_mean(experiment or "", dict.fromkeys(filter(None, names)))
+        print(f"No {'such ' if experiment or status or tag else ''}runs in {runs_dir.parent}.{meant}")
         return
     lines: list[tuple[str, ...]] = [
         ("RUN", "NAME", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK", "COMMAND", "METRICS"),
@@ -165,10 +170,7 @@ def show(*, run_id: str | None, as_json: bool) -> None:
     lines: list[tuple[str, str | Sequence[str]]] = [
         ("Run", record.run_id),
         ("Name", found["display_name"] if found["display_name"] != record.run_id else ""),
-        (
-            "Status",
-            f"{hang_status(record)}{took}" + (f" (exit code {record.exit_code})" if record.exit_code else ""),
-        ),
+        ("Status", f"{hang_status(record)}{took}" + (f" (exit code {record.exit_code})" if record.exit_code else "")),
         ("Waits for", record.waiting_for or ""),
         ("Hang", _hang(record)),
         ("Canceled by", record.canceled_by or ""),
@@ -194,10 +196,7 @@ def show(*, run_id: str | None, as_json: bool) -> None:
         *_load(folder, record, found["load"]),
         ("Attempts", _attempts(record.attempts) if len(record.attempts) > 1 else ""),
         ("Models", ", ".join(found["models"])),
-        (
-            "Not copied",
-            [visible(linked.text_of(one)) for one in linked.read(folder.linked)],
-        ),
+        ("Not copied", [visible(linked.text_of(one)) for one in linked.read(folder.linked)]),
         ("Left out", excluded_files.lines(record, limit=excluded_files.LIMIT)),
         ("Disk", size_text(found["size_bytes"])),
         ("Folder", str(folder.path)),
@@ -229,7 +228,6 @@ def _steps(folder: RunFolder, record: RunRecord) -> Sequence[str]:
 
 
 def _attempts(attempts: Sequence[Attempt]) -> Sequence[str]:
-    """Return a line for each attempt: start, duration, nodes, end, and the size of an elastic run."""
     has_changed = len({attempt.world_size for attempt in attempts}) > 1
     return [_attempt(attempt, has_changed=has_changed) for attempt in attempts]
 
@@ -266,14 +264,14 @@ def _cut(text: str) -> str:
 
 
 def _hang(record: RunRecord) -> Sequence[str]:
-    """Return the reason of a hang, and the place of its report."""
     if not record.hang:
         return ""
     return [str(record.hang["text"]), f"all of it: {record.hang['report']}"]
 
 
-def _load(folder: RunFolder, record: RunRecord, sample: dict[str, Any] | None) -> list[tuple[str, str | Sequence[str]]]:
-    """Return the load of nodes and workers, and the shares of the ranks' time."""
+def _load(
+    folder: RunFolder, record: RunRecord, sample: Mapping[str, Any] | None
+) -> list[tuple[str, str | Sequence[str]]]:
     if sample is None:
         return []
     is_over = record.is_terminal
@@ -295,7 +293,6 @@ def _load(folder: RunFolder, record: RunRecord, sample: dict[str, Any] | None) -
 
 
 def _more(folder: RunFolder) -> tuple[str, str]:
-    """Return the cells of a run's row with --long."""
     return size_text(tree_size(folder.path)), pairs_text(tags_and_properties.read(folder.notes).tags)
 
 
@@ -311,7 +308,7 @@ def _size(record: RunRecord) -> str:
     return job.size_text
 
 
-def _git(git: dict[str, Any]) -> str:
+def _git(git: GitState) -> str:
     if not git:
         return ""
     commit = str(git.get("commit", "no commit yet"))[:12]

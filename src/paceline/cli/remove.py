@@ -25,6 +25,7 @@ from paceline.targets.base import Examined
 from paceline.workspace import Workspace
 
 if TYPE_CHECKING:
+    from paceline.cli.outputs import RemovedRun
     from paceline.remote.link.copies import LeftBehind
 
 
@@ -49,7 +50,7 @@ _DECLINED = 1
     JSON,
 )
 def rm(*, run_ids: list[str], children: bool, force: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
-    """Remove ended runs for good: records, logs, metrics and outputs. Files that they stored elsewhere stay."""
+    """Remove ended runs for good. Records, logs, metrics and outputs go; files that they stored elsewhere stay."""
     removal.sweep(Workspace.from_config(create=False).runs_dir)
     folders = folders_of(run_ids)
     if below := _below(folders):
@@ -69,7 +70,8 @@ def rm(*, run_ids: list[str], children: bool, force: bool, yes: bool, dry_run: b
             return _DECLINED
         removed = [run for folder, run in zip(folders, removed, strict=True) if _remove(folder, force=force)]
     if as_json:
-        print_json([{"run_id": run.name, "size_bytes": run.size_bytes} for run in removed])
+        rows: list[RemovedRun] = [{"run_id": run.name, "size_bytes": run.size_bytes} for run in removed]
+        print_json(rows)
     else:
         for run in removed:
             print(f"{run.name}: {'would be removed' if dry_run else 'removed'}, {size_text(run.size_bytes)}")
@@ -121,7 +123,7 @@ def prune(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """Remove old runs, unused snapshots and environments, and cached data.
+    """Remove old runs and unused snapshots, environments and data.
 
     Keeps everything that a living run uses, runs with the tag `keep`, and runs that made a model.
     """
@@ -129,7 +131,7 @@ def prune(
         criteria = (older_than_s, keep_last, max_size, status, experiment)
         if runs or snapshots or environments or data or models or any(value is not None for value in criteria):
             raise UserError(
-                "--compute goes alone: it removes what ended runs left on nodes, and nothing of the workspace."
+                "--compute takes no other criterion: it removes files of ended runs on nodes, and nothing of the workspace."
             )
         return _prune_nodes(compute, yes=yes, dry_run=dry_run, as_json=as_json)
     policy = PrunePolicy(
@@ -165,7 +167,7 @@ def _prune_nodes(name: str, *, yes: bool, dry_run: bool, as_json: bool) -> int:
     described = configured.read(workspace.path, name)
     target = described.make()
     if not isinstance(target, Examined):
-        raise TargetError(f"compute target {name!r} is of kind {described.kind!r}, whose nodes can't be looked at.")
+        raise TargetError(f"compute target {name!r} is of kind {described.kind!r}, which gives no access to its nodes.")
     with target.examine() as links:
         lost = [link for link in links if link.lost]
 
@@ -228,17 +230,11 @@ def _below(folders: list[RunFolder]) -> list[RunFolder]:
 
 
 def confirmed(question: str, *, yes: bool, as_json: bool) -> bool:
-    """Ask a question, and return True for a yes.
-
-    Raises:
-        UserError: There is neither a terminal nor --yes.
-    """
+    """Ask a question, and return True for a yes."""
     if yes:
         return True
     if as_json or not sys.stdin.isatty():
-        raise UserError(
-            f"nothing was removed, because there is no terminal for the question. Add --yes to answer: {question}"
-        )
+        raise UserError(f"nothing was removed, because no terminal shows the question. Add --yes to answer: {question}")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True
@@ -279,14 +275,9 @@ def _print_left(found: list[LeftBehind], *, will_be: bool) -> None:
 
 
 def _summary(found: Pruned) -> str:
-    """Return a summary such as "2 runs (3.1 MB), 1 snapshot (20 kB): 3.2 MB"."""
     parts = [
         f"{counted(len(gone), noun)} ({_total(gone)})"
-        for noun, gone in (
-            ("run", found.runs),
-            ("snapshot", found.snapshots),
-            ("environment", found.environments),
-        )
+        for noun, gone in (("run", found.runs), ("snapshot", found.snapshots), ("environment", found.environments))
         if gone
     ]
     if found.data_bytes:
@@ -302,7 +293,7 @@ def _total(gone: list[Removed] | tuple[Removed, ...]) -> str:
 
 @takes(VerbOption("folder", "The workspace's folder; default: ./.paceline.", "[FOLDER]", Path))
 def trust(*, folder: Path | None) -> None:
-    """Trust a workspace that was not made by you on this machine: a group's, an unpacked one, a copy.
+    """Trust a workspace that you did not make on this machine. It may be a group's, an unpacked one or a copy.
 
     Anyone who can write to a workspace can start programs as you, so trust a folder only if you trust its writers.
     """

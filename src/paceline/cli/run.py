@@ -6,20 +6,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline.cli.common import folder_of, print_json
 from paceline.cli.description import Asked, asked, combined, read_env_files
-from paceline.cli.options import takes
+from paceline.cli.options import Given, takes
 from paceline.cli.run_options import RERUN
 from paceline.cli.summary import print_submitted, summary
 from paceline.cli.view import RunView, print_end
 from paceline.errors import JobError, ModelError
 from paceline.job.sizes import range_text
 from paceline.rerun import rerun as rerun_job
-from paceline.runs import read, tags_and_properties
+from paceline.runs import read, states, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import Show
 from paceline.runs.record import RunRecord, user_name
@@ -29,12 +28,7 @@ from paceline.workspace import Workspace
 
 
 def begin(
-    file: Path | None,
-    description: dict[str, Any],
-    given: Mapping[str, Any],
-    *,
-    follow: bool,
-    run_id: str | None = None,
+    file: Path | None, description: dict[str, Any], given: Given, *, follow: bool, run_id: str | None = None
 ) -> int:
     """Submit the run, or print it with --dry-run. Return the exit code.
 
@@ -57,9 +51,10 @@ def begin(
 
 @takes(*RERUN)
 def rerun(**given: Any) -> int:
-    """Submit a run's job again, with the same source and the same versions of packages.
+    """Submit a run's job again, with the same source and packages.
 
-    Of a registered model, the run that made it. Secrets come from your shell, or from --env-file.
+    Packages have the same exact versions. Of a registered model, the run that made it. Secrets come from your shell, or from
+    --env-file.
     """
     values, _ = read_env_files([Path(path) for path in given["env_file"] or ()])
     folder = rerun_job(
@@ -69,11 +64,7 @@ def rerun(**given: Any) -> int:
 
 
 def _run_meant(text: str) -> str:
-    """Return a run's id, or the id of the run that made a model's version.
-
-    Raises:
-        ModelError: The version was registered without its run.
-    """
+    """Return a run's id, or the id of the run that made a model's version."""
     if ":" not in text and "@" not in text:
         return text
     from paceline import models
@@ -119,7 +110,7 @@ class _HashingProgress:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
-def _tell_or_follow(folder: RunFolder, given: Mapping[str, Any], *, follow: bool) -> int:
+def _tell_or_follow(folder: RunFolder, given: Given, *, follow: bool) -> int:
     if follow:
         return _follow(folder, as_json=given["as_json"], quiet=given["quiet"])
     run_id = folder.run_id
@@ -143,7 +134,7 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
         view.say(_headline(folder, record))
         for text in _not_copied(folder, record):
             view.say(text)
-        record = _follow_with_interrupts(folder, view)
+        record, is_interrupted = _follow_with_interrupts(folder, view)
     finally:
         if as_json:
             sys.stdout = kept
@@ -153,11 +144,12 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
     print_end(folder, record, view)
     if as_json:
         print_json(summary(folder))
+    if is_interrupted and record.status == states.CANCELED:
+        return 128 + signal.SIGINT
     return record.exit_code if record.exit_code is not None else 1
 
 
 def _headline(folder: RunFolder, record: RunRecord) -> str:
-    """Return the first line of a run: its name and id, what runs, where, and on how many processes."""
     job = record.job
     assert job is not None
     if job.world_size == 1:
@@ -174,8 +166,11 @@ def _headline(folder: RunFolder, record: RunRecord) -> str:
     return f"Run {called}: {' '.join(job.entry_words)} on {record.target}, {shape}{backend}"
 
 
-def _follow_with_interrupts(folder: RunFolder, view: RunView) -> RunRecord:
-    """Follow the run. Ctrl-C asks once, and cancels if pressed again or without a terminal."""
+def _follow_with_interrupts(folder: RunFolder, view: RunView) -> tuple[RunRecord, bool]:
+    """Follow the run, and return its record and whether Ctrl-C canceled it.
+
+    Ctrl-C asks once, and cancels if pressed again or without a terminal.
+    """
     # Continues at its position after an interruption.
     following = Show(folder, line=view.line, state=view.state, note=view.note, attempt=view.attempt)
     asked = canceled = False
@@ -183,12 +178,12 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> RunRecord:
         while True:
             try:
                 interrupts.let_one_through()
-                return following.to_the_end()
+                return following.to_the_end(), canceled
             except KeyboardInterrupt:
                 record = read.record(folder)
                 # The run may have ended just now: then there is no question.
                 if record.is_terminal:
-                    return record
+                    return record, canceled
                 # The cancel is under way: further keys change nothing.
                 if canceled:
                     continue
@@ -197,7 +192,7 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> RunRecord:
                     asked = True
                     answer = _ask(interrupts)
                     if answer == "d":
-                        return record
+                        return record, False
                     if answer != "c":
                         continue
                 read.request_cancel(folder, by=user_name(), reason="Ctrl-C")

@@ -9,14 +9,13 @@ import shutil
 import sys
 from pathlib import Path
 
-from paceline.cli.options import DETACH, JSON, Duration, VerbOption
+from paceline.cli.options import DETACH, JSON, Duration, Given, VerbOption
 from paceline.errors import JobError
 
 # Not typing's, which is slow to import.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
 #: Options of `env build`, too.
@@ -41,10 +40,7 @@ ISOLATED = VerbOption(
 )
 NAME = VerbOption("--name", "Display name of the run, in addition to its id.", "TEXT", key="display_name")
 ENV_FILE = VerbOption(
-    "--env-file",
-    "File of NAME=VALUE lines (dotenv), whose values are not recorded; may be repeated.",
-    "FILE",
-    list,
+    "--env-file", "File of NAME=VALUE lines (dotenv), whose values are not recorded; may be repeated.", "FILE", list
 )
 QUIET = VerbOption("-q --quiet", "Print only the script's output, and errors.", type=bool)
 
@@ -244,13 +240,10 @@ RERUN = (
 )
 
 
-def words(given: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
+def words(given: Given) -> tuple[Path | None, dict[str, Any]]:
     """Return the job file, if any, and all other options as a description.
 
     `given` maps options to values, None for those left out. Paths become absolute: a description may be written to a file.
-
-    Raises:
-        JobError: A value is wrong.
     """
     file, found = _entry(given["script"], given["source"], given["module"], given["arguments"] or [])
     if given["nodes"] is not None:
@@ -275,11 +268,7 @@ def experiment_name(directory: str | Path) -> str:
 
 
 def one_file(requirements: list[str] | None) -> str | None:
-    """Return the only requirements file.
-
-    Raises:
-        JobError: There are several.
-    """
+    """Return the only requirements file."""
     if requirements and len(requirements) > 1:
         raise JobError(
             f"--requirements was given {len(requirements)} times ({', '.join(requirements)}). Give one file, which may "
@@ -289,11 +278,7 @@ def one_file(requirements: list[str] | None) -> str | None:
 
 
 def pairs(option: str, given: list[str] | None) -> dict[str, Any]:
-    """Return `KEY=VALUE` words as a dict; a bare KEY has None.
-
-    Raises:
-        JobError: A word has no key.
-    """
+    """Return `KEY=VALUE` words as a dict; a bare KEY has None."""
     found: dict[str, Any] = {}
     for word in given or ():
         key, equals, value = word.partition("=")
@@ -306,7 +291,6 @@ def pairs(option: str, given: list[str] | None) -> dict[str, Any]:
 def _entry(
     script: Path | None, source: Path | None, module: str | None, arguments: list[str]
 ) -> tuple[Path | None, dict[str, Any]]:
-    """Return the job file, or the source folder, the working directory, and the script or module."""
     found: dict[str, Any] = {}
     if module is not None:
         # The parser takes the first word for the script, even behind `--`, where it belongs to the module.
@@ -346,7 +330,7 @@ def _entry(
     place = _project(script, source)
     name = os.path.relpath(os.path.realpath(script), place["source_directory"])
     if name.split(os.sep)[0] == "..":
-        raise JobError(f"{str(script)!r} does not lie in --source {str(source)!r}.")
+        raise JobError(f"{str(script)!r} is outside of --source {str(source)!r}. Name a folder that holds the script.")
     return None, found | place | {"entry_script": _file_name(name)}
 
 
@@ -393,7 +377,6 @@ def _command(first: Path, further: int) -> list[str] | None:
 
 
 def _of_command(command: list[str], root: str) -> dict[str, Any]:
-    """Return the entry and arguments of a command that runs in the working directory."""
     first = command[0]
     if len(command) == 1 and re.search(r"[\s;|&<>$]", first):
         return {"entry_script": "bash", "arguments": ["-c", first]}
@@ -414,7 +397,6 @@ def _inputs(given: list[str] | None) -> list[str]:
 
 
 def _environment(given: list[str] | None) -> dict[str, Any]:
-    """Return variables: `--env NAME=VALUE` is recorded, the value of `--env NAME` is not."""
     variables: dict[str, str] = {}
     secrets: dict[str, str] = {}
     for name, value in pairs("--env", given).items():
@@ -431,7 +413,7 @@ def _nodes(text: str) -> tuple[int | str, int]:
     if match is None and (ends := re.fullmatch(r"(\d+)\.\.(\d+)", text)):
         fewest, most = sorted(max(1, int(end)) for end in ends.groups())
         raise JobError(
-            f"-j {text!r} does not say how many processes each node has. Write -j {fewest}..{most}x1 for one."
+            f"-j {text!r} lacks the number of processes a node. Write -j {fewest}..{most}x1 for one process."
         )
     least, most = (int(match[1] or 1), int(match[2] or match[1] or 1)) if match else (0, 0)
     if match is None or most < 1 or int(match[3]) < 1:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli import service_options
-from paceline.cli.common import print_json, warn
-from paceline.cli.options import JSON, TLS, Duration, VerbOption, takes
+from paceline.cli.common import print_json, refuse, warn
+from paceline.cli.options import JSON, TLS, Duration, Given, VerbOption, takes
 from paceline.cli.service_options import PACKAGE
 from paceline.errors import ModelNotFoundError, ServingError
 from paceline.job.environment import EnvironmentSpec
@@ -25,6 +25,9 @@ from paceline.serving.api import ServedModel, ServerConfig, absolute, check
 from paceline.system.detached_process import library_dir
 from paceline.system.files import PRIVATE, remove_tree, write_json
 from paceline.workspace import Workspace
+
+if TYPE_CHECKING:
+    from paceline.cli.outputs import WrittenFolder
 
 #: The port of Azure's own server.
 _PORT = 5001
@@ -67,15 +70,15 @@ _KEYS = ("host", "workers", "log_level", "tls_cert", "tls_key")
 
 @takes(*SERVE)
 def serve(**given: Any) -> int:
-    """Serve a model in the foreground: /score, /v2/models/NAME/infer, /metrics. Ctrl-C ends it.
+    """Serve a model in the foreground. It answers /score, /v2/models/NAME/infer and /metrics; Ctrl-C ends it.
 
     Serves a script with init() and run(data), or predict(...) with type hints, or a plain model of scikit-learn, ONNX,
     TorchScript or torch.export.
     """
     folder = Path(tempfile.mkdtemp(prefix="paceline-serve-"))
     try:
-        if given["as_json"] and given["check"] is None:
-            raise ServingError("--json goes with --check; a server that runs says how it is in /metrics and its log.")
+        alone = given["as_json"] and given["check"] is None
+        refuse(ServingError, (alone, "--json goes with --check; a running server has /metrics and its log."))
         sample = _sample(given["check"] or "")
         found = _found(given["models"] or ())
         config = _config(given, [_served(model, folder / f"hashes-{at}") for at, model in enumerate(found)])
@@ -95,8 +98,7 @@ def serve(**given: Any) -> int:
         remove_tree(folder)
 
 
-def _config(given: Mapping[str, Any], models: Sequence[ServedModel]) -> ServerConfig:
-    """Return the configuration that the options make, without an environment."""
+def _config(given: Given, models: Sequence[ServedModel]) -> ServerConfig:
     values: dict[str, Any] = {key: given[key] for key in _KEYS if given[key] is not None}
     values |= service_options.settings(given)
     if given["entry"] is not None:
@@ -186,15 +188,10 @@ def _sample(given: str) -> bytes | None:
 
 
 @contextmanager
-def in_environment(
-    config: ServerConfig, given: Mapping[str, Any], own: EnvironmentSpec | None
-) -> Iterator[ServerConfig]:
+def in_environment(config: ServerConfig, given: Given, own: EnvironmentSpec | None) -> Iterator[ServerConfig]:
     """Return the configuration with interpreter and variables of its environment, which is locked against `env prune`.
 
     `own` is the environment of the run that made the first model. A program that replaces this process inherits the lock.
-
-    Raises:
-        UserError: The environment is unknown or can't be built, or its interpreter is missing.
     """
     # The folder in which a service's options look for requirements.
     wanted = service_options.environment({**given, "source": config.source_dir})
@@ -216,7 +213,6 @@ def in_environment(
 
 
 def _interpreter(python: str | None) -> str | None:
-    """Return the interpreter of an environment, or None for Paceline's own."""
     if python is None or python == sys.executable:
         return None
     if not Path(python).exists():
@@ -229,7 +225,7 @@ def _interpreter(python: str | None) -> str | None:
 
 @takes(*PACKAGE)
 def package(**given: Any) -> None:
-    """Write a folder that serves a model anywhere: Dockerfile, exact versions, model, script and server."""
+    """Write a folder that serves a model anywhere. It has a Dockerfile, exact versions, model, script and server."""
     spec = make_spec(
         given["models"],
         entry_script=given["entry"],
@@ -248,7 +244,8 @@ def package(**given: Any) -> None:
         overwrite=given["overwrite"],
     )
     if given["as_json"]:
-        print_json({"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())})
+        written: WrittenFolder = {"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())}
+        print_json(written)
         return
     print(folder)
     warn(f"podman build -t {folder.name.lower()} {folder}\nor, by hand: python {folder / 'start.py'} --port 8000")

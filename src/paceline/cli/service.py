@@ -106,7 +106,7 @@ def show(*, name: str, as_json: bool) -> None:
             ("Restarts", f"{record.restarts}" if record.restarts else ""),
             ("Last end", (record.last_end or "").splitlines()),
             *[(f"Tag {key}", value) for key, value in record.tags.items()],
-        ],
+        ]
     )
     print()
     print_table(
@@ -207,7 +207,7 @@ def rollback(*, name: str, to: int | None, no_wait: bool, as_json: bool) -> None
 
 @takes(NAME, VerbOption("--regenerate", "Replace this key; the other stays valid.", "primary|secondary"), JSON)
 def keys(*, name: str, regenerate: str | None, as_json: bool) -> None:
-    """Show a service's two keys; a request needs one of them: `Authorization: Bearer KEY`."""
+    """Show a service's two keys. A request needs one of them: `Authorization: Bearer KEY`."""
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
     if regenerate is not None:
         with store.editing(folder):
@@ -266,7 +266,7 @@ def unit(*, name: str, as_json: bool) -> None:
     JSON,
 )
 def bench(*, name: str, data: str, clients: str, seconds: float, picture: Path | None, as_json: bool) -> None:
-    """Measure a service with 1, 8 and 32 clients: requests a second, and p50, p95 and p99 of the latency."""
+    """Measure requests per second and latency of a service. Prints p50, p95 and p99 for 1, 8 and 32 clients."""
     from paceline.serving import api as serving
 
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
@@ -298,7 +298,8 @@ def _body(data: str) -> bytes:
     if not data.startswith("@"):
         if 0 < len(data) < 256 and Path(data).is_file():
             raise ServiceError(
-                f"DATA {data!r} is the name of a file. Send what is in it: @{data}; or the text itself by -."
+                f"DATA {data!r} is the name of a file. Write @{data} to send the file's content, or - to send this "
+                "text from standard input."
             )
         return data.encode()
     try:

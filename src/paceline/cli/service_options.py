@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.options import JSON, TLS, Duration, VerbOption
+from paceline.cli.common import refuse
+from paceline.cli.options import JSON, TLS, Duration, Given, VerbOption
 from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON, one_file
 from paceline.environments.environment import Environment
 from paceline.environments.from_parameters import described
@@ -117,12 +118,8 @@ PACKAGE = (
 )
 
 
-def settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given settings, of a service or of `serve`.
-
-    Raises:
-        ServiceError: A size is wrong.
-    """
+def settings(given: Given) -> dict[str, Any]:
+    """Return the given settings, of a service or of `serve`."""
     found: dict[str, Any] = {}
     for option, name in _SETTINGS.items():
         value = given.get(option)
@@ -138,11 +135,7 @@ def settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def variables(words: Sequence[str] | None) -> dict[str, str]:
-    """Return the variables of NAME=VALUE words; a bare NAME has the shell's value.
-
-    Raises:
-        ServiceError: A name is wrong, or the shell has no such variable.
-    """
+    """Return the variables of NAME=VALUE words; a bare NAME has the shell's value."""
     from paceline.services.revision_spec import as_variables
 
     found = {}
@@ -156,24 +149,18 @@ def variables(words: Sequence[str] | None) -> dict[str, str]:
     return as_variables(found)
 
 
-def environment(given: Mapping[str, Any]) -> EnvironmentSpec | None:
-    """Return the environment of the options, or None for the model's own.
-
-    Raises:
-        UserError: The environment is unknown, or options contradict each other.
-    """
-    packages = any(given[option.name] for option in PACKAGES)
-    if given["environment"] is not None:
-        if packages or given["python"] is not None or given["isolated"] is not None:
-            raise ServiceError(
-                f"--environment {given['environment']} says it all. Leave out the packages and --python, or it."
-            )
-        return Environment.get(Workspace.from_config(create=False), given["environment"])
-    if not packages and given["python"] is None:
-        if given["isolated"] is not None:
-            raise ServiceError("--isolated and --layered are for packages. Name some with --pip or --requirements.")
-        return None
-    return environment_of(given, Path(given["source"] or Path.cwd()))
+def environment(given: Given) -> EnvironmentSpec | None:
+    """Return the environment of the options, or None for the model's own."""
+    name, isolated = given["environment"], given["isolated"] is not None
+    own = given["python"] is not None or any(given[option.name] for option in PACKAGES)
+    refuse(
+        ServiceError,
+        (name and (own or isolated), f"--environment {name} has packages. Leave out it, or packages and --python."),
+        (isolated and not own, "--isolated and --layered are for packages. Name some with --pip or --requirements."),
+    )
+    if name is not None:
+        return Environment.get(Workspace.from_config(create=False), name)
+    return environment_of(given, Path(given["source"] or Path.cwd())) if own else None
 
 
 def tags(words: Sequence[str] | None) -> dict[str, str]:
@@ -181,24 +168,16 @@ def tags(words: Sequence[str] | None) -> dict[str, str]:
     return {key: value for key, _, value in (word.partition("=") for word in words or ())}
 
 
-def tls(given: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the two files, or None.
-
-    Raises:
-        ServiceError: Only one is given.
-    """
+def tls(given: Given) -> tuple[str, str] | None:
+    """Return the two files, or None."""
     cert, key = given["tls_cert"], given["tls_key"]
     if (cert is None) != (key is None):
         raise ServiceError("--tls-cert and --tls-key go together: give both files, or neither.")
     return None if cert is None else (cert, key)
 
 
-def environment_of(given: Mapping[str, Any], source_directory: Path) -> EnvironmentSpec:
-    """Return the environment of package options. Relative files start from `source_directory`.
-
-    Raises:
-        JobError, EnvironmentSpecError: As for `paceline.environments.from_parameters.described`.
-    """
+def environment_of(given: Given, source_directory: Path) -> EnvironmentSpec:
+    """Return the environment of package options. Relative files start from `source_directory`."""
     return described(
         definition=None,
         source_directory=source_directory,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from paceline.cli.common import print_json
 from paceline.job.job import Job
@@ -18,13 +18,16 @@ from paceline.system import linked
 from paceline.system.files import read_json, tree_size
 from paceline.system.names import some
 
+if TYPE_CHECKING:
+    from paceline.cli.outputs import BuiltPackages, GitState, LoadSample, RunData, RunSummary, ShownRun
+
 
 def command_text(record: RunRecord) -> str:
     """Return the run's command as for a shell; "" without a job."""
     return shlex.join([*record.job.entry_words, *record.job.arguments]) if record.job else ""
 
 
-def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any]:
+def summary(folder: RunFolder, record: RunRecord | None = None) -> RunSummary:
     """Return the keys of `status`, `list`, `submit` and `run`. `record` is the run's, if known."""
     # Imported here: `paceline run` loads this module, but not the notebook's view.
     from paceline.runs.notebook import latest_metrics
@@ -52,9 +55,9 @@ def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any
         "waiting_for": record.waiting_for,
         "exit_code": record.exit_code,
         "failure": {"cause": record.failure.cause, "message": record.failure.message} if record.failure else None,
-        "hang": dict(record.hang) if record.hang else None,
+        "hang": record.hang,
         "warnings": list(record.warnings),
-        "left_out": [dict(one) for one in record.left_out],
+        "left_out": [{"name": one["name"], "why": one["why"]} for one in record.left_out],
         "left_out_count": record.left_out_count,
         "parent_run_id": record.parent_run_id,
         "tags": noted.tags,
@@ -73,7 +76,7 @@ def print_submitted(folder: RunFolder, hints: str, *, as_json: bool) -> int:
     return 0
 
 
-def details(folder: RunFolder) -> dict[str, Any]:
+def details(folder: RunFolder) -> ShownRun:
     """Return the keys of `show`: those of `summary`, and all others."""
     # Imported here: `paceline run` loads this module, but not models.
     from paceline.models import registry
@@ -88,12 +91,12 @@ def details(folder: RunFolder) -> dict[str, Any]:
         "canceled_by": record.canceled_by,
         "source_directory": record.source_directory,
         "snapshot_id": record.snapshot_id,
-        "not_copied": [asdict(one) for one in linked.read(folder.linked)],
-        "git": dict(record.git),
+        "not_copied": [not_copied_json(one) for one in linked.read(folder.linked)],
+        "git": cast("GitState", dict(record.git)),
         "job": record.job.shown() if record.job else None,
         "environment": read_json(folder.environment),
-        "data": read_json(folder.data) or {},
-        "load": loads.last(folder),
+        "data": cast("RunData", read_json(folder.data) or {}),
+        "load": cast("LoadSample | None", loads.last(folder)),
         "attempt_records": [attempt.to_json() for attempt in record.attempts],
         "failure": record.failure.to_json() if record.failure else None,
         "trial": dict(record.trial) if record.trial else None,
@@ -105,7 +108,11 @@ def details(folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def environment_text(job: Job | None, built: dict[str, Any] | None) -> str:
+def not_copied_json(one: linked.NotCopied) -> dict[str, object]:
+    return asdict(one)
+
+
+def environment_text(job: Job | None, built: BuiltPackages | None) -> str:
     """Return the script's environment, such as "image lab/torch:2" or "1f0c3a (layered): einops==0.8.1".
 
     Return "" for the submitting interpreter.
@@ -123,7 +130,7 @@ def environment_text(job: Job | None, built: dict[str, Any] | None) -> str:
     return "; ".join(parts)
 
 
-def data_texts(data: dict[str, Any]) -> list[str]:
+def data_texts(data: RunData) -> list[str]:
     """Return a line for each input and output: "train = lab:mnist/train, 12 files, 45.2 MB"."""
     lines = []
     for found in (*data.get("inputs", ()), *data.get("outputs", ())):

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.children import child
 from paceline.cli import job_file
-from paceline.cli.common import folder_of, print_fields, print_json, print_table, with_children
+from paceline.cli.common import folder_of, print_fields, print_json, print_table, refuse, with_children
 from paceline.cli.description import Asked, asked, combined
 from paceline.cli.options import JSON, VerbOption, takes
 from paceline.cli.run_options import words
@@ -50,9 +50,9 @@ TRIALS = VerbOption("--trials", "Number of further trials.", "N", int, needed=Tr
 
 @takes(*SWEEP)
 def run(**given: Any) -> int:
-    """Try a script with different hyperparameters, each time in its own run, and follow the sweep to its end.
+    """Run a script many times with different hyperparameters. Follows the sweep to its end.
 
-    All options of `paceline run` describe a trial. Ctrl-C only stops following; the sweep goes on.
+    Each trial is its own run. All options of `paceline run` describe a trial. Ctrl-C only stops following; the sweep goes on.
     """
     file, description = words(given)
     section: Any = {}
@@ -60,8 +60,8 @@ def run(**given: Any) -> int:
         in_file = job_file.read(file, sections=("sweep",))
         section = in_file.pop("sweep", {})
         description = combined(in_file, description)
-    if not isinstance(section, dict):
-        raise SweepError(f"{str(file)!r}: sweep takes keys and values, such as `metric: accuracy`.")
+    wrong = not isinstance(section, dict)
+    refuse(SweepError, (wrong, f"{str(file)!r}: sweep takes keys and values, such as `metric: accuracy`."))
     wanted, sweep = asked(description), spec(given, section, file, _former)
     if given["dry_run"]:
         return _print_points(wanted, sweep, as_json=given["as_json"])
@@ -86,8 +86,7 @@ def run(**given: Any) -> int:
 @takes(ANY_SWEEP, TOP, FOLLOW, HTML, PNG, JSON)
 def show(*, run_id: str | None, top: int, follow: bool, html: Path | None, png: Path | None, as_json: bool) -> int:
     """Show a sweep's trials, the best first."""
-    if top < 0:
-        raise SweepError(f"--top must be 0 (all) or more, got {top}.")
+    refuse(SweepError, (top < 0, f"--top must be 0 (all) or more, got {top}."))
     folder, record, sweep = _sweep(run_id)
     if html is not None or png is not None:
         return _draw(folder, sweep, html, png)
@@ -128,9 +127,8 @@ def _draw(folder: RunFolder, sweep: SweepSpec, html: Path | None, png: Path | No
         raise SweepError(why)
     drawn = draw.sketched(f"Sweep {folder.run_id}", sweep, trial_runs.trials(folder, sweep))
     try:
-        if html is not None and html.is_dir():
-            raise SweepError(f"--html {str(html)!r} is a folder. Name a file, such as sweep.html.")
         if html is not None:
+            refuse(SweepError, (html.is_dir(), f"--html {str(html)!r} is a folder. Name a file, such as sweep.html."))
             draw.write_page(html, drawn)
             print(html)
         if png is not None:
@@ -146,7 +144,7 @@ def _draw(folder: RunFolder, sweep: SweepSpec, html: Path | None, png: Path | No
 
 @takes(ANY_SWEEP, JSON)
 def best(*, run_id: str | None, as_json: bool) -> None:
-    """Show the best trial, or with several metrics those on the Pareto front: runs, values, hyperparameters."""
+    """Show the best trial, or the Pareto front of several metrics. Prints runs, values and hyperparameters."""
     folder, _, sweep = _sweep(run_id)
     all_best = results.best_trials(trial_runs.trials(folder, sweep), sweep)
     if not all_best:
@@ -249,7 +247,6 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
 
 
 def _line(job: Job, values: Mapping[str, Any], pass_as: str) -> str:
-    """Return a trial's command in one line."""
     command = " ".join([*job.entry_words, *job.arguments])
     if pass_as == ENVIRONMENT:
         return " ".join([*(f"{variable(name)}={text_of(v)}" for name, v in values.items() if v is not None), command])
@@ -267,7 +264,7 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool, top: int = _SHOWN)
         record = child.follow_log(folder, line) if quiet else live.follow(folder, sys.stderr, line, stays=False)
     except KeyboardInterrupt:
         line(f"\n{live.way_back(folder)}")
-        return 0
+        raise
     sweep = SweepSpec.from_json(record.sweep or {})
     trials = trial_runs.trials(folder, sweep)
     order = ordered(trials, sweep.goals)

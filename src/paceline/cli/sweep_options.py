@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.options import DETACH, JSON, Duration, VerbOption
+from paceline.cli.common import refuse
+from paceline.cli.options import DETACH, JSON, Duration, Given, VerbOption
 from paceline.cli.run_options import RUN
 from paceline.errors import SweepError
 from paceline.sweeps.expressions import Expression, parse
@@ -17,6 +18,7 @@ from paceline.sweeps.samplers.samplers import check_sampler
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec, listed, objectives
 from paceline.system import units
+from paceline.system.names import did_you_mean
 
 # A sweep has its own forms of these, and no --yaml.
 _NOT_A_SWEEPS = ("dry_run", "yaml", "quiet", "as_json")
@@ -97,35 +99,31 @@ _KEYS = (
     *("space", "metric", "goal", "trials", "concurrent", "sampler", "stop", "seed", "points", "max_failures"),
     *("max_duration_seconds", "repeats", "pass_as", "switches", "array_size", "controller", "warm_start"),
 )
+#: Options with the name of their key.
+_SAME = ("trials", "concurrent", "sampler", "seed", "max_failures", "pass_as", "array_size", "controller", "repeats")
 
 
-def spec(
-    given: Mapping[str, Any], section: Mapping[str, Any], file: Path | None, former: Callable[[str], str]
-) -> SweepSpec:
+def spec(given: Given, section: Mapping[str, Any], file: Path | None, former: Callable[[str], str]) -> SweepSpec:
     """Return the sweep of the options and a file's section. Options win.
 
     `former` completes the id of a former sweep.
-
-    Raises:
-        SweepError: A value is wrong; the message has the option or the key.
     """
     if unknown := sorted(set(section) - set(_KEYS)):
-        raise SweepError(f"{str(file)!r}: sweep has an unknown key {unknown[0]!r}. Known are {', '.join(_KEYS)}.")
+        raise SweepError(
+            f"{str(file)!r}: sweep has an unknown key {unknown[0]!r}.{did_you_mean(unknown[0], _KEYS)} Known are "
+            f"{', '.join(_KEYS)}."
+        )
     found: dict[str, Any] = dict(section)
     # A hyperparameter of the command line replaces the file's.
     parts = {
         **_space(section.get("space") or {}),
         **{name: parse(text) for name, text in _params(given["param"]).items()},
     }
-    if not parts:
-        raise SweepError("name what is to be tried: --param lr=loguniform(1e-4,1e-1), once for each hyperparameter.")
+    none = "a sweep needs hyperparameters. Give --param lr=loguniform(1e-4,1e-1), once for each."
+    refuse(SweepError, (not parts, none))
     found["space"] = Space(parts)
-    for name in ("trials", "concurrent", "sampler", "seed", "max_failures", "pass_as", "array_size", "controller"):
-        if given[name] is not None:
-            found[name] = given[name]
+    found |= {name: given[name] for name in _SAME if given[name] is not None and given[name] is not False}
     _judge(given, found)
-    if given["repeats"]:
-        found["repeats"] = True
     if given["max_sweep_duration"] is not None:
         found["max_duration_seconds"] = given["max_sweep_duration"]
     elif isinstance(limit := found.get("max_duration_seconds"), str):
@@ -151,8 +149,7 @@ def spec(
     return made
 
 
-def _judge(given: Mapping[str, Any], found: dict[str, Any]) -> None:
-    """Add metrics and goals to the settings."""
+def _judge(given: Given, found: dict[str, Any]) -> None:
     general = None if given["maximize"] is None else "maximize" if given["maximize"] else "minimize"
     if given["metric"]:
         names, goals = [], []
@@ -164,15 +161,15 @@ def _judge(given: Mapping[str, Any], found: dict[str, Any]) -> None:
             goals.append(goal if is_goal else general)
         if len(names) > 1 and None in goals:
             raise SweepError(
-                f"--metric {names[goals.index(None)]}: of several metrics say of each what is better, such as --metric "
+                f"--metric {names[goals.index(None)]} needs a goal, because there are several metrics. Write such as --metric "
                 "latency=minimize."
             )
         found["metric"], own = names, [goal or found.get("goal") or "maximize" for goal in goals]
         found["goal"] = own[0] if len(own) == 1 else own
     elif general is not None:
         found["goal"] = general
-    if not found.get("metric"):
-        raise SweepError("say by which metric trials are judged: --metric NAME, as the script logs it.")
+    none = "say by which metric trials are judged: --metric NAME, as the script logs it."
+    refuse(SweepError, (not found.get("metric"), none))
     found |= objectives(found["metric"], found.get("goal", "maximize"))
 
 

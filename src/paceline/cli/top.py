@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, cast
 
 from paceline.cli.common import columns, folder_of, print_json
 from paceline.cli.options import JSON, LATEST_RUN, VerbOption, takes
@@ -26,6 +26,9 @@ from paceline.runs.follow import duration_text, hang_status
 from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible
 from paceline.system.signals import handled
+
+if TYPE_CHECKING:
+    from paceline.cli.outputs import LoadSample, RunLoad
 
 _INTERVAL_S = 2.0
 _LEAST_S, _MOST_S = 0.5, 3600.0
@@ -45,7 +48,7 @@ _PAUSE_S = 0.1
     JSON,
 )
 def top(*, run_id: str | None, once: bool, interval: float, as_json: bool) -> int:
-    """Watch the load of a run's nodes and workers, and how each rank spends its time. Ctrl-C ends it.
+    """Watch the load of a run's nodes and workers. Shows how each rank spends its time; Ctrl-C ends it.
 
     Shows processors (100 % is one core), memory, GPUs, disk, network, steps, and the shares of time in which a rank computes,
     waits for data and waits for other ranks. Without a terminal it prints once.
@@ -77,7 +80,7 @@ def _live(folder: RunFolder, interval_s: float) -> int:
                 time.sleep(_PAUSE_S)
     # Print the last state on the normal screen.
     print("\n".join(lines))
-    return 128 + ended[0] if ended and ended[0] != signal.SIGINT else 0
+    return 128 + ended[0] if ended else 0
 
 
 def _draw(lines: list[str]) -> None:
@@ -103,13 +106,10 @@ def _screen(stream: IO[str]) -> Iterator[list[int]]:
                 stream.flush()
 
 
-def _told(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
+def _told(folder: RunFolder, record: RunRecord) -> RunLoad:
     sample = loads.last(folder)
-    return {
-        "run_id": record.run_id,
-        "status": record.status,
-        **(sample or {"time": None, "nodes": {}, "ranks": {}, "pace": None}),
-    }
+    none: LoadSample = {"time": None, "nodes": {}, "ranks": {}, "pace": None}
+    return {**cast("LoadSample", sample or none), "run_id": record.run_id, "status": record.status}
 
 
 def _lines(folder: RunFolder, record: RunRecord) -> list[str]:
@@ -145,7 +145,7 @@ def _lines(folder: RunFolder, record: RunRecord) -> list[str]:
     JSON,
 )
 def stacks(*, run_id: str | None, native: bool, as_json: bool) -> None:
-    """Show where each worker of a run is now: stacks of its threads, and which ranks wait for which.
+    """Show where each worker of a run is now. Prints the stacks of its threads, and which ranks wait for which.
 
     The workers run on. Equal stacks are shown once, with their ranks.
     """
@@ -164,7 +164,7 @@ def stacks(*, run_id: str | None, native: bool, as_json: bool) -> None:
     JSON,
 )
 def profile(*, run_id: str | None, seconds: float, rate: float, output: Path | None, as_json: bool) -> None:
-    """Sample the stacks of a run's workers for some seconds, to see where time is spent.
+    """Sample a run's workers, to see where they spend their time.
 
     Prints the ten longest functions, by rank where ranks differ, and writes all samples to a file for https://www.speedscope.app.
     Uses py-spy if it is installed and allowed, else signals, which see only main threads.

@@ -29,7 +29,7 @@ UI = (
 
 @takes(*UI)
 def ui(**given: Any) -> int:
-    """Show the workspace in a browser: runs, curves, logs and files. Ctrl-C ends it.
+    """Show the workspace in a browser: runs, curves, logs, files. Ctrl-C ends it.
 
     The printed link holds a token. The page listens on this machine only; --ssh shows a remote workspace.
     """

@@ -92,7 +92,7 @@ def stream_program(*sources: str, last: str) -> bytes:
 def library_files(library_dir: Path) -> dict[str, Path]:
     """Return {name in an archive, such as "paceline/errors.py": file}, sorted, without bytecode."""
     top = Path(os.path.realpath(library_dir / "paceline"))
-    files = (path for path in sorted(top.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
+    files = sorted(map(Path, boot.files_of(str(top))))
     return {f"paceline/{path.relative_to(top).as_posix()}": path for path in files}
 
 

@@ -52,7 +52,7 @@ class TensorBoard:
         """Serve until Ctrl-C or SIGTERM; return the exit code."""
         process = None
         try:
-            signal.signal(signal.SIGTERM, _interrupt)
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             self.look()
             # Safe to fork: there is no thread yet that could hold a lock.
             process = subprocess.Popen(
@@ -62,8 +62,6 @@ class TensorBoard:
             )
             self._thread.start()
             return process.wait()
-        except KeyboardInterrupt:
-            return 0
         finally:
             if process is not None and process.poll() is None:
                 process.terminate()
@@ -121,10 +119,6 @@ class FollowedRun:
             self._there[name] = len(numbers)
         if write is not None:
             write(None, 0, 0.0, 0.0)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def event_folders(folder: RunFolder) -> list[Path]:

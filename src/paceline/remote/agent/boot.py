@@ -127,10 +127,11 @@ def state_of(package: str) -> "Tuple[str, float]":  # noqa: UP006
 
 
 def files_of(package: str) -> "Iterator[str]":
-    """Yield the path of each file of a package, except bytecode."""
+    """Yield the path of each file of a package, except bytecode, and pages and examples for readers."""
     for directory, folders, files in os.walk(package):
+        skipped = {"__pycache__", "docs", "examples"} if directory == package else {"__pycache__"}
         # Sorted: os.walk uses the order of the disk, but the hash must not depend on it.
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        folders[:] = sorted(set(folders) - skipped)
         for name in sorted(files):
             if not name.endswith((".pyc", ".pyo")):
                 yield os.path.join(directory, name)

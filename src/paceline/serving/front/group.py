@@ -2,7 +2,7 @@
 
 SIGHUP    reads the configuration again. A new `revision` is loaded beside the present one, which serves until the new one is
           ready. With the same revision, limits, keys and the number of processes change in place
-SIGTERM   answers all accepted requests, and ends. SIGINT does the same
+SIGTERM   answers all accepted requests, and ends. SIGINT does the same, with exit code 130
 SIGUSR1   the same, but leaves the listening socket to another server that has inherited it
 """
 
@@ -89,6 +89,7 @@ class ServerGroup:
         self._state = state.STARTING
         self._refused: state.Refusal | None = None
         self._is_ending = asyncio.Event()
+        self._exit_code = 0
         self._hands_over = False
         self._reloads = asyncio.Event()
         self.pool = Pool(self._folder, self._write)
@@ -123,7 +124,7 @@ class ServerGroup:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._reloads.set)
         loop.add_signal_handler(signal.SIGTERM, self._is_ending.set)
-        loop.add_signal_handler(signal.SIGINT, self._is_ending.set)
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
         loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
         generation = self.pool.begin(self._config, model_dir, started)
         # If a supervisor holds the socket, connections wait there until the model is loaded.
@@ -157,7 +158,11 @@ class ServerGroup:
             self.access.flush()
         self._state = state.STOPPED
         self._write()
-        return 0
+        return self._exit_code
+
+    def _interrupt(self) -> None:
+        self._exit_code = 128 + signal.SIGINT
+        self._is_ending.set()
 
     def _accept(self) -> asyncio.Future[None]:
         return asyncio.ensure_future(self._server.serve(sockets=[self._listener]))

@@ -1,0 +1,132 @@
+"""An example of each verb and its page, for `--help` and the manual's page; the installed pages and examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import paceline
+
+#: Verb -> a call of it. A test parses each.
+EXAMPLES = {
+    "": "paceline run train.py",
+    "init": "paceline init my-training",
+    "examples": "paceline examples sweep",
+    "docs": "paceline docs sweeps",
+    "run": "paceline run -j 2 --backend gloo train.py -- --epochs 5",
+    "submit": "RUN=$(paceline submit train.py -- --epochs 5)",
+    "rerun": "paceline rerun brave-otter-12",
+    "check": "paceline check -j 2 train.py",
+    "sweep run": "paceline sweep run train.py --param 'lr=uniform(0,1)' --metric loss",
+    "sweep show": "paceline sweep show --top 10",
+    "sweep best": "paceline sweep best calm-heron-3",
+    "sweep stop": "paceline sweep stop calm-heron-3",
+    "sweep more": "paceline sweep more calm-heron-3 10",
+    "sweep resume": "paceline sweep resume calm-heron-3",
+    "pipeline run": "paceline pipeline run pipeline.yaml --param epochs=5",
+    "pipeline show": "paceline pipeline show -f",
+    "status": "paceline status brave-otter-12",
+    "list": "paceline list --experiment digits --status Failed",
+    "show": "paceline show brave-otter-12",
+    "logs": "paceline logs -f --tail 20 brave-otter-12",
+    "metrics": "paceline metrics --name loss brave-otter-12 calm-heron-3",
+    "diff": "paceline diff brave-otter-12 calm-heron-3",
+    "files": "paceline files brave-otter-12 '*.pt'",
+    "download": "paceline download brave-otter-12 outputs --to results",
+    "ui": "paceline ui --open",
+    "export": "paceline export brave-otter-12 -o metrics.csv",
+    "tensorboard": "paceline tensorboard brave-otter-12 calm-heron-3",
+    "usage": "paceline usage --by user --since 30d",
+    "top": "paceline top brave-otter-12",
+    "stacks": "paceline stacks brave-otter-12",
+    "profile": "paceline profile --seconds 10 brave-otter-12",
+    "exec": "paceline exec brave-otter-12 --rank 1 -- nvidia-smi",
+    "cancel": "paceline cancel --wait brave-otter-12",
+    "model register": "paceline model register digits outputs/model --run brave-otter-12",
+    "model list": "paceline model list digits --latest",
+    "model show": "paceline model show digits:3",
+    "model alias": "paceline model alias digits production 3",
+    "model download": "paceline model download digits@production --to models",
+    "model verify": "paceline model verify digits:3",
+    "model delete": "paceline model delete digits:1",
+    "model push": "paceline model push digits:3 lab:models",
+    "model pull": "paceline model pull lab:models digits:3",
+    "serve": "paceline serve digits --entry score.py",
+    "service deploy": "paceline service deploy digits --model digits:3 --entry score.py",
+    "service list": "paceline service list",
+    "service show": "paceline service show digits",
+    "service logs": "paceline service logs -f digits",
+    "service call": "paceline service call digits @request.json",
+    "service update": "paceline service update digits --model digits:4",
+    "service reload": "paceline service reload digits",
+    "service scale": "paceline service scale digits 4",
+    "service rollback": "paceline service rollback digits",
+    "service keys": "paceline service keys digits --regenerate secondary",
+    "service stop": "paceline service stop digits",
+    "service start": "paceline service start digits",
+    "service delete": "paceline service delete digits",
+    "service unit": "paceline service unit digits",
+    "service bench": "paceline service bench digits @request.json --seconds 10",
+    "package": "paceline package digits:3 -o digits-server --entry score.py",
+    "compute add": "paceline compute add lab --kind ssh --host node1 --host node2",
+    "compute list": "paceline compute list",
+    "compute show": "paceline compute show lab",
+    "compute login": "paceline compute login lab",
+    "compute remove": "paceline compute remove lab",
+    "compute doctor": "paceline compute doctor lab --nodes 2",
+    "env list": "paceline env list",
+    "env show": "paceline env show torch-2",
+    "env build": "paceline env build --requirements requirements.txt --name torch-2",
+    "env prune": "paceline env prune --unused-for 30d",
+    "data list": "paceline data list",
+    "data add": "paceline data add lab s3://bucket/data",
+    "data remove": "paceline data remove lab",
+    "data ls": "paceline data ls lab:mnist/train",
+    "data upload": "paceline data upload ./mnist lab:mnist",
+    "data download": "paceline data download lab:mnist ./mnist",
+    "data cache": "paceline data cache",
+    "data prune": "paceline data prune --to 20GB",
+    "azureml check": "paceline azureml check src",
+    "azureml install": "paceline azureml install",
+    "azureml uninstall": "paceline azureml uninstall",
+    "rename": "paceline rename brave-otter-12 baseline",
+    "rm": "paceline rm brave-otter-12",
+    "prune": "paceline prune --older-than 30d --dry-run",
+    "trust": "paceline trust /group/.paceline",
+    "bug-report": "paceline bug-report brave-otter-12",
+}
+
+#: First word of a verb -> its topic in `paceline docs`, where it is not the word itself.
+TOPICS = {
+    "azureml": "from-azureml",
+    "env": "environments",
+    "model": "models",
+    "package": "services",
+    "pipeline": "pipelines",
+    "profile": "when-it-is-slow",
+    "serve": "serving",
+    "service": "services",
+    "stacks": "when-it-hangs",
+    "sweep": "sweeps",
+    "top": "when-it-is-slow",
+    "trust": "security",
+}
+
+
+def topic_of(verb: str) -> str:
+    """Return the topic in `paceline docs` that explains a verb, such as "sweep run"."""
+    first = verb.partition(" ")[0]
+    return TOPICS.get(first, first)
+
+
+def installed(name: str) -> Path:
+    """Return the folder of `docs` or `examples`: in the package, or beside `src` in a checkout."""
+    package = Path(paceline.__file__).resolve().parent
+    inside = package / name
+    return inside if inside.is_dir() else package.parents[1] / name
+
+
+def page_files() -> list[Path]:
+    """Return the files of the pages, in English, without those for contributors."""
+    top = installed("docs")
+    paths = sorted([*top.glob("*.md"), *(top / "tutorials").glob("*.md")])
+    return [path for path in paths if path.name.count(".") == 1 and path.stem != "promises"]

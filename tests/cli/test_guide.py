@@ -1,0 +1,129 @@
+"""init, examples, docs: the examples and the pages that come with the package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.parser import VerbCommand, VerbGroup, app
+from paceline.cli.verb_help import EXAMPLES, TOPICS, installed, topic_of
+from paceline.cli.verbs import VERBS
+from tests.cli.conftest import Cli
+from tests.cli.terminal import Terminal
+
+
+def verbs() -> list[str]:
+    """Return the words of every verb, such as "sweep run"."""
+    found = []
+    for name in VERBS:
+        verb = app.load(name)
+        found += [f"{name} {below}" for below in verb.commands] if isinstance(verb, VerbGroup) else [name]
+    return found
+
+
+def test_init_writes_a_script_that_runs_and_a_sweep_that_finds_its_rate(cli: Cli) -> None:
+    done = cli("init", "first")
+    assert done.stdout == "4 files written to first: .gitignore, job.yaml, sweep.yaml, train.py\n"
+    assert "cd first && paceline run train.py -- --rate 0.3" in done.stderr
+    first = cli.folder / "first"
+    assert "loss 0.0" in cli("run", "train.py", "--", "--rate", "0.3", cwd=first).stdout
+    assert "loss 0.0" in cli("run", "job.yaml", cwd=first).stdout
+    assert len(json.loads(cli("sweep", "run", "sweep.yaml", "--dry-run", "--json", cwd=first).stdout)["points"]) == 8
+
+
+def test_init_replaces_no_file(cli: Cli) -> None:
+    (cli.folder / "train.py").write_text("mine")
+    done = cli("init", code=2)
+    assert done.stderr == (
+        "paceline: error: 'train.py' exists already, and stays unchanged. Name an empty or new folder.\n"
+    )
+    assert [path.name for path in cli.folder.iterdir() if path.name != "state"] == ["train.py"]
+
+
+def test_examples_are_listed_and_copied(cli: Cli) -> None:
+    listed = cli.json("examples")
+    assert {"start", "sweep", "ddp"} <= {one["name"] for one in listed}
+    assert all(one["about"] for one in listed)
+    assert cli.json("examples", "sweep", "--to", "mine") == {
+        "folder": "mine",
+        "files": ["submit.py", "sweep.yaml", "train.py"],
+    }
+    assert (cli.folder / "mine" / "sweep.yaml").is_file()
+    done = cli("examples", "swep", code=2)
+    assert "there is no example 'swep'. Did you mean 'sweep'?" in done.stderr
+
+
+def test_docs_lists_and_prints_pages_and_headings(cli: Cli) -> None:
+    listed = cli("docs").stdout
+    assert "\nsweeps " in listed
+    assert ".es" not in listed
+    page = cli("docs", "sweeps").stdout
+    assert page.startswith("# ")
+    assert "<!--" not in page
+    assert cli("docs", "sweep").stdout.startswith("## sweep\n")
+    logs = cli("docs", "logs").stdout
+    assert logs.startswith("## logs\n")
+    assert "--tail" in logs
+    assert "## metrics" not in logs
+    assert cli("docs", "command-line#exit-codes").stdout.startswith("## Exit codes")
+
+
+@pytest.mark.parametrize(
+    ("topic", "meant"), [("sweps", "'sweeps'"), ("exit-code", "'exit-codes'"), ("runs#restarst", "")]
+)
+def test_unknown_topic_is_answered_with_the_nearest_ones(cli: Cli, topic: str, meant: str) -> None:
+    done = cli("docs", topic, code=2)
+    assert f"there is no page or heading {topic!r}." in done.stderr
+    assert meant in done.stderr
+    assert "`paceline docs` lists the pages." in done.stderr
+
+
+def test_docs_opens_a_pager_on_a_terminal(cli: Cli) -> None:
+    cli.environment["PAGER"] = "cat"
+    terminal = Terminal(cli, "docs", "logs")
+    try:
+        assert terminal.exit_code() == 0
+        assert "--tail" in terminal.text
+        assert "## logs" not in terminal.text
+    finally:
+        terminal.close()
+
+
+def test_each_verb_has_an_example_that_parses() -> None:
+    assert set(EXAMPLES) - {""} == set(verbs())
+    for verb, text in EXAMPLES.items():
+        assert f"paceline {verb}" in text
+        assert len(text) <= 76  # on one line
+
+
+def test_each_verb_has_a_topic_that_is_found(cli: Cli) -> None:
+    assert set(TOPICS) <= set(VERBS)
+    for topic in sorted({topic_of(verb) for verb in VERBS}):
+        assert cli("docs", topic).stdout.startswith("#"), topic
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_help_has_usage_example_options_and_page(cli: Cli, verb: str) -> None:
+    text = cli(*verb.split(), "--help").stdout
+    assert max(map(len, text.splitlines())) <= 80
+    parts = [f"Usage: paceline {verb}", "\nExample:\n", "--help", f"\nMore: paceline docs {topic_of(verb)}\n"]
+    places = [text.find(part) for part in parts]
+    assert -1 not in places, text
+    assert places == sorted(places)
+
+
+def test_examples_have_only_options_that_their_verbs_have() -> None:
+    for verb, text in EXAMPLES.items():
+        command = app.load(verb.split()[0]) if verb else None
+        if isinstance(command, VerbGroup):
+            command = command.commands[verb.split()[1]]
+        if isinstance(command, VerbCommand):
+            known = {word for option in command.params for word in (*option.opts, *option.secondary_opts)}
+            before = text.partition(" -- ")[0].split()
+            assert {word for word in before if word.startswith("-") and word.strip("-")} <= known, text
+
+
+def test_installed_folder_of_a_checkout_is_beside_its_source() -> None:
+    assert installed("docs") == Path(__file__).parents[2] / "docs"
