@@ -130,7 +130,7 @@ def test_unsupported_backend_is_refused_with_the_supported_ones(kind, backend):
 @pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize("size", [{"node_count": 2}, {"process_count_per_node": 2}])
 def test_several_processes_without_a_backend_are_refused(kind, size):
-    with pytest.raises(JobError, match="2 processes, but distributed_backend is None"):
+    with pytest.raises(JobError, match="2 processes, which need a distributed_backend"):
         kind(entry_script="train.py", **size)
 
 
@@ -341,7 +341,7 @@ class TestRequirementFiles:
         assert "torch" in str(getattr(estimator.job().environment, field))
 
     def test_missing_named_file_is_refused(self, parameter, text, field):
-        with pytest.raises(JobError, match=f"{parameter}='needs.txt': there is no such file"):
+        with pytest.raises(JobError, match=f"{parameter}='needs.txt': no such file"):
             Estimator(entry_script="train.py", **{parameter: "needs.txt"})
 
     def test_binary_named_file_is_refused(self, tmp_path, parameter, text, field):

@@ -110,8 +110,8 @@ def test_an_interpreter_that_is_not_there_is_refused(tmp_path):
     [
         ("echo 3.8", "is Python 3.8; workers need Python 3.10"),
         ("echo 2.7", "is Python 2.7"),
-        ("exit 1", "is no Python"),
-        ("exit 0", "is no Python"),
+        ("exit 1", "is not a Python"),
+        ("exit 0", "is not a Python"),
         ("echo hello", "workers need Python 3.10"),
     ],
 )
@@ -185,8 +185,8 @@ def test_longest_argument_and_variable_that_linux_takes_are_taken():
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("nothing", "send='nothing': there is no such file or folder in"),
-        (".git", "can't be sent to other machines: a program's own. Name the data that the script reads."),
+        ("nothing", "send='nothing': '"),
+        (".git", "can't be sent to other machines: a program's own. Name data that the script reads."),
         (".git/config", "a program's own"),
         ("env", "a virtual environment"),
         ("env/lib", "a virtual environment"),

@@ -508,9 +508,7 @@ def interpreter(python: str | None) -> str | None:
     # which() takes a name with a slash unchanged, and checks that the file is executable.
     found = shutil.which(python)
     if found is None:
-        raise JobError(
-            f"python={python!r} can't be run: there is no such program. Give the path of a Python interpreter."
-        )
+        raise JobError(f"python={python!r} can't be run: there is no such program. Give a Python interpreter's path.")
     # Not resolved: a virtual environment's interpreter is a link, and identifies the environment by its own path.
     return os.path.abspath(found)
 

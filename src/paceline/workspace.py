@@ -354,9 +354,7 @@ class Experiment:
 
     def __init__(self, workspace: Workspace, name: str) -> None:
         if not isinstance(workspace, Workspace):
-            raise WorkspaceError(
-                f"{workspace!r} is not a workspace. Give Workspace.from_config(), or Workspace(folder)."
-            )
+            raise WorkspaceError(f"{workspace!r} is not a workspace. Give Workspace.from_config() or Workspace(dir).")
         self._workspace = workspace
         self._name = check_experiment_name(name)
 
@@ -437,9 +435,7 @@ class Experiment:
             job, directory = config.job(), Path(source_directory or config.source_directory or ".")
         elif isinstance(config, Sweep):
             if overrides or parent_run_id is not None or source_directory is not None:
-                raise SweepError(
-                    "a sweep is submitted without overrides: what its trials run is its estimator's to say."
-                )
+                raise SweepError("a sweep takes no overrides: its estimator says what the trials run.")
             swept = config.submit(
                 self._workspace.path, self._name, tags=tags, progress=progress, display_name=display_name
             )

@@ -63,13 +63,13 @@ def configured(start: Path | None = None) -> Path:
     # The caller trusts a file that it names.
     if not here.is_file() and not is_own(found):
         raise WorkspaceError(
-            f"the workspace {str(found)!r} belongs to {_owner(found)}, who could start programs as you by what lies in it. "
+            f"the workspace {str(found)!r} belongs to {_owner(found)}, who could start programs as you with files in it. "
             f"If you trust everybody who can write there: paceline trust {shlex.quote(str(found))}. Else work in another folder."
         )
     if not only_shows and not is_known(found):
         raise WorkspaceError(
             f"you have not made the workspace {str(found)!r} on this machine. Did it come with an archive, a clone or a copy? "
-            f"What lies in it can start programs as you. If you trust it: paceline trust {shlex.quote(str(found))}. Else work "
+            f"Its files can start programs as you. If you trust it: paceline trust {shlex.quote(str(found))}. Else work "
             f"in another folder, or name another workspace with {WORKSPACE_VARIABLE}."
         )
     return found
@@ -171,9 +171,7 @@ def trust(path: Path) -> str:
             with open(file, "a") as opened:
                 opened.write(f"{folder}\n")
         except OSError as error:
-            raise WorkspaceError(
-                f"{str(file)!r} can't be written: {error.strerror}. It lists what you trust."
-            ) from error
+            raise WorkspaceError(f"{str(file)!r} can't be written: {error.strerror}. It keeps your trust.") from error
     return folder
 
 
@@ -249,9 +247,7 @@ def _path_in(config: Path) -> str:
         raise WorkspaceError(f"{str(config)!r} can't be read: {error}. Mend it or remove it.") from error
     section = tables.get("workspace", {})
     if not isinstance(section, dict):
-        raise WorkspaceError(
-            f'{str(config)!r}: workspace={section!r} is not a table. Write [workspace], path = "folder".'
-        )
+        raise WorkspaceError(f'{str(config)!r}: workspace={section!r} is not a table. Write [workspace] path = "dir".')
     if unknown := sorted(set(section) - {"path"}):
         raise WorkspaceError(f"{str(config)!r}: [workspace] has one key, path; found {', '.join(unknown)}. Remove it.")
     # Ignored, such a file would send runs to another folder than the named one.

@@ -132,7 +132,7 @@ def test_program_is_looked_up_in_the_runs_environment(cli: Cli) -> None:
     assert "neither a program on the PATH" in cli("run", "trian", "--dry-run", code=2).stderr
     # In the source folder a file of that name counts, which is no program here.
     cli.script("text", "cat")
-    assert "no binary" in cli("run", "cat", code=2).stderr
+    assert "or a binary" in cli("run", "cat", code=2).stderr
     own = cli.script("#!/bin/sh\necho own", "tools/own-tool")
     (cli.folder / own).chmod(0o755)
     path = f"{cli.folder / 'tools'}:{cli.environment['PATH']}"

@@ -52,7 +52,7 @@ def refusals() -> list[str]:
                 "can't be reduced: give numbers",
                 "they have no order",
                 "op='adasum' is for floating-point arrays",
-                "root=1 is no rank of process set 0",
+                "root=1 is not a rank of process set 0",
                 "allgather",
                 "got no arrays. Give at least one",
                 "process set 7",

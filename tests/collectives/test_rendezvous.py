@@ -170,7 +170,7 @@ def test_rank_without_the_secret_refuses_store_values():
     with pytest.raises(CollectivesError, match=f"was given no {RUN_SECRET_VARIABLE}"):
         part(store, None).get("a")
     store.set("a", b"\x80\x05no json")
-    with pytest.raises(CollectivesError, match="is no JSON"):
+    with pytest.raises(CollectivesError, match="is not JSON"):
         part(store, None).get("a")
 
 
@@ -201,7 +201,7 @@ def test_a_message_holds_plain_values_and_runs_nothing(tmp_path, monkeypatch):
     )
     assert request.unpack_message(request.pack_message(message)) == message
     for data in (pickle.dumps(Bad()), pickle.dumps(Path("x")), b"cos\nsystem\n(S'touch PWNED'\ntR.", b"", b"{}"):
-        with pytest.raises(CollectivesError, match=r"what came (names|is no message)"):
+        with pytest.raises(CollectivesError, match=r"what came (names|is not a message)"):
             request.unpack_message(data)
     assert not (tmp_path / "PWNED").exists()
 
@@ -260,5 +260,5 @@ def test_a_stranger_at_the_store_runs_nothing(secret, tmp_path):
     (tmp_path / "go").touch()
     world.wait()
     assert not (tmp_path / "PWNED").exists()
-    rule = "is not signed with the run's secret" if secret else "is no JSON"
+    rule = "is not signed with the run's secret" if secret else "is not JSON"
     assert f"/1/links/server' in the store at 127.0.0.1:{world.port} {rule}" in world.outputs[1], world.told()

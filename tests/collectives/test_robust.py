@@ -56,7 +56,7 @@ def test_killed_rank_is_reported_to_the_others_over_gloo(tmp_path):
     assert world.codes == [0, 0, -9], world.told()
     for output in world.outputs[:2]:
         assert any(line.startswith("told: ") and "rank 2 " in line for line in output.splitlines()), output
-        assert "refused: rank 2 of 3 was lost, and nobody has started it again" in output
+        assert "refused: rank 2 of 3 was lost and not started again" in output
 
 
 def test_engine_failure_on_one_rank_is_reported_to_the_others_over_gloo(tmp_path):

@@ -170,13 +170,13 @@ def test_a_page_is_cut_into_its_blocks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# Page\n\n```python\n# a.py\n1\n```\n\n<!-- not run: it wants a cluster -->\n```console\n$ paceline x \\\n    --y\n"
-        "done\n$ z\n```\n\n- in a list\n\n  ```text\n  $ is no command here\n  ```\n"
+        "done\n$ z\n```\n\n- in a list\n\n  ```text\n  $ is not a command here\n  ```\n"
     )
     file, commands, text = blocks(page)
     assert (kind_of(file), name_of(file), file.line) == (Kind.FILE, "a.py", 3)
     assert kind_of(commands) is Kind.CHECKED
     assert typed(commands) == [("paceline x \\\n    --y", ["done"]), ("z", [])]
-    assert (text.language, text.text) == ("text", "$ is no command here\n")
+    assert (text.language, text.text) == ("text", "$ is not a command here\n")
 
 
 @pytest.mark.parametrize(

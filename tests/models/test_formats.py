@@ -95,7 +95,7 @@ PICKLE = pickle.dumps({"a": [1, 2]})
         ("config.json", b'{"model_type": "bert"}', ""),
         ("empty", b"", ""),
         ("empty.pkl", b"", "pickle"),
-        ("photo.bin", b"\x80\x02 is no opcode", ""),
+        ("photo.bin", b"\x80\x02 is not an opcode", ""),
     ],
     # Not the bytes: gzip's have the time in them, and two processes that share the tests out would collect other names.
     ids=lambda value: value if isinstance(value, str) else "",

@@ -108,7 +108,8 @@ def test_a_model_that_was_changed_on_disk_is_refused(workspace, tmp_path):
     path.chmod(0o644)
     path.write_bytes(b"wEights")
     with pytest.raises(
-        ModelChangedError, match=r"digits:1 is not as it was registered: 'made/model.bin' has other content"
+        ModelChangedError,
+        match=r"files of model digits:1 have changed since its registration: 'made/model.bin' has other content",
     ):
         model.path  # noqa: B018
     # As somebody who wants to hide it would, and as a disk that loses bits does.
@@ -130,7 +131,7 @@ def test_a_copy_is_the_caller_s_own_and_never_replaces_anything_unasked(workspac
     copy = model.download(tmp_path / "there")
     assert copy == str(tmp_path / "there/made")
     (tmp_path / "there/made/model.bin").write_bytes(b"mine")
-    with pytest.raises(ModelError, match="is there already"):
+    with pytest.raises(ModelError, match="exists already"):
         model.download(tmp_path / "there")
     assert model.download(tmp_path / "there", exist_ok=True) == copy
     assert (tmp_path / "there/made/model.bin").read_bytes() == b"weights"
@@ -178,7 +179,7 @@ def test_tags_and_description_change_but_properties_do_not(workspace, tmp_path):
     assert again.record == model.record
     model.delete()
     for change in (lambda: model.add_tags({"a": 1}), lambda: model.update(description="x"), model.delete):
-        with pytest.raises(ModelNotFoundError, match="digits:1 is there no more"):
+        with pytest.raises(ModelNotFoundError, match="digits:1 was removed meanwhile"):
             change()
 
 

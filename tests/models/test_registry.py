@@ -157,7 +157,7 @@ def test_removing_a_version_frees_only_unshared_content(workspace, tmp_path):
     first = add(workspace, tmp_path, {"own": b"1" * 1000, "both": b"b" * 5000})
     second = add(workspace, tmp_path, {"own": b"2" * 1000})
     assert registry.remove(workspace, first) == 1000
-    with pytest.raises(ModelNotFoundError, match="digits:1 is there no more"):
+    with pytest.raises(ModelNotFoundError, match="digits:1 was removed meanwhile"):
         registry.remove(workspace, first)
     assert registry.remove(workspace, second) == 6000
     assert registry.versions_of(workspace).names() == []

@@ -80,8 +80,8 @@ def test_the_rank_that_has_not_come_is_named():
             "It is in torch/utils/data/dataloader.py:1137, `get`; its data loader's process 8 is in data.py:3, `load`.",
         ),
         (
-            {"silent": "it has not started, or is no Python program"},
-            "It gives no stack: it has not started, or is no Python program.",
+            {"silent": "it has not started, or is not a Python program"},
+            "It gives no stack: it has not started, or is not a Python program.",
         ),
         (rank(entry("broadcast", 3, channel="torch 1", age=5)), "It waits in broadcast 3 itself, train.py:20, `step`."),
     ],

@@ -482,7 +482,7 @@ def _focal(output: Tensor, target: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", ["root", "in_batch", "dice"])
 def test_non_mean_loss_is_refused_with_accumulation(name: str) -> None:
     loss = {"root": _root, "in_batch": _in_batch, "dice": _dice}[name]
-    with pytest.raises(ParallelError, match=r"is no mean over rows.*accumulate=1.*check='off'"):
+    with pytest.raises(ParallelError, match=r"is not a mean over rows.*accumulate=1.*check='off'"):
         _trained_in_parts(loss, _rows(1), parts=2)
     _trained_in_parts(loss, _rows(1), parts=2, check="off")
     _trained_in_parts(loss, _rows(1), parts=1)
@@ -533,7 +533,7 @@ def test_loss_that_becomes_no_mean_after_the_first_step_is_refused() -> None:
 
     batches = _rows(2)
     batches[1][1][::4] = -100
-    with pytest.raises(ParallelError, match="is no mean over rows"):
+    with pytest.raises(ParallelError, match="is not a mean over rows"):
         _trained_in_parts(loss, batches, parts=2)
 
 

@@ -79,7 +79,7 @@ def test_axis_sizes_must_multiply_to_the_world_size(strategy: Any, size: int, wo
         (lambda: DataParallel(batch_norm="global"), "'sync', 'local'"),
         (lambda: PipelineParallel(2, schedule="zigzag"), "'1f1b', 'gpipe', 'interleaved'"),
         (lambda: PipelineParallel(2, cut="blocks.2"), r"cut=\['blocks.6'\]"),
-        (lambda: PipelineParallel(2, cut=["blocks.2", 3]), "3 is no name"),  # type: ignore[arg-type,list-item]
+        (lambda: PipelineParallel(2, cut=["blocks.2", 3]), "3 is not a name"),  # type: ignore[arg-type,list-item]
         (lambda: TensorParallel(plan={"*.up": "sideways"}), "colwise"),
         (lambda: DataParallel(2) @ DataParallel(2), "DataParallel occurs twice"),
         (lambda: DataParallel(2) @ PipelineParallel(2) @ PipelineParallel(2), "PipelineParallel occurs twice"),

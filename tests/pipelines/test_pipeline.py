@@ -178,7 +178,7 @@ def test_a_sweep_is_a_step(place: Place, submit: Submit) -> None:
     ("make", "said"),
     [
         (lambda place: pl.Pipeline([]), "a pipeline without steps"),
-        (lambda place: pl.Pipeline(list[Any](["prepare"])), "'prepare' is no step"),
+        (lambda place: pl.Pipeline(list[Any](["prepare"])), "'prepare' is not a step"),
         (lambda place: pl.Pipeline([place.step("a"), place.step("a")]), "two steps are called 'a'"),
         (
             lambda place: pl.Pipeline([place.step("a", ("in=", pl.PipelineData("raw")))]),
@@ -187,7 +187,7 @@ def test_a_sweep_is_a_step(place: Place, submit: Submit) -> None:
         (lambda place: pl.Step("a/b", pl.Estimator(place.source, entry_script="step.py")), "step name 'a/b'"),
         (lambda place: pl.Step("a", "train.py"), "step 'a' is a str. Give an Estimator"),
         (lambda place: pl.PipelineData("1st"), "the name '1st' of a pipeline's data"),
-        (lambda place: place.step("a", outputs=pl.PipelineData("x")), "is no list of PipelineData"),
+        (lambda place: place.step("a", outputs=pl.PipelineData("x")), "is not a list of PipelineData"),
         (lambda place: pl.PipelineParameter("", 1), "the name '' of a pipeline's parameter"),
     ],
     ids=["empty", "no step", "twice", "nobody leaves it", "name", "no estimator", "data", "outputs", "parameter"],
@@ -209,7 +209,7 @@ def test_cycles_and_duplicate_outputs_are_refused(place: Place) -> None:
 
 def test_invalid_pipeline_submission_starts_no_run(place: Place, submit: Submit) -> None:
     step = place.step("a", pl.PipelineParameter("add", "add=1"))
-    with pytest.raises(PipelineError, match=r"'ad' is given, which is no parameter of the pipeline: it has add"):
+    with pytest.raises(PipelineError, match=r"'ad' is given, which is not a parameter of the pipeline: it has add"):
         submit(step, pipeline_parameters={"ad": 1})
     with pytest.raises(JobError, match=r"step 'b': entry_script 'gone.py'|step 'b': .*gone.py"):
         submit(step, pl.Step("b", pl.Estimator(place.source, entry_script="gone.py")))

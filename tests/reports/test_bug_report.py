@@ -42,10 +42,10 @@ def failed(tmp_path: Path) -> RunFolder:
     )
     failure = FailureReport(
         cause="exception",
-        message=f"Rank 1 on node {SECRET} failed first: ValueError: {SECRET} is no token",
+        message=f"Rank 1 on node {SECRET} failed first: ValueError: {SECRET} is not a token",
         rank=1,
         node=SECRET,
-        exception=f"ValueError: {SECRET} is no token",
+        exception=f"ValueError: {SECRET} is not a token",
         traceback=TRACEBACK,
         last_lines=(SECRET,),
         victims=((0, SECRET),),
@@ -94,7 +94,7 @@ def test_a_report_says_where_a_run_failed(failed: RunFolder) -> None:
 
 def test_bug_report_has_failure_messages_on_request(failed: RunFolder) -> None:
     run = bug_report(failed, messages=True)["run"]
-    assert run["exception"] == f"ValueError: {SECRET} is no token"
+    assert run["exception"] == f"ValueError: {SECRET} is not a token"
 
 
 def test_a_report_without_a_run_has_the_versions() -> None:

@@ -175,7 +175,7 @@ def test_upload_does_not_follow_symlinks_out_of_the_run(folder, tmp_path):
     (folder.outputs / "esc").symlink_to(tmp_path / "out")
     folder.artifacts.symlink_to(tmp_path / "out")
     for name in ("outputs/esc/x", "outputs/esc/deep/x", "plain", "images/x"):
-        with pytest.raises(FileNameError, match="behind a link, which leads out of the run's files, to"):
+        with pytest.raises(FileNameError, match="through a link, which leads out of the run's files, to"):
             artifacts.put(folder, name, io.BytesIO(b"x"))
     assert os.listdir(tmp_path / "out") == []
 
@@ -225,6 +225,6 @@ def test_folder_upload_follows_symlinks_or_fails_whole(folder, tmp_path):
     (top / "up").symlink_to(".")
     assert artifacts.put_folder(folder, "all", top) == ["all/a", "all/linked/b"]
     (top / "linked/nowhere").symlink_to("nothing")
-    with pytest.raises(UserError, match="is no file: a link that leads nowhere"):
+    with pytest.raises(UserError, match="is not a file: a link that leads nowhere"):
         artifacts.put_folder(folder, "again", top)
     assert artifacts.names(folder) == ["all/a", "all/linked/b"]

@@ -106,7 +106,7 @@ def test_orphaned_process_of_a_run_raises_instead_of_losing_metrics(tmp_path):
     # Below a run's supervisor, which is known by its command line and its mark; below that of a service there is no run.
     said = run_python(CLEARED, code, "-m", "paceline.supervisor", environment={"PACELINE_SUPERVISOR": "digits_1_2"})
     assert said.startswith(
-        "this process was started inside run digits_1_2, with an environment that says nothing of it"
+        "this process was started inside run digits_1_2, with an environment without the run's variables"
     )
     assert said.endswith("OfflineRun\n")
     assert run_python(CLEARED, code, environment={"PACELINE_SUPERVISOR": "digits_1_2"}) == "OfflineRun\n"

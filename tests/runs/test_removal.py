@@ -85,7 +85,7 @@ def test_a_run_that_lives_is_refused_with_the_next_step(tmp_path):
 def test_removal_of_a_locked_run_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(removal, "_LOCK_S", 0.05)
     folder, fd = make_run(tmp_path / "runs", status=states.COMPLETED)
-    with pytest.raises(RunStateError, match="looked after by another process"):
+    with pytest.raises(RunStateError, match="another process works on run"):
         removal.remove(folder)
     os.close(fd)
     removal.remove(folder)

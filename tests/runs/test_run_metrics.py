@@ -33,7 +33,7 @@ def test_log_list_accepts_a_generator(run):
 
 @pytest.mark.parametrize("value", ["text", b"bytes", {"a": 1}, 5, None])
 def test_log_list_refuses_non_lists(run, value):
-    with pytest.raises(MetricError, match="Use log for one value"):
+    with pytest.raises(MetricError, match="log takes a value"):
         run.log_list("m", value)
 
 
@@ -131,7 +131,7 @@ def test_pil_image_is_kept(run):
 
 def test_array_of_a_wrong_image_shape_is_refused(run):
     numpy = pytest.importorskip("numpy")
-    with pytest.raises(MetricError, match=r"shape \(2, 5, 7\) is no image"):
+    with pytest.raises(MetricError, match=r"shape \(2, 5, 7\) is not an image"):
         run.log_image("array", plot=numpy.zeros((2, 5, 7)))
 
 

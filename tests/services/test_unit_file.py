@@ -74,5 +74,5 @@ def test_unit_file_is_valid_with_special_characters_in_the_path(tmp_path: Path) 
 
 
 def test_unit_of_a_workspace_whose_path_has_a_line_break_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ServiceError, match="no unit can carry"):
+    with pytest.raises(ServiceError, match="no unit can have"):
         unit_file.text(ServiceFolder(tmp_path / "a\nExecStartPre=id" / "services" / "s"))

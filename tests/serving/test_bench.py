@@ -36,7 +36,7 @@ def test_each_number_of_clients_is_measured(tmp_path):
         url = f"{server.url}/score"
     with pytest.raises(ServingError, match="there is no answer from"):
         bench(url, b"1", seconds=0.1)
-    with pytest.raises(ServingError, match="is no address of a server"):
+    with pytest.raises(ServingError, match="is not an address of a server"):
         bench("localhost:80", b"1")
 
 

@@ -36,17 +36,17 @@ given = parser.parse_args()
 
 #: What is refused of the plain script, with what is said.
 REFUSED: dict[str, dict[str, Any]] = {
-    "--learning_rates is none of its options, which are --lr, --learning-rate": {"learning_rates": 0.1},
+    "--learning_rates is not one of its options, which are --lr, --learning-rate": {"learning_rates": 0.1},
     "did you mean --learning-rate?": {"learnin_rate": 0.1},
-    "--batch: 0.5 is no int, which is its type (line 5)": {"batch": pl.choice(32, 0.5)},
-    "is no int": {"batch": pl.uniform(16, 64)},
-    "--batch: 48 is none of its choices 16, 32, 64 (line 5)": {"batch": pl.qnormal(48, 0.01, 16)},
-    "--optimizer: rmsprop is none of its choices sgd, adam (line 6)": {"optimizer": pl.choice("sgd", "rmsprop")},
+    "--batch: 0.5 must be of type int (line 5)": {"batch": pl.choice(32, 0.5)},
+    "must be of type int": {"batch": pl.uniform(16, 64)},
+    "--batch: 48 is not one of its choices 16, 32, 64 (line 5)": {"batch": pl.qnormal(48, 0.01, 16)},
+    "--optimizer: rmsprop is not one of its choices sgd, adam (line 6)": {"optimizer": pl.choice("sgd", "rmsprop")},
     "--amp: it is a switch, which takes no value but true and false (line 7)": {"amp": pl.choice(1, False)},
     "--betas: it takes 2 values (line 8)": {"betas": pl.uniform(0, 1)},
-    "--lr: high is no float": {"a": pl.choice({"--lr": pl.choice("high", "low")}, {"--batch": 16})},
-    "[0.1, 1] is no float, which is its type (line 4); to try one at a time, give choice()": {"lr": [0.1, 1]},
-    "x is no int": {"sizes": pl.choice([1, "x"], 3)},
+    "--lr: high must be of type float": {"a": pl.choice({"--lr": pl.choice("high", "low")}, {"--batch": 16})},
+    "[0.1, 1] must be of type float (line 4); to try one at a time, give choice()": {"lr": [0.1, 1]},
+    "x must be of type int": {"sizes": pl.choice([1, "x"], 3)},
 }
 
 #: What a script may be like of which nothing can be known, or not this: for an option that it seems not to have.
@@ -247,7 +247,7 @@ def test_switches_of_the_script_are_turned_on_and_off(tmp_path: Path, monkeypatc
     assert check(Space({"no-nesterov": either}), script) == ("--no-nesterov/--nesterov",)
     # What the user has said stays, also where nothing is known of the script.
     assert check(space, script, ("--amp/--full",))[0] == "--amp/--full"
-    assert "--tuned takes a value; it is no switch (line 8)" in complaint({"tuned": either}, script, ("--tuned",))
+    assert "--tuned takes a value; it is not a switch (line 8)" in complaint({"tuned": either}, script, ("--tuned",))
     assert "--old: its type is bool, to which every word is true, so False would be (line 7)" in complaint(
         {"old": either}, script
     )
@@ -296,7 +296,9 @@ def test_arguments_of_the_job_are_checked_with_the_space(tmp_path: Path, monkeyp
     assert "--data is required (line 7), and neither the space nor the job gives it" in said()
     assert "--lr is required (line 5)" in said("--data", "x", space={"epochs": 1})
     wrong = said("--data=x", "--epoch", "2", "--foo", "3")
-    assert "train.py, by the options that it declares: --foo, which the job gives it, is none of its options" in wrong
+    assert (
+        "train.py, by the options that it declares: --foo, which the job gives it, is not one of its options" in wrong
+    )
     for given in (("--data", "x"), ("--dat=x",), ("-d", "x"), ("-dx", "--epochs", "3")):
         assert said(*given) == "", given
     # Where it is but a part of what the script is given, and where it may be that it is not needed.
@@ -332,10 +334,10 @@ def test_a_parser_is_followed_through_the_script(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(KNOWN[kind])
-    assert "--lrs is none of its options" in complaint({"lrs": 0.1}, script)
+    assert "--lrs is not one of its options" in complaint({"lrs": 0.1}, script)
     assert not takes(script, Space({"lrs": 0.1}), monkeypatch)
     # Two subcommands may mean different things by one name.
-    assert ("is no float" in complaint({"lr": "high"}, script)) == (kind != "a subcommand")
+    assert ("must be of type float" in complaint({"lr": "high"}, script)) == (kind != "a subcommand")
     assert complaint({"lr": 0.1}, script) == ""
 
 

@@ -91,12 +91,16 @@ NAN, INF = math.nan, math.inf
         ([[]], {}, "trial 0 has ended without a value of the primary metric 'loss'. It logged nothing"),
         ([[0.5]], {"metric": "Loss"}, "the primary metric 'Loss'. It logged loss."),
         ([[0.5]], {"further": (("size", "minimize"),)}, "without a value of the metric 'size'. It logged loss."),
-        ([[NAN]], {}, "the one value of 'loss' that trial 0 has logged is no finite number (nan): what is no finite"),
-        ([[NAN, NAN]], {}, "all 2 values of 'loss' that trial 0 has logged are no finite numbers (nan)"),
+        (
+            [[NAN]],
+            {},
+            "the one value of 'loss' that trial 0 has logged is not a finite number (nan): what is no finite",
+        ),
+        ([[NAN, NAN]], {}, "all 2 values of 'loss' that trial 0 has logged are not finite numbers (nan)"),
         (
             [[0.5], [0.4, INF, -INF, INF]],
             {},
-            "3 of the 4 values of 'loss' that trial 1 has logged are no finite",
+            "3 of the 4 values of 'loss' that trial 1 has logged are not finite",
         ),
         (
             [[3, 2, 1], [3, 2, 2.5], [2, 1, 0]],

@@ -93,7 +93,7 @@ def test_invalid_expressions_are_refused_with_the_rule() -> None:
         "Make each a mapping": lambda: pl.choice({"a": 1}, 3),
         "there is no lognuniform": lambda: parse("lognuniform(1, 2)"),
         "missing 1 required": lambda: parse("uniform(1)"),
-        "none of the options": lambda: pl.choice(32, 64).raw(33),
+        "not one of the options": lambda: pl.choice(32, 64).raw(33),
         "is not in uniform(0, 1)": lambda: pl.uniform(0, 1).raw(2),
     }
     for message, make in wrong.items():

@@ -72,7 +72,11 @@ def test_values_are_merged_into_a_file_of_the_source(tmp_path: Path) -> None:
         "model": {"layers": 2, "kind": None, "width": 3},
         "epochs": 5,
     }
-    wrong = {"is no JSON:": "{", "is no JSON object": "[1]", "'model' in 'p.json' of the source is no": '{"model": 1}'}
+    wrong = {
+        "must be JSON:": "{",
+        "must be a JSON object": "[1]",
+        "'model' in 'p.json' of the source is no": '{"model": 1}',
+    }
     for said, text in wrong.items():
         (tmp_path / "p.json").write_text(text)
         with pytest.raises(SweepError) as caught:
@@ -88,9 +92,9 @@ def test_invalid_pass_as_and_unpassable_names_are_refused() -> None:
             "pass_as='yaml': write one of arguments, equals, words, repeated, commas, assignments, additions, environment, a ",
         ),
         (3, {"a": 1}, "pass_as=3"),
-        ("/a.json", {"a": 1}, "no path below"),
-        ("../a.json", {"a": 1}, "no path below"),
-        ("outputs/a.json", {"a": 1}, "no path below"),
+        ("/a.json", {"a": 1}, "not a path below"),
+        ("../a.json", {"a": 1}, "not a path below"),
+        ("outputs/a.json", {"a": 1}, "not a path below"),
         ("environment", {"a.b": 1, "a_b": 2}, "are one variable of the environment, a_b"),
         ("environment", {"2x": 1}, "'2x' can be no variable"),
         ("p.json", {"k": pl.choice({"--a": 1, "--a.b": 1}, {})}, "'a' and 'a.b'"),

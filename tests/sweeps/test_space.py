@@ -69,9 +69,9 @@ def test_points_that_the_user_gives_are_found_in_the_space() -> None:
 
 def test_invalid_spaces_and_points_are_refused() -> None:
     wrong: dict[str, Any] = {
-        "no mapping": lambda: Space([("lr", 1)]),  # type: ignore[arg-type]
-        "with a name in it": lambda: Space({}),
-        "no name of a hyperparameter": lambda: Space({"a b": 1}),
+        "must be a mapping": lambda: Space([("lr", 1)]),  # type: ignore[arg-type]
+        "with a name": lambda: Space({}),
+        "not a name of a hyperparameter": lambda: Space({"a b": 1}),
         "given twice": lambda: Space({"lr": 1, "--lr": 2}),
         "has no end of values": lambda: Space({"lr": pl.uniform(0, 1)}).grid(),
         "has no model.layers": lambda: Space(NESTED).chosen({"lr": 0.01, "momentum": 0.5}),

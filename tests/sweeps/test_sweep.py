@@ -243,9 +243,9 @@ def test_wrong_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> None
     space = {"x": pl.uniform(0, 1)}
     wrong: dict[str, Any] = {
         "is made of an Estimator": lambda: pl.Sweep("train.py", space, metric="score"),
-        "metric='' is no name": lambda: pl.Sweep(estimator, space, metric=""),
+        "metric='' is not a name": lambda: pl.Sweep(estimator, space, metric=""),
         "goal='up'": lambda: pl.Sweep(estimator, space, metric="score", goal="up"),  # type: ignore[arg-type]
-        "array_size=1001 is no integer from 1 to 1000": lambda: pl.Sweep(
+        "array_size=1001 is not an integer from 1 to 1000": lambda: pl.Sweep(
             estimator, space, metric="score", array_size=1001
         ),
         "controller='k8s': write 'slurm' or 'ray'": lambda: pl.Sweep(
@@ -255,7 +255,7 @@ def test_wrong_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> None
         "concurrent=True": lambda: pl.Sweep(estimator, space, metric="score", concurrent=True),
         "has no end of values": lambda: pl.Sweep(estimator, space, metric="score", sampler="grid"),
         "sampler='bayes'": lambda: pl.Sweep(estimator, space, metric="score", sampler="bayes"),
-        "stop='asha' is no policy": lambda: pl.Sweep(estimator, space, metric="score", stop="asha"),  # type: ignore[arg-type]
+        "stop='asha' is not a policy": lambda: pl.Sweep(estimator, space, metric="score", stop="asha"),  # type: ignore[arg-type]
         "policies judge trials by one": lambda: pl.Sweep(
             estimator, space, metric=["a", "b"], goal=["maximize", "minimize"], stop=pl.ASHA()
         ),
@@ -267,18 +267,18 @@ def test_wrong_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> None
             estimator, space, metric=["a", "b"], goal=["maximize", "minimize"], sampler="cmaes"
         ),
         "x: 2 is not in uniform": lambda: pl.Sweep(estimator, space, metric="score", points=[{"x": 2}]),
-        "'--y' is no hyperparameter. Give one of the space's: x": lambda: pl.Sweep(
+        "'--y' is not a hyperparameter. Give one of the space's: x": lambda: pl.Sweep(
             estimator, space, metric="score", switches=["y"]
         ),
-        "'--x' has other values than true and false": lambda: pl.Sweep(estimator, space, metric="score", switches="x"),
-        "switches are arguments": lambda: pl.Sweep(
+        "'--x' has values beside true and false": lambda: pl.Sweep(estimator, space, metric="score", switches="x"),
+        "leave them out; they are arguments": lambda: pl.Sweep(
             estimator, {"x": True}, metric="score", switches=["x"], pass_as="environment"
         ),
-        "3 is no name of a hyperparameter": lambda: pl.Sweep(estimator, space, metric="score", switches=[3]),  # type: ignore[list-item]
-        "switches=3 is no list": lambda: pl.Sweep(estimator, space, metric="score", switches=3),  # type: ignore[arg-type]
-        "points: 0.5 is no point": lambda: pl.Sweep(estimator, space, metric="score", points=[0.5]),  # type: ignore[list-item]
-        "points=0.5 is no list": lambda: pl.Sweep(estimator, space, metric="score", points=0.5),  # type: ignore[arg-type]
-        "stop=ASHA is a class. Make a policy of it": lambda: pl.Sweep(estimator, space, metric="score", stop=pl.ASHA),  # type: ignore[arg-type]
+        "3 is not a name of a hyperparameter": lambda: pl.Sweep(estimator, space, metric="score", switches=[3]),  # type: ignore[list-item]
+        "switches=3 is not a list": lambda: pl.Sweep(estimator, space, metric="score", switches=3),  # type: ignore[arg-type]
+        "points: 0.5 is not a point": lambda: pl.Sweep(estimator, space, metric="score", points=[0.5]),  # type: ignore[list-item]
+        "points=0.5 is not a list": lambda: pl.Sweep(estimator, space, metric="score", points=0.5),  # type: ignore[arg-type]
+        "stop=ASHA is a class. Make a policy": lambda: pl.Sweep(estimator, space, metric="score", stop=pl.ASHA),  # type: ignore[arg-type]
         "repeats='no'": lambda: pl.Sweep(estimator, space, metric="score", repeats="no"),  # type: ignore[arg-type]
         "'--x/' is neither --name nor": lambda: pl.Sweep(estimator, {"x": True}, metric="score", switches=["--x/"]),
         "max_duration_seconds": lambda: pl.Sweep(estimator, space, metric="score", max_duration_seconds="soon"),

@@ -98,12 +98,12 @@ def test_incompatible_spaces_are_refused_by_name(tmp_path: Path) -> None:
         (
             {**FORMER, "--lr": pl.uniform(2, 3)},
             {},
-            "no result of sweep tuned_1700000000_00000001 lies in this space: --lr",
+            "no result of sweep tuned_1700000000_00000001 fits this space: --lr",
         ),
         (FORMER, {"metric": "accuracy"}, "with a value of accuracy. Its trials have logged loss."),
         (FORMER, {"sampler": "random"}, "warm_start with the sampler 'random', which learns nothing"),
         (FORMER, {"warm_start": ("none",)}, "there is no run 'none'"),
-        (FORMER, {"warm_start": (f"{SWEEP_ID}_0",)}, "is no sweep; its kind is script"),
+        (FORMER, {"warm_start": (f"{SWEEP_ID}_0",)}, "is not a sweep; its kind is script"),
     ]
     for space, values, said in wrong:
         with pytest.raises(SweepError) as caught:

@@ -179,7 +179,7 @@ def test_folder_writable_by_others_is_refused(tmp_path):
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "file").touch(0o600)
-    wrong = {"open": "can be written to by everybody", "link": "is a link", "file": "is no folder"}
+    wrong = {"open": "can be written to by everybody", "link": "is a link", "file": "is not a folder"}
     if os.geteuid() == 0:
         (tmp_path / "theirs").mkdir()
         os.chown(tmp_path / "theirs", 65534, 65534)

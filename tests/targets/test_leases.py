@@ -161,7 +161,7 @@ def test_foreign_files_in_the_lease_folder_are_refused_untouched(ask: Ask, agent
         path.unlink()
     guard.unlink()
     os.mkfifo(guard)
-    assert "is no plain file" in ask("take", **ticket("1", agents()))["error"]
+    assert "is not a plain file" in ask("take", **ticket("1", agents()))["error"]
     guard.unlink()
     folder.mkdir()
     folder.chmod(0o777)
@@ -337,7 +337,7 @@ def test_look_reports_cores_gpus_and_python(ask: Ask) -> None:
 
 def test_file_in_place_of_the_lease_folder_is_an_error(ask: Ask, agents: Any, tmp_path: Path) -> None:
     (tmp_path / "leases").write_text("in the way")
-    assert "is no folder" in ask("take", **ticket("1", agents()))["error"]
+    assert "is not a folder" in ask("take", **ticket("1", agents()))["error"]
 
 
 def test_an_old_python_can_read_the_program() -> None:

@@ -43,7 +43,7 @@ def test_a_default_list_is_not_shared_between_targets():
     ("settings", "message"),
     [
         ({}, "compute target 'lab' needs partition (--partition TEXT): where jobs go."),
-        ({"partition": "x", "partitoin": 1}, "has no setting 'partitoin'. Is partition meant? There are: hosts, partition"),
+        ({"partition": "x", "partitoin": 1}, "has no setting 'partitoin'. Did you mean partition? There are: hosts, partition"),
         ({"partition": 3}, "partition=3 is not a text. It is: where jobs go."),
         ({"partition": "x", "time_limit": "60"}, "time_limit='60' is not a whole number"),
         ({"partition": "x", "time_limit": True}, "time_limit=True is not a whole number"),
@@ -91,7 +91,7 @@ def test_an_option_is_found_with_dashes_and_with_underscores():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--partitoin", "x"], "kind 'toy' has no option --partitoin. Is --partition meant? There are: --hosts,"),
+        (["--partitoin", "x"], "kind 'toy' has no option --partitoin. Did you mean --partition? There are: --hosts,"),
         (["--no-partition"], "kind 'toy' has no option --no-partition"),
         (["--partition"], "--partition needs a value (TEXT): where jobs go."),
         (

@@ -199,7 +199,7 @@ def _dtype(of: str) -> object:
 
     dtype = getattr(torch, str(of).removeprefix("torch."))
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{of} is no type of torch")
+        raise TypeError(f"{of} is not a type of torch")
     return dtype
 
 
@@ -301,7 +301,7 @@ def _of_torch(name: str, tensor: torch.Tensor) -> str:
     if is_meta or tensor.layout is not sys.modules["torch"].strided or tensor.is_quantized:
         what = "on the meta device" if is_meta else "sparse or quantized"
         raise UserError(
-            f"{name!r} is a tensor {what}; a checkpoint keeps dense values. Save its parts or its dense form."
+            f"{name!r} is a tensor {what}; a checkpoint keeps dense values. Save its parts or make it dense."
         )
     return _named(name, str(tensor.dtype), _OF_TORCH.get(str(tensor.dtype)))
 

@@ -166,7 +166,7 @@ class Engine:
         members = self._sets.members(process_set)
         if root not in members:
             raise ArgumentError(
-                f"root={root} is no rank of process set {process_set}, which has {list(members)}. Name one of them."
+                f"root={root} is not a rank of process set {process_set}, which has {list(members)}. Name one of them."
             )
         return self._submit(BROADCAST, name, [array], process_set, outs=[out], root=members.index(root))
 
@@ -180,9 +180,7 @@ class Engine:
         size, rows = len(self._sets.members(process_set)), array.shape[0]
         if splits is None:
             if rows % size:
-                raise ArgumentError(
-                    f"alltoall {name!r} of {rows} rows to {size} ranks needs splits: it doesn't divide."
-                )
+                raise ArgumentError(f"alltoall {name!r} of {rows} rows to {size} ranks needs splits.")
             splits = [rows // size] * size
         splits = tuple(int(count) for count in splits)
         if len(splits) != size or min(splits) < 0 or sum(splits) > rows:

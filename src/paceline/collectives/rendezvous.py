@@ -198,7 +198,7 @@ def _address(value: object, rank: int) -> str:
         # Looked at although it is signed: where there is no secret anybody may have written it.
         return str(ipaddress.ip_address(str(value).partition("%")[0])) and str(value)
     except ValueError:
-        raise CollectivesError(f"rank {rank} says that its address is {value!r}, which is none.") from None
+        raise CollectivesError(f"rank {rank} sent the address {value!r}, which is not HOST:PORT.") from None
 
 
 def _is_loopback(address: str) -> bool:
@@ -255,7 +255,7 @@ class SignedStore:
         try:
             return json.loads(data)
         except ValueError:
-            raise CollectivesError(f"{self._described(name)} is no JSON: {data[:40]!r}. {self._advice()}") from None
+            raise CollectivesError(f"{self._described(name)} is not JSON: {data[:40]!r}. {self._advice()}") from None
 
     def has(self, name: str) -> bool:
         """Return whether the name has a value."""

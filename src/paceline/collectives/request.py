@@ -165,7 +165,7 @@ def unpack_message(data: bytes | bytearray) -> Any:
         raise
     except Exception as error:
         raise CollectivesError(
-            f"what came is no message of a rank ({type(error).__name__}: {error}). Does something else use the ranks' ports?"
+            f"what came is not a message of a rank ({type(error).__name__}: {error}). Does something else use the ranks' ports?"
         ) from None
 
 

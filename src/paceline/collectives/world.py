@@ -69,9 +69,7 @@ def choice(environ: Mapping[str, str]) -> str:
     chosen = {name: value for name in _CHOICES if (value := environ.get(name, "").strip().lower())}
     for variable, value in chosen.items():
         if value not in (MPI, GLOO):
-            raise ArgumentError(
-                f"{variable}={environ[variable]!r}: collectives go over 'mpi' or 'gloo'. Name one, or none."
-            )
+            raise ArgumentError(f"{variable}={environ[variable]!r}: collectives go over 'mpi' or 'gloo'. Name one.")
     if len(set(chosen.values())) > 1:
         both = " and ".join(f"{variable}={value}" for variable, value in chosen.items())
         raise ArgumentError(f"{both} contradict each other: one transport does both. Set them to the same.")
@@ -126,7 +124,7 @@ def _join_gloo(environ: Mapping[str, str]) -> RankedWorld:
     if _lost[0] and _lost[1] == where:
         names = ", ".join(map(str, sorted(_lost[0])))
         raise LostRankError(
-            f"rank {names} of {size} was lost, and nobody has started it again: this process is still told RANK={rank}, "
+            f"rank {names} of {size} was lost and not started again: this process still has RANK={rank}, "
             f"WORLD_SIZE={size}, MASTER_ADDR={host}, MASTER_PORT={port}. Let the run be restarted (max_restarts), or "
             "set these variables to those of the ranks that are left, and a free port, before hvd.init().",
             min(_lost[0]),

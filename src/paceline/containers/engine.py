@@ -90,8 +90,8 @@ def find_engine(environment: Mapping[str, str] | None = None, *, to_start: bool 
         reasons.append(answer)
     if is_silent:
         raise EngineError(
-            f"custom_docker_image needs a container engine, and none answers: {'; '.join(reasons)}. See by hand what it "
-            f"waits for, then try again; or name another engine with {ENGINE_VARIABLE}."
+            f"custom_docker_image needs a container engine, and none answers: {'; '.join(reasons)}. Call the engine by hand "
+            f"first, then try again; or name another engine with {ENGINE_VARIABLE}."
         )
     if named:
         raise LauncherError(

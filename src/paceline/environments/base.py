@@ -106,7 +106,7 @@ def base(python: str, cache_dir: Path) -> Base:
     path = shutil.which(os.path.expanduser(python))
     if path is None:
         raise EnvironmentSpecError(
-            f"there is no interpreter {python!r}, which the environment is to be made from. Give the path of one, such as "
+            f"there is no interpreter {python!r}, the base of the environment. Give an interpreter's path, such as "
             f"{sys.executable!r}."
         )
     path = os.path.abspath(path)

@@ -20,7 +20,7 @@ from paceline.system.files import gone_is_fine
 def check(environment: EnvironmentSpec, base: Base) -> None:
     """Raise EnvironmentSpecError if the environment can't be built with this base."""
     if environment.user_managed:
-        raise EnvironmentSpecError("a user-managed environment is used as it is; there is nothing to build.")
+        raise EnvironmentSpecError("a user-managed environment is never built: its interpreter has its packages.")
     if environment.uses_conda:
         conda.check(environment)
     elif environment.python_version and not _is_of(base.version, environment.python_version):
@@ -51,8 +51,8 @@ def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say:
         if own_python and environment.layered:
             raise EnvironmentBuildError(
                 f"layered=True, but the conda packages bring a Python of their own ({_python_of(packages)}), which does not see "
-                "what the submitting interpreter has installed. Write layered=False and name all that the script needs, or "
-                "take what needs Python from pip."
+                "the submitting interpreter's packages. Write layered=False and name all packages of the script, or "
+                "take the packages that need Python from pip."
             )
         if not own_python:
             say(f"no Python is among the conda packages: the environment takes that of {base.python}")

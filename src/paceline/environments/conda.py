@@ -176,7 +176,7 @@ def _check_hash(record: Any) -> None:
             digest.update(data)
     if digest.digest() != record.sha256:
         raise ValueError(
-            f"{record.file_name} is not the package that it is said to be: its hash is {digest.hexdigest()}, not "
+            f"{record.file_name} has another content than the channel says: its hash is {digest.hexdigest()}, not "
             f"{record.sha256.hex()}"
         )
 

@@ -113,7 +113,7 @@ def _check_sense(given: Mapping[str, object], layered: bool) -> None:
         ),
         (
             image is not None and given["user_managed"],
-            "custom_docker_image with user_managed=True: an image is used as it is anyway. Leave user_managed out.",
+            "custom_docker_image with user_managed=True: an image never changes. Leave user_managed out.",
         ),
         (
             channels and not given["conda_packages"] and not given["conda_dependencies_file"],
@@ -148,6 +148,4 @@ def _file(name: str, path: str, source_directory: str | os.PathLike[str]) -> str
     for candidate in (Path(source_directory) / path, Path(path)):
         if candidate.is_file():
             return str(candidate)
-    raise JobError(
-        f"{name}={path!r}: there is no such file, neither in the source directory nor in the working directory."
-    )
+    raise JobError(f"{name}={path!r}: no such file, neither in the source directory nor in the working directory.")

@@ -15,6 +15,7 @@ from paceline.errors import EnvironmentSpecError
 from paceline.job.environment import Spec
 from paceline.job.environment_rules import NAME, check_name
 from paceline.job.secret_values import looks_secret
+from paceline.system.names import did_you_mean
 from paceline.system.registry import Versions
 
 
@@ -63,11 +64,12 @@ def get(kind: type[Spec], workspace: Any, name: str, version: int | None = None)
     if not versions:
         known = ", ".join(registry.names()) or "none"
         raise EnvironmentSpecError(
-            f"no environment {name!r} is registered in {str(workspace.path)!r}; there are: {known}."
+            f"no environment {name!r} is registered in {str(workspace.path)!r}.{did_you_mean(name, registry.names())} "
+            f"There are: {known}. `paceline env build --name {name} ...` registers one."
         )
     if version is not None and version not in versions:
         known = ", ".join(map(str, versions))
-        raise EnvironmentSpecError(f"environment {name!r} has no version {version!r}; there are: {known}.")
+        raise EnvironmentSpecError(f"environment {name!r} has no version {version!r}. It has: {known}.")
     return _load(kind, registry, name, versions[-1] if version is None else version)
 
 
@@ -94,7 +96,7 @@ def existing(python: str | os.PathLike[str]) -> str:
     if not path.is_file() or not os.access(path, os.X_OK):
         raise EnvironmentSpecError(
             f"python={os.fspath(python)!r} is not an interpreter: {'not executable' if path.is_file() else 'no such file'}. "
-            f"Give the path of one, such as {sys.executable!r}."
+            f"Give an interpreter's path, such as {sys.executable!r}."
         )
     return str(path)
 

@@ -148,7 +148,7 @@ def _walk(path: Path, above: tuple[Path, ...], is_constraint: bool) -> Iterator[
             if not included.is_file():
                 raise EnvironmentSpecError(
                     f"{line.where}: there is no file {str(included)!r}, which {hidden(line.text)!r} includes. "
-                    "Paths are relative to the file that they stand in."
+                    "Paths are relative to the file that names them."
                 )
             yield from _walk(included, (*above, path), is_constraint or line.option == "--constraint")
         else:

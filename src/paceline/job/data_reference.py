@@ -86,7 +86,7 @@ class DataReference:
         if not isinstance(self.overwrite, bool):
             raise DataError(f"overwrite={self.overwrite!r} of {self.name!r} is not a bool. Write overwrite=True.")
         if self.mode not in MODES:
-            raise DataError(f"mode={self.mode!r} of input {self.name!r} is none of {', '.join(MODES)}.")
+            raise DataError(f"mode={self.mode!r} of input {self.name!r} is not one of {', '.join(MODES)}.")
         if self.partition is not None and self.partition not in PARTITIONS:
             raise DataError(f"as_partition(by={self.partition!r}): give by='node' or by='rank'.")
         if self.inside is not None and not _NAME.fullmatch(str(self.inside)):
@@ -144,7 +144,7 @@ class DataReference:
             DataError: The reference is no upload.
         """
         if not self.is_output:
-            raise DataError(f"register_on_complete({name!r}): {self.name!r} is no output. Say as_upload() first.")
+            raise DataError(f"register_on_complete({name!r}): {self.name!r} is not an output. Say as_upload() first.")
         text = json.dumps({"name": name, "description": description, "tags": dict(tags or {})})
         return replace(self, registered=text)
 

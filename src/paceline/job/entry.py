@@ -51,9 +51,7 @@ def _of_module(module: str, directory: Path) -> str | None:
         if (directory / candidate).is_file():
             return candidate
     if (directory / path).is_dir():
-        raise JobError(
-            f"entry_module {module!r} is a package without a __main__.py. Name a module in it, or give it one."
-        )
+        raise JobError(f"entry_module {module!r} is a package without a __main__.py. Name a module in it, or add it.")
     # The source has nothing of this name, so the module is installed, such as torch.distributed.run.
     if not (directory / top).is_dir() and not (directory / f"{top}.py").is_file():
         return None
@@ -88,8 +86,8 @@ def _check_program(name: str, path: Path) -> None:
         begins = file.read(4)
     if not begins.startswith(_BEGINNINGS):
         raise JobError(
-            f"entry_script {name!r} is no Python file (.py), no script that begins with #!, and no binary. Name one of them, or "
-            "write the program that is to run it into its first line, such as #!/bin/bash."
+            f"entry_script {name!r} must be a Python file (.py), a script that begins with #!, or a binary. Name one of them, or "
+            "write its interpreter into its first line, such as #!/bin/bash."
         )
     # The owner's bit: the submitting user owns the copy.
     if not path.stat().st_mode & 0o100:

@@ -185,7 +185,8 @@ def _check_contradictions(environment: Any) -> None:
     ]
     if environment.user_managed and installs:
         raise EnvironmentSpecError(
-            f"user_managed=True with {', '.join(installs)}: a user-managed interpreter is used as it is. Install them there "
+            f"user_managed=True with {', '.join(installs)}: Paceline installs nothing into a user-managed "
+            "interpreter. Install them there "
             "and leave them out here, or leave user_managed out."
         )
     conda = [field for field in installs if field.endswith(("conda_packages", "locked_conda"))]

@@ -51,13 +51,7 @@ RANK_VARIABLES = (
     "HOROVOD_LOCAL_RANK",
 )
 #: Variables that every worker gets.
-RUN_VARIABLES = (
-    "PACELINE_ATTEMPT",
-    "PACELINE_RUN_ID",
-    "PACELINE_RUN_DIR",
-    "PACELINE_RANK",
-    "PACELINE_WORLD_SIZE",
-)
+RUN_VARIABLES = ("PACELINE_ATTEMPT", "PACELINE_RUN_ID", "PACELINE_RUN_DIR", "PACELINE_RANK", "PACELINE_WORLD_SIZE")
 
 #: Whether a worker sees its own device, or all of its node and uses its local rank.
 GPU_VISIBILITIES = ("worker", "node")
@@ -202,12 +196,10 @@ class Job:
         _check_share(self.gpu_share, use_gpu=self.use_gpu)
         _check_count("cores", self.cores, 0)
         if not isinstance(self.compute_target, str) or not self.compute_target:
-            raise JobError(
-                f"compute_target={self.compute_target!r} is not the name of a compute target, such as 'local'."
-            )
+            raise JobError(f"compute_target={self.compute_target!r} is not a compute target's name, such as 'local'.")
         if not isinstance(self.environment, EnvironmentSpec):
             raise JobError(
-                f"environment={self.environment!r} is no Environment. Make one with paceline.Environment(...)."
+                f"environment={self.environment!r} is not an Environment. Make one with paceline.Environment(...)."
             )
 
     @property
@@ -333,7 +325,7 @@ def _take_range(job: Job) -> None:
 def _check_entry(entry_script: object, module: object) -> None:
     if module is not None:
         if not isinstance(module, str) or not all(part.isidentifier() for part in module.split(".")):
-            raise JobError(f"entry_module={module!r} is no module's name. Write it as for python -m: package.train.")
+            raise JobError(f"entry_module={module!r} is not a module's name. Write it as for python -m: package.train.")
         if entry_script:
             raise JobError(f"entry_script={entry_script!r} and entry_module={module!r}: only one can run. Remove one.")
         return
@@ -366,9 +358,7 @@ def _check_on_hang(job: Job) -> None:
             f"on_hang={job.on_hang!r}: write 'report', 'fail' or 'restart'.{did_you_mean(str(job.on_hang), ON_HANG)}"
         )
     if job.on_hang != "report" and not job.hang_seconds:
-        raise JobError(
-            f"on_hang={job.on_hang!r} with hang_seconds=0: a hang is never noticed then. Say after how long."
-        )
+        raise JobError(f"on_hang={job.on_hang!r} with hang_seconds=0: a hang is never seen then. Say after how long.")
     if job.on_hang == "restart" and not job.max_restarts:
         raise JobError("on_hang='restart' with max_restarts=0: say how often, such as max_restarts=3.")
 
@@ -383,13 +373,13 @@ def _check_strings(name: str, values: object) -> None:
 def _check_inputs(job: Job) -> None:
     if bad := [value for value in job.inputs if not isinstance(value, DataReference)]:
         raise JobError(
-            f"inputs has {bad[0]!r}, which is no data. Give datastore.path(...).as_download(), or a dataset's "
+            f"inputs has {bad[0]!r}, which is not data. Give datastore.path(...).as_download(), or a dataset's "
             "as_named_input(...).as_mount()."
         )
     names = [reference.name for reference in job.inputs]
     if twice := [name for name in names if names.count(name) > 1]:
         raise JobError(
-            f"two inputs are called {twice[0]!r}. Name one of them anew, with as_named_input(...) or data_reference_name=."
+            f"two inputs are called {twice[0]!r}. Rename one of them with as_named_input(...) or data_reference_name=."
         )
     for reference in job.inputs:
         _check_path_on_compute(job, reference)
@@ -410,7 +400,7 @@ def _check_send(send: object) -> None:
             )
         if os.path.isabs(path) or path.split("/")[0] == ".." or path != os.path.normpath(path):
             raise JobError(
-                f"send={path!r} is no path below the source folder, of which nodes have a copy. Write it relative to that "
+                f"send={path!r} is not a path below the source folder, of which nodes have a copy. Write it relative to that "
                 "folder, such as 'data/train'."
             )
 
@@ -420,7 +410,7 @@ def _check_files(files: object) -> None:
         raise JobError(f"files={files!r} is not a dict of strings.")
     for path in files:
         if not isinstance(path, str) or not _is_below(path):
-            raise JobError(f"files has {path!r}, which is no path below the script's working directory.")
+            raise JobError(f"files has {path!r}, which is not a path below the script's working directory.")
 
 
 def _is_below(path: str) -> bool:
@@ -435,7 +425,7 @@ def _check_path_on_compute(job: Job, reference: DataReference) -> None:
         return
     if not isinstance(path, str) or not _is_below(path):
         raise JobError(
-            f"path_on_compute={path!r} of input {reference.name!r} is no path below the script's working directory. "
+            f"path_on_compute={path!r} of input {reference.name!r} is not a path below the script's working directory. "
             "Give one such as 'data/train', or leave it out and take the path that the script is given."
         )
     if reference.partition is not None:
@@ -470,7 +460,7 @@ def _check_seconds(name: str, value: object, *, zero: bool) -> None:
 def _check_share(share: object, *, use_gpu: bool) -> None:
     # NaN is not above 0 either.
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-        raise JobError(f"gpu_share={share!r} is no number above 0 and up to 1. Write 0.5 for two runs on each GPU.")
+        raise JobError(f"gpu_share={share!r} is not a number above 0 and up to 1. Write 0.5 for two runs on each GPU.")
     if share != 1 and not use_gpu:
         raise JobError(
             f"gpu_share={share!r} without use_gpu=True: there is no GPU to share. Set use_gpu=True, or leave it out."
@@ -516,7 +506,7 @@ def _check_backend(job: Job) -> None:
     if backend is None and job.world_size > 1:
         raise JobError(
             f"node_count={job.node_count} and process_count_per_node={job.process_count_per_node} make "
-            f"{job.world_size} processes, but distributed_backend is None. "
+            f"{job.world_size} processes, which need a distributed_backend. "
             "Choose 'mpi', 'gloo', 'nccl' or 'tensorflow', so that the processes can find each other."
         )
     if backend == "nccl" and not job.use_gpu:
@@ -577,7 +567,7 @@ def _check_own_variables(job: Job) -> None:
             raise JobError(f"environment_variables sets {name}, which Paceline sets for each worker. Remove it.")
         if name in RANK_VARIABLES and job.has_launcher:
             raise JobError(
-                f"environment_variables sets {name}, which the launcher sets for each worker by itself. Remove it; "
+                f"environment_variables sets {name}, which the launcher sets for each worker. Remove it; "
                 "node_count and process_count_per_node say how many workers there are. A single process without a "
                 "distributed_backend has no launcher, and may have any value."
             )

@@ -33,7 +33,7 @@ def check_notify(given: object) -> tuple[str, ...]:
         raise JobError(f"notify={given!r} is not a list of texts. Write notify=['mail:ann@example.com'].")
     for one in given:
         if not isinstance(one, str):
-            raise JobError(f"notify has {one!r}, which is no text. Write one of {FORMS}.")
+            raise JobError(f"notify has {one!r}, which is not a text. Write one of {FORMS}.")
         _check(one)
     return tuple(_absolute(one) for one in given)
 
@@ -48,7 +48,7 @@ def check_commands(notify: Sequence[str]) -> None:
         kind, _, rest = one.partition(":")
         program = shlex.split(rest)[0] if kind == "command" else ""
         if program and shutil.which(program) is None:
-            what = "is not there, or can't be run (chmod +x)" if "/" in program else "is no program on the PATH"
+            what = "is not there, or can't be run (chmod +x)" if "/" in program else "is not a program on the PATH"
             raise JobError(f"notify={one!r}: {program!r} {what}. Correct it.")
 
 
@@ -89,7 +89,7 @@ def _check(one: str) -> None:
             )
     elif kind == "mail":
         if not _ADDRESS.fullmatch(rest):
-            raise JobError(f"notify={one!r}: {rest!r} is no address. Write mail:ann@example.com.")
+            raise JobError(f"notify={one!r}: {rest!r} is not an address. Write mail:ann@example.com.")
     elif kind == "command":
         try:
             words = shlex.split(rest)

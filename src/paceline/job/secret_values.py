@@ -105,7 +105,7 @@ def check_place(place: object) -> None:
     """
     if not is_place(place):
         raise JobError(
-            f"a secret is named by its place, {PLACES}, or by the name of a variable. What was given is neither, and is not "
+            f"a secret is named by its place, {PLACES}, or by the name of a variable. The given text is neither, and is not "
             "shown here in case it is the secret itself."
         )
 

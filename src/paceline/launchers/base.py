@@ -25,10 +25,7 @@ class Launcher(Protocol):
 
 
 _GROUP = "paceline.launchers"
-_OWN = {
-    "processes": "paceline.launchers.processes:ProcessesLauncher",
-    "mpi": "paceline.launchers.mpi:MpiLauncher",
-}
+_OWN = {"processes": "paceline.launchers.processes:ProcessesLauncher", "mpi": "paceline.launchers.mpi:MpiLauncher"}
 
 
 def get_launcher(name: str) -> Launcher:

@@ -133,10 +133,8 @@ def find_open_mpi(python: str) -> OpenMpi:
     if named and first is not None:
         return first
     if named:
-        what = f"is {seen[0]}" if seen else "is no program that can be run"
-        raise LauncherError(
-            f"{MPIRUN_VARIABLE}={named!r} {what}. Name the mpirun of an Open MPI 4 or later, or unset it."
-        )
+        what = f"is {seen[0]}" if seen else "is not a program that can be run"
+        raise LauncherError(f"{MPIRUN_VARIABLE}={named!r} {what}. Name the mpirun of Open MPI 4 or later, or unset it.")
     if first is not None:
         return _of_library(first, candidates, python)
     what = f"found only {', '.join(seen)}" if seen else "there is no mpirun on PATH nor beside the worker's Python"

@@ -14,6 +14,7 @@ from paceline.errors import ModelError, ModelNotFoundError
 from paceline.models.names import check_alias
 from paceline.runs.record import user_name, utc_now
 from paceline.system.files import append_line, json_lines
+from paceline.system.names import did_you_mean
 from paceline.system.registry import VersionFolders
 
 _LOG = "aliases.jsonl"
@@ -71,7 +72,7 @@ def move(versions: VersionFolders, name: str, alias: str, version: int | None) -
             was = there.get(alias)
             if version is None and was is None:
                 raise ModelNotFoundError(
-                    f"model {name!r} has no alias {alias!r}. It has: {', '.join(there) or 'none'}."
+                    f"model {name!r} has no alias {alias!r}.{did_you_mean(alias, there)} It has: {', '.join(there) or 'none'}."
                 )
             if version != was:
                 change: AliasChange = {

@@ -55,7 +55,8 @@ def refuse(record: ModelRecord, found: list[Changed]) -> None:
         listed = "; ".join(f"{change.name!r} {change.why}" for change in found[:_MAX_LISTED])
         more = f"; and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
         raise ModelChangedError(
-            f"model {record.id} is not as it was registered: {listed}{more}. Register the files again, or repeat its run: "
+            f"files of model {record.id} have changed since its registration: {listed}{more}. Register the files "
+            "again, or repeat its run: "
             f"{f'paceline rerun {record.run_id}' if record.run_id else 'its record names no run'}."
         )
 
@@ -101,7 +102,7 @@ def copy(files: Path, record: ModelRecord, target: Path, *, exist_ok: bool = Fal
     path = target / record.top
     if os.path.lexists(path) and not exist_ok:
         raise ModelError(
-            f"{str(path)!r} is there already. --overwrite (exist_ok=True) replaces it; or name another folder."
+            f"{str(path)!r} exists already. --overwrite (exist_ok=True) replaces it; or name another folder."
         )
     beside = target / f".{record.top[:100]}.{secrets.token_hex(4)}"
     try:

@@ -50,9 +50,7 @@ def push(workspace_dir: Path, record: ModelRecord, uri: str) -> PushedToMlflow:
         TransferError: The registry can't be reached, or refuses.
     """
     if importlib.util.find_spec("mlflow") is None:
-        raise ModelError(
-            "pushing to MLflow needs mlflow-skinny, which is not installed: pip install 'paceline[mlflow]'."
-        )
+        raise ModelError("pushing to MLflow needs mlflow-skinny, which is missing: pip install 'paceline[mlflow]'.")
     folder = registry.files_dir(workspace_dir, record)
     check.refuse(record, check.changes(folder, record))
     import mlflow
@@ -162,6 +160,4 @@ def _check(client: Any, run_id: str, record: ModelRecord) -> None:
                 sizes[artifact.path] = artifact.file_size
     for file in record.files:
         if sizes.get(f"{_ARTIFACTS}/{file.name}") != file.size_bytes:
-            raise TransferError(
-                f"{file.name!r} of model {record.id} is not whole among MLflow's artifacts. Push again."
-            )
+            raise TransferError(f"{file.name!r} of model {record.id} is not whole in MLflow's artifacts. Push again.")

@@ -398,7 +398,7 @@ class Model:
 
     def _notes(self) -> Path:
         if not self._files().exists():
-            raise ModelNotFoundError(f"{self.id} is there no more.")
+            raise ModelNotFoundError(f"model {self.id} was removed meanwhile.")
         return registry.notes_path(self._dir, self._record)
 
 

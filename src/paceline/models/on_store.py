@@ -32,6 +32,7 @@ from paceline.models.names import NAME
 from paceline.models.record import DOCUMENT, ModelFile, ModelRecord, digest_of
 from paceline.models.sources import ModelSourceFile
 from paceline.runs import tags_and_properties
+from paceline.system.names import did_you_mean
 
 #: Folder of the models in a datastore, unless a path is given.
 DEFAULT_PATH = "models"
@@ -59,9 +60,7 @@ def place(text: str) -> Source:
         return Source(path=text)
     match = _STORE.fullmatch(text)
     if match is None:
-        raise ModelError(
-            f"{text!r} is not a place of models. Write STORE, STORE:PATH, or a URL such as s3://bucket/models."
-        )
+        raise ModelError(f"{text!r} is not a place of models. Write STORE, STORE:PATH or a URL, as s3://bucket/models.")
     return Source(datastore=match[1], path=DEFAULT_PATH if match[2] is None else match[2])
 
 
@@ -134,7 +133,8 @@ def pull(
         if content is None:
             known = [f"{model}:{number}" for model, number in listed(workspace_dir, place_of_models)]
             raise ModelNotFoundError(
-                f"there is no model {name}:{version} in {store.title}. There are: {registry.listed(known)}."
+                f"there is no model {name}:{version} in {store.title}.{did_you_mean(f'{name}:{version}', known)} "
+                f"There are: {registry.listed(known)}."
             )
         record, notes = _read(content, store)
         if (record.name, record.version) != (name, version):
@@ -226,9 +226,7 @@ def _read(content: bytes, store: Store) -> tuple[ModelRecord, dict[str, dict[str
         if record.digest != digest_of(record.files) or not record.files:
             raise ValueError("digest")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ModelError(
-            f"{store.title} has no valid model record there, or one of a newer Paceline: {error}."
-        ) from error
+        raise ModelError(f"{store.title} has no valid model record, or one of a newer Paceline: {error}.") from error
     notes = data.get("notes")
     return record, notes if isinstance(notes, dict) else {}
 
@@ -266,8 +264,8 @@ def _fetch(
         if keep.keep(fetched_file, blobs, folder / file.name).sha256 != file.sha256:
             fetched_file.path.unlink(missing_ok=True)
             raise ModelChangedError(
-                f"file {file.name!r} of model {record.id} in {store.title} has other content than was registered. Where it was "
-                f"registered, `paceline model push {record.id} ... --verify` stores it again."
+                f"file {file.name!r} of model {record.id} in {store.title} has another content than the registered one. In the "
+                f"workspace of its registration, `paceline model push {record.id} ... --verify` stores it again."
             )
     for record_file in came.values():
         record_file.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import user_name, utc_now
 from paceline.runs.tags_and_properties import Notes
 from paceline.system.files import remove_tree
-from paceline.system.names import some
+from paceline.system.names import did_you_mean, some
 from paceline.system.registry import VersionFolders
 
 #: Names that a message lists at most.
@@ -158,7 +158,8 @@ def load(workspace_dir: Path, name: str, version: int | None = None) -> ModelRec
     known = versions.versions(check_model_name(name))
     if not known:
         raise ModelNotFoundError(
-            f"there is no model {name!r} in the workspace {str(workspace_dir)!r}. There are: {listed(versions.names())}. "
+            f"there is no model {name!r} in the workspace {str(workspace_dir)!r}.{did_you_mean(name, versions.names())} "
+            f"There are: {listed(versions.names())}. "
             f"`paceline model register {name} PATH` makes the first version."
         )
     number = known[-1] if version is None else version
@@ -210,7 +211,7 @@ def remove(workspace_dir: Path, record: ModelRecord) -> int:
             versions.take_away(record.name, record.version, gone)
     except OSError as error:
         if error.errno == errno.ENOENT:
-            raise ModelNotFoundError(f"{record.id} is there no more.") from None
+            raise ModelNotFoundError(f"model {record.id} was removed meanwhile.") from None
         raise ModelError(f"{record.id} can't be removed: {_why(error)}") from error
     with contextlib.suppress(OSError):
         remove_tree(gone)
@@ -235,9 +236,7 @@ def _check_outside(source: ModelSource, workspace_dir: Path) -> None:
     models = os.path.realpath(models_dir(workspace_dir))
     for file in source.files:
         if file.top is None and f"{os.path.realpath(file.path)}".startswith(f"{models}{os.sep}.parts{os.sep}"):
-            raise ModelError(
-                f"{source.label!r} holds the workspace itself. Name the folder that holds the model alone."
-            )
+            raise ModelError(f"{source.label!r} holds the workspace itself. Name the folder that has the model alone.")
 
 
 def listed(found: Sequence[object]) -> str:
@@ -265,7 +264,8 @@ def resolve(workspace_dir: Path, reference: str | ModelReference) -> ModelRecord
     if meant.alias not in there:
         load(workspace_dir, meant.name)  # says where there is no such model at all
         raise ModelNotFoundError(
-            f"model {meant.name!r} has no alias {meant.alias!r}. It has: {', '.join(there) or 'none'}. "
+            f"model {meant.name!r} has no alias {meant.alias!r}.{did_you_mean(meant.alias, there)} "
+            f"It has: {', '.join(there) or 'none'}. "
             f"`paceline model alias {meant.name} {meant.alias} VERSION` sets it."
         )
     return load(workspace_dir, meant.name, there[meant.alias])

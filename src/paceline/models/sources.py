@@ -151,7 +151,7 @@ def _below(folder: Path, top: str, label: str) -> list[ModelSourceFile]:
         at, name, above = waiting.pop()
         real = os.path.realpath(at)
         if real in above:
-            raise ModelError(f"{str(at)!r} is a link to a folder that it lies in. Remove it, and register again.")
+            raise ModelError(f"{str(at)!r} is a link to a folder that contains the link. Remove it and register again.")
         try:
             entries = sorted(os.listdir(at))
         except OSError as error:

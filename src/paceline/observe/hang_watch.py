@@ -108,13 +108,7 @@ class HangWatch:
             write_whole(path, f"Nothing has come since {self._last_utc}.\n{text}\n\n{stacks}\n")
             write_json(path.with_suffix(".json"), stacks.to_json())
         say(f"the run hangs: nothing has come since {self._last_utc}. {text}")
-        self._note(
-            {
-                "since_utc": self._last_utc,
-                "text": text,
-                "report": str(path.relative_to(self._folder.path)),
-            }
-        )
+        self._note({"since_utc": self._last_utc, "text": text, "report": str(path.relative_to(self._folder.path))})
         if self._launch.job.on_hang != "report":
             self.failure = FailureReport(
                 cause="hang",

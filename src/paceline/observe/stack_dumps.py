@@ -66,12 +66,7 @@ class Looks:
         self._begin(done, "observe/node/look.py", every, {"native": native}, LIMIT_S)
 
     def begin_profile(
-        self,
-        done: Callable[[WorkersReport], None],
-        *,
-        seconds: float,
-        rate: float,
-        ranks: Sequence[int] | None = None,
+        self, done: Callable[[WorkersReport], None], *, seconds: float, rate: float, ranks: Sequence[int] | None = None
     ) -> None:
         """Sample the stacks of these workers, default all; `done` is called as in `begin`."""
         every = [place.rank for place in self._launch.places]

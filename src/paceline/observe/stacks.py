@@ -153,7 +153,7 @@ def _answer(channel: Channel, folder: RunFolder, limit_s: float) -> WorkersRepor
     while True:
         for told in channel.receive():
             if "error" in told:
-                raise RunStateError(f"run {folder.run_id}: its workers can't be looked at: {told['error']}.")
+                raise RunStateError(f"run {folder.run_id}: the stacks of workers can't be sampled: {told['error']}.")
             if "out" in told:
                 text += base64.b64decode(told["out"])
             if "exit" in told:

@@ -301,7 +301,7 @@ def _first_micro(task: Task, world: World, batch: object) -> Microbatch:
 
     if batch is None:
         raise ParallelError(
-            f"{world.layout} needs a batch to cut the model, and there is none yet: the loader is missing, or can "
+            f"{world.layout} needs a batch to cut the model, but has no batch yet: the loader is missing, or can "
             "be iterated only once. Give parallelize(..., sample=batch), or call step() first."
         )
     return cut(batch, task, world)[0]

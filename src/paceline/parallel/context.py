@@ -57,7 +57,7 @@ def apply(model: nn.Module, world: World) -> list[str]:
         blocks = dict(model.named_modules(remove_duplicate=False)).get(name)
         if not isinstance(blocks, _LISTS) or not len(blocks):
             raise ParallelError(
-                f"ContextParallel(lists=[{name!r}]) is no list of blocks of {type(model).__name__}. It has: "
+                f"ContextParallel(lists=[{name!r}]) is not a list of blocks of {type(model).__name__}. It has: "
                 f"{', '.join(_lists(model)) or 'none'}."
             )
         _List(name, list(blocks), world, layout.context_dim).begin()

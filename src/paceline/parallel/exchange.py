@@ -241,7 +241,7 @@ class _Reader:
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{name} is no type of a tensor")
+        raise TypeError(f"{name} is not a type of a tensor")
     return dtype
 
 

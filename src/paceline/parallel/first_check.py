@@ -64,7 +64,7 @@ def first_check(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]
     except DiffersError as error:
         raise ParallelError(
             f"before the first step, on the first rows of its batch: {error} "
-            "If that is meant, parallelize(check='off') trains without this comparison."
+            "If the difference is intended, parallelize(check='off') trains without this comparison."
         ) from None
 
 

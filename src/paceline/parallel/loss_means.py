@@ -350,7 +350,7 @@ def no_mean(
         return ""
     return (
         f"loss(output, target) is {whole:.6g} for {count} rows together, and {together:.6g} for them in two parts, weighted by "
-        f"{'loss_weight' if loss_weight is not None else 'what counts in each'}: it is no mean over rows, and a batch is "
+        f"{'loss_weight' if loss_weight is not None else 'what counts in each'}: it is not a mean over rows, and a batch is "
         "computed in parts (microbatches, accumulate, replicas). If it is a mean over something else, say over what: "
         "loss_weight=lambda target: (target != -100).sum(). If it compares rows with one another or is a root or a quotient of "
         "means (contrastive, RMSE, Dice), compute each batch in one part: microbatches=1 and accumulate=1 on one replica, or "

@@ -338,5 +338,5 @@ def _names(kind: str, name: str, value: object) -> tuple[str, ...]:
         raise ParallelError(f"{kind}({name}={value!r}): a list of names, such as {name}=['blocks.6'].")
     names = tuple(value)
     if wrong := [item for item in names if not isinstance(item, str) or not item]:
-        raise ParallelError(f"{kind}({name}={value!r}): {wrong[0]!r} is no name of a module.")
+        raise ParallelError(f"{kind}({name}={value!r}): {wrong[0]!r} is not a name of a module.")
     return names

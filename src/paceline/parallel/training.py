@@ -289,9 +289,7 @@ class Parallel:
 
             self._refuse_averaged("average()")
             if (of is None) != (into is None):
-                raise ParallelError(
-                    f"average(of={of!r}, into={into!r}): give both names, or neither for the whole model."
-                )
+                raise ParallelError(f"average(of={of!r}, into={into!r}): give both, or neither for the whole model.")
             follower = Average(self, decay, every) if of is None or into is None else Twin(self, decay, every, of, into)
             self.averages.append(follower)
             return follower

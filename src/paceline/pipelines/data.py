@@ -45,7 +45,7 @@ class PipelineData:
                 f"the name {name!r} of a pipeline's data: letters, digits and '_', not starting with a digit."
             )
         if not isinstance(path, str):
-            raise PipelineError(f"path={path!r} of {name!r} is no text, such as 'prepared/{{run}}'.")
+            raise PipelineError(f"path={path!r} of {name!r} is not a text, such as 'prepared/{{run}}'.")
         self.name = name
         self.datastore = getattr(datastore, "name", datastore)
         self.path = path
@@ -163,5 +163,5 @@ def check_parameters(known: dict[str, object], given: dict[str, object]) -> dict
     """
     if unknown := sorted(set(given) - set(known)):
         there = f"it has {', '.join(sorted(known))}" if known else "it has none"
-        raise PipelineError(f"{unknown[0]!r} is given, which is no parameter of the pipeline: {there}.")
+        raise PipelineError(f"{unknown[0]!r} is given, which is not a parameter of the pipeline: {there}.")
     return {**known, **given}

@@ -62,7 +62,7 @@ class Pipeline:
         listed = flat(steps if isinstance(steps, (list, tuple)) else [steps])
         for step in listed:
             if not isinstance(step, Step):
-                raise PipelineError(f"{step!r} is no step. Make one: paceline.Step(name, estimator).")
+                raise PipelineError(f"{step!r} is not a step. Make one: paceline.Step(name, estimator).")
         self.steps: list[Step] = ordered(listed, Step.needs, lambda step: step.name)
         names = [step.name for step in self.steps]
         if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -53,7 +53,7 @@ class PipelineRun(Run):
     def __init__(self, experiment: ExperimentLike, run_id: str) -> None:
         super().__init__(experiment, run_id)
         if self.record().pipeline is None:
-            raise PipelineError(f"run {self.id} is no pipeline; its kind is {self.record().kind}.")
+            raise PipelineError(f"run {self.id} is not a pipeline; its kind is {self.record().kind}.")
 
     @classmethod
     def _handle(cls, experiment: ExperimentLike, record: RunRecord) -> Any:

@@ -70,7 +70,7 @@ def spec_of(
             if id(data) in known:
                 other = made[known[id(data)][0]].name
                 raise PipelineError(
-                    f"steps {other!r} and {planned.name!r} both leave {name!r}. Give each data of its own."
+                    f"steps {other!r} and {planned.name!r} both leave {name!r}. Give each its own name."
                 )
             known[id(data)] = number, name
         before = {numbers[id(other)] for other in after(step)} | {source for source, _ in takes.values()}
@@ -111,7 +111,7 @@ def _inputs(
             continue
         if id(reference.data) not in known:
             raise PipelineError(
-                f"step {planned.name!r} takes {reference.name!r}, which no step leaves. Name it among the outputs of one."
+                f"step {planned.name!r} takes {reference.name!r}, which no step leaves. Name it among a step's outputs."
             )
         number, name = known[id(reference.data)]
         takes[reference.name] = number, name

@@ -58,14 +58,14 @@ class Step:
             raise PipelineError(f"step name {name!r}: letters, digits, blanks, '_', '-' and '.', at most 100.")
         if isinstance(config, Job) == (source_directory is None):
             raise PipelineError(
-                f"step {name!r}: source_directory belongs to a Job, and a Job needs one. An estimator has its own."
+                f"step {name!r}: give source_directory with a Job, and leave it out with an estimator, which has its own."
             )
         if not (is_estimator(config) or isinstance(config, (Sweep, Job))):
             raise PipelineError(
                 f"step {name!r} is a {type(config).__name__}. Give an Estimator, PyTorch, TensorFlow, SKLearn, Sweep or Job."
             )
         if isinstance(outputs, PipelineData) or not all(isinstance(data, PipelineData) for data in outputs):
-            raise PipelineError(f"outputs={outputs!r} of step {name!r} is no list of PipelineData.")
+            raise PipelineError(f"outputs={outputs!r} of step {name!r} is not a list of PipelineData.")
         if outputs and isinstance(config, Sweep):
             raise PipelineError(
                 f"step {name!r} is a sweep, whose trials would all leave the same output. Let a step after it take the best."
@@ -92,7 +92,7 @@ class Step:
         """
         for step in steps:
             if not isinstance(step, Step):
-                raise PipelineError(f"step {self.name!r} can't run after {step!r}, which is no step.")
+                raise PipelineError(f"step {self.name!r} can't run after {step!r}, which is not a step.")
             self._after.append(step)
         return self
 
@@ -113,7 +113,7 @@ class Step:
                 producer = reference.data.producer
                 if producer is None:
                     raise PipelineError(
-                        f"step {self.name!r} takes {reference.name!r}, which no step leaves. Name it among the outputs of one."
+                        f"step {self.name!r} takes {reference.name!r}, which no step leaves. Name it among a step's outputs."
                     )
                 needed.append(producer)
         return needed

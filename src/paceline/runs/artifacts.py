@@ -57,9 +57,7 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
     """
     plain = check_file_name(name)
     if isinstance(source, (str, os.PathLike)) and not os.path.isfile(source):
-        raise UserError(
-            f"{os.fspath(source)!r} is not a file. Give the path of a file; for folders there is upload_folder."
-        )
+        raise UserError(f"{os.fspath(source)!r} is not a file. Give a file's path; for folders there is upload_folder.")
     where = _place(folder, plain)
     # A script may upload outputs/model.pt under that very name.
     if isinstance(source, (str, os.PathLike)) and _is_same(folder, where, source):
@@ -115,9 +113,7 @@ def get(folder: RunFolder, name: str, target: str | os.PathLike[str] | None = No
     plain = check_file_name(name)
     found = links.find(os.fspath(folder.path), _place(folder, plain))
     if found is not None and found.kind == "left":
-        raise RunNotFoundError(
-            f"run {folder.run_id} has no file {plain!r}: that is {found.why}, and no file of the run's."
-        )
+        raise RunNotFoundError(f"run {folder.run_id} has no file {plain!r}: it is {found.why}, no file of the run's.")
     if found is None or found.kind != "file":
         there = ", ".join(names(folder)[:10]) or "none"
         raise RunNotFoundError(f"run {folder.run_id} has no file {plain!r}. Its files: {there}.")
@@ -154,7 +150,7 @@ def _open_folder(folder: RunFolder, plain: str, name: str) -> int:
     # Before creating it: a name behind a script's link would create a folder anywhere.
     if not links.may_be_had(name, place) or place.split("/")[0] not in _WRITTEN:
         raise FileNameError(
-            f"file name {plain!r} lies behind a link, which leads out of the run's files, to "
+            f"file name {plain!r} goes through a link, which leads out of the run's files, to "
             f"{os.path.normpath(os.path.join(top, place))!r}. Give a name without that link."
         )
     os.makedirs(os.path.join(top, place), exist_ok=True)
@@ -187,7 +183,7 @@ def _below(top: Path) -> list[str]:
     for name, entry, is_file in walk_files(top):
         if not is_file:
             raise UserError(
-                f"{entry.path!r} is no file: a link that leads nowhere, a pipe or the like. Nothing was "
+                f"{entry.path!r} is not a file: a link that leads nowhere, a pipe or the like. Nothing was "
                 "uploaded. Remove it, or upload the files one by one."
             )
         found.append(name)

@@ -67,7 +67,7 @@ class WorkerContext:
                 raise RunContextError(
                     f"{name}={value!r} in a process of run {environment.get('PACELINE_RUN_ID')}: Paceline's launcher sets "
                     f"{name} to a number for each worker. Something between the launcher and this process removed or "
-                    "changed it; pass the environment on as it is."
+                    "changed it; pass the environment on unchanged."
                 )
             numbers.append(int(value))
         rank, world_size = nested_rank(environment) or numbers[:2]
@@ -94,8 +94,9 @@ def _of_parents() -> dict[str, str]:
         if _SUPERVISOR not in (command[number : number + 2] for number in range(len(command))):
             break  # of a service or a sweep, which does not belong to the run that started it
         raise RunContextError(
-            f"this process was started inside run {run_id}, with an environment that says nothing of it, and the worker that it "
-            "comes from has ended: what it logs would be lost. Pass the worker's environment on as it is. PACELINE_RUN_DIR= "
-            "(empty) says that it shall log to no run."
+            f"this process was started inside run {run_id}, with an environment without the run's variables, and the "
+            "worker that it "
+            "comes from has ended: its metrics would be lost. Pass the worker's environment on unchanged. PACELINE_RUN_DIR= "
+            "(empty) makes it log to no run."
         )
     return {}

@@ -15,7 +15,7 @@ from paceline.errors import RunNotFoundError, RunStateError
 from paceline.runs import artifacts, work_dir
 from paceline.runs.folder import RunFolder
 from paceline.system.files import copy_whole
-from paceline.system.names import some
+from paceline.system.names import did_you_mean, some
 
 _WILD = frozenset("*?[")
 #: Maximum number of names in a message.
@@ -54,7 +54,8 @@ def files(folder: RunFolder, patterns: Sequence[str] = ()) -> list[RunFile]:
         if not found:
             names = [file.name for file in there]
             raise RunNotFoundError(
-                f"run {folder.run_id} has no file {pattern!r}. Its files: {some(names, _NAMED) or 'none'}. "
+                f"run {folder.run_id} has no file {pattern!r}.{did_you_mean(pattern, names)} "
+                f"Its files: {some(names, _NAMED) or 'none'}. "
                 f"`paceline files {folder.run_id}` shows all."
             )
         chosen.update(found)

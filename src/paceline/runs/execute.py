@@ -210,7 +210,7 @@ class Beside:
         for message in self._channel.receive():
             if "error" in message:
                 raise RunStateError(
-                    f"{self._argv[0]!r} can't be run beside run {self._folder.run_id}: {message['error']}."
+                    f"{self._argv[0]!r} can't run beside run {self._folder.run_id}: {message['error']}."
                 )
             if "exit" in message:
                 self.exit_code = int(message["exit"])

@@ -36,9 +36,7 @@ def check_file_name(name: object) -> str:
         FileNameError: The name is empty, absolute, or has a NUL or a `..` part.
     """
     if not isinstance(name, str) or not name or "\0" in name:
-        raise FileNameError(
-            f"file name {name!r}: a name is a non-empty string without NUL, such as 'outputs/model.pt'."
-        )
+        raise FileNameError(f"file name {name!r}: a name is a non-empty text without NUL, such as 'outputs/model.pt'.")
     parts = [part for part in name.replace(os.sep, "/").split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or not parts:
         raise FileNameError(

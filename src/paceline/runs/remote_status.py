@@ -173,9 +173,7 @@ def write_off(folder: RunFolder, by: str) -> RunRecord:
     store.check_own(folder, "cancel")
     fd = locks.take(folder.lock)
     if fd is None:
-        raise RunStateError(
-            f"run {folder.run_id} is being looked after by another process. Try again when that has ended."
-        )
+        raise RunStateError(f"another process works on run {folder.run_id}. Try again when it has ended.")
     try:
         record = store.stored(folder)
         if record.is_terminal:

@@ -134,9 +134,7 @@ def _locked(folder: RunFolder) -> Iterator[None]:
     except OSError as error:
         raise RunStateError(f"run {folder.run_id} can't be removed: {error.strerror}: {error.filename!r}.") from error
     if fd is None:
-        raise RunStateError(
-            f"run {folder.run_id} is being looked after by another process. Try again when that has ended."
-        )
+        raise RunStateError(f"another process works on run {folder.run_id}. Try again when it has ended.")
     try:
         yield
     finally:

@@ -44,9 +44,7 @@ class LogsMetrics(ABC):
                 self.log(key, item, description, step)
             return
         if value is ...:
-            raise MetricError(
-                f"metric {name!r}: log got no value. Write log({name!r}, value), or log({{name: value}})."
-            )
+            raise MetricError(f"metric {name!r}: log got no value. Write log({name!r}, value) or log({{name: value}}).")
         try:
             self._write_scalar(name, value, step)
         # Try instead of testing: nearly all values are scalars.
@@ -75,9 +73,7 @@ class LogsMetrics(ABC):
         """
         # These are iterable too, by letters, numbers or keys.
         if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-            raise MetricError(
-                f"metric {name!r}: a {type(value).__name__} is not a list of scalars. Use log for one value."
-            )
+            raise MetricError(f"metric {name!r}: a {type(value).__name__} is not a list of scalars; log takes a value.")
         self._write_other("list", name, [plain_value(item) for item in value], step)
 
     def log_row(self, name: str, description: str | None = None, **columns: object) -> None:
@@ -92,9 +88,7 @@ class LogsMetrics(ABC):
             MetricError: There is no column.
         """
         if not columns:
-            raise MetricError(
-                f"metric {name!r}: a row without columns. Give each as a keyword: log_row(name, x=1, y=2)."
-            )
+            raise MetricError(f"metric {name!r}: a row without columns. Give keywords: log_row(name, x=1, y=2).")
         self._write_other("row", name, {key: plain_value(item) for key, item in columns.items()})
 
     def log_table(self, name: str, value: Mapping[str, object], description: str = "", step: int | None = None) -> None:
@@ -110,9 +104,7 @@ class LogsMetrics(ABC):
             MetricError: The value is not a dict.
         """
         if not isinstance(value, Mapping):
-            raise MetricError(
-                f"metric {name!r}: a {type(value).__name__} is not a table. Give a dict of column -> list."
-            )
+            raise MetricError(f"metric {name!r}: a {type(value).__name__} is not a table. Give a dict column -> list.")
         self._write_other("table", name, {str(key): _column(item) for key, item in value.items()}, step)
 
     def log_image(
@@ -149,7 +141,8 @@ class LogsMetrics(ABC):
         if hasattr(given, "shape") and (hasattr(given, "__array__") or hasattr(given, "detach")):
             return None, _Pixels(name, given)
         raise MetricError(
-            f"metric {name!r}: a {type(given).__name__} is no image. Give a path, a matplotlib figure or pyplot, a PIL image or "
+            f"metric {name!r}: a {type(given).__name__} is not an image. Give a path, a matplotlib figure or pyplot, "
+            "a PIL image or "
             "an array."
         )
 
@@ -200,7 +193,8 @@ class _Pixels:
             array = array.transpose(1, 2, 0)
         if array.ndim != 3 or array.shape[2] not in _COLOR or not array.size:
             raise MetricError(
-                f"metric {name!r}: an array of shape {tuple(given.shape)} is no image. Give H x W, H x W x C or C x H x W with "
+                f"metric {name!r}: an array of shape {tuple(given.shape)} is not an image. Give H x W, H x W x C or "
+                "C x H x W with "
                 "1, 3 or 4 channels."
             )
         if array.dtype.kind == "f":

@@ -30,9 +30,11 @@ from paceline.runs.ids import age_key, check_run_id, take_name
 from paceline.runs.record import Owner, RunRecord, utc_now
 from paceline.system import locks, processes
 from paceline.system.files import OWNED, PRIVATE, append_line, copy_tree, read_json, sync_if_possible, write_json
-from paceline.system.names import some
+from paceline.system.names import did_you_mean, some
 
 _BALLAST_BYTES = 1 << 16
+#: Names and ids that are compared with a misspelled one.
+_SEARCHED = 2000
 
 #: Workspaces that another user or machine made. This process only shows them: it starts and writes nothing in them.
 only_shown: set[Path] = set()
@@ -198,7 +200,7 @@ def find(runs_dir: Path, run_id: str) -> RunFolder:
     try:
         folder = RunFolder(runs_dir / check_run_id(run_id))
     except FileNameError:
-        if found := _named(runs_dir, run_id):
+        if found := _named(runs_dir, run_id, _names(runs_dir)):
             return found
         raise
     # A complete id needs no listing.
@@ -211,23 +213,28 @@ def find(runs_dir: Path, run_id: str) -> RunFolder:
     if matches:
         shown = ", ".join(matches[:5])
         raise RunNotFoundError(f"{len(matches)} runs begin with {run_id!r}: {shown}. Give more of the id.")
-    if found := _named(runs_dir, run_id):
+    names = _names(runs_dir)
+    if found := _named(runs_dir, run_id, names):
         return found
-    raise RunNotFoundError(f"no run {run_id!r} in {str(runs_dir.parent)!r}. `paceline list` shows the runs there are.")
+    meant = did_you_mean(run_id, [*filter(None, names.values()), *names][:_SEARCHED])
+    raise RunNotFoundError(f"no run {run_id!r} in {str(runs_dir.parent)!r}.{meant} `paceline list` shows all.")
 
 
-def _named(runs_dir: Path, name: object) -> RunFolder | None:
+def _names(runs_dir: Path) -> dict[str, str | None]:
+    """Return the name of each run by its id."""
+    return {run_id: tags_and_properties.read(RunFolder(runs_dir / run_id).notes).name for run_id in ids(runs_dir)}
+
+
+def _named(runs_dir: Path, name: object, names: Mapping[str, str | None]) -> RunFolder | None:
     """Return the only run of this name, or None.
 
     Raises:
         RunNotFoundError: Several runs have this name.
     """
-    folders = (RunFolder(runs_dir / run_id) for run_id in ids(runs_dir))
-    found = [folder for folder in folders if tags_and_properties.read(folder.notes).name == name]
+    found = [run_id for run_id, its in names.items() if its == name]
     if len(found) > 1:
-        shown = ", ".join(folder.run_id for folder in found[:5])
-        raise RunNotFoundError(f"{len(found)} runs are called {name!r}: {shown}. Give an id.")
-    return found[0] if found else None
+        raise RunNotFoundError(f"{len(found)} runs are called {name!r}: {', '.join(found[:5])}. Give an id.")
+    return RunFolder(runs_dir / found[0]) if found else None
 
 
 def ids(runs_dir: Path) -> list[str]:

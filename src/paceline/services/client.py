@@ -51,9 +51,7 @@ def call(
         raise ServiceFailedError(f"{uri} answered {error.code}: {text}", error.code) from None
     except OSError as error:
         reason = getattr(error, "reason", error)
-        raise EngineError(
-            f"{uri} does not answer: {reason}. `paceline service list` shows how services stand."
-        ) from error
+        raise EngineError(f"{uri} does not answer: {reason}. `paceline service list` shows the states.") from error
 
 
 def as_body(data: object) -> bytes:

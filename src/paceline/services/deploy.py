@@ -175,7 +175,7 @@ def wait(
         if deadline is not None and time.monotonic() > deadline:
             raise ServiceFailedError(
                 f"service {folder.name!r} is {record.state} after {timeout_s:g} s; it goes on. "
-                f"`paceline service logs {folder.name}` shows what it does."
+                f"`paceline service logs {folder.name}` shows its progress."
             )
         time.sleep(_PAUSE_S)
 
@@ -294,6 +294,4 @@ def _check_server() -> None:
 
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ServiceError(
-            f"{' and '.join(missing)} is not installed here. Services need: pip install 'paceline[serve]'."
-        )
+        raise ServiceError(f"{' and '.join(missing)} is not installed. Services need: pip install 'paceline[serve]'.")

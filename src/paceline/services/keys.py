@@ -35,7 +35,7 @@ def read(folder: ServiceFolder) -> tuple[str, str]:
     if not isinstance(keys, dict):
         if folder.keys.exists():
             raise ServiceError(
-                f"the keys of service {folder.name!r} can't be read from {str(folder.keys)!r}. Ask its owner."
+                f"keys of service {folder.name!r} can't be read from {str(folder.keys)!r}. Ask its owner."
             )
         raise ServiceError(f"service {folder.name!r} asks for no key. Deploy it with auth=True (`--auth`) for some.")
     return keys["primary"], keys["secondary"]
@@ -57,7 +57,7 @@ def change(folder: ServiceFolder, which: str, value: str | None = None) -> str:
     both = dict(zip(NAMES, read(folder), strict=True))
     if value is not None and (len(value) < 16 or not value.isascii() or not value.isprintable() or " " in value):
         raise ServiceError(
-            "a key needs 16 or more printable ASCII characters without blanks. Leave it out for a random one."
+            "a key needs 16 or more printable ASCII characters without blanks. Without it, a random one."
         )
     both[which.lower()] = value or new()
     write_json(folder.keys, both, mode=PRIVATE)

@@ -124,9 +124,7 @@ def check_workers(workers: object) -> int:
 
 def check_environment(environment: object) -> None:
     if not isinstance(environment, EnvironmentSpec):
-        raise ServiceError(
-            f"environment must be an Environment, got {environment!r}. Make one, or get a registered one."
-        )
+        raise ServiceError(f"environment must be an Environment, got {environment!r}. Make or get a registered one.")
     if environment.docker_image is not None:
         raise ServiceError(
             f"the environment has docker_image={environment.docker_image!r}, and a service's processes do not run in containers. "
@@ -148,7 +146,7 @@ def script_of(entry: Any, source: Any) -> tuple[str | None, str | None]:
         return None, None
     script = Path(os.fspath(entry)).expanduser()
     if script.suffix != ".py":
-        raise ServiceError(f"entry_script={str(script)!r} is no Python file. Name a .py file with init() and run().")
+        raise ServiceError(f"entry_script={str(script)!r} is not a Python file. Name a .py file with init() and run().")
     # As for runs, the script is relative to source_directory.
     if source is None:
         top, path = script.absolute().parent, script.absolute()
@@ -218,7 +216,7 @@ def find_model(workspace_dir: Path, reference: object) -> FoundModel:
     if hasattr(reference, "name") and hasattr(reference, "version"):
         return _registered(workspace_dir, f"{reference.name}:{reference.version}")
     raise ServiceError(
-        f"{reference!r} is no model. Give a registered one, 'NAME:VERSION', or the path of a file or folder."
+        f"{reference!r} is not a model. Give a registered one, 'NAME:VERSION', or the path of a file or folder."
     )
 
 

@@ -35,6 +35,7 @@ from paceline.services.record import (
 from paceline.system import detached_process, locks, processes
 from paceline.system.detached_process import library_dir
 from paceline.system.files import OWNED, append_line, read_json, remove_tree, write_json
+from paceline.system.names import did_you_mean
 
 # The Azure SDK's own rule.
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{1,30}[a-z0-9])")
@@ -74,7 +75,8 @@ def folder_of(workspace_dir: Path, name: object) -> ServiceFolder:
     if not folder.record.exists():
         known = [each.name for each in all_folders(workspace_dir)]
         there = f"There are {', '.join(known)}." if known else "There is none yet: `paceline service deploy` makes one."
-        raise ServiceNotFoundError(f"there is no service {name!r} in {str(workspace_dir)!r}. {there}")
+        meant = did_you_mean(str(name), known)
+        raise ServiceNotFoundError(f"there is no service {name!r} in {str(workspace_dir)!r}.{meant} {there}")
     return folder
 
 

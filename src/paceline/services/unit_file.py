@@ -36,9 +36,7 @@ def text(folder: ServiceFolder) -> str:
     """
     for place in (sys.executable, str(folder.path), str(library_dir(folder.workspace_dir))):
         if not is_one_line(place):
-            raise ServiceError(
-                f"{place!r} has a line break or a control character, which no unit can carry. Rename it."
-            )
+            raise ServiceError(f"{place!r} has a line break or a control character, which no unit can have. Rename it.")
     words = [sys.executable, "-m", "paceline.services", str(folder.path)]
     return f"""[Unit]
 Description=Paceline service {folder.name}

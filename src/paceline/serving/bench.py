@@ -126,7 +126,7 @@ class _Target:
     def of(cls, url: str, body: bytes, headers: Mapping[str, str], cafile: str | None) -> _Target:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ServingError(f"{url!r} is no address of a server. Write http://HOST:PORT/score.")
+            raise ServingError(f"{url!r} is not an address of a server. Write http://HOST:PORT/score.")
         context = ssl.create_default_context(cafile=cafile) if parts.scheme == "https" else None
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         lines = [

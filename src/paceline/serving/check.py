@@ -48,9 +48,7 @@ def check(config: ServerConfig, sample: bytes | None = None) -> CheckResult:
         try:
             verify(config)
             if config.entry_script is not None and not (Path(str(config.source_dir)) / config.entry_script).is_file():
-                raise ServingError(
-                    f"entry_script={config.entry_script!r}: there is no such file in {config.source_dir!r}."
-                )
+                raise ServingError(f"entry_script={config.entry_script!r}: no such file in {config.source_dir!r}.")
             started = StartedModel(config, folder, lay_out(config, folder), output)
         except (ServingError, OSError) as error:
             return CheckResult(problem=str(error), log="")

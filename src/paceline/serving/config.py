@@ -49,7 +49,7 @@ class ServedModel:
         for what, text, rule in (("name", self.name, _NAME), ("version", self.version, _VERSION)):
             if not isinstance(text, str) or not rule.fullmatch(text):
                 raise ServingError(
-                    f"models: {what} {text!r} is no {what} of a model. Write letters, digits, '.', '_' and '-', a letter or a "
+                    f"models: {what} {text!r} is not a {what} of a model. Write letters, digits, '.', '_' and '-', a letter or a "
                     "digit first."
                 )
 
@@ -110,7 +110,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ServingError(
-                f"name={self.name!r} is no name of a service. Write letters, digits, '.', '_' and '-', a letter or a digit first."
+                f"name={self.name!r} is not a name of a service. Write letters, digits, '.', '_' and '-', a letter "
+                "or a digit first."
             )
         for name, least in (
             *(("workers", 1), ("max_batch", 1), ("max_queue", 1), ("max_body_bytes", 1), ("port", 0)),
@@ -120,10 +121,11 @@ class ServerConfig:
         for name in ("timeout_s", "load_timeout_s", "drain_s"):
             _check_number(name, getattr(self, name), 0, (int, float))
         if self.port > 65535:
-            raise ServingError(f"port={self.port} is no port. Write 1 to 65535, or 0 for a free one.")
+            raise ServingError(f"port={self.port} is not a port. Write 1 to 65535, or 0 for a free one.")
         if self.log_level not in LOG_LEVELS:
             raise ServingError(
-                f"log_level={self.log_level!r} is none of {', '.join(LOG_LEVELS)}.{did_you_mean(str(self.log_level), LOG_LEVELS)}"
+                f"log_level={self.log_level!r} is not one of "
+                f"{', '.join(LOG_LEVELS)}.{did_you_mean(str(self.log_level), LOG_LEVELS)}"
             )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ServingError("tls_cert and tls_key go together: give both files, or neither.")
@@ -133,12 +135,12 @@ class ServerConfig:
                 "(--keys FILE), or listen at 127.0.0.1."
             )
         if isinstance(self.allow_origins, str) or not all(isinstance(each, str) for each in self.allow_origins):
-            raise ServingError(f"allow_origins={self.allow_origins!r} is no list of texts.")
+            raise ServingError(f"allow_origins={self.allow_origins!r} is not a list of texts.")
         object.__setattr__(self, "allow_origins", tuple(self.allow_origins))
         for origin in self.allow_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ServingError(
-                    f"allow_origins has {origin!r}, which is no origin. Write scheme, host and port as a browser's address "
+                    f"allow_origins has {origin!r}, which is not an origin. Write scheme, host and port as a browser's address "
                     "line has them, without a path, such as 'https://app.example', or '*' for every page."
                 )
         if self.entry_script is not None and self.source_dir is None:
@@ -176,7 +178,7 @@ class ServerConfig:
         settings = _keys(cls, value, "the configuration")
         models = settings.get("models", [])
         if not isinstance(models, (list, tuple)):
-            raise ServingError(f"models={models!r} is no list.")
+            raise ServingError(f"models={models!r} is not a list.")
         settings["models"] = tuple(ServedModel(**_keys(ServedModel, model, "a model")) for model in models)
         return cls(**settings)
 

@@ -343,7 +343,7 @@ class _Scan:
                 return None
             raise SnapshotError(
                 f"{path!r} is a link to {target!r}, outside {str(self._tree.source)!r}: a copy of the tree would not hold it. "
-                "Copy what it points to into the tree, or name the link in .amlignore."
+                "Copy its target into the tree, or name the link in .amlignore."
             )
         by_name = os.path.normpath(os.path.join(os.path.dirname(path), target))
         if os.path.isabs(target) or by_name.split(os.sep)[0] == "..":

@@ -94,7 +94,7 @@ def take(
             if attempt == _TRIES - 1:
                 raise SnapshotError(
                     f"{change.path!r} in {str(source)!r} changed each of {_TRIES} times it was read. "
-                    "Stop what writes to it, or name it in .amlignore."
+                    "Stop the program that writes to it, or name it in .amlignore."
                 ) from None
         except OSError as error:
             raise SnapshotError(

@@ -105,7 +105,7 @@ def _check_datastores(reference: DataReference, workspace_dir: Path) -> None:
             store = Datastore.get(here, source.datastore)
             if store.kind == "memory":
                 raise DataError(
-                    f"input {reference.name!r} lies in datastore {source.datastore!r}, which is the memory of this process: "
+                    f"input {reference.name!r} is stored in datastore {source.datastore!r}, which is the memory of this process: "
                     "a run's own processes can't see it. Upload the files to a store that they can reach."
                 )
             if store.kind == "http" and reference.is_output:

@@ -109,7 +109,7 @@ def take_snapshot(
     if script is not None and script not in taken.files:
         raise JobError(
             f"entry_script {script!r} is left out of the snapshot by .amlignore or .gitignore in "
-            f"{str(source.directory)!r}, or lies in a folder that never is in one (outputs, .git). Let the script in."
+            f"{str(source.directory)!r}, or is in a folder that no snapshot has (outputs, .git). Move it, or change the rule."
         )
     return taken
 
@@ -145,14 +145,10 @@ def _check_named(job: Job, source: SourceCopy, workspace_dir: Path) -> None:
             )
     for path in job.send:
         if not os.path.lexists(directory / path):
-            raise JobError(
-                f"send={path!r}: there is no such file or folder in {str(directory)!r}. Give the path of one."
-            )
+            raise JobError(f"send={path!r}: {str(directory)!r} has no such file or folder. Give an existing path.")
         is_own = f"{os.path.realpath(directory / path)}/".startswith(f"{os.path.realpath(workspace_dir)}/")
         if why := linked.kept_back(directory, path, named=True) or "the workspace" * is_own:
-            raise JobError(
-                f"send={path!r} can't be sent to other machines: {why}. Name the data that the script reads."
-            )
+            raise JobError(f"send={path!r} can't be sent to other machines: {why}. Name data that the script reads.")
 
 
 def _opened(script: str | None, working_directory: str | None) -> frozenset[str]:

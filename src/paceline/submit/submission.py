@@ -105,10 +105,7 @@ class Submission:
     def start_supervisor(self, folder: RunFolder, record: RunRecord, lock_fd: int, run: NewRun | None = None) -> None:
         """Start the supervisor of a run whose folder exists. `run` has its tags and its name."""
         tags, name = (run.tags, run.display_name) if run is not None else (None, None)
-        with (
-            self._releasing(folder),
-            being_started(folder, record, lock_fd, self.taken, tags=tags, display_name=name),
-        ):
+        with self._releasing(folder), being_started(folder, record, lock_fd, self.taken, tags=tags, display_name=name):
             self._keep_target(folder)
             # Queued by this program and not by the supervisor, so that runs start in the order of submission, however long
             # each supervisor takes to load.

@@ -126,7 +126,7 @@ class ExecCommands:
             try:
                 request = json.loads(folder.read("request.json"))
                 if not isinstance(request, dict):
-                    raise ValueError("it is no JSON object")
+                    raise ValueError("it is not a JSON object")
             except BaseException:
                 folder.close()
                 raise
@@ -256,5 +256,5 @@ class ExecCommands:
     def _put(self, node_rank: int, path: str, data: bytes) -> None:
         put: Callable[[int, str, bytes], None] | None = getattr(self._nodes, "put", None)
         if put is None:
-            raise ValueError("this compute target can't pass on what is typed to its nodes")
+            raise ValueError("this compute target can't pass input on to its nodes")
         put(node_rank, path, data)

@@ -143,8 +143,8 @@ def _incomplete(run: Supervision) -> FailureReport | None:
         texts.append(f"Output {output!r} is not complete: {'; '.join(found[:_NAMED])}{more}.")
     return FailureReport(
         cause="data",
-        message=f"{' '.join(texts)} All else of it is stored. Have the script put a copy in the place of such a link, remove "
-        "what is no file, and submit again.",
+        message=f"{' '.join(texts)} Its other files are stored. Let the script write a copy instead of a link, remove "
+        "special files, and submit again.",
         attempt=len(run.record.attempts) or None,
         see=shlex.join(["paceline", "show", run.record.run_id]),
     )

@@ -114,10 +114,10 @@ def _complaint(dimension: Dimension, known: Declared, switches: Sequence[str]) -
         close = difflib.get_close_matches(name.replace("_", "-"), [n.replace("_", "-") for n in names], n=1)
         hint = next((f" (did you mean {n}?)" for n in names if close and n.replace("_", "-") == close[0]), "")
         has = f"which are {', '.join(names[:20])}" if names else "for there are none"
-        return f"{name} is none of its options, {has}{hint}"
+        return f"{name} is not one of its options, {has}{hint}"
     if name in switches:
         taking = [option for option in options if option.is_switch is False]
-        return f"{name} takes a value; it is no switch (line {taking[0].line})" if taking else None
+        return f"{name} takes a value; it is not a switch (line {taking[0].line})" if taking else None
     if is_of_switch(dimension) and all(option.is_switch for option in options):
         return None
     for value in values:
@@ -136,7 +136,7 @@ def _of_others(space: Space, known: Declared, given: Sequence[str]) -> Iterator[
     names = [word.partition("=")[0] for word in words if word.startswith("-") and " " not in word]
     for name in dict.fromkeys(names):
         if name.startswith("--") and name not in own and _meant(name, known) == []:
-            yield f"{name}, which the job gives it, is none of its options"
+            yield f"{name}, which the job gives it, is not one of its options"
     for option in known.options:
         if option.is_required and not any(_may_be(name, option) for name in (*own, *names)):
             yield f"{option.names[-1]} is required (line {option.line}), and neither the space nor the job gives it"
@@ -182,10 +182,10 @@ def _wrong(option: DeclaredOption, given: object, known: Declared) -> str | None
         value: object = {"int": int, "float": float, "str": str, "bool": bool}[option.type](text)
     except ValueError:
         hint = "; to try one at a time, give choice()" if isinstance(given, (list, tuple)) else ""
-        return f"{text} is no {option.type}, which is its type ({at}){hint}"
+        return f"{text} must be of type {option.type} ({at}){hint}"
     if option.choices is not None and value not in option.choices:
         shown = ", ".join(str(choice) for choice in option.choices[:20])
-        return f"{text} is none of its choices {shown} ({at})"
+        return f"{text} is not one of its choices {shown} ({at})"
     return None
 
 

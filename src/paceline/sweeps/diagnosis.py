@@ -103,9 +103,9 @@ def _remarks(sweep: SweepState, trial: Trial) -> Iterator[tuple[str, str]]:
 
 def _not_finite(count: int, total: int, values: str) -> str:
     if total == 1:
-        return f"the one value {values} is no finite number"
+        return f"the one value {values} is not a finite number"
     which = f"all {total}" if count == total else f"{count} of the {total}"
-    return f"{which} values {values} {'is no finite number' if count == 1 else 'are no finite numbers'}"
+    return f"{which} values {values} {'is not a finite number' if count == 1 else 'are not finite numbers'}"
 
 
 def _shown(values: Sequence[float]) -> str:

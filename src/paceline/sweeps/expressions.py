@@ -91,7 +91,7 @@ class Choice:
             if option == value and isinstance(option, bool) == isinstance(value, bool):
                 return index
         shown = ", ".join(json.dumps(option) for option in self.options[:20])
-        raise SweepError(f"{value!r} is none of the options {shown}. Give one of them.")
+        raise SweepError(f"{value!r} is not one of the options {shown}. Give one of them.")
 
     def to_json(self) -> list[object]:
         # The options are one list: `choice` unpacks a single list argument, so an option that is a list survives.
@@ -215,9 +215,7 @@ class Integers:
             if type(bound) is not int:
                 raise SweepError(f"randint(): {bound!r} is not an integer. Write randint(10) or randint(1, 10).")
         if self.low >= self.high:
-            raise SweepError(
-                f"{self.shown} holds no integer: it goes from the first to the last but one. Raise the last."
-            )
+            raise SweepError(f"{self.shown} holds no integer: it goes from the first to the last but one.")
 
     @property
     def shown(self) -> str:

@@ -102,7 +102,7 @@ def check_way(pass_as: object, space: Space) -> None:
     elif pass_as not in WAYS:
         path = PurePosixPath(pass_as)
         if path.is_absolute() or ".." in path.parts or str(path) != pass_as or path.parts[0] == "outputs":
-            raise SweepError(f"pass_as={pass_as!r} is no path below the script's working directory.")
+            raise SweepError(f"pass_as={pass_as!r} is not a path below the script's working directory.")
         for name in names:
             if above := next((other for other in names if name.startswith(f"{other}.")), None):
                 raise SweepError(f"{above!r} and {name!r}: in a file {above!r} can't be both a value and an object.")
@@ -114,9 +114,7 @@ def check_switches(switches: Sequence[str], pass_as: str, space: Space) -> None:
     Values must be passed as arguments.
     """
     if switches and pass_as not in _DASHED:
-        raise SweepError(
-            f"switches={list(switches)!r} with pass_as={pass_as!r}: switches are arguments. Leave them out."
-        )
+        raise SweepError(f"switches={list(switches)!r} with pass_as={pass_as!r}: leave them out; they are arguments.")
     for switch in switches:
         word, slash, off = switch.partition("/")
         if bool(slash) != bool(off) or (off and not off.startswith("-")):
@@ -124,12 +122,10 @@ def check_switches(switches: Sequence[str], pass_as: str, space: Space) -> None:
         meant = [dimension for dimension in space.parameters if argument(dimension.name) == word]
         if not meant:
             raise SweepError(
-                f"the switch {switch!r} is no hyperparameter. Give one of the space's: {', '.join(space.names)}."
+                f"the switch {switch!r} is not a hyperparameter. Give one of the space's: {', '.join(space.names)}."
             )
         if wrong := next((dimension for dimension in meant if not is_of_switch(dimension)), None):
-            raise SweepError(
-                f"the switch {switch!r} has other values than true and false: {wrong.expression.to_json()}."
-            )
+            raise SweepError(f"the switch {switch!r} has values beside true and false: {wrong.expression.to_json()}.")
 
 
 def as_switch(name: object) -> str:
@@ -139,9 +135,7 @@ def as_switch(name: object) -> str:
         SweepError: It is no string.
     """
     if not isinstance(name, str):
-        raise SweepError(
-            f"switches: {name!r} is no name of a hyperparameter. Give such as '--amp' or '--amp/--no-amp'."
-        )
+        raise SweepError(f"switches: {name!r} is not a name of a hyperparameter. Give '--amp' or '--amp/--no-amp'.")
     word, slash, off = name.partition("/")
     return f"{argument(word)}/{argument(off)}" if slash and off else f"{argument(word)}{slash}"
 
@@ -222,11 +216,9 @@ def _there(name: str, source: Path | None) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise SweepError(
-            f"{name!r} of the source, over which the values are to be laid, is no JSON: {error}."
-        ) from None
+        raise SweepError(f"{name!r} of the source, which the values replace in part, must be JSON: {error}.") from None
     if not isinstance(content, dict):
-        raise SweepError(f"{name!r} of the source, over which the values are to be laid, is no JSON object.")
+        raise SweepError(f"{name!r} of the source, which the values replace in part, must be a JSON object.")
     return content
 
 
@@ -237,6 +229,6 @@ def _nested(values: Mapping[str, object], over: dict[str, Any], file: str) -> di
         for part in parts:
             inner = inner.setdefault(part, {})
             if not isinstance(inner, dict):
-                raise SweepError(f"{name!r}: {part!r} in {file!r} of the source is no object.")
+                raise SweepError(f"{name!r}: {part!r} in {file!r} of the source is not an object.")
         inner[last] = value
     return over

@@ -46,7 +46,7 @@ class Space:
 
     def __init__(self, parts: Mapping[str, object]) -> None:
         if not isinstance(parts, Mapping) or not parts:
-            raise SweepError(f'the space {parts!r} is no mapping with a name in it. Give {{"--lr": pl.uniform(0, 1)}}.')
+            raise SweepError(f'the space {parts!r} must be a mapping with a name. Give {{"--lr": pl.uniform(0, 1)}}.')
         self.dimensions = _dimensions(parts, "", "")
         for names in _names(self.dimensions):
             _check_names(names)
@@ -178,7 +178,7 @@ def _dimensions(parts: Mapping[str, object], above: str, branch: str) -> tuple[D
             or not _plain(name)
             or any(character.isspace() or character in "=\0" for character in name)
         ):
-            raise SweepError(f"{name!r} is no name of a hyperparameter. Use letters, digits, `_`, `-` and `.`.")
+            raise SweepError(f"{name!r} is not a name of a hyperparameter. Use letters, digits, `_`, `-` and `.`.")
         whole = name if name.startswith("-") or not above else f"{above}.{name}"
         # Two branches may give one name different ranges, which a sampler must not mix.
         key = f"{branch}{whole}"

@@ -82,7 +82,7 @@ class SweepSpec:
         for metric, goal in zip(self.metrics, self.goals, strict=True):
             if not isinstance(metric, str) or not metric:
                 raise SweepError(
-                    f"metric={metric!r} is no name. Give that by which the script logs it, such as metric='accuracy'."
+                    f"metric={metric!r} is not a name. Give that by which the script logs it, such as metric='accuracy'."
                 )
             if goal not in get_args(Goal):
                 raise SweepError(f"goal={goal!r}: write 'maximize' or 'minimize'.")
@@ -90,9 +90,7 @@ class SweepSpec:
                 raise SweepError(f"the metric {metric!r} is there twice.")
         # isinstance(..., Policy) is true for a class as well.
         if isinstance(self.stop, type):
-            raise SweepError(
-                f"stop={self.stop.__name__} is a class. Make a policy of it: stop=pl.{self.stop.__name__}(...)."
-            )
+            raise SweepError(f"stop={self.stop.__name__} is a class. Make a policy: stop=pl.{self.stop.__name__}(...).")
         if not isinstance(self.repeats, bool):
             raise SweepError(f"repeats={self.repeats!r}: write True or False.")
         if self.further and self.stop is not None:
@@ -112,13 +110,13 @@ class SweepSpec:
         if self.array_size is not None:
             _check_count("array_size", self.array_size, ALIKE_SPAN)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise SweepError(f"seed={self.seed!r} is no integer.")
+            raise SweepError(f"seed={self.seed!r} is not an integer.")
         limit = self.max_duration_seconds
         if limit is not None and not (math.isfinite(limit) and limit > 0):
-            raise SweepError(f"max_duration_seconds={limit!r} is no time above 0.")
+            raise SweepError(f"max_duration_seconds={limit!r} is not a time above 0.")
         if self.stop is not None and not isinstance(self.stop, Policy):
             raise SweepError(
-                f"stop={self.stop!r} is no policy. Give Bandit, MedianStopping, TruncationSelection, ASHA, Hyperband or "
+                f"stop={self.stop!r} is not a policy. Give Bandit, MedianStopping, TruncationSelection, ASHA, Hyperband or "
                 "PopulationBasedTraining."
             )
         names = {name.lstrip("-") for name in self.space.names}
@@ -134,7 +132,7 @@ class SweepSpec:
         check_switches(self.switches, self.pass_as, self.space)
         for point in self.points:
             if not isinstance(point, Mapping):
-                raise SweepError(f"points: {point!r} is no point. Give a list of mappings, such as [{{'--lr': 0.01}}].")
+                raise SweepError(f"points: {point!r} is not a point. Give a list of mappings, as [{{'--lr': 0.01}}].")
             self.space.chosen(point)
 
     @property
@@ -189,10 +187,10 @@ def listed(name: str, given: object) -> tuple[Any, ...]:
     if isinstance(given, (str, Mapping)):
         return (given,)
     if not isinstance(given, Iterable):
-        raise SweepError(f"{name}={given!r} is no list.")
+        raise SweepError(f"{name}={given!r} is not a list.")
     return tuple(given)
 
 
 def _check_count(name: str, value: object, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise SweepError(f"{name}={value!r} is no integer from 1 to {most}.")
+        raise SweepError(f"{name}={value!r} is not an integer from 1 to {most}.")

@@ -221,9 +221,9 @@ def more(folder: RunFolder, trials: int) -> None:
     """
     record = read.record(folder)
     if record.sweep is None:
-        raise SweepError(f"run {folder.run_id} is no sweep; its kind is {record.kind}.")
+        raise SweepError(f"run {folder.run_id} is not a sweep; its kind is {record.kind}.")
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
-        raise SweepError(f"trials={trials!r} is no integer of 1 or more.")
+        raise SweepError(f"trials={trials!r} is not an integer of 1 or more.")
     # Before the lock: a controller that is about to end then sees the request and continues. Requests that it has not seen yet
     # add up.
     in_all = requested(folder) + trials
@@ -239,9 +239,7 @@ def more(folder: RunFolder, trials: int) -> None:
         if not (folder.path / MORE).exists():
             return  # it has seen the request itself
         if time.monotonic() > deadline:
-            raise SweepError(
-                f"somebody else holds the lock of sweep {folder.run_id}: {lock_holder.holder(folder.lock)}."
-            )
+            raise SweepError(f"another process locks sweep {folder.run_id}: {lock_holder.holder(folder.lock)}.")
         time.sleep(0.05)
     try:
         # A canceled sweep still has the request, which would end the new controller.

@@ -37,7 +37,7 @@ class SweepRun(Run):
     def __init__(self, experiment: ExperimentLike, run_id: str) -> None:
         super().__init__(experiment, run_id)
         if self.record().sweep is None:
-            raise SweepError(f"run {self.id} is no sweep; its kind is {self.record().kind}.")
+            raise SweepError(f"run {self.id} is not a sweep; its kind is {self.record().kind}.")
 
     @classmethod
     def _handle(cls, experiment: ExperimentLike, record: RunRecord) -> Any:
@@ -85,7 +85,7 @@ class SweepRun(Run):
             import pandas
         except ImportError as error:
             raise UserError(
-                "trials() needs pandas: pip install 'paceline[tabular]'. trial_rows() needs none."
+                "trials() needs pandas: pip install 'paceline[tabular]'. trial_rows() works without it."
             ) from error
         rows = self.trial_rows()
         # With columns even if there is no trial yet.

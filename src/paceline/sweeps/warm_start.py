@@ -90,7 +90,7 @@ def _of_sweep(run_id: str, spec: SweepSpec, runs_dir: Path) -> list[KnownResult]
     except RunNotFoundError:
         raise SweepError(f"warm_start: there is no run {run_id!r} in this workspace.") from None
     if record.sweep is None:
-        raise SweepError(f"warm_start: run {run_id} is no sweep; its kind is {record.kind}.")
+        raise SweepError(f"warm_start: run {run_id} is not a sweep; its kind is {record.kind}.")
     former = SweepSpec.from_json(record.sweep)
     _check_names(run_id, former.space, spec.space)
     # By the new sweep's metrics: every logged value counts. Not from the cache of ended trials, which has the former sweep's
@@ -111,7 +111,7 @@ def _of_sweep(run_id: str, spec: SweepSpec, runs_dir: Path) -> list[KnownResult]
             continue
         results.append({"run_id": trial.run_id, "chosen": chosen, "values": list(values)})
     if not results and outside:
-        raise SweepError(f"warm_start: no result of sweep {run_id} lies in this space: {outside}")
+        raise SweepError(f"warm_start: no result of sweep {run_id} fits this space: {outside}")
     if not results:
         names = sorted({name for t in trials[:3] for name in CurveReader(runs_dir / t.run_id / "metrics", "").names})
         logged = f" Its trials have logged {', '.join(names)}." if names else ""

@@ -296,7 +296,7 @@ def make_own(path: Path) -> None:
         elif found.st_uid != os.geteuid():
             what = f"belongs to another user (number {found.st_uid})"
         elif not stat.S_ISDIR(found.st_mode):
-            what = "is no folder"
+            what = "is not a folder"
         elif found.st_mode & 0o002:
             what = "can be written to by everybody"
         else:
@@ -393,7 +393,7 @@ class OwnFolder:
         with open(os.open(name, os.O_RDONLY | self._flags, dir_fd=self._fd), "rb") as file:
             found = os.fstat(file.fileno())
             if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
-                raise PermissionError(f"{name!r} in {str(self._path)!r} belongs to another user, or is no file")
+                raise PermissionError(f"{name!r} in {str(self._path)!r} belongs to another user, or is not a file")
             return file.read()
 
     def write_json(self, name: str, value: Any) -> None:

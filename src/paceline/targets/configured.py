@@ -20,7 +20,7 @@ from paceline.errors import TargetError
 from paceline.runs.folder import RunFolder
 from paceline.system import plugins
 from paceline.system.files import OWNED, read_json, write_json
-from paceline.system.names import name_rule
+from paceline.system.names import did_you_mean, name_rule
 from paceline.targets.base import Examined, Target
 from paceline.targets.options import SettingValues
 
@@ -75,9 +75,7 @@ class Configured:
         """
         target: Any = self.make()
         if not isinstance(target, Examined):
-            raise TargetError(
-                f"compute target {self.name!r} is of kind {self.kind!r}, which tells nothing of its nodes."
-            )
+            raise TargetError(f"compute target {self.name!r} is of kind {self.kind!r}, which reports no nodes.")
         found: Status = target.status()
         return found
 
@@ -140,12 +138,8 @@ def read(workspace_dir: Path, name: str) -> Configured:
         if _stands_alone(name):
             return Configured(name=name, kind=name)
     known = names(workspace_dir)
-    import difflib  # slow to load, for a mistake alone
-
-    near = difflib.get_close_matches(str(name), known, n=1)
-    meant = f" Is {near[0]!r} meant?" if near else ""
     raise TargetError(
-        f"there is no compute target {name!r}.{meant} There are {', '.join(known)}. "
+        f"there is no compute target {name!r}.{did_you_mean(str(name), known)} There are {', '.join(known)}. "
         "`paceline compute add NAME --kind KIND` adds one."
     )
 
@@ -183,7 +177,7 @@ def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -
     except FileExistsError as error:
         raise TargetError(
             f"there is a compute target {configured.name!r} already. "
-            "--replace (replace=True) changes it; runs that use it go on as they were submitted."
+            "--replace (replace=True) changes it; runs that use it go on with the old settings."
         ) from error
     except OSError as error:
         path = str(registry.path(configured.name))
@@ -203,7 +197,7 @@ def remove(workspace_dir: Path, name: str) -> None:
             raise TargetError("'local' is this machine and always there; it can't be removed.")
         known = names(workspace_dir)[1:]
         there = f"There are {', '.join(known)}." if known else "It has none but 'local'."
-        raise TargetError(f"there is no compute target {name!r} in the workspace. {there}")
+        raise TargetError(f"no compute target {name!r} in the workspace.{did_you_mean(str(name), known)} {there}")
     registry.remove(name)
 
 
@@ -264,10 +258,7 @@ def kind_class(kind: str) -> Any:
     """
     place = OWN.get(kind) or plugins.installed(GROUP).get(kind)
     if place is None:
-        import difflib  # slow to load, for a mistake alone
-
-        near = difflib.get_close_matches(kind, kind_names(), n=1)
-        meant = f" Is {near[0]!r} meant?" if near else ""
+        meant = did_you_mean(kind, kind_names())
         raise TargetError(f"there is no kind {kind!r} of compute target.{meant} There are {', '.join(kind_names())}.")
     return _load(kind, place)
 

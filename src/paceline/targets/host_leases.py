@@ -212,7 +212,7 @@ def check_parent() -> None:
             os.makedirs(parent, 0o755)
     found = os.stat(parent)
     if not stat.S_ISDIR(found.st_mode):
-        raise LeasesError("PACELINE_LEASES=%r is no folder" % parent)
+        raise LeasesError("PACELINE_LEASES=%r is not a folder" % parent)
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
         raise LeasesError("everybody can rename files in %r. Set its sticky bit: chmod +t %s" % (parent, parent))
     if parent != _PARENT and found.st_uid not in (0, os.geteuid()):
@@ -236,7 +236,7 @@ def make_own_folder(path: str) -> None:
         found = os.lstat(path)
         what = "is a link" if stat.S_ISLNK(found.st_mode) else "belongs to user %s" % user_name(found.st_uid)
         if found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode):
-            what = "is no folder" if not stat.S_ISDIR(found.st_mode) else "can be written to by others"
+            what = "is not a folder" if not stat.S_ISDIR(found.st_mode) else "can be written to by others"
         raise LeasesError("%r %s: it is not used. Remove it, or let an administrator do so" % (path, what))
 
 
@@ -264,7 +264,7 @@ def take_guard(path: str) -> int:
             os.close(fd)
         if time.monotonic() > deadline:
             raise LeasesError(
-                "the lock %r of the machine's leases can't be had: %s, and has for %g s. It is needed for milliseconds: "
+                "the lock %r of the machine's leases stays taken: %s, and has for %g s. A run needs it for milliseconds: "
                 "let that process end, or be ended" % (path, why, _GUARD_S)
             )
         time.sleep(0.02)
@@ -290,7 +290,7 @@ def open_guard(path: str) -> "int | None":
         raise LeasesError("%r is a link, of user %s: it is not followed. Remove it" % (path, owner_of(path))) from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise LeasesError("%r of user %s is no plain file: it is not used. Remove it" % (path, owner_of(path)))
+        raise LeasesError("%r of user %s is not a plain file: it is not used. Remove it" % (path, owner_of(path)))
     return fd
 
 

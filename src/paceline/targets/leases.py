@@ -268,13 +268,7 @@ def read(path: str, uid: "int | None") -> "Ticket | None":
     hangs = value.get("hangs_since")
     hangs = hangs if isinstance(hangs, str) and len(hangs) == _UTC_LENGTH and hangs.isprintable() else None
     return dict(
-        value,
-        uid=uid,
-        user=user_name(status.st_uid),
-        run_id=run_id,
-        granted=granted,
-        since=place,
-        hangs_since=hangs,
+        value, uid=uid, user=user_name(status.st_uid), run_id=run_id, granted=granted, since=place, hangs_since=hangs
     )
 
 

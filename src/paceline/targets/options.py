@@ -229,5 +229,5 @@ def _instead(given: str, known: Sequence[str]) -> str:
     import difflib  # slow to load, for a mistake alone
 
     near = difflib.get_close_matches(given, known, n=1)
-    meant = f". Is {near[0]} meant?" if near else "."
+    meant = f". Did you mean {near[0]}?" if near else "."
     return f"{meant} There are: {', '.join(known)}."

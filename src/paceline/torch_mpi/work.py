@@ -57,7 +57,7 @@ class MpiWork(_Work):  # type: ignore[misc]
         return self._future.result()
 
     def source_rank(self) -> int:
-        raise CollectivesError(f"{self._text} has no source rank; only a receive has one.")
+        raise CollectivesError(f"{self._text} has no source rank; only a receive has a source.")
 
     _source_rank = source_rank
 

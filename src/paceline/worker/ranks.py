@@ -20,10 +20,7 @@ _RANK_FROM = {
     "HOROVOD_RANK": "OMPI_COMM_WORLD_RANK",
 }
 #: Unless the command line sets it: if nodes share a machine, Open MPI sees a single host.
-_PLACE_FROM = {
-    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
-    "HOROVOD_LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
-}
+_PLACE_FROM = {"LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK"}
 _HINT = (
     "Open MPI's mpirun sets it to a number for each worker. Is this process started by another MPI's mpirun, or by a script "
     "that clears its environment?"

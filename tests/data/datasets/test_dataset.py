@@ -175,7 +175,7 @@ def test_an_empty_folder_is_refused_unless_its_files_are_still_to_come(tmp_path,
     with pytest.raises(DataError, match=r"no files at .*validate=False"):
         Dataset.File.from_files("empty")
     dataset = Dataset.File.from_files("empty", validate=False)
-    with pytest.raises(DataError, match="'e' would have no files"):
+    with pytest.raises(DataError, match="'e' needs files"):
         dataset.register(workspace, "e")
 
 

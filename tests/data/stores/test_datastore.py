@@ -165,7 +165,7 @@ def test_upload_files_keeps_paths_below_the_common_or_given_folder(workspace, tm
     store.upload_files(files, relative_root=tmp_path, target_path="two")
     store.upload_files(files[:1], target_path="three")
     assert [info.path for info in store.files()] == ["one/a/x", "one/b/y", "three/x", "two/src/a/x", "two/src/b/y"]
-    with pytest.raises(DataError, match="does not lie below relative_root"):
+    with pytest.raises(DataError, match="is not below relative_root"):
         store.upload_files(files, relative_root=tmp_path / "src/a")
     with pytest.raises(DataError, match="is not a file"):
         store.upload_files([tmp_path / "src"])

@@ -73,7 +73,7 @@ def test_storage_error_names_store_file_reason_and_next_step():
     assert isinstance(told, DataError)
     assert str(told) == (
         "reading 'x' in datastore 'lab' (s3://bucket) failed: there is nothing there. "
-        "Look with `paceline data ls` what is there."
+        "`paceline data ls` lists the files."
     )
     assert isinstance(translated(ValueError("x"), RECORD, Secrets(), "reading"), TransferError)
 

@@ -58,5 +58,5 @@ def test_a_patterns_folder_is_the_deepest_without_a_star():
 
 def test_a_name_that_is_a_file_and_a_folder_is_refused():
     check_tree(["a/b", "a/c", "ab"], "the store")
-    with pytest.raises(DataError, match="'a' in the store is a file, and a folder too: 'a/b/c'"):
+    with pytest.raises(DataError, match="'a' in the store is both a file and a folder, which has 'a/b/c'"):
         check_tree(["a", "a/b/c"], "the store")

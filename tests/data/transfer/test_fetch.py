@@ -152,7 +152,7 @@ def test_an_empty_store_is_an_error(workspace, s3, bucket, take):
 
 def test_an_object_that_is_a_file_and_a_folder_is_an_error(workspace, s3, bucket, take):
     s3.bucket(bucket, {"a": b"1", "a/b": b"2"})
-    with pytest.raises(DataError, match=r"'a' .* is a file, and a folder too: 'a/b'"):
+    with pytest.raises(DataError, match=r"'a' .* is both a file and a folder, which has 'a/b'"):
         take(s3_store(workspace, s3.url, bucket).path().as_download())
 
 

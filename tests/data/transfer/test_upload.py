@@ -74,7 +74,7 @@ def test_file_created_during_the_run_is_replaced_only_with_overwrite(store, fold
     reference = store.path("run 1").as_upload()
     check_upload(reference, workspace.path)
     upload(reference, write_tree(folder.parent / "other", {"model.pt": b"theirs"}), workspace_dir=workspace.path)
-    with pytest.raises(DataError, match=r"'model.pt'; they were not replaced.*lies in"):
+    with pytest.raises(DataError, match=r"'model.pt'; they were not replaced.*stays in"):
         upload(reference, folder, workspace_dir=workspace.path)
     assert stored(store) == {"run 1/model.pt": 6}
     upload(store.path("run 1").as_upload(overwrite=True), folder, workspace_dir=workspace.path)

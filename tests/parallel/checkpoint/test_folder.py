@@ -159,7 +159,7 @@ def test_path_that_is_no_checkpoint_is_not_replaced(tmp_path: Path, kind: str) -
     else:
         path.mkdir()
         (path / "mine").write_text("")
-    with pytest.raises(ParallelError, match="is there and is no checkpoint"):
+    with pytest.raises(ParallelError, match="is there and is not a checkpoint"):
         folders.Saving(path)
     assert os.listdir(tmp_path) == ["a"]
 

@@ -211,7 +211,7 @@ def check_nothing_at_the_path_is_said(ranks: Any) -> None:
         par.load(ranks.folder / "empty")
     (ranks.folder / "file").write_text("mine")
     dist.barrier()
-    with pytest.raises(ParallelError, match="is there and is no checkpoint"):
+    with pytest.raises(ParallelError, match="is there and is not a checkpoint"):
         par.save(ranks.folder / "file")
     assert (ranks.folder / "file").read_text() == "mine"
 
@@ -312,7 +312,7 @@ def check_a_damaged_checkpoint_changes_nothing(ranks: Any) -> None:
     dist.barrier()
     other, given = started(CASES["mlp"], FullyShard(), seed=6)
     before = values(other)
-    with pytest.raises(CheckpointError, match="Nothing has been changed"):
+    with pytest.raises(CheckpointError, match=r"Nothing (has been|was) changed"):
         other.load(ranks.folder / "cut")
     assert_same(values(other), before)
     other.step(given[0])

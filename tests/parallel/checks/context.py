@@ -153,7 +153,7 @@ def check_what_can_not_be_cut_is_refused(ranks: Ranks) -> None:
     refused(tokens(Mean()), r"before the first step.* let attention alone mix places")
     plain = partial(made, CASES["transformer_untied"], torch.float64)
     lists = ContextParallel(lists=["layers"])
-    refused(plain(), r"lists=\['layers'\]\) is no list of blocks of Transformer\. It has: blocks", lists)
+    refused(plain(), r"lists=\['layers'\]\) is not a list of blocks of Transformer\. It has: blocks", lists)
     # Story: such a one was told to be trained with check='off', which ends in the same error.
     refused(
         plain(),

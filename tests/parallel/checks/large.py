@@ -100,7 +100,7 @@ def check_from_nothing_and_from_safetensors(ranks: Ranks) -> None:
         )
         for name, value in again.full_state_dict().items():
             assert torch.equal(value, saved[name]), (strategy, name)
-        with pytest.raises(ParallelError, match="is there and is no checkpoint"):
+        with pytest.raises(ParallelError, match="is there and is not a checkpoint"):
             par.save_safetensors(folder)
 
 

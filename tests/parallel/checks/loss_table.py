@@ -271,7 +271,7 @@ def check_every_loss_equals_one_process_or_is_refused(ranks: Ranks) -> None:
                 for place in columns:
                     cell, found = table[reduction][place], _outcome(loss, call, one, *LAYOUTS[place])
                     if loss.hides_count and reduction == "mean" and LAYOUTS[place] != (_TENSOR, {}):
-                        cell = "refused: it is no mean over rows"
+                        cell = "refused: it is not a mean over rows"
                     kind, _, why = cell.partition(": ")
                     is_so = kind in ("equal", "refused") and found.startswith(kind) and why in found
                     assert is_so, f"{name}, {reduction}, {LAYOUTS[place]}: {found}; the table: {cell}"

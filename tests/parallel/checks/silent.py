@@ -258,7 +258,7 @@ def check_a_loss_of_rows_against_one_another_is_told(ranks: Ranks) -> None:
         one = _made(Mlp)
         _alone(one, batches, microbatches, loss=_contrastive)
         if microbatches > 1:
-            with pytest.raises(ParallelError, match=r"is no mean over rows.*check='off'"):
+            with pytest.raises(ParallelError, match=r"is not a mean over rows.*check='off'"):
                 _together(_made(Mlp), batches, strategy, loss=_contrastive, microbatches=microbatches)
         check = "first" if microbatches == 1 else "off"
         par = _together(_made(Mlp), batches, strategy, loss=_contrastive, microbatches=microbatches, check=check)
@@ -577,7 +577,7 @@ def check_a_forward_that_writes_its_batch_to_a_parameter_is_refused_on_replicas(
     for strategy in REPLICAS:
         model = _made(lambda: _Noting(True))
         before = model.last.weight.detach().clone()
-        with pytest.raises(ParallelError, match="forward changes note in place by what is in its batch"):
+        with pytest.raises(ParallelError, match="forward changes note in place by values of its batch"):
             _together(model, batches, strategy)
         if isinstance(strategy, DataParallel):
             assert torch.equal(model.last.weight, before), "refused before anything is trained"

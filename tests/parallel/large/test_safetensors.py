@@ -72,12 +72,12 @@ def test_invalid_safetensors_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ParallelError, match=r"is not there\. Copy all"):
         safetensors.Folder(tmp_path)
     (tmp_path / safetensors.INDEX).write_text("[]")
-    with pytest.raises(ParallelError, match="is no index"):
+    with pytest.raises(ParallelError, match="is not an index"):
         safetensors.Folder(tmp_path)
     path = tmp_path / "x.safetensors"
     for content in (b"", b"\xff" * 20, b"\x02" + b"\0" * 7 + b"[]", b"\x02" + b"\0" * 7 + b"{", written_over(tmp_path)):
         path.write_bytes(content)
-        with pytest.raises(ParallelError, match="is no file of safetensors"):
+        with pytest.raises(ParallelError, match="is not a file of safetensors"):
             safetensors.Folder(path)
 
 

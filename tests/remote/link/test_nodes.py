@@ -539,7 +539,7 @@ def test_remote_shell_runs_a_command_on_another_node(make_nodes, run_folder, lib
     )
     wait_until(lambda: f"it's {run_folder.run_id}" in run_folder.driver_log.read_text(), "its output")
     assert run(nodes, seen, f"{shell} node-7 true") == 255
-    assert "'node-7' is no node of this run; its nodes are node-0, node-1." in run_folder.rank_log(1, 0).read_text()
+    assert "'node-7' is not a node of this run; its nodes are node-0, node-1." in run_folder.rank_log(1, 0).read_text()
 
 
 def test_killed_remote_shell_ends_its_command(make_nodes, run_folder, library):

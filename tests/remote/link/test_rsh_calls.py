@@ -98,4 +98,4 @@ def test_unknown_host_is_refused_with_the_node_names(links: list[Any]) -> None:
         link.hello = type("Hello", (), {"host": link.name})
     links[0].on_rsh({**RSH, "host": "me@c"})
     settle()
-    assert links[0].answers == [(1, 255, "'c' is no node of this run; its nodes are a, b.")]
+    assert links[0].answers == [(1, 255, "'c' is not a node of this run; its nodes are a, b.")]

@@ -161,7 +161,7 @@ def test_package_has_the_runs_package_versions(workspace: Workspace, source: Pat
         ({"directory": "src", "overwrite": True}, "something else than a packaged service"),
         ({"workers": 0}, "whole number from 1 to"),
         ({"environment": Environment(conda_packages=["r-base"])}, "packages of conda's"),  # type: ignore[arg-type]
-        ({"environment": Environment(locked_pip=["a @ file:///tmp/a.whl"])}, "on this machine alone"),  # type: ignore[arg-type]
+        ({"environment": Environment(locked_pip=["a @ file:///tmp/a.whl"])}, "only this machine has"),  # type: ignore[arg-type]
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -112,7 +112,7 @@ def test_a_body_that_is_packed_is_not_unpacked(server):
     assert len(bomb) < LIMIT
     answer = server.score(bomb, headers={"content-encoding": "gzip"})
     assert answer.status_code == 415
-    assert answer.json() == {"message": "content-encoding 'gzip' is not unpacked here. Send the body as it is."}
+    assert answer.json() == {"message": "content-encoding 'gzip' is not supported. Send the body without encoding."}
 
 
 @pytest.mark.promise("whatever-comes-answer-right-status")

@@ -254,20 +254,20 @@ def test_a_model_that_was_changed_after_its_registration_is_not_loaded(tmp_path)
         path.write_text("another!!")
         server.configure(revision="2")
         refused = server.wait(lambda state: state["refused"])["refused"]
-        assert "'m.txt' is not as it was registered" in refused["error"]
+        assert "'m.txt' has changed since its registration" in refused["error"]
         # A process that is replaced would load it.
         os.kill(server.state["workers"][0]["pid"], signal.SIGKILL)
         deadline = time.monotonic() + PATIENCE_S
-        while "could not load: model digits:1: the file 'm.txt' is not as it was registered" not in server.log:
+        while "could not load: model digits:1: the file 'm.txt' has changed since its registration" not in server.log:
             assert time.monotonic() < deadline, server.log
             time.sleep(0.02)
         path.write_text("the model")
         assert server.score("1").json() == "the model"
     path.write_text("the modem")
-    assert "'m.txt' is not as it was registered" in refusal(tmp_path)
+    assert "'m.txt' has changed since its registration" in refusal(tmp_path)
     path.write_text("the model")
     (tmp_path / "model-1" / "more.pkl").touch()
-    assert "'more.pkl' is none of those that were registered" in refusal(tmp_path)
+    assert "'more.pkl' is not one of those that were registered" in refusal(tmp_path)
     os.remove(tmp_path / "model-1" / "more.pkl")
     path.unlink()
     assert "'m.txt' can't be read" in refusal(tmp_path)

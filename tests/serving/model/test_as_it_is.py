@@ -59,7 +59,7 @@ def test_pickle_model_is_logged_with_a_warning(classifier):
         ("[1, 2]", "should be of shape [-1, 2], not [2]."),
         ("[[1], [1, 2]]", "its lists differ in length."),
         ('[["a", "b"]]', "should hold numbers alone"),
-        ("[[NaN, 1]]", "NaN is no number of JSON"),
+        ("[[NaN, 1]]", "NaN is not a number of JSON"),
         ("[[1e999, 1]]", "none of them too large"),
         ("3", "should be a list of rows"),
         ("{}", 'the body should be {"data"'),
@@ -117,7 +117,7 @@ def test_the_inference_protocol(classifier):
         ([tensor([1, 2], [1, 3])], "shape [1, 3] has 3 values, and data has 2."),
         ([tensor([1, 2], [10**9, 10**9])], "and data has 2."),
         ([tensor([1, 2], [-1, 2])], "shape should be a list of sizes."),
-        ([tensor([1, 2], [1, 2], "FP8")], "datatype 'FP8' is none of BOOL"),
+        ([tensor([1, 2], [1, 2], "FP8")], "datatype 'FP8' is not one of BOOL"),
         ([tensor(["a", "b"], [1, 2])], "data should be numbers."),
         ([tensor([1.5, 2], [1, 2], "INT8")], "data has values that INT8 does not hold."),
         ([tensor([1e39, 2], [1, 2])], "data has values that FP32 does not hold."),
@@ -195,7 +195,7 @@ def test_a_data_frame_s_columns_are_given_by_name(tmp_path):
         assert server.score([[1.0, 1.0]]).json()["predict"] == pytest.approx([3.0])
         assert "feature names" not in server.log
         assert server.score([{"a": 1}]).json()["message"] == "data[0] lacks 'b'."
-        assert "which is none of a, b" in server.score([{"a": 1, "b": 1, "c": 1}]).json()["message"]
+        assert "which is not one of a, b" in server.score([{"a": 1, "b": 1, "c": 1}]).json()["message"]
 
 
 @pytest.mark.promise("scikit-learn-onnx-torchscript-torch")
@@ -277,9 +277,9 @@ def test_onnx(tmp_path):
             {},
             "2 files of a kind that is served without an entry script: a.onnx, b/c.joblib",
         ),
-        ({"a.pt": b"x"}, {}, "a.pt is no TorchScript"),
+        ({"a.pt": b"x"}, {}, "a.pt is not TorchScript"),
         ({"a.onnx": b""}, {"framework": "caffe"}, "framework='caffe' can't be served without an entry script"),
-        ({"a.pkl": pickle.dumps({"a": 1})}, {}, "holds a dict, which has none of predict"),
+        ({"a.pkl": pickle.dumps({"a": 1})}, {}, "holds a dict, which has no method of predict"),
         ({"a.joblib": b"no pickle"}, {}, "a.joblib can't be loaded: "),
     ],
     ids=["none", "two", "weights", "framework", "dict", "broken"],

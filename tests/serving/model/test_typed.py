@@ -50,9 +50,9 @@ def test_a_request_brings_the_parameters_by_name(typed):
     ("body", "said"),
     [
         ("", "the body is empty; it should be JSON."),
-        ("{", "the body is no JSON"),
+        ("{", "the body is not JSON"),
         ("[1]", "the body should be an object, not a list of 1."),
-        ('{"x": [NaN]}', "the body is no JSON: NaN is no number of JSON."),
+        ('{"x": [NaN]}', "the body is not JSON: NaN is not a number of JSON."),
         ('{"x": [1e999]}', "x[0] is too large for a number."),
         ("[" * 100000, "the body is nested too deeply."),
         (b"\xff\xfe{", "the body is no"),

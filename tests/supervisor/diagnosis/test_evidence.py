@@ -273,7 +273,7 @@ def test_occupied_port_of_the_run_is_named_with_its_process(error, log, port):
         raised(0, TORCH.format(port=8080), at=5.0),
         raised(0, TORCH.format(port=129500), at=5.0),
         raised(0, BARE, at=5.0),
-        raised(0, "ValueError: 29500 is no batch size", at=5.0),
+        raised(0, "ValueError: 29500 is not a batch size", at=5.0),
         exited(0, 1, 5.0, "INFO 29500 steps"),
     ],
     ids=["its own port", "a longer number", "a port that is free", "no port", "no exception"],

@@ -23,7 +23,7 @@ def test_a_budget_is_an_argument_with_an_end() -> None:
     check_budget("ASHA", None, None)
     check_budget("ASHA", "--epochs", 9)
     for budget in ("", "--", "a b", "--epochs=3", 3):
-        with pytest.raises(SweepError, match="is no argument"):
+        with pytest.raises(SweepError, match="is not an argument"):
             check_budget("ASHA", budget, 9)
     with pytest.raises(SweepError, match="needs last"):
         check_budget("ASHA", "--epochs", None)

@@ -121,7 +121,7 @@ def test_invalid_promotion_policies_are_refused() -> None:
         "promote='yes'": {"promote": "yes"},
         "needs promote=True": {"budget": "--epochs", "last": 9},
         "needs last": {"budget": "--epochs", "promote": True},
-        "is no argument of the script": {"budget": "--my epochs", "promote": True, "last": 9},
+        "is not an argument of the script": {"budget": "--my epochs", "promote": True, "last": 9},
     }
     for message, values in wrong.items():
         with pytest.raises(SweepError, match=message):

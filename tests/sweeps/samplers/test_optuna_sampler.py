@@ -232,13 +232,13 @@ def test_a_sampler_of_the_users_own_is_found_in_the_source(tmp_path: Any) -> Non
     check_own("optuna.samplers:TPESampler", tmp_path)
     for said, name in {
         "own_sampler_of_mine.py has no 'none'": "own_sampler_of_mine:none",
-        "there is no module 'nowhere_to_be_found'": "nowhere_to_be_found:make",
+        "no module 'nowhere_to_be_found'": "nowhere_to_be_found:make",
     }.items():
         with pytest.raises(SweepError, match=said):
             check_own(name, tmp_path)
     (tmp_path / "odd_sampler_of_mine.py").write_text("from os import *\ndef three(seed):\n    return 3\n")
     check_own("odd_sampler_of_mine:getcwd", tmp_path)
-    with pytest.raises(SweepError, match="made 3, which is none of Optuna's samplers"):
+    with pytest.raises(SweepError, match="made 3, which is not one of Optuna's samplers"):
         make_sampler("odd_sampler_of_mine:three", BRANIN, 0, ("minimize",), source=tmp_path).propose(0, ())
     (tmp_path / "broken_sampler_of_mine.py").write_text("1 / 0\n")
     with pytest.raises(SweepError, match="can't be loaded: ZeroDivisionError"):

@@ -37,6 +37,6 @@ def test_nodes_that_keep_dying_raise_engine_error(monkeypatch: pytest.MonkeyPatc
         raise LostError("node 0 of the run: SIGKILL.")
 
     monkeypatch.setattr(allocate, "_gather", dies)
-    with pytest.raises(EngineError, match=r"3 times in a row, Ray gave the run nodes that died at once: node 0"):
+    with pytest.raises(EngineError, match=r"3 times in a row, Ray gave nodes that died at once: node 0"):
         allocate.gather(None, 2, lambda text: False)  # type: ignore[arg-type]
     assert len(tried) == 3

@@ -139,7 +139,7 @@ def test_last_part_is_recognized_as_the_end(two: Two) -> None:
     [
         (frame({"file": "logs/driver.log", "how": "grow", "at": 0, "ino": 1, "cut": ""}, b"x" * 100)[:-1], "cut short"),
         (frame({"file": "../x", "how": "dir", "stamp": [0, 0, 0]}), "not that of a file below"),
-        (frame({"path": "logs/driver.log", "at": 0}, b"x"), "no change of a file"),
+        (frame({"path": "logs/driver.log", "at": 0}, b"x"), "not a change of a file"),
         (b"not Paceline's", "a header of"),
     ],
 )

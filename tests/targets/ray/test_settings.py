@@ -29,7 +29,7 @@ def test_address_auto_resolves_as_rays_own_tool_does(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head:6379", "http://", "http://head:8265?x=1", "file:///etc"])
 def test_address_that_is_no_dashboard_url_is_refused(address: str) -> None:
-    with pytest.raises(TargetError, match="no URL of a Ray dashboard"):
+    with pytest.raises(TargetError, match="not a URL of a Ray dashboard"):
         settings(address=address)
 
 
@@ -69,7 +69,7 @@ def test_without_a_shared_folder_a_datastore_is_needed() -> None:
 
 @pytest.mark.parametrize("values", [{"python": "python3"}, {"folder": "~/x"}])
 def test_a_path_of_the_nodes_is_absolute(values: dict[str, str]) -> None:
-    with pytest.raises(TargetError, match="no absolute path"):
+    with pytest.raises(TargetError, match="not an absolute path"):
         settings(**values)
 
 

@@ -33,7 +33,7 @@ def test_times_are_read_as_sbatch_reads_them(text: str, seconds: float | None):
 
 @pytest.mark.parametrize("text", ["1h", "1:2:3:4", "", "1-", "tomorrow"])
 def test_invalid_time_is_refused_with_the_valid_forms(text: str):
-    with pytest.raises(TargetError, match=r"time=.* is no time limit of sbatch's.*minutes, 'hours:minutes:seconds'"):
+    with pytest.raises(TargetError, match=r"time=.* is not a time limit of sbatch's.*minutes, 'hours:minutes:seconds'"):
         settings(time=text)
 
 
@@ -64,7 +64,7 @@ def test_an_option_that_collides_is_refused_also_when_abbreviated(option: str, a
 
 @pytest.mark.parametrize("option", ["-p gpu", "partition=gpu", "--licenses matlab", "--", ""])
 def test_sbatch_option_must_be_one_long_word(option: str):
-    with pytest.raises(TargetError, match="no long option of sbatch in one word"):
+    with pytest.raises(TargetError, match="not a long option of sbatch in one word"):
         settings(options=[option])
 
 

@@ -109,6 +109,6 @@ def test_binary_host_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("user", ["", "-x", "a b", "a;b", "$x", "a\nb", "a\\"])
 def test_user_name_with_shell_characters_is_refused(user: str) -> None:
-    with pytest.raises(TargetError, match="no name of a user"):
+    with pytest.raises(TargetError, match="not a user's name"):
         check_user(user, "user")
     assert check_user("DOMAIN\\alice", "user") == "DOMAIN\\alice"

@@ -36,7 +36,7 @@ def test_remote_folder_is_named_after_the_login_user(tmp_path: Path) -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "needs hosts"),
     ({"hosts": ["a"], "port": 0}, "port=0 is not between 1 and 65535"),
-    ({"hosts": ["a"], "user": "-x"}, "no name of a user"),
+    ({"hosts": ["a"], "user": "-x"}, "not a user's name"),
     ({"hosts": ["a"], "folder": "paceline"}, "not an absolute path"),
     ({"hosts": ["a"], "folder": "/tmp/../etc"}, "not an absolute path"),
     ({"hosts": ["a"], "ssh_option": ["-v"]}, "is not NAME=VALUE"),

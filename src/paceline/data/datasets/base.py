@@ -121,7 +121,7 @@ class AnyDataset:
         # Hash before `registered.add` takes the registry lock: large files take minutes.
         files = with_content(placed.list_files(), folder)
         if not files:
-            raise DataError(f"dataset {name!r} would have no files: there are none at {placed._where()}.")
+            raise DataError(f"dataset {name!r} needs files, but {placed._where()} has no file.")
         record = registered.DatasetRecord(
             name=name,
             kind=self.kind,

@@ -74,7 +74,7 @@ class _Files:
             show_progress: Show a progress bar on a terminal.
         """
         if pattern is not None:
-            raise DataError("pattern= is not supported; upload a folder that holds only what is meant.")
+            raise DataError("pattern= is not supported. Upload a folder that holds only the files of the dataset.")
         store, folder = _target(target)
         store.upload(os.fspath(src_dir), folder, overwrite=overwrite, show_progress=show_progress)
         return _Files.from_files((store, folder))

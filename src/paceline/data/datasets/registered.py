@@ -21,7 +21,7 @@ from paceline.data.datasets.steps import Reading, Steps, steps_from_json
 from paceline.errors import DataError
 from paceline.job.data_reference import Source
 from paceline.system.files import read_json, write_json
-from paceline.system.names import name_rule
+from paceline.system.names import did_you_mean, name_rule
 from paceline.system.registry import Versions
 
 if TYPE_CHECKING:
@@ -136,7 +136,8 @@ def load(workspace_dir: Path, name: str, version: int | str = "latest") -> Datas
     if not known:
         there = ", ".join(map(repr, registry.names())) or "none at all"
         raise DataError(
-            f"there is no dataset {name!r} in the workspace {str(workspace_dir)!r}. There are: {there}. "
+            f"there is no dataset {name!r} in the workspace {str(workspace_dir)!r}.{did_you_mean(name, registry.names())} "
+            f"There are: {there}. "
             "Register one with dataset.register(workspace, name)."
         )
     number = known[-1] if version == "latest" else _number(version)
@@ -171,7 +172,7 @@ def files_then(workspace_dir: Path, name: str, version: int) -> dict[tuple[str |
     data = read_json(path)
     if not isinstance(data, list):
         raise DataError(
-            f"{str(path)!r}, the files of dataset '{name}:{version}' as they were, is not there to be read."
+            f"{str(path)!r}, the copy of the files of dataset '{name}:{version}', is missing. Register the dataset again."
         )
     return {(datastore, where): (size, stamp) for datastore, where, size, stamp in data}
 

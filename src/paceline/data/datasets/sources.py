@@ -72,9 +72,7 @@ def _sources(item: object) -> Sequence[tuple[Source, Path | None]]:
     if isinstance(getattr(item, "name", None), str) and hasattr(item, "datastore_type"):
         name, workspace = _store(item)
         return [(Source(datastore=name), workspace)]
-    raise DataError(
-        f"{item!r} names no files. Give a path, a URL, (datastore, path), a DataReference or a list of such."
-    )
+    raise DataError(f"{item!r} names no files. Give a path, a URL, (datastore, path), a DataReference or a list.")
 
 
 def _store(store: object) -> tuple[str, Path | None]:
@@ -82,7 +80,7 @@ def _store(store: object) -> tuple[str, Path | None]:
         return store, None
     name = getattr(store, "name", None)
     if not isinstance(name, str):
-        raise DataError(f"{store!r} is not a datastore. Give a Datastore, or the name of one.")
+        raise DataError(f"{store!r} is not a datastore. Give a Datastore, or its name.")
     workspace = getattr(store, "workspace", None)
     folder = getattr(workspace, "path", workspace)
     return name, Path(folder) if isinstance(folder, (str, os.PathLike)) else None

@@ -241,7 +241,7 @@ def _check_same(state: Mapping[str, object], name: str, own: object) -> None:
     if state[name] != own:
         raise DataError(
             f"the sampler's state is of {name}={state[name]!r}, but this sampler has {name}={own!r}: positions of one order "
-            "mean nothing in another. Make the sampler with the values of the run that is resumed, or start afresh."
+            "mean nothing in another. Make the sampler with the values of the run that is resumed, or start without the state."
         )
 
 

@@ -36,9 +36,7 @@ def own_rank(
             world of one would give every worker all of the data.
     """
     if (rank is None) != (world_size is None):
-        raise DataError(
-            f"rank={rank!r} with world_size={world_size!r}: give both, or neither to use RANK and WORLD_SIZE."
-        )
+        raise DataError(f"rank={rank!r} with world_size={world_size!r}: give both, or neither for the variables.")
     if rank is None or world_size is None:
         return _from_torch() or _from_environment(environment)
     return _checked(rank, world_size)
@@ -76,7 +74,7 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[int, int]:
         if value is None or not (value.isascii() and value.isdigit()):
             raise RunContextError(
                 f"{name}={value!r} beside RANK={values[0]!r}, WORLD_SIZE={values[1]!r}: a launcher sets both to numbers "
-                "for each worker. Pass the environment on as it is, or give rank= and world_size=."
+                "for each worker. Pass the environment on unchanged, or give rank= and world_size=."
             )
     rank, world_size = int(values[0] or ""), int(values[1] or "")
     if not rank < world_size:

@@ -114,8 +114,8 @@ def check_no_secrets(url: str, options: Mapping[str, object]) -> None:
         secret_parts.append("the URL")
     if secret_parts:
         raise DataError(
-            f"{' and '.join(secret_parts)} of the store {shown!r} would hold a secret in the clear, which is not written "
-            f"anywhere. Say where it is found instead: credentials={{'option': place}}, each place {PLACES}."
+            f"{' and '.join(secret_parts)} of the store {shown!r} would hold a secret in the clear, which Paceline "
+            f"never writes. Name its place instead: credentials={{'option': place}}, each place {PLACES}."
         )
 
 
@@ -181,9 +181,7 @@ def _from_keyring(rest: str, context: str) -> str:
     try:
         import keyring
     except ImportError as error:
-        raise DataError(
-            f"{context} keyring is not installed. Install it with `pip install 'paceline[keyring]'`."
-        ) from error
+        raise DataError(f"{context} keyring is not installed. Write: pip install 'paceline[keyring]'.") from error
     try:
         value = keyring.get_password(service, user)
     except Exception as error:

@@ -290,9 +290,7 @@ class Datastore:
         named = []
         for path in paths:
             if root not in path.parents:
-                raise DataError(
-                    f"{str(path)!r} does not lie below relative_root={str(root)!r}. Name a folder above it."
-                )
+                raise DataError(f"{str(path)!r} is not below relative_root={str(root)!r}. Name a folder above it.")
             named.append((path.relative_to(root).as_posix(), path))
         return self._upload(named, target_path, overwrite, show_progress)
 
@@ -359,7 +357,9 @@ def _checked_url(name: str, url: str) -> str:
     # Only to find its kind. The URL appears in messages, so remove secrets.
     record = StoreRecord(name=name, url=hidden_url(url))
     if record.kind != "memory" and url.partition("://")[2].partition("/")[0] == "":
-        raise DataError(f"the URL {record.url!r} of datastore {name!r} names no bucket or host. Give one.")
+        raise DataError(
+            f"the URL {record.url!r} of datastore {name!r} names no bucket or host. Register it again with a whole URL."
+        )
     return url
 
 
@@ -370,9 +370,7 @@ def _plain(options: dict[str, object], name: str) -> dict[str, object]:
         # A round trip through JSON, to keep exactly what will be read: tuples become lists, keys become texts.
         plain: dict[str, object] = json.loads(json.dumps(options))
     except (TypeError, ValueError) as error:
-        raise DataError(
-            f"options of datastore {name!r} can't be written as JSON: {error}. Give plain values."
-        ) from error
+        raise DataError(f"options of datastore {name!r} can't be JSON: {error}. Give plain values.") from error
     return plain
 
 

@@ -16,7 +16,7 @@ from paceline.errors import DataError, EngineError, PacelineError, TransferError
 
 #: The next step for each cause.
 _NEXT_STEP = {
-    "missing": "Look with `paceline data ls` what is there.",
+    "missing": "`paceline data ls` lists the files.",
     "no-store": "Correct the URL that the datastore was registered with.",
     "denied": "Check its credentials, and what they allow.",
     "no-host": "Check the host's name and the network, then try again.",

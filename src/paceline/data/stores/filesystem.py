@@ -156,9 +156,7 @@ def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:
     if path.startswith("/"):
         return StoreRecord(name=None, url="/"), path.lstrip("/")
     if "://" not in path:
-        raise DataError(
-            f"{path!r} is neither a URL nor an absolute path. Give one, or a path in a datastore: ds.path(...)."
-        )
+        raise DataError(f"{path!r} must be a URL, an absolute path, or a path in a datastore: ds.path(...).")
     # Refuse only a password: a presigned URL may keep its parameters.
     if hidden_url(path) != path and "***@" in hidden_url(path):
         raise DataError(

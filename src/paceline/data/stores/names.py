@@ -55,7 +55,7 @@ def check_tree(names: Iterable[str], where: str) -> None:
         while folder:
             if folder in known:
                 raise DataError(
-                    f"{folder!r} in {where} is a file, and a folder too: {name!r} lies in it. A folder on disk can't "
+                    f"{folder!r} in {where} is both a file and a folder, which has {name!r}. A folder on disk can't "
                     "hold both. Rename one of them, or name the files that you need."
                 )
             folder = folder.rpartition("/")[0]

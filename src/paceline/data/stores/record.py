@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from paceline.errors import DataError
 from paceline.system.files import write_whole
-from paceline.system.names import name_rule
+from paceline.system.names import did_you_mean, name_rule
 from paceline.system.registry import Documents
 
 DEFAULT_NAME = "default"
@@ -131,9 +131,10 @@ def read_record(workspace_dir: Path, name: str) -> StoreRecord:
         raise DataError(f"{str(path)!r} can't be read as a datastore. Register {name!r} again, with overwrite=True.")
     if name == DEFAULT_NAME:
         return StoreRecord(name=name, url=str(workspace_dir / "data"))
-    known = ", ".join(record_names(workspace_dir))
+    known = list(record_names(workspace_dir))
     raise DataError(
-        f"there is no datastore {name!r} in the workspace {str(workspace_dir)!r}. There are: {known}. "
+        f"there is no datastore {name!r} in the workspace {str(workspace_dir)!r}.{did_you_mean(name, known)} "
+        f"There are: {', '.join(known)}. "
         f"Register it with `paceline data add {name} URL`."
     )
 

@@ -93,9 +93,7 @@ def fetch(
             return replace(whole, path=itself)
     if not infos:
         titles = ", ".join(record.title for record, _ in places)
-        raise DataError(
-            f"input {reference.name!r} has no files: {titles} is empty. Upload some, or name another place."
-        )
+        raise DataError(f"input {reference.name!r} has no files: {titles} is empty. Upload some or name another place.")
     _check_names(reference, infos)
     parts = _parts(reference, infos, node_rank, ranks, node_count, world_size)
     own = [info for part in parts.values() for info in part]
@@ -122,7 +120,7 @@ def _refuse_memory(reference: DataReference, records: Sequence[StoreRecord]) -> 
     for record in records:
         if record.kind == "memory":
             raise DataError(
-                f"input {reference.name!r} lies in {record.title}, which is the memory of one process: a run's supervisor "
+                f"input {reference.name!r} is stored in {record.title}, which is the memory of one process: a run's supervisor "
                 "and workers are other processes and can't see it. Upload it to the default datastore instead."
             )
 

@@ -78,7 +78,7 @@ def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
         entries = [entry for entry in entries if matches.fullmatch(entry.path)]
     if not entries and (magic or not _may_be_empty(store, base)):
         what = "no file matches" if magic else "there is nothing at"
-        raise DataError(f"{what} {path!r} in {store.title}. Look with `paceline data ls` what is there.")
+        raise DataError(f"{what} {path!r} in {store.title}. `paceline data ls` lists the files.")
     infos = []
     for entry in entries:
         # A file that is named exactly loses the folders above it.

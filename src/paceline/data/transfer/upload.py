@@ -119,7 +119,7 @@ def upload_output(
         if not reference.overwrite and (both := (_existing(store, path) & {name for name, _ in files}) - own):
             raise DataError(
                 f"output {reference.name!r}: {len(both)} files are there already at {path or '/'!r} in {store.title}, such as "
-                f"{min(both)!r}; they were not replaced. The output lies in {str(run_dir / 'uploads' / reference.name)!r}; "
+                f"{min(both)!r}; they were not replaced. The output stays in {str(run_dir / 'uploads' / reference.name)!r}; "
                 f"{_OVERWRITE}"
             )
         if begun is not None:

@@ -106,7 +106,7 @@ class Worker:
         if state is None:
             self.found["gone"] = bool(self.pid)
             self.found["silent"] = (
-                "its process has ended" if self.pid else "it has not started, or is no Python program"
+                "its process has ended" if self.pid else "it has not started, or is not a Python program"
             )
             return
         self.found = cast("WorkerFacts", {**self.found, **state})
@@ -181,7 +181,7 @@ class Worker:
         if found["state"] in "Tt":
             found["silent"] = "it is stopped"
         elif not self._number:
-            found["silent"] = "it is no Python program, or PACELINE_STACKS_SIGNAL is 0"
+            found["silent"] = "it is not a Python program, or PACELINE_STACKS_SIGNAL is 0"
         # Identify it by its open file: the pid may be reused, and another program that replaced the script would handle the
         # signal in its own way.
         elif not process_state.has_open(pid, self._descriptor, self._stacks):

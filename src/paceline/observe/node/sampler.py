@@ -123,11 +123,7 @@ class _Spied:
         self._process: subprocess.Popen[str] | None = None
         if worker.pid:
             self._process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
             )
 
     def end(self, deadline: float) -> WorkerFacts:
@@ -137,7 +133,7 @@ class _Spied:
             OSError: py-spy failed; the message is its own.
         """
         if self._process is None:
-            return {"silent": "it has not started, or is no Python program"}
+            return {"silent": "it has not started, or is not a Python program"}
         try:
             _, said = self._process.communicate(timeout=max(1.0, deadline - time.monotonic()))
             with open(self._path, encoding="utf-8", errors="replace") as file:

@@ -286,7 +286,8 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
             "with PYTHONHASHSEED=0 in the environment."
         )
         raise ParallelError(
-            f"rank {places[0][0]} and rank {others} do not compute the same model: what its forward reads (an attribute, a "
+            f"rank {places[0][0]} and rank {others} do not compute the same model: a value that its forward reads "
+            "(an attribute, a "
             "global, a config's value) was set to another value there. Every rank has to make the same changes."
             f"{cause * has_order}"
         )
@@ -319,7 +320,7 @@ def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
         return
     shown = ", ".join(dict.fromkeys(name for of_rank in gather(list(names), world.replica_group) for name in of_rank))
     raise ParallelError(
-        f"the model's forward changes {shown} in place by what is in its batch. The replicas have different rows, "
+        f"the model's forward changes {shown} in place by values of its batch. The replicas have different rows, "
         f"so under {world.layout} the copies would diverge. Change the parameter after par.step(batch), under "
         "torch.no_grad(), or use PipelineParallel()."
     )

@@ -99,7 +99,7 @@ class Saving:
         self.path = path
         # An empty folder is accepted: the script may have made it for this.
         if os.path.lexists(path) and find(path) != path and not _is_empty(path):
-            raise ParallelError(f"{str(path)!r} is there and is no checkpoint. Give a path that is free.")
+            raise ParallelError(f"{str(path)!r} is there and is not a checkpoint. Give a path that is free.")
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent)
         self.folder = path.with_name(f".{path.name}.saving-{secrets.token_hex(4)}")

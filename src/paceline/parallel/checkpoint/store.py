@@ -289,9 +289,7 @@ def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> Non
         try:
             read(buffers, storage_reader=FileSystemReader(folder), no_dist=world.size == 1)
         except CheckpointException as error:  # a BaseException
-            raise CheckpointError(
-                f"{str(folder)!r} can't be read: {reason(error)}. Nothing has been changed."
-            ) from error
+            raise CheckpointError(f"{str(folder)!r} can't be read: {reason(error)}. Nothing was changed.") from error
 
 
 # Agreement of all ranks.

@@ -110,7 +110,7 @@ class Folder:
             try:
                 files = sorted({str(file) for file in json.loads(index.read_text())["weight_map"].values()})
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ParallelError(f"{index} is no index of safetensors: {error!r}.") from error
+                raise ParallelError(f"{index} is not an index of safetensors: {error!r}.") from error
             for file in files:
                 # The index may come from anywhere, so it may name only files beside it.
                 if Path(file).name != file:
@@ -138,7 +138,7 @@ def _entries(file: Path) -> tuple[int, dict[str, TensorEntry]]:
                 if not 0 <= begin <= end <= size or end - begin != whole:
                     raise ValueError(f"{name} spans bytes {begin} to {end}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ParallelError(f"{file} is no file of safetensors: {error}.") from error
+            raise ParallelError(f"{file} is not a file of safetensors: {error}.") from error
     return start, entries
 
 

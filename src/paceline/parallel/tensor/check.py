@@ -97,7 +97,7 @@ class Reference:
             name, line = next(iter((self._reads.parts or lines).items()))
             raise ParallelError(
                 f"the loss reads {name or 'a tensor'} of the model itself at {shown(line)}, and TensorParallel() leaves each "
-                f"worker a part of it, or of what it is made of ({message}). Leave those layers whole "
+                f"worker a part of it, or of its inputs ({message}). Leave those layers whole "
                 "(TensorParallel(plan={...: 'replicate'})), let the model's forward return it, or use DataParallel() or "
                 "FullyShard()."
             )

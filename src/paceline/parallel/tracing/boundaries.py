@@ -86,7 +86,7 @@ class Boundaries:
         live = self.live(index)
         for node in live:
             if "shape" not in node.meta:
-                return f"what {node.name} returns is needed after it and is no tensor"
+                return f"what {node.name} returns is needed after it and is not a tensor"
             if node.meta.get("sparse"):
                 return f"{node.name} is not a dense tensor"
             if "learns_from" in node.meta and self._index[node.meta["learns_from"]] >= index:

@@ -276,9 +276,7 @@ class GraphRecorder(TorchFunctionMode):
 
     def _node(self, kind: str, target: Callable[..., object] | str, args: _Args, kwargs: _Options) -> fx.Node:
         if _autocast_state() != self._autocast:
-            raise CannotRecordError(
-                "it changes autocast; give precision='bf16' to parallelize, or do it inside a block"
-            )
+            raise CannotRecordError("it changes autocast; give precision='bf16' to parallelize, or do so in a block")
         given = self._argument(tuple(args)), self._argument(dict(kwargs))
         node = self.graph.create_node(kind, target, *given)
         self._append(node)

@@ -80,7 +80,7 @@ class Relay:
                 request = json.loads(heard)
                 asked = {"host": str(request["host"]), "command": str(request["command"])}
             except (ValueError, KeyError, TypeError):
-                self.answer(number, 255, "that is no request of rsh.py")
+                self.answer(number, 255, "that is not a request of rsh.py")
                 return
             self._out.put({"op": "rsh", "number": number, **asked})
 

@@ -170,14 +170,7 @@ class Link(LinkFiles):
         return answer["found"]
 
     def start(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        cwd: str,
-        log: str,
-        exact: bool = False,
-        tag: str = "",
+        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, log: str, exact: bool = False, tag: str = ""
     ) -> int:
         """Start a command with output to the file `log` there. Return its pid.
 

@@ -108,9 +108,7 @@ class AgentNodes:
         library = links[0].hello.library
         if any(link.hello.library != library for link in links):
             places = ", ".join(f"{link.name}: {link.hello.library}" for link in links)
-            raise TargetError(
-                f"the nodes have Paceline's library in different places ({places}). Name one folder for all."
-            )
+            raise TargetError(f"the nodes have the library in different places ({places}). Name one folder for all.")
         python = self._python or links[0].hello.python[0]
         return RemotePaths(
             run_dir=Path(self._run_dir),

@@ -92,7 +92,7 @@ class RshCalls:
         rank = self._find(host)
         if rank is None:
             names = ", ".join(node.name for node in self._nodes)
-            self._answer(tag, 255, f"{host!r} is no node of this run; its nodes are {names}.")
+            self._answer(tag, 255, f"{host!r} is not a node of this run; its nodes are {names}.")
             return
         link, shell = self._links[rank], self.shells.get(rank)
         try:

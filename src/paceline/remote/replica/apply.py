@@ -94,7 +94,7 @@ class Replica:
                 self._check(header["file"], header["how"])
                 do[header["how"]](header, data, rank, group)
         except (AttributeError, KeyError, TypeError) as error:
-            raise ReplicaError(f"what came is no change of a file: {dict(header)}") from error
+            raise ReplicaError(f"what came is not a change of a file: {dict(header)}") from error
 
     def close(self, rank: int | None = None) -> None:
         """Discard incomplete files of this node, or of all."""
@@ -235,7 +235,7 @@ class Replica:
             path = os.path.join(path, part)
             if os.path.islink(path):
                 if above[0] in SMALL:
-                    raise ReplicaError(f"{name!r} lies behind a link")
+                    raise ReplicaError(f"the path {name!r} has a link in it")
                 os.unlink(path)
         os.makedirs(path, exist_ok=True)
         return os.path.join(path, last)

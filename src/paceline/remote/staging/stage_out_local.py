@@ -104,9 +104,7 @@ def _checked(folder: RunFolder, data: bytes) -> RunRecord:
         raise ReplicaError(f"the run's record is not one that a supervisor writes: {error}") from error
     codes = [record.exit_code, record.failure.exit_code if record.failure else None]
     if record.status not in states.ALL or (record.failure and record.failure.cause not in CAUSES):
-        raise ReplicaError(
-            f"status {record.status!r} or its failure's cause in the run's record is not valid for a run"
-        )
+        raise ReplicaError(f"status {record.status!r} or its failure's cause in the run's record is invalid for a run")
     if any(code is not None and not 0 <= code <= 255 for code in codes):
         raise ReplicaError(f"exit code {codes} in the run's record is not from 0 to 255")
     return record

@@ -64,8 +64,8 @@ def of_environment(
         local = [line for line in wanted if "file:" in line or line.startswith(("-e", "/", "./", "--find-links /"))]
         if local:
             raise ServiceError(
-                f"the model's environment has {local[0]!r}, which is on this machine alone. Name where it can be had from "
-                "elsewhere: --requirements FILE or --pip PACKAGE."
+                f"the model's environment has {local[0]!r}, which only this machine has. Name a place for other "
+                "machines: --requirements FILE or --pip PACKAGE."
             )
         if not environment.layered:
             return PackageVersions(tuple(wanted), tuple(exact.values()))

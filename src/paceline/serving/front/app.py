@@ -191,7 +191,7 @@ class App:
         if encoding not in (b"identity", b""):
             raise RefusedError(
                 415,
-                f"content-encoding {encoding.decode('latin-1')!r} is not unpacked here. Send the body as it is.",
+                f"content-encoding {encoding.decode('latin-1')!r} is not supported. Send the body without encoding.",
                 unread=True,
             )
         body = await self._body(receive, given)

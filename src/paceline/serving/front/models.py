@@ -43,11 +43,11 @@ def _verify(model: ServedModel) -> None:
             raise ServingError(f"{where}: the file {name!r} can't be read: {error.strerror}.") from error
         if actual != wanted[name]:
             raise ServingError(
-                f"{where}: the file {name!r} is not as it was registered (its SHA-256 is {actual[:12]}..., it was "
+                f"{where}: the file {name!r} has changed since its registration (its SHA-256 is {actual[:12]}..., it was "
                 f"{wanted[name][:12]}...). Register the model again, or restore the file."
             )
     if os.path.isdir(model.path) and (extra := sorted(set(_files(model.path)) - set(wanted))):
-        raise ServingError(f"{where}: the file {extra[0]!r} is none of those that were registered. Remove it.")
+        raise ServingError(f"{where}: the file {extra[0]!r} is not one of those that were registered. Remove it.")
 
 
 def digest(path: str) -> str:
@@ -97,9 +97,7 @@ def _listed(model: ServedModel) -> dict[str, str]:
     try:
         text = Path(str(model.hashes)).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ServingError(
-            f"model {model.name}:{model.version}: hashes={model.hashes!r} can't be read: {error}"
-        ) from error
+        raise ServingError(f"{model.name}:{model.version}: hashes={model.hashes!r} can't be read: {error}") from error
     for line in text.splitlines():
         digest_hex, _, name = line.partition("  ")
         if len(digest_hex) != 64 or not name or name.startswith("/") or ".." in name.split("/"):

@@ -69,11 +69,11 @@ def parsed(body: bytes) -> Any:
     try:
         return json.loads(body, parse_constant=_no_constant)
     except UnicodeDecodeError as reason:
-        raise InputError(f"the body is no UTF-8: {reason}.") from None
+        raise InputError(f"the body is not UTF-8: {reason}.") from None
     except RecursionError:
         raise InputError("the body is nested too deeply.") from None
     except ValueError as reason:
-        raise InputError(f"the body is no JSON: {reason}.") from None
+        raise InputError(f"the body is not JSON: {reason}.") from None
 
 
 def as_json(value: object) -> bytes:
@@ -89,7 +89,7 @@ def as_json(value: object) -> bytes:
     except (TypeError, ValueError) as reason:
         # Search the place of the fault only after the fast path has failed.
         where = _fault(value, "the result")
-        raise OutputError(where or f"the result is no JSON: {reason}.") from None
+        raise OutputError(where or f"the result is not JSON: {reason}.") from None
 
 
 def plain(value: Any) -> object:
@@ -109,7 +109,7 @@ def plain(value: Any) -> object:
     for kinds, convert in _CONVERTED:
         if isinstance(value, kinds):
             return convert(value)
-    raise TypeError(f"a value of type {type(value).__name__} is no JSON")
+    raise TypeError(f"a value of type {type(value).__name__} is not JSON")
 
 
 def _no_bytes(value: bytes | bytearray) -> NoReturn:
@@ -129,7 +129,7 @@ _CONVERTED: tuple[tuple[type | tuple[type, ...], Callable[[Any], object]], ...] 
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _fault(value: object, where: str) -> str | None:

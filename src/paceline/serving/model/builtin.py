@@ -102,6 +102,6 @@ def _check_torchscript(path: str) -> None:
             if any("/code/" in name for name in archive.namelist()):
                 return
     raise ServingError(
-        f"{path} is no TorchScript: it holds weights or pickled objects, as torch.save writes them. Serve it with an entry "
+        f"{path} is not TorchScript: it holds weights or pickled objects, as torch.save writes them. Serve it with an entry "
         "script that makes the model, or save it by torch.jit.script(model).save(...) or torch.export.save(...)."
     )

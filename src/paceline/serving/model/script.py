@@ -38,9 +38,7 @@ def load_script(setup: ModelSetup) -> Servable:
     has_init = callable(getattr(module, "init", None))
     if callable(getattr(module, "run", None)):
         if not has_init:
-            raise ServingError(
-                f"{path}: there is run() and no init(). Write one, an empty one if nothing is to be done."
-            )
+            raise ServingError(f"{path}: there is run() and no init(). Write one; it may be empty.")
         from paceline.serving.model.sdk import SdkScript
 
         module.init()

@@ -119,7 +119,7 @@ def tensor(name: str, value: Any) -> dict[str, object]:
     array = np.asarray(value)
     data = array.reshape(-1).tolist()
     if array.dtype.kind == "O" and not all(isinstance(each, str) for each in data):
-        raise InputError(f"the output {name!r} is no tensor; ask /score for it.")
+        raise InputError(f"the output {name!r} is not a tensor; ask /score for it.")
     return {"name": name, "shape": list(array.shape), "datatype": datatype_of(array.dtype), "data": data}
 
 
@@ -133,7 +133,7 @@ def _tensor(each: dict[str, object], where: str) -> Array:
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise InputError(f"{where}: shape should be a list of sizes.")
     if datatype not in DTYPES and datatype != "BYTES":
-        raise InputError(f"{where}: datatype {str(datatype)[:50]!r} is none of {', '.join(DTYPES)}, BYTES.")
+        raise InputError(f"{where}: datatype {str(datatype)[:50]!r} is not one of {', '.join(DTYPES)}, BYTES.")
     if not isinstance(data, list):
         raise InputError(f"{where}: data should be a list. Tensors in binary are not taken.")
     array = array_of(data, where)

@@ -63,9 +63,7 @@ class ASHA(NamedPolicy):
         if not isinstance(self.promote, bool):
             raise SweepError(f"ASHA: promote={self.promote!r}: write true or false.")
         if self.budget is not None and not self.promote:
-            raise SweepError(
-                f"ASHA: budget={self.budget!r} needs promote=True: only then does a trial go on after its end."
-            )
+            raise SweepError(f"ASHA: budget={self.budget!r} needs promote=True: only then a trial goes on at its end.")
         check_budget("ASHA", self.budget, self.last)
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:

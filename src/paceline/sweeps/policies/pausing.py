@@ -83,10 +83,6 @@ def check_budget(policy: str, budget: object, last: int | None) -> None:
     if budget is None:
         return
     if not isinstance(budget, str) or not budget.strip("-") or any(c.isspace() or c == "=" for c in budget):
-        raise SweepError(
-            f"{policy}: budget={budget!r} is no argument of the script. Give its name, such as '--epochs'."
-        )
+        raise SweepError(f"{policy}: budget={budget!r} is not an argument of the script. Write it as '--epochs'.")
     if last is None:
-        raise SweepError(
-            f"{policy}: budget={budget!r} needs last: what the script is told in the end, such as last=81."
-        )
+        raise SweepError(f"{policy}: budget={budget!r} needs last, the final value of the argument, such as last=81.")

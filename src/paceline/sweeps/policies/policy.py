@@ -66,7 +66,7 @@ def check_intervals(policy: str, evaluation_interval: int, delay_evaluation: int
 def check_whole(policy: str, name: str, value: object, *, at_least: int) -> None:
     """Raise SweepError unless the value is an integer of at least `at_least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise SweepError(f"{policy}: {name}={value!r} is no integer of {at_least} or more.")
+        raise SweepError(f"{policy}: {name}={value!r} is not an integer of {at_least} or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ class Bandit(NamedPolicy):
             )
         slack = self.slack_factor or self.slack_amount
         if not is_number(slack) or slack <= 0:
-            raise SweepError(f"Bandit: the slack {slack!r} is no number above 0.")
+            raise SweepError(f"Bandit: the slack {slack!r} is not a number above 0.")
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
         """Return trial number -> reason, for the live trials to stop."""

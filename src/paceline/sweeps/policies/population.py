@@ -69,9 +69,9 @@ class PopulationBasedTraining(NamedPolicy):
         check_whole("PBT", "interval", self.interval, at_least=1)
         check_whole("PBT", "last", self.last, at_least=self.interval)
         if not is_number(self.quantile) or not 0 < self.quantile <= 0.5:
-            raise SweepError(f"PBT: quantile={self.quantile!r} is no share above 0 and up to 0.5.")
+            raise SweepError(f"PBT: quantile={self.quantile!r} is not a share above 0 and up to 0.5.")
         if not is_number(self.resample) or not 0 <= self.resample <= 1:
-            raise SweepError(f"PBT: resample={self.resample!r} is no probability from 0 to 1.")
+            raise SweepError(f"PBT: resample={self.resample!r} is not a probability from 0 to 1.")
         if (
             not isinstance(self.factors, (list, tuple))
             or not self.factors

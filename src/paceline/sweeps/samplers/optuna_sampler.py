@@ -276,7 +276,7 @@ def own(sampler: Any, space: Space, seed: int, goals: Sequence[Goal], prior: Seq
         # By name: Optuna's classes have other arguments before the seed.
         made = sampler(seed=seed) if is_class else sampler(seed)
         if not isinstance(made, _optuna().samplers.BaseSampler):
-            raise SweepError(f"the sampler's function {sampler!r} made {made!r}, which is none of Optuna's samplers.")
+            raise SweepError(f"the sampler function {sampler!r} made {made!r}, which is not one of Optuna's samplers.")
         return made
 
     return OptunaSampler(space, seed, goals, make, prior)

@@ -80,9 +80,7 @@ def _loaded(name: str, source: Path | None) -> object:
     except Exception as error:
         # A user's module may raise anything.
         said = str(error) if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: {error}"
-        raise SweepError(
-            f"sampler={name!r} can't be loaded: {said}. It is looked for in the sweep's source."
-        ) from error
+        raise SweepError(f"sampler={name!r} can't be loaded: {said}. It must be in the sweep's source.") from error
 
 
 def check_own(name: str, source: Path) -> None:
@@ -99,9 +97,7 @@ def check_own(name: str, source: Path) -> None:
     if file is None:
         # It may be installed: the controller runs with this interpreter.
         if importlib.util.find_spec(module.partition(".")[0]) is None:
-            raise SweepError(
-                f"sampler={name!r}: there is no module {module!r} in {str(source)!r}, and none is installed."
-            )
+            raise SweepError(f"sampler={name!r}: no module {module!r} in {str(source)!r}, and none is installed.")
         return
     try:
         tree = ast.parse(file.read_bytes())

@@ -34,9 +34,7 @@ def gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes |
         except LostError as error:
             # The next try creates a new placement group, for which Ray chooses among living nodes.
             if not left:
-                raise EngineError(
-                    f"{_TRIES} times in a row, Ray gave the run nodes that died at once: {error}"
-                ) from error
+                raise EngineError(f"{_TRIES} times in a row, Ray gave nodes that died at once: {error}") from error
     raise AssertionError
 
 

@@ -90,12 +90,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
             f"{die_with_ray if sys.platform.startswith('linux') else ''}\nimport sys;exec(sys.stdin.buffer.readline())",
         ]
         agent = subprocess.Popen(
-            words,
-            stdin=link.fileno(),
-            stdout=link.fileno(),
-            env=environment,
-            cwd="/",
-            start_new_session=True,
+            words, stdin=link.fileno(), stdout=link.fileno(), env=environment, cwd="/", start_new_session=True
         )
         link.close()
         code = agent.wait()

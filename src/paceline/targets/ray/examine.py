@@ -45,13 +45,7 @@ def examined(client: RayClient, settings: RaySettings, bundles: list[dict[str, f
     reception = Reception(host=here)
     links: list[Link] = []
     try:
-        request = {
-            "bundles": bundles,
-            "name": job_id,
-            "host": here,
-            "port": reception.port,
-            "token": reception.token,
-        }
+        request = {"bundles": bundles, "name": job_id, "host": here, "port": reception.port, "token": reception.token}
         runtime_env = {"working_dir": send_library(client, library)}
         client.submit(examine_entrypoint(json.dumps(request)), job_id, runtime_env, {"job_name": job_id})
         _wait(client, job_id, reception, len(bundles))

@@ -100,14 +100,12 @@ def read_settings(name: str, settings: SettingValues) -> RaySettings:
         )
     if values["token_env"] and not _VARIABLE.fullmatch(values["token_env"]):
         raise TargetError(
-            f"compute target {name!r}: token_env is no name of an environment variable, and is not shown here in case it "
+            f"compute target {name!r}: token_env is not a name of an environment variable, and is not shown here in case it "
             "is the token itself. Put the token into a variable and give that one's name."
         )
     for setting in ("python", "folder"):
         if values[setting] and not os.path.isabs(values[setting]):
-            raise TargetError(
-                f"compute target {name!r}: {setting}={values[setting]!r} is no absolute path of the nodes."
-            )
+            raise TargetError(f"compute target {name!r}: {setting}={values[setting]!r} is not an absolute path.")
     return RaySettings(
         **{
             **values,
@@ -166,13 +164,11 @@ def _address(name: str, address: str) -> str:
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise TargetError(
-            f"compute target {name!r}: address={hidden(address)!r} is no URL of a Ray dashboard. Give it as http://HOST:8265 "
+            f"compute target {name!r}: address={hidden(address)!r} is not a URL of a Ray dashboard. Give it as http://HOST:8265 "
             "(`ray start --head` prints it), not as ray://HOST:10001 or HOST:6379."
         )
     if parts.username or parts.password:
-        raise TargetError(
-            f"compute target {name!r}: the address has a password in it. Set token_file or headers instead."
-        )
+        raise TargetError(f"compute target {name!r}: the address has a password. Set token_file or headers instead.")
     return address.rstrip("/")
 
 

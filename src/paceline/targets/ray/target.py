@@ -263,12 +263,7 @@ class RayTarget:
         if job.status == "RUNNING":
             return JobStatus(state=RUNNING)
         if job.status == "STOPPED":
-            return JobStatus(
-                state=GONE,
-                cause="canceled",
-                by=_BY_RAY,
-                message=f"Its job was stopped in {where}.",
-            )
+            return JobStatus(state=GONE, cause="canceled", by=_BY_RAY, message=f"Its job was stopped in {where}.")
         cause = _CAUSES.get(job.error_type or "", "engine")
         assert cause in CAUSES, cause
         complaints = [line for line in job.message.splitlines() if line.startswith(COMPLAINT)]
@@ -276,9 +271,7 @@ class RayTarget:
             return JobStatus(state=GONE, cause="engine", message=f"{complaints[-1][len(COMPLAINT) :]}.")
         said = " ".join(job.message.split())[:500].rstrip(".")
         return JobStatus(
-            state=GONE,
-            cause=cause,
-            message=f"The run's job in {where} ended without its supervisor's word: {said}.",
+            state=GONE, cause=cause, message=f"The run's job in {where} ended without its supervisor's word: {said}."
         )
 
     # Doctor

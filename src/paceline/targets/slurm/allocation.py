@@ -317,9 +317,7 @@ def common_addresses(
     for machine, (_, its_interface) in zip(machines, found, strict=True):
         if its_interface is None:
             there = ", ".join(f"{name} {address}" for name, (address, _) in machine.interfaces.items()) or "none"
-            raise TargetError(
-                f"node {machine.name} has no IPv4 address by which other nodes could reach it; it has {there}."
-            )
+            raise TargetError(f"node {machine.name} has no IPv4 address that other nodes can reach; it has {there}.")
     return found
 
 

@@ -149,9 +149,7 @@ class Scheduler:
                 # Failing over takes minutes. The pauses grow, since hundreds of runs may be waiting.
                 pause = _PAUSES_S[min(attempt, len(_PAUSES_S) - 1)]
                 if time.monotonic() + pause > deadline:
-                    raise AwayError(
-                        f"{error} Tried for {patience_s:.0f} s. `sdiag` or `scontrol ping` say more."
-                    ) from error
+                    raise AwayError(f"{error} Tried for {patience_s:.0f} s. `scontrol ping` says more.") from error
                 if tell is not None and str(error) != told:
                     told = str(error)
                     tell(f"{told} Trying again, for up to {patience_s:.0f} s.")

@@ -57,13 +57,7 @@ def job_name(run_id: str) -> str:
 
 
 def sbatch_text(
-    job: Job,
-    settings: SlurmSettings,
-    *,
-    run_id: str,
-    run_dir: PurePosixPath,
-    library_dir: PurePosixPath,
-    python: str,
+    job: Job, settings: SlurmSettings, *, run_id: str, run_dir: PurePosixPath, library_dir: PurePosixPath, python: str
 ) -> str:
     """Return the script of a run. Paths and python are those on the nodes.
 
@@ -81,13 +75,7 @@ def sbatch_text(
 
 
 def array_text(
-    job: Job,
-    settings: SlurmSettings,
-    array: Array,
-    *,
-    runs_dir: PurePosixPath,
-    library_dir: PurePosixPath,
-    python: str,
+    job: Job, settings: SlurmSettings, array: Array, *, runs_dir: PurePosixPath, library_dir: PurePosixPath, python: str
 ) -> str:
     """Return the script of runs that look the same to Slurm, as tasks of an array.
 

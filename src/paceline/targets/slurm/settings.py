@@ -162,7 +162,7 @@ def _check(title: str, values: SettingValues) -> None:
             time_s(values["time"])
         except ValueError:
             raise TargetError(
-                f"{title}: time={values['time']!r} is no time limit of sbatch's. "
+                f"{title}: time={values['time']!r} is not a time limit of sbatch's. "
                 "Write minutes, 'hours:minutes:seconds' or 'days-hours:minutes:seconds'."
             ) from None
     if not _MPI.fullmatch(values["mpi"]):
@@ -171,7 +171,7 @@ def _check(title: str, values: SettingValues) -> None:
             "Slurm's PMIx plugin, or one of its versions that `srun --mpi=list` names, such as 'pmix_v4'."
         )
     if values["login"] is not None and (values["login"].startswith("-") or not values["login"].strip()):
-        raise TargetError(f"{title}: login={values['login']!r} is no name of a host. Write 'host' or 'user@host'.")
+        raise TargetError(f"{title}: login={values['login']!r} is not a name of a host. Write 'host' or 'user@host'.")
     for name in (*SELECTING.values(), "gpu_type"):
         if values[name] is not None and not values[name].strip():
             raise TargetError(f"{title}: {name} is empty. Leave it out, or give its value.")
@@ -183,7 +183,7 @@ def _check_option(title: str, option: str) -> None:
     found = _OPTION.fullmatch(option)
     if found is None:
         raise TargetError(
-            f"{title}: options has {option!r}, which is no long option of sbatch in one word. Write '--name=value', "
+            f"{title}: options has {option!r}, which is not a long option of sbatch in one word. Write '--name=value', "
             "or '--name' if it takes no value."
         )
     name = found[1]

@@ -63,10 +63,7 @@ _MEANINGS = (
         r"Could not resolve hostname|Name or service not known|nodename nor servname",
         "nobody knows a host of this name. Mend the name, or give it a HostName in ~/.ssh/config",
     ),
-    (
-        r"Connection refused",
-        "the machine is there, but no sshd listens on that port. Start sshd, or give the port",
-    ),
+    (r"Connection refused", "the machine is there, but no sshd listens on that port. Start sshd, or give the port"),
     (
         r"timed out|No route to host|Network is unreachable|Host is down|Timeout, server .* not responding",
         "it does not answer: it is down, or the network in between is",

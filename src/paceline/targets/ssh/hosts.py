@@ -78,12 +78,10 @@ def check_user(user: str, where: str) -> str:
     """
     if ":" in user:
         raise TargetError(
-            f"{where}: the name of a user has no ':', and what may be a password is not shown. Leave it out."
+            f"{where}: the name of a user has no ':'. The text behind it may be a password and is not shown; leave it out."
         )
     if not user or user.startswith("-") or user.endswith("\\") or _BAD_IN_USER.search(user):
-        raise TargetError(
-            f"{where}: {user!r} is no name of a user: no dash in front, no blanks, quotes or $;&<>|(){{}}."
-        )
+        raise TargetError(f"{where}: {user!r} is not a user's name: no dash first, no blanks, quotes or $;&<>|(){{}}.")
     return user
 
 
@@ -131,14 +129,14 @@ def _parse(line: str, where: str) -> SshHost:
         slots = _count(count, line, where)
     if not _NAME.fullmatch(name):
         raise TargetError(
-            f"{where}: {name!r} in {line!r} is no name of a host: letters, digits and '._-', no dash in front. {_FORM}"
+            f"{where}: {name!r} in {line!r} is not a name of a host: letters, digits and '._-', no dash in front. {_FORM}"
         )
     return SshHost(name=name, user=user or None, slots=slots)
 
 
 def _count(value: str, line: str, where: str) -> int:
     if not (value.isascii() and value.isdigit() and 0 < int(value) < 1_000_000):
-        raise TargetError(f"{where}: {value!r} in {line!r} is no number of slots; 1 is the least. {_FORM}")
+        raise TargetError(f"{where}: {value!r} in {line!r} is not a number of slots; 1 is the least. {_FORM}")
     return int(value)
 
 

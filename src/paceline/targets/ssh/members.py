@@ -70,12 +70,7 @@ def open_member(ssh: Ssh, host: SshHost, *, python: str, library_dir: Path, fold
     argv = ssh.words(host, [shlex.join(bootstrap_words(python))])
     try:
         link = Link.open(
-            argv,
-            name=host.name,
-            library_dir=library_dir,
-            folder=folder,
-            shared_library=True,
-            silence_s=ssh.silence_s,
+            argv, name=host.name, library_dir=library_dir, folder=folder, shared_library=True, silence_s=ssh.silence_s
         )
     except LinkError as error:
         if error.exit_code in (255, 127) or "timed out" in error.stderr:

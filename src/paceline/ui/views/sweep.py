@@ -42,8 +42,7 @@ def live(request: Request) -> Response:
     def look() -> PiecesSeen:
         head, standing = run_page.head(folder), board.look()
         piece = PagePiece(
-            _stamp(standing),
-            lambda: render.text(request, "run_sweep_part.html", **head, **_shown(state, standing)),
+            _stamp(standing), lambda: render.text(request, "run_sweep_part.html", **head, **_shown(state, standing))
         )
         pieces = {"head": common.head_piece(request, "sweep", head), "sweep": piece}
         return PiecesSeen(pieces, is_over=standing.record.is_terminal)

@@ -390,7 +390,7 @@ def check_what_is_no_optimizer_and_no_compression_is_refused(hvd):
             hvd.DistributedOptimizer(given)
     for how, said in (
         ({"compression": "fp16"}, r"compression='fp16': give hvd.Compression.none"),
-        ({"op": "average"}, r"op='average' is no operation of Horovod's"),
+        ({"op": "average"}, r"op='average' is not an operation of Horovod's"),
         ({"backward_passes_per_step": 1.5}, r"backward_passes_per_step=1.5 must be > 0, a whole number"),
     ):
         with pytest.raises(ValueError, match=said):

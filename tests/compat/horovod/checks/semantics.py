@@ -17,7 +17,7 @@ def check_1_average_is_the_default_and_op_supersedes_average(hvd):
             call(torch.ones(1), average=True, op=hvd.Sum)
     with pytest.warns(DeprecationWarning, match="average"):
         assert hvd.allreduce(torch.ones(1), average=False).item() == hvd.size()
-    with pytest.raises(ValueError, match=r"op=7 is no operation.*hvd\.Sum"):
+    with pytest.raises(ValueError, match=r"op=7 is not an operation.*hvd\.Sum"):
         hvd.allreduce(torch.ones(1), op=7)
     assert (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product) == (0, 1, 2, 3, 4, 5)
 
@@ -400,5 +400,5 @@ hvd_size_plus_one = 99
 
 def check_a_number_is_no_process_set(hvd):
     for call in (hvd.allreduce, hvd.allgather, hvd.reducescatter, hvd.alltoall):
-        with pytest.raises(ValueError, match="process_set=5 is no process set"):
+        with pytest.raises(ValueError, match="process_set=5 is not a process set"):
             call(torch.ones(2), process_set=5)

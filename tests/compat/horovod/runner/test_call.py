@@ -134,8 +134,8 @@ def test_output_of_ranks_is_shown(capsys):
     [
         ({"func": 5}, "func=5 can't be called"),
         ({"func": print, "args": (threading.Lock(),)}, "can't be sent to other processes"),
-        ({"func": print, "args": 0.1}, r"args=0.1 is no tuple of arguments. For a single one write args=\(0.1,\)"),
-        ({"func": print, "args": "data"}, "args='data' is no tuple of arguments"),
+        ({"func": print, "args": 0.1}, r"args=0.1 is not a tuple of arguments. For a single one write args=\(0.1,\)"),
+        ({"func": print, "args": "data"}, "args='data' is not a tuple of arguments"),
         ({"func": print, "num_proc": 0}, "num_proc=0 must be a whole number"),
         ({"func": print, "num_proc": "2"}, "num_proc='2' must be a whole number"),
         ({"func": print, "min_num_proc": 2}, "--min-np 2, -np 1: they have to grow"),

@@ -178,7 +178,7 @@ def test_hosts_and_the_places_of_ranks(tmp_path):
     assert len(hosts.get_host_assignments(hosts.parse_hosts("a:2,b:1"), 1)) == 3
     with pytest.raises(ValueError, match="-np 4 needs as many slots"):
         hosts.get_host_assignments(hosts.parse_hosts("a:2,b:1"), 4)
-    with pytest.raises(ValueError, match="'b' in 'a:1,b' is no host"):
+    with pytest.raises(ValueError, match="'b' in 'a:1,b' is not a host"):
         hosts.parse_hosts_and_slots("a:1,b")
 
 

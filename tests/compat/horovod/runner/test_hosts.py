@@ -26,7 +26,7 @@ def test_hosts_are_names_with_slots(text, found):
 
 @pytest.mark.parametrize("text", ["", "a:0", "a:-1", "a:x", "a:2,", "-oProxyCommand=x:2", "a b:2", "a;ls:2", "a\nb:1"])
 def test_invalid_host_text_is_refused(text):
-    with pytest.raises(UserError, match="is no host with its slots"):
+    with pytest.raises(UserError, match="is not a host with its slots"):
         hosts.parse(text)
 
 
@@ -134,7 +134,7 @@ def test_discovery_script_over_its_timeout_is_killed_with_children(tmp_path, mon
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("#!/bin/sh\necho gone >&2; exit 3\n", "exit code 3: gone"), ("#!/bin/sh\necho -x:y\n", "is no host")],
+    [("#!/bin/sh\necho gone >&2; exit 3\n", "exit code 3: gone"), ("#!/bin/sh\necho -x:y\n", "is not a host")],
 )
 def test_failing_discovery_script_is_one_error_line(tmp_path, text, told):
     script = write_program(tmp_path / "d.sh", text)

@@ -412,7 +412,7 @@ def test_a_log_level_shows_the_engine_s_messages(tmp_path):
         (["-np", "2", "--host-discovery-script", "/bin/false", "true"], 2, "/bin/false' ended with exit code 1"),
         (["-np", "2", "--blacklist-cooldown-range", "9", "1", "true"], 2, "the smaller number first"),
         (["-np", "2", "--jsrun", "true"], 2, "--jsrun is not supported"),
-        (["-np", "1", "-i", "no-key", "true"], 2, "--ssh-identity-file 'no-key' is no file"),
+        (["-np", "1", "-i", "no-key", "true"], 2, "--ssh-identity-file 'no-key' is not a file"),
         (["-np", "1", "--mpi", "--mpi-args='", "true"], 2, "can't be split into words"),
         (["-np", "1", "--gloo", "no-such-program"], 127, "there is no program 'no-such-program' on host"),
         (["-np", "1", "--gloo", "/etc/passwd"], 127, "'/etc/passwd' can't be started"),

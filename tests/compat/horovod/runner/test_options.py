@@ -205,8 +205,8 @@ def test_the_file_has_all_sections(config):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("params: {cycle_time: 5}\n", r"params\.cycle_time in .* is no option\. Known: fusion_threshold_mb"),
-        ("parms: {cycle_time_ms: 5}\n", "'parms' in .* is no option"),
+        ("params: {cycle_time: 5}\n", r"params\.cycle_time in .* is not an option\. Known: fusion_threshold_mb"),
+        ("parms: {cycle_time_ms: 5}\n", "'parms' in .* is not an option"),
         ("params: {cycle_time_ms: fast}\n", "params.cycle_time_ms in .* is 'fast'"),
         ("autotune: {enabled: sometimes}\n", "autotune.enabled in .* is 'sometimes'"),
         ("logging: {level: loud}\n", "logging.level in .* is 'loud'"),
@@ -214,7 +214,7 @@ def test_the_file_has_all_sections(config):
         ("params: 5\n", "params in .* is 5"),
         ("- a\n", "holds no mapping"),
         ("a: [\n", "can't be read"),
-        ("command: [rm]\n", "'command' in .* is no option"),
+        ("command: [rm]\n", "'command' in .* is not an option"),
     ],
 )
 def test_a_file_that_says_nonsense_is_refused(config, text, complaint):

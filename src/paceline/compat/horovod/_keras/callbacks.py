@@ -257,7 +257,7 @@ class LearningRateSchedule:
         self.steps_per_epoch = self.steps_per_epoch or (self.params or {}).get("steps")
         if not self.steps_per_epoch:
             raise ValueError(
-                f"{type(self).__name__}: nobody knows how many batches an epoch has. Give steps_per_epoch=<batches> to it."
+                f"{type(self).__name__}: the number of batches in an epoch is unknown. Give it steps_per_epoch=<batches>."
             )
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:

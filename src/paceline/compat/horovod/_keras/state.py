@@ -53,7 +53,7 @@ def learning_rate_of(optimizer: Optimizer) -> float:
         rate = optimizer.learning_rate
     if callable(rate) and not hasattr(rate, "assign"):
         raise ValueError(
-            f"the optimizer's learning rate is {type(rate).__name__}, which sets it by itself. Give the optimizer a "
+            f"the optimizer's learning rate is {type(rate).__name__}, a schedule that sets the rate. Give the optimizer a "
             "number, or leave the learning-rate callback out."
         )
     return float(np.asarray(rate.numpy() if hasattr(rate, "numpy") else rate))

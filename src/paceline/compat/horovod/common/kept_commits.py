@@ -59,7 +59,7 @@ class KeptCommits:
             try:
                 number = dict(file.state["of"])["number"]
             except (KeyError, TypeError, ValueError) as error:
-                raise CheckpointError(f"{str(path)!r} is no commit of elastic state. Remove it.") from error
+                raise CheckpointError(f"{str(path)!r} is not a commit of elastic state. Remove it.") from error
             commits.append((int(number), file))
         if not commits:
             return None

@@ -19,7 +19,7 @@ def resolve_op(op: int | None, average: bool | None) -> int:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
         if op not in ENGINE_NAMES:
             names = ", ".join(f"hvd.{name.capitalize()}" for name in ENGINE_NAMES.values())
-            raise ValueError(f"op={op!r} is no operation of Horovod's. Give one of {names}.")
+            raise ValueError(f"op={op!r} is not an operation of Horovod's. Give one of {names}.")
         return op
     if average is not None:
         warnings.warn(

@@ -61,7 +61,7 @@ def registered_ranks(process_set: ProcessSet) -> list[int]:
     """
     registry.engine()
     if not isinstance(process_set, ProcessSet):
-        raise ValueError(f"process_set={process_set!r} is no process set. Give what hvd.add_process_set has returned.")
+        raise ValueError(f"process_set={process_set!r} is not a process set. Give what hvd.add_process_set returned.")
     if process_set.process_set_id is None or process_set.ranks is None:
         raise ValueError(
             f"{process_set!r} is not registered, or was removed. Give it to hvd.init(process_sets=[...]) or "

@@ -135,7 +135,7 @@ class Reduction:
 
     def __post_init__(self) -> None:
         if self.op not in ENGINE_NAMES:
-            raise ValueError(f"op={self.op!r} is no operation of Horovod's. Give hvd.Average, hvd.Sum or hvd.Adasum.")
+            raise ValueError(f"op={self.op!r} is not an operation of Horovod's. Give hvd.Average, hvd.Sum, hvd.Adasum.")
         check_predivide(self.gradient_predivide_factor, self.op)
         if self.groups is not None:
             check_groups(self.groups)

@@ -140,12 +140,10 @@ def on_ranks(
 
 def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bytes:
     if not callable(func):
-        raise UserError(
-            f"func={func!r} can't be called. Give the function itself, and its arguments as args and kwargs."
-        )
+        raise UserError(f"func={func!r} can't be called. Give the function itself, its arguments as args and kwargs.")
     # A text is iterable as well, and would become one argument for each of its letters.
     if isinstance(args, (str, bytes)) or not isinstance(args, Iterable):
-        raise UserError(f"args={args!r} is no tuple of arguments. For a single one write args=({args!r},).")
+        raise UserError(f"args={args!r} is not a tuple of arguments. For a single one write args=({args!r},).")
     try:
         import cloudpickle
     except ImportError as error:
@@ -154,8 +152,8 @@ def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
         call = cloudpickle.dumps((func, tuple(args), kwargs))
     except Exception as error:
         raise UserError(
-            f"{getattr(func, '__name__', func)!r} or its arguments can't be sent to other processes: {error}. Make what "
-            "can't be pickled (open files, locks, connections) inside the function."
+            f"{getattr(func, '__name__', func)!r} or its arguments can't be sent to other processes: {error}. Create "
+            "open files, locks and connections, which can't be pickled, inside the function."
         ) from error
     # The path first: only this process may have the folder of the function's modules on its path.
     return pickle.dumps({"path": [os.path.abspath(place) for place in sys.path], "call": call})

@@ -85,9 +85,7 @@ def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
     free = sum(host.slots for host in hosts)
     if ranks > free:
         named = ",".join(f"{host.name}:{host.slots}" for host in hosts)
-        raise UserError(
-            f"-np {ranks} needs as many slots, but {named} has {free}. Name more hosts or slots, or lower -np."
-        )
+        raise UserError(f"-np {ranks} needs as many slots, but {named} has {free}. Name more slots, or lower -np.")
     sizes: list[int] = []
     for host in hosts:
         sizes.append(min(host.slots, ranks - sum(sizes)))
@@ -136,7 +134,7 @@ def _host(text: str, name: str, slots_text: str, *, of: str) -> Host:
     name = name.removeprefix("[").removesuffix("]")
     # ssh would read a name that begins with a dash as an option.
     if not re.fullmatch(r"[\w.:%][\w.:%-]*", name) or not slots_text.isdigit() or int(slots_text) < 1:
-        raise UserError(f"{text!r} in {of} is no host with its slots. Write it as name:2, the slots from 1 on.")
+        raise UserError(f"{text!r} in {of} is not a host with its slots. Write it as name:2, the slots from 1 on.")
     return Host(name=name, slots=int(slots_text))
 
 

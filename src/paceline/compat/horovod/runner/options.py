@@ -104,7 +104,7 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"--config-file {path!r} can't be read: {error}. Give a YAML file of options.") from error
     if not isinstance(content, dict):
-        raise UserError(f"--config-file {path!r} holds no mapping. Its keys are {', '.join(_FILE_KEYS)} and others.")
+        raise UserError(f"--config-file {path!r} holds no mapping. Known: {', '.join(_FILE_KEYS)} and others.")
     # By each spelling: `np`, `num-proc` and `num_proc` are one option.
     known = {
         name.lstrip("-").replace("-", "_"): action
@@ -128,7 +128,7 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
             for name, inner in (value or {}).items():
                 if name not in _FILE_KEYS[key]:
                     raise UserError(
-                        f"{key}.{name} in --config-file {path!r} is no option. Known: {', '.join(_FILE_KEYS[key])}."
+                        f"{key}.{name} in --config-file {path!r} is not an option. Known: {', '.join(_FILE_KEYS[key])}."
                     )
                 dest = _FILE_KEYS[key][name]
                 checked = _checked(inner, known[dest], f"{key}.{name} in --config-file {path!r}")
@@ -136,7 +136,7 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
         elif (option := known.get(str(key).replace("-", "_"))) and option.dest not in _NOT_IN_FILE:
             values[option.dest] = _checked(value, option, f"{key} in --config-file {path!r}")
         else:
-            raise UserError(f"{key!r} in --config-file {path!r} is no option. `horovodrun --help` lists them.")
+            raise UserError(f"{key!r} in --config-file {path!r} is not an option. `horovodrun --help` lists them.")
     return values
 
 
@@ -153,7 +153,7 @@ def _checked(value: Any, option: argparse.Action, where: str) -> Any:
     try:
         converted = kind(str(value))
     except (ValueError, argparse.ArgumentTypeError) as error:
-        raise UserError(f"{where} is {value!r}, which is no value for it: {error}.") from error
+        raise UserError(f"{where} is {value!r}, which is not a value for it: {error}.") from error
     if option.choices is not None and converted not in option.choices:
         raise UserError(f"{where} is {value!r}. Known: {', '.join(map(str, option.choices))}.")
     return converted
@@ -246,7 +246,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _whole(text: str, least: int = 0) -> int:
     if not text.isdigit() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
     return int(text)
 
 
@@ -261,7 +261,7 @@ def _number(text: str) -> float:
         value = -1.0
     # This refuses nan too, which is neither smaller nor larger than anything.
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
     return value
 
 

@@ -58,7 +58,7 @@ def run(
 ) -> RankOutcome:
     """Run the job, which may be elastic, and return its outcome."""
     if options.ssh_identity_file and not os.path.isfile(options.ssh_identity_file):
-        raise UserError(f"--ssh-identity-file {options.ssh_identity_file!r} is no file. Name the private key.")
+        raise UserError(f"--ssh-identity-file {options.ssh_identity_file!r} is not a file. Name the private key.")
     limits = elastic_limits(options, options.np)
 
     def job(slots: Sequence[Slot]) -> RanksJob:
@@ -128,7 +128,7 @@ def start_timeout_s(requested_s: float | None, environ: Mapping[str, str] = os.e
         return _START_TIMEOUT_S if requested_s is None else float(requested_s)
     # Not float() alone, which also takes "nan", "inf" and "-5".
     if not text.replace(".", "", 1).isdigit():
-        raise UserError(f"HOROVOD_START_TIMEOUT={text!r} is no number of seconds. Unset it, or give one.")
+        raise UserError(f"HOROVOD_START_TIMEOUT={text!r} is not a number of seconds. Unset it, or set a number.")
     return float(text)
 
 

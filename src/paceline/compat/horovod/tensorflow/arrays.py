@@ -39,9 +39,7 @@ def told_dtype(array: Array) -> str | None:
     if array.dtype.isbuiltin == 1:
         return None
     if array.dtype.name != "bfloat16":
-        raise ValueError(
-            f"tensors of type {array.dtype.name} can't be reduced; cast them to bfloat16 or float32 first."
-        )
+        raise ValueError(f"tensors of type {array.dtype.name} can't be reduced; cast them to bfloat16 or float32.")
     return "bfloat16"
 
 

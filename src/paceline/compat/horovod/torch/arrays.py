@@ -65,7 +65,8 @@ def host(tensor: torch.Tensor) -> HostTensor:
         raise ValueError(f"a collective takes a torch.Tensor, not {type(tensor).__name__}.")
     if tensor.layout != torch.strided:
         raise ValueError(
-            f"a tensor of layout {tensor.layout} can't be sent as it is; use hvd.sparse_allreduce_async, or to_dense()."
+            f"a tensor of layout {tensor.layout} can't be sent without a conversion; use hvd.sparse_allreduce_async, "
+            "or to_dense()."
         )
     # torch gives no array of a tensor that needs a gradient.
     plain = tensor.detach() if tensor.requires_grad else tensor

@@ -66,7 +66,7 @@ class GradientReduction(Reduction):
     def _begin_sparse(self, p: torch.Tensor, grad: torch.Tensor, name: str) -> Finish:
         if self.op not in (Average, Sum):
             raise ValueError(
-                f"the gradient of {name!r} is sparse: use op=hvd.Average or hvd.Sum, or sparse_as_dense=True."
+                f"the gradient of {name!r} is sparse: use op=hvd.Average, hvd.Sum or sparse_as_dense=True."
             )
         own = grad.coalesce()
         values, ctx = self.compression.compress(own.values())
@@ -266,9 +266,7 @@ class GradientOptimizer:
             )
         assert p.grad is not None
         if p.grad.requires_grad:
-            raise AssertionError(
-                "the gradient needs a gradient itself (create_graph=True); it can't be reduced in place."
-            )
+            raise AssertionError("the gradient needs a gradient (create_graph=True); it can't be reduced in place.")
         self._touched, self._synchronized = True, False
         self._left[p] -= 1
         if self._left[p] == 0:

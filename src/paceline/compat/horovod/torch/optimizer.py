@@ -177,7 +177,7 @@ def in_groups(
     for members in lists:
         for p in members:
             if not isinstance(p, torch.Tensor):
-                raise ValueError(f"groups names {p!r}, which is no parameter. Give lists of the model's parameters.")
+                raise ValueError(f"groups names {p!r}, which is not a parameter. Give lists of the model's parameters.")
             if id(p) in seen:
                 known = names.get(p, "of another optimizer")
                 raise ValueError(f"groups names the parameter {known!r} twice; each belongs to one group at most.")

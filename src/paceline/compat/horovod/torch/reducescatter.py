@@ -106,9 +106,7 @@ def _submit(tensors: Sequence[torch.Tensor], name: str | None, how: How, *, grou
     if how.op not in (Average, Sum):
         raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")
     if any(tensor.dim() == 0 for tensor in tensors):
-        raise HorovodInternalError(
-            "Reducescatter of a rank-zero tensor: it has no rows to share; use tensor.reshape(1)."
-        )
+        raise HorovodInternalError("Reducescatter of a rank-zero tensor: it has no rows; use tensor.reshape(1).")
     sources = [host(tensor) for tensor in tensors]
     arrays, finish = [source.array for source in sources], results_like(tensors, grouped)
     options = {"dtype": [source.dtype for source in sources], **how.engine()}

@@ -34,7 +34,8 @@ class SklearnRunner:
         methods = [name for name in _METHODS if callable(getattr(self._model, name, None))]
         if not methods:
             raise ServingError(
-                f"{path} holds a {type(self._model).__name__}, which has none of {', '.join(_METHODS)}. Serve it with an entry "
+                f"{path} holds a {type(self._model).__name__}, which has no method of {', '.join(_METHODS)}. Serve "
+                "it with an entry "
                 "script."
             )
         self.default = methods[:1]
@@ -102,7 +103,7 @@ class SklearnRunner:
         for at, row in enumerate(rows):
             for name in row:
                 if name not in self._names:
-                    raise InputError(f"data[{at}] has {name[:100]!r}, which is none of {', '.join(self._names)}.")
+                    raise InputError(f"data[{at}] has {name[:100]!r}, which is not one of {', '.join(self._names)}.")
             if missing := [name for name in self._names if name not in row]:
                 raise InputError(f"data[{at}] lacks {missing[0]!r}.")
         return pandas.DataFrame(rows, columns=self._names)

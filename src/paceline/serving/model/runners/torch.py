@@ -105,7 +105,7 @@ class ExportedRunner(_TorchRunner):
         for name in program.graph_signature.user_inputs:
             value = placeholders[name].meta.get("val") if isinstance(name, str) else None
             if not isinstance(value, torch.Tensor):
-                raise ServingError(f"{path}: its input {name!r} is no tensor. Serve it with an entry script.")
+                raise ServingError(f"{path}: its input {name!r} is not a tensor. Serve it with an entry script.")
             shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
             inputs.append(TensorInfo(str(name), DATATYPES.get(str(value.dtype).removeprefix("torch."), "FP32"), shape))
         if not inputs:

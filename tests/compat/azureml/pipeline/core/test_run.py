@@ -135,7 +135,7 @@ def test_pipeline_with_a_sweep_step_uses_its_best_and_reports_failures(ws, sourc
     assert HyperDriveStepRun(step_run=sweep).get_best_run_by_primary_metric().get_metrics() == {"score": 2}
     assert run.find_step_run("fail")[0].get_status() == "Failed"
     assert sweep.get_output_data("metrics").path_on_datastore == run.get_pipeline_output("told").path_on_datastore
-    with pytest.raises(UserErrorException, match="is no pipeline; its kind is sweep"):
+    with pytest.raises(UserErrorException, match="is not a pipeline; its kind is sweep"):
         PipelineRun(run.experiment, sweep.id)
 
 

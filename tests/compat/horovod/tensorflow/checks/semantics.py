@@ -16,7 +16,7 @@ def check_1_average_is_the_default_and_op_supersedes_average(hvd):
             call(tf.ones(1), average=True, op=hvd.Sum)
     with pytest.warns(DeprecationWarning, match="average"):
         assert hvd.allreduce(tf.ones(1), average=False).numpy().tolist() == [hvd.size()]
-    with pytest.raises(ValueError, match=r"op=7 is no operation.*hvd\.Sum"):
+    with pytest.raises(ValueError, match=r"op=7 is not an operation.*hvd\.Sum"):
         hvd.allreduce(tf.ones(1), op=7)
     assert (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product) == (0, 1, 2, 3, 4, 5)
 

@@ -138,9 +138,7 @@ def get_env_rank_and_size() -> tuple[int, int]:
             return int(values[0] or ""), int(values[1] or "")
         if values != [None, None]:
             missing, there = (names if values[0] is None else names[::-1])[:2]
-            raise RuntimeError(
-                f"{there} is set and {missing} is not: a launcher sets both. Unset it, or set the other."
-            )
+            raise RuntimeError(f"{there} is set and {missing} is not: a launcher sets both. Unset it or set the other.")
     return 0, 1
 
 

@@ -64,7 +64,7 @@ def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:
     parts = [part.strip() for part in hosts.split(",")]
     wrong = [part for part in parts if not _HOST.fullmatch(part)]
     if wrong:
-        raise ValueError(f"{wrong[0]!r} in {hosts!r} is no host. Write them as worker-0:2,worker-1:2.")
+        raise ValueError(f"{wrong[0]!r} in {hosts!r} is not a host. Write them as worker-0:2,worker-1:2.")
     pairs = [part.rsplit(":", 1) for part in parts]
     return [name for name, _ in pairs], {name: int(slots) for name, slots in pairs}
 
