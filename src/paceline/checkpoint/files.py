@@ -86,8 +86,8 @@ def parts_in(folder: Path) -> list[CheckpointPart]:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
-    found = [match.groups() for name in names if (match := _NAME.fullmatch(name))]
-    return [CheckpointPart(int(step), int(rank or 0), int(of or 1), token or "") for step, rank, of, token in found]
+    fields = [match.groups() for name in names if (match := _NAME.fullmatch(name))]
+    return [CheckpointPart(int(step), int(rank or 0), int(of or 1), token or "") for step, rank, of, token in fields]
 
 
 def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:

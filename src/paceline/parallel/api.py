@@ -203,7 +203,7 @@ def parallelize(
                 if sample is not None:
                     return sample
                 own = batch()
-                return own if own is not None or given is None else given.sample()
+                return own if own is not None or feed_of_loader is None else feed_of_loader.sample()
 
             guards.refuse_shared(task.model, world.layout)
             executor = _build(task, world, first, find_unused, memory_bytes, recompute)
@@ -211,11 +211,11 @@ def parallelize(
             values.fill(executor.named_parameters())
             return executor
 
-        given = feed(loader, task, world) if loader is not None else None
+        feed_of_loader = feed(loader, task, world) if loader is not None else None
         par = Parallel(
             task,
             optimizer,
-            given,
+            feed_of_loader,
             world,
             build=build,
             clip_norm=clip_norm,
@@ -228,7 +228,7 @@ def parallelize(
         par.source, par.memory_bytes, par.recompute = values.source, memory_bytes, recompute
         par.limit_bytes = par.limit_bytes or memory_bytes
         # A batch taken from an iterator would be missing from training.
-        can_sample = sample is not None or (given is not None and not hasattr(loader, "__next__"))
+        can_sample = sample is not None or (feed_of_loader is not None and not hasattr(loader, "__next__"))
         needs_sample = world.layout.pipe > 1 or (world.layout.tensor > 1 and world.layout.plan is None)
         if can_sample or not needs_sample:
             par.executor_for_sample(lambda: None)

@@ -71,13 +71,13 @@ def choose(
     # Every worker holds the same amount, so the worker with the least memory decides.
     least = int(min(gather(own)))
     line = bandwidth(torch.distributed.group.WORLD, place.device)
-    found = mesh.decide(
+    measurement = mesh.decide(
         place,
         lambda: measure(task, optimizer, sample, place, line),
         kinds=(Measured, Block),
         what="strategy='auto': the pass over one batch",
     )
-    return decide(found, place.size, least, task.microbatches, task.at_once)
+    return decide(measurement, place.size, least, task.microbatches, task.at_once)
 
 
 def decide(measured: Measured, workers: int, memory_bytes: int, microbatches: int, at_once: int) -> LayoutChoice:

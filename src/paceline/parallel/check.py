@@ -159,14 +159,14 @@ def compare(
         ):
             kept_by_loss = {}
         loss = factor * sum_number(float(own_loss), world.replica_group, world.device)
-        found = {name: dense(param.grad) for name, param in executor.named_parameters().items()}
+        gradients = {name: dense(param.grad) for name, param in executor.named_parameters().items()}
         kept = {name for name, _ in reference.named_buffers() if name in reference.state_dict()}
         buffers = {name: whole(value).clone() for name, value in executor.module.named_buffers() if name in kept}
         nn.Module.zero_grad(executor.module)
         executor.begin_anew()
-        found_all = StepResult(loss=loss, gradients=found, buffers=buffers, kept=kept_by_loss)
+        result = StepResult(loss=loss, gradients=gradients, buffers=buffers, kept=kept_by_loss)
         par.task.means.keeps_state = plain.reads_kept
-        allowed, apart = _allowed(par, first, limit), _distances(par, found_all, first)
+        allowed, apart = _allowed(par, first, limit), _distances(par, result, first)
         room: dict[str, float] = {}
         if limit is None and max(apart.values(), default=0.0) > allowed:
             # For a usual model this is an error. But some models amplify rounding, or compute a part in a narrower dtype than
@@ -186,9 +186,9 @@ def compare(
         # gradient.
         if world.replicas > 1 and apart[""] > allowed:
             by_replica = plain.run(replicas=world.replicas)
-            if _farthest(_distances(par, found_all, by_replica)) <= allowed:
-                raise _rows_compared(par, found_all, first)
-    return _verdict(par, found_all, first, apart, allowed, room)
+            if _farthest(_distances(par, result, by_replica)) <= allowed:
+                raise _rows_compared(par, result, first)
+    return _verdict(par, result, first, apart, allowed, room)
 
 
 def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor, float]:
@@ -234,13 +234,14 @@ def _farthest(apart: dict[str, float]) -> float:
     return max((value for name, value in apart.items() if not name.startswith((_BUFFER, _KEPT))), default=0.0)
 
 
-def _rows_compared(par: ParallelHandle, found: StepResult, plain: StepResult) -> DiffersError:
+def _rows_compared(par: ParallelHandle, result: StepResult, plain: StepResult) -> DiffersError:
     return DiffersError(
-        f"on {par.world.layout} the loss is {found.loss:.6g}, and the plain model's {plain.loss:.6g}: the layout's is what comes "
-        "of each replica's rows by themselves. The loss, or the model's forward, compares the rows of a batch with one another "
-        "(a contrastive loss, a mean over the batch), or the loss is a mean over something else than rows, such as tokens that "
-        "count: say over what, with loss_weight=. With data parallelism each replica has some of the rows alone, which by "
-        "its nature is another training. Under TensorParallel() or PipelineParallel() the rows of a microbatch stay together."
+        f"on {par.world.layout} the loss is {result.loss:.6g}, and the plain model's {plain.loss:.6g}: the layout's is what "
+        "comes of each replica's rows by themselves. The loss, or the model's forward, compares the rows of a batch with one "
+        "another (a contrastive loss, a mean over the batch), or the loss is a mean over something else than rows, such as "
+        "tokens that count: say over what, with loss_weight=. With data parallelism each replica has some of the rows "
+        "alone, which by its nature is another training. Under TensorParallel() or PipelineParallel() the rows of a "
+        "microbatch stay together."
     )
 
 
@@ -253,21 +254,21 @@ def _allowed(par: ParallelHandle, plain: StepResult, limit: float | None) -> flo
 
 
 def _distances(
-    par: ParallelHandle, found: StepResult, plain: StepResult, *, is_plain: bool = False
+    par: ParallelHandle, result: StepResult, plain: StepResult, *, is_plain: bool = False
 ) -> dict[str, float]:
     """Return the distance of each value from the plain model's.
 
     The loss's key is "". Gradients are relative to the largest gradient, buffers to themselves.
     """
     largest = plain.largest()
-    own = {name: _apart(grad, plain.gradients.get(name), largest) for name, grad in found.gradients.items()}
-    for name in found.buffers.keys() & plain.buffers.keys():
+    own = {name: _apart(grad, plain.gradients.get(name), largest) for name, grad in result.gradients.items()}
+    for name in result.buffers.keys() & plain.buffers.keys():
         other = plain.buffers[name]
         scale = max(largest_magnitude(other), plain.scales.get(name, 0.0))
-        own[_BUFFER + name] = _apart(found.buffers[name], other, scale)
-    for name in found.kept.keys() & plain.kept.keys():
-        own[_KEPT + name] = _far(found.kept[name], plain.kept[name])
-    own[""] = abs(found.loss - plain.loss) / max(abs(plain.loss), 1e-12)
+        own[_BUFFER + name] = _apart(result.buffers[name], other, scale)
+    for name in result.kept.keys() & plain.kept.keys():
+        own[_KEPT + name] = _far(result.kept[name], plain.kept[name])
+    own[""] = abs(result.loss - plain.loss) / max(abs(plain.loss), 1e-12)
     if is_plain or par.world.size == 1:
         return own
     apart: dict[str, float] = {}
@@ -280,13 +281,13 @@ def _distances(
 
 def _verdict(
     par: ParallelHandle,
-    found: StepResult,
+    result: StepResult,
     plain: StepResult,
     apart: dict[str, float],
     allowed: float,
     room: Mapping[str, float],
 ) -> Checked:
-    loss, plain_loss, largest = found.loss, plain.loss, plain.largest()
+    loss, plain_loss, largest = result.loss, plain.loss, plain.largest()
     if missing := [name for name in plain.gradients if name not in apart]:
         raise ParallelError(f"no rank holds {', '.join(missing[:5])}: the layout has lost {len(missing)} parameters.")
     apart = dict(apart)

@@ -98,8 +98,8 @@ class Comparison:
 class _Observed(Comparison):
     """The first training of a script, compared."""
 
-    def __init__(self, asked: StepsAsked) -> None:
-        self._asked = asked
+    def __init__(self, steps: StepsAsked) -> None:
+        self._asked = steps
         self._losses: list[float] = []
         self._first: dict[str, Tensor] = {}
         #: How much larger the parameters are here than in the script's own dtype.

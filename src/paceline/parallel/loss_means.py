@@ -309,14 +309,14 @@ def no_mean(
             return copied(x).requires_grad_(x.is_floating_point() or x.is_complex())
 
         with loss_kept(loss, model), torch.enable_grad():
-            found = loss(map_tensors(outputs.take(start, stop), learning), map_tensors(target, copied))
-            over = mean_over(found)
+            value = loss(map_tensors(outputs.take(start, stop), learning), map_tensors(target, copied))
+            over = mean_over(value)
         weight = float(stop - start)
         if loss_weight is not None:
             weight = float(loss_weight(target))
         elif over.count is not None and over.is_sole:
             weight = over.count
-        return float(found.detach()), weight, found.dtype, None if over.counts_nothing(found) else over
+        return float(value.detach()), weight, value.dtype, None if over.counts_nothing(value) else over
 
     count = outputs.count
     largest = max(

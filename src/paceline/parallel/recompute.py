@@ -75,11 +75,11 @@ def _computed_again(kind: type[nn.Module], block: nn.Module, /, *args: object, *
     if not torch.is_grad_enabled():
         return kind.forward(block, *args, **kwargs)
     # The model may change a list or dict argument before the second pass, as DenseNet's list of features.
-    given = _copied((args, kwargs))
+    inputs = _copied((args, kwargs))
     passes = iter([(args, kwargs)])
 
     def forward(block: nn.Module, /, *_: object, **__: object) -> object:
-        own, named = next(passes, None) or _copied(given)
+        own, named = next(passes, None) or _copied(inputs)
         return kind.forward(block, *own, **named)
 
     return checkpoint(

@@ -61,19 +61,19 @@ def unwanted(runs_dir: Path, policy: PrunePolicy) -> list[Family]:
     if not policy.is_for_runs:
         return []
     there = families(runs_dir)
-    asked = [family for family in there if _is_asked_for(family, policy)]
+    matching = [family for family in there if _is_asked_for(family, policy)]
     # Before ages and tags: the last five are those of the experiment, of any age.
     if policy.keep_last is not None:
-        asked = _but_the_last(asked, policy.keep_last)
+        matching = _but_the_last(matching, policy.keep_last)
     latest = time.time() - (policy.older_than_s or 0.0)
     makers = made_by(runs_dir.parent)
-    found = [
+    unwanted = [
         family
-        for family in asked
+        for family in matching
         if family.is_over and family.ended_s <= latest and not _is_kept(family.folders(runs_dir), makers)
     ]
-    found.sort(key=lambda family: family.ended_s)
-    return found if policy.max_bytes is None else _excess(runs_dir, there, found, policy.max_bytes)
+    unwanted.sort(key=lambda family: family.ended_s)
+    return unwanted if policy.max_bytes is None else _excess(runs_dir, there, unwanted, policy.max_bytes)
 
 
 def _root(record: RunRecord, records: dict[str, RunRecord]) -> str:
@@ -89,11 +89,11 @@ def _is_asked_for(family: Family, policy: PrunePolicy) -> bool:
     return policy.experiment in (None, family.root.experiment) and policy.status in (None, family.root.status)
 
 
-def _but_the_last(found: Iterable[Family], count: int) -> list[Family]:
+def _but_the_last(families: Iterable[Family], count: int) -> list[Family]:
     """Return all but the newest `count` of each experiment."""
     seen: dict[str, int] = {}
     rest = []
-    for family in found:
+    for family in families:
         seen[family.root.experiment] = seen.get(family.root.experiment, 0) + 1
         if seen[family.root.experiment] > count:
             rest.append(family)
@@ -105,12 +105,12 @@ def _is_kept(folders: Iterable[RunFolder], makers: Container[str]) -> bool:
     return any(folder.run_id in makers or KEEP_TAG in tags_and_properties.read(folder.notes).tags for folder in folders)
 
 
-def _excess(runs_dir: Path, there: list[Family], found: list[Family], max_bytes: int) -> list[Family]:
+def _excess(runs_dir: Path, there: list[Family], candidates: list[Family], max_bytes: int) -> list[Family]:
     """Return the oldest families beyond `max_bytes`."""
     sizes = {family.root.run_id: sum(tree_size(folder.path) for folder in family.folders(runs_dir)) for family in there}
     # Living and kept families count for the limit, although they stay.
     total, going = sum(sizes.values()), []
-    for family in found:
+    for family in candidates:
         if total <= max_bytes:
             break
         total -= sizes[family.root.run_id]

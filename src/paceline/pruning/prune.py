@@ -118,16 +118,16 @@ def _prune_runs(workspace_dir: Path, policy: PrunePolicy, dry_run: bool) -> tupl
 
 def _prune_snapshots(workspace_dir: Path, runs: list[Removed], dry_run: bool) -> tuple[Removed, ...]:
     # A dry run has not removed these runs.
-    found = snapshots.unused(workspace_dir, {run.name for run in runs})
+    unused = snapshots.unused(workspace_dir, {run.name for run in runs})
     return tuple(
-        Removed(name=name, size_bytes=size) for name, size in found if dry_run or snapshots.remove(workspace_dir, name)
+        Removed(name=name, size_bytes=size) for name, size in unused if dry_run or snapshots.remove(workspace_dir, name)
     )
 
 
 def _prune_environments(workspace_dir: Path, policy: PrunePolicy, dry_run: bool) -> tuple[Removed, ...]:
     living = environments.living_runs(workspace_dir)
-    found = environments.prune(workspace_dir, policy, living, dry_run=dry_run)
-    return tuple(Removed(name=key, size_bytes=size) for key, size in found)
+    removed = environments.prune(workspace_dir, policy, living, dry_run=dry_run)
+    return tuple(Removed(name=key, size_bytes=size) for key, size in removed)
 
 
 def _prune_data(policy: PrunePolicy, dry_run: bool) -> int:

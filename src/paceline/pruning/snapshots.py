@@ -28,11 +28,11 @@ def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str
     used = {name for run_id, name in _used(workspace_dir / "runs") if run_id not in without}
     # Keep the source of a model whose run is gone.
     used |= {name for name in made_by(workspace_dir).values() if name is not None}
-    found = []
+    unused = []
     for path in _snapshots(workspace_dir):
         if path.name not in used and age_s(path) > _FRESH_S:
-            found.append(path)
-    return list(zip([path.name for path in found], _sizes(found), strict=True))
+            unused.append(path)
+    return list(zip([path.name for path in unused], _sizes(unused), strict=True))
 
 
 def remove(workspace_dir: Path, name: str) -> bool:
@@ -95,14 +95,14 @@ def _sizes(paths: list[Path]) -> list[int]:
         for folder, _, files in os.walk(path):
             for file in files:
                 with gone_is_fine():
-                    found = os.lstat(os.path.join(folder, file))
+                    status = os.lstat(os.path.join(folder, file))
                     # Equal files are hard links: the bytes are free with the last link.
-                    if found.st_nlink > 1:
-                        key = (found.st_dev, found.st_ino)
+                    if status.st_nlink > 1:
+                        key = (status.st_dev, status.st_ino)
                         names[key] = names.get(key, 0) + 1
-                        if names[key] < found.st_nlink:
+                        if names[key] < status.st_nlink:
                             continue
-                    size += found.st_size
+                    size += status.st_size
         sizes.append(size)
     return sizes
 

@@ -128,12 +128,12 @@ def _training(folder: str) -> tuple[str, str]:
 
 
 def _trainings(folders: Mapping[str, str], is_part: bool) -> dict[str, str]:
-    found: dict[str, str] = {}
+    roots: dict[str, str] = {}
     for folder, prefix in folders.items():
         root, part = _training(folder)
         if is_part or not part:
-            found.setdefault(root, prefix.removesuffix(part))
-    return found
+            roots.setdefault(root, prefix.removesuffix(part))
+    return roots
 
 
 def _of_training(root: str, known: Mapping[str, str], before: Mapping[str, str]) -> str:

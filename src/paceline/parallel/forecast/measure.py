@@ -48,15 +48,15 @@ def measured(
     task = dataclasses.replace(task, model=model)
     reason = "" if micros else "it was not traced, for want of a batch"
     # Known without a batch.
-    found: list[tuple[Block, ...]] = [
+    blocks: list[tuple[Block, ...]] = [
         (Block(name="the model", forward_s=0.0, backward_s=0.0, parameters=_sizes(model)),)
     ]
     with normalization.alone(model), loss_kept(task.loss, model):
         try:
-            found = [_blocks(task, micro, device) for micro in micros] or found
+            blocks = [_blocks(task, micro, device) for micro in micros] or blocks
         except ParallelError as error:
             reason = f"it can't be cut into stages ({str(error).partition('. ')[0]})"
-            found = [(_whole(task, micro, device),) for micro in micros]
+            blocks = [(_whole(task, micro, device),) for micro in micros]
     params = list(model.parameters())
     whole = _bytes_of(params) or 1
     trained = _bytes_of(param for param in params if param.requires_grad)
@@ -67,7 +67,7 @@ def measured(
     about = Measured(
         rows=max(micros[0].rows, 1) if micros else 1,
         all_rows=micros[0].global_rows if micros else 1,
-        blocks=found[0],
+        blocks=blocks[0],
         trained_share=trained / whole,
         unit_bytes=max((_bytes_of(part.parameters()) for part in units), default=whole),
         optimizer_factor=factor,
@@ -77,8 +77,8 @@ def measured(
         bandwidth_bytes_s=bandwidth_bytes_s,
         reason=reason,
     )
-    if micros[1:] and len(found[0]) == len(found[1]):
-        about = dataclasses.replace(about, small_rows=micros[1].rows, small=found[1])
+    if micros[1:] and len(blocks[0]) == len(blocks[1]):
+        about = dataclasses.replace(about, small_rows=micros[1].rows, small=blocks[1])
     return about
 
 
@@ -147,14 +147,14 @@ def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, number
 
 def state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
     """Return how many numbers the optimizer keeps for each parameter."""
-    found = tried_state_numbers(optimizer, device)
-    return 2 if found is None else found
+    numbers = tried_state_numbers(optimizer, device)
+    return 2 if numbers is None else numbers
 
 
 def tried_state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int | None:
     """Return the same, or None if the trial fails."""
-    found = _tried(optimizer, device, 1024)
-    return None if found is None else found[0]
+    numbers = _tried(optimizer, device, 1024)
+    return None if numbers is None else numbers[0]
 
 
 def bandwidth(group: dist.ProcessGroup | None, device: torch.device) -> float:

@@ -71,14 +71,14 @@ class Measured:
         Times are on the line through the measurements, bytes are proportional.
         """
         share = rows / self.rows
-        found = []
+        blocks = []
         for index, block in enumerate(self.blocks):
             forward_s, backward_s = block.forward_s * share, block.backward_s * share
             if self.small and self.small_rows != self.rows:
                 few, part = self.small[index], (rows - self.small_rows) / (self.rows - self.small_rows)
                 forward_s = max(few.forward_s + part * (block.forward_s - few.forward_s), 0.0)
                 backward_s = max(few.backward_s + part * (block.backward_s - few.backward_s), 0.0)
-            found.append(
+            blocks.append(
                 replace(
                     block,
                     forward_s=forward_s,
@@ -87,7 +87,7 @@ class Measured:
                     live_bytes=int(block.live_bytes * share),
                 )
             )
-        return tuple(found)
+        return tuple(blocks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,14 +235,14 @@ def all_forecasts(
 
     The layout in use, `used`, is included. Others with context or expert parallelism are not.
     """
-    found = {}
+    forecasts = {}
     strategies = candidates(workers)
     if used is not None and max(used.context, used.expert) > 1:
         strategies.append(strategy_of(used))
     for strategy in strategies:
         name = shown(strategy)
-        found[name] = strategy, forecast(measured, resolve(strategy, workers), microbatches, at_once, name)
-    return found
+        forecasts[name] = strategy, forecast(measured, resolve(strategy, workers), microbatches, at_once, name)
+    return forecasts
 
 
 def name_of_layout(layout: Layout) -> str:
@@ -250,12 +250,12 @@ def name_of_layout(layout: Layout) -> str:
     return shown(strategy_of(layout))
 
 
-def table(found: Sequence[Forecast], limit_bytes: float | None, chosen: str) -> list[str]:
+def table(forecasts: Sequence[Forecast], limit_bytes: float | None, chosen: str) -> list[str]:
     """Return the forecasts as lines, impossible ones last."""
     head: tuple[str, ...] = ("", "layout", "parameters", "gradients", "optimizer", "activations", "blocks whole")
     head += ("memory", "step", "bubble", "sent")
     rows = [head]
-    fits = [one for one in found if not one.reason]
+    fits = [one for one in forecasts if not one.reason]
     for one in sorted(fits, key=lambda one: one.step_s):
         too_much = limit_bytes is not None and one.memory_bytes > limit_bytes
         rows.append(
@@ -278,7 +278,7 @@ def table(found: Sequence[Forecast], limit_bytes: float | None, chosen: str) -> 
                 shown_bytes(one.sent_bytes),
             )
         )
-    return aligned(rows) + [f"   {one.name}: not possible: {one.reason}" for one in found if one.reason]
+    return aligned(rows) + [f"   {one.name}: not possible: {one.reason}" for one in forecasts if one.reason]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

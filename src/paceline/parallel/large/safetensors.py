@@ -88,12 +88,12 @@ class Folder:
             (begin, end), *deeper = region[1:]
             inner = (slice(None), *(slice(*span) for span in deeper))
             item = math.prod(shape[2:]) * dtype.itemsize
-            found = torch.empty([stop - at for at, stop in region], dtype=dtype, device="cpu")
+            tensor = torch.empty([stop - at for at, stop in region], dtype=dtype, device="cpu")
             for index in range(first, last):
                 opened.seek(start + entry["data_offsets"][0] + index * row + begin * item)
                 columns = self._bytes(opened, (end - begin) * item).view(dtype).reshape(end - begin, *shape[2:])
-                found[index - first] = columns[inner]
-            return found
+                tensor[index - first] = columns[inner]
+            return tensor
 
     def _bytes(self, opened: BinaryIO, count: int) -> Tensor:
         data = torch.empty(count, dtype=torch.uint8, device="cpu")

@@ -92,9 +92,9 @@ def _write(path: Path, names: dict[str, Tensor], mine: list[str]) -> None:
     except OSError as error:
         failed = error
     for name, tensor in names.items():
-        found = whole(tensor.detach())
+        full = whole(tensor.detach())
         if writer is not None and name in own and failed is None:
-            failed = _failed(lambda found=found: writer.write(found.to("cpu")))  # type: ignore[misc]
+            failed = _failed(lambda full=full: writer.write(full.to("cpu")))  # type: ignore[misc]
     if writer is not None:
         failed = _failed(writer.close) or failed
     if failed is not None:

@@ -100,10 +100,10 @@ class TensorValues:
         if self._folder is not None:
             prefix = getattr(model, "base_model_prefix", "")
             for name, own in names.items():
-                found = self._folder.find([*own, *(other.removeprefix(f"{prefix}.") for other in own if prefix)])
-                if found is not None:
-                    self._folder.check(found, tuple(tensors[name].shape), name)
-                    self._stored[name] = found
+                stored = self._folder.find([*own, *(other.removeprefix(f"{prefix}.") for other in own if prefix)])
+                if stored is not None:
+                    self._folder.check(stored, tuple(tensors[name].shape), name)
+                    self._stored[name] = stored
                 elif name in params:
                     raise ParallelError(
                         f"weights={str(folder)!r} has no {name!r}, which the model has. It has, among others: "

@@ -162,8 +162,8 @@ class _Table:
                     if limit is not None and self.memory(stage, first, last) > limit:
                         continue
                     slowest_s, carried_s, _ = best[stage][first]
-                    found = (max(slowest_s, self.cost_s(first, last)), carried_s + self._link_s[first], first)
-                    best[stage + 1][last] = min(best[stage + 1][last], found)
+                    candidate = (max(slowest_s, self.cost_s(first, last)), carried_s + self._link_s[first], first)
+                    best[stage + 1][last] = min(best[stage + 1][last], candidate)
         if best[stages][count] is nothing:
             return None
         starts = [count]

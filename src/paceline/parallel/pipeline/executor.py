@@ -114,12 +114,12 @@ class Pipelined:
         return self._module
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        found: dict[str, nn.Parameter] = {}
+        params: dict[str, nn.Parameter] = {}
         for name, owner, last in self._names:
             param = owner._parameters[last]
             assert param is not None
-            found.setdefault(name, param)
-        return found
+            params.setdefault(name, param)
+        return params
 
     def train_step(self, micros: Sequence[Microbatch]) -> Tensor:
         # The other stages and the messages between them rely on the model at the time of the cut. A change on one rank would

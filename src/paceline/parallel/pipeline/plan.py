@@ -166,17 +166,17 @@ def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark,
 
     The first stage holds the rest.
     """
-    found: list[set[str]] = [set() for _ in range(len(marks) + 1)]
+    used: list[set[str]] = [set() for _ in range(len(marks) + 1)]
     # In the other mode the forward may call other modules, which need a stage too.
     for training in (None, False, True):
         try:
-            for own, segment in zip(found, programs.segments(sample, training, marks), strict=True):
+            for own, segment in zip(used, programs.segments(sample, training, marks), strict=True):
                 own |= set(segment.uses)
         except ParallelError:
             # An error in the other mode is raised when that mode is used. This is the model's own mode.
             if training is None:
                 raise
-    held = {name for own in found for name in held_tensors(task.model, frozenset(own))}
+    held = {name for own in used for name in held_tensors(task.model, frozenset(own))}
     # Modules that no part calls are still in the model's state and optimizer, and need a stage.
-    found[0] |= {name for name, _ in all_names(task.model)} - held
-    return tuple(map(frozenset, found))
+    used[0] |= {name for name, _ in all_names(task.model)} - held
+    return tuple(map(frozenset, used))

@@ -64,22 +64,22 @@ class Programs:
     def trace(self, micro: Microbatch, training: bool | None = None) -> Traced:
         """Trace the outer forward for this microbatch. `training=None` is the model's mode."""
         key = self._key(micro, training)
-        found = self._traced.get(key)
-        if found is None:
+        traced = self._traced.get(key)
+        if traced is None:
             with self._task.autocast(self._device):
-                found = self._tracer.trace(micro.args, micro.kwargs, training=training)
-            self._traced.keep(key, found)
-        return found
+                traced = self._tracer.trace(micro.args, micro.kwargs, training=training)
+            self._traced.keep(key, traced)
+        return traced
 
     def segments(self, micro: Microbatch, training: bool | None, marks: Sequence[Mark]) -> tuple[Segment, ...]:
         """Return the parts between the marks for these shapes."""
         key = self._key(micro, training)
-        found = self._known.get(key)
-        if found is None:
+        segments = self._known.get(key)
+        if segments is None:
             boundaries = Boundaries(self.trace(micro, training))
-            found = split(boundaries, [boundaries.find(mark) for mark in marks])
-            self._known.keep(key, found)
-        return found
+            segments = split(boundaries, [boundaries.find(mark) for mark in marks])
+            self._known.keep(key, segments)
+        return segments
 
     def _key(self, micro: Microbatch, training: bool | None) -> Hashable:
         return key_of(micro.args, micro.kwargs, self._mode if training is None else training)

@@ -89,15 +89,15 @@ class Stage:
         """Return the values for the next stage, or the result."""
         turn = self._turns[micro]
         # A received tensor is a leaf of this stage's graph: the backward pass ends there and leaves the gradient in `.grad`.
-        given = [
+        inputs = [
             tensor.requires_grad_(self._trains and value.requires_grad)
             for tensor, value in zip(received, turn.segment.receives, strict=True)
         ]
         with at_microbatch(turn.micro.index):
-            result = self.module(turn, *given)
+            result = self.module(turn, *inputs)
             made = (result,) if self.is_last else self._checked(result, turn.segment)
         if self._trains:
-            self._kept[micro] = given, made
+            self._kept[micro] = inputs, made
         return made
 
     def _checked(self, result: tuple[Tensor, ...], segment: Segment) -> tuple[Tensor, ...]:
@@ -125,7 +125,7 @@ class Stage:
     def backward(self, micro: int, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Return the former stage's gradients from those of sent tensors."""
         turn = self._turns[micro]
-        given, made = self._kept.pop(micro)
+        inputs, made = self._kept.pop(micro)
         self._left -= 1
         with at_microbatch(turn.micro.index):
             # The loss has no gradient if this stage's parameters and inputs are all frozen.
@@ -143,7 +143,7 @@ class Stage:
                 with _explained(self.index):
                     torch.autograd.backward(tensors, own)
         sent = []
-        for tensor in given:
+        for tensor in inputs:
             if tensor.requires_grad:
                 # A value that this stage did not use has no gradient. Send zeros, because the former stage has posted a
                 # receive, as the trace announced.

@@ -176,10 +176,10 @@ class _FollowsAll(InstanceNorm):
         is_batch = input.dim() > self._get_no_batch_dim()  # type: ignore[no-untyped-call]
         rows = float(input.shape[0] if is_batch else 1) if _counts else 0.0
         # The new running statistics are linear in the rows', so their mean, weighted by rows, is that of all rows together.
-        told = torch.cat([mean * rows, variance * rows, mean.new_tensor([rows])]).double()
-        dist.all_reduce(told, group=group)
+        sums = torch.cat([mean * rows, variance * rows, mean.new_tensor([rows])]).double()
+        dist.all_reduce(sums, group=group)
         with torch.no_grad():
-            for running, value in zip((mean, variance), (told[:-1] / told[-1]).chunk(2), strict=True):
+            for running, value in zip((mean, variance), (sums[:-1] / sums[-1]).chunk(2), strict=True):
                 running.copy_(value.to(running.dtype))
         return output
 

@@ -83,8 +83,8 @@ class Reference:
         """
         # Before the pass, because a cut model may read differently.
         lines = self._reads.state | self._reads.left
-        found = self._pass(is_cut=True)
-        message = _first_difference(self._plain, found, self._room)
+        cut = self._pass(is_cut=True)
+        message = _first_difference(self._plain, cut, self._room)
         if message := next(filter(None, gather(message, group)), ""):
             raise ParallelError(
                 f"the model that was cut by TensorParallel() is not the plain one: {message}. Keep this module "
@@ -92,7 +92,7 @@ class Reference:
             )
         if not lines:
             return
-        message = found.failed or _first_difference(_loss_alone(self._plain), _loss_alone(found))
+        message = cut.failed or _first_difference(_loss_alone(self._plain), _loss_alone(cut))
         if message := next(filter(None, gather(message, group)), ""):
             name, line = next(iter((self._reads.parts or lines).items()))
             raise ParallelError(
@@ -139,9 +139,9 @@ class Reference:
                 learning = (tensor for tensor in tensors_in(output) if tensor.requires_grad)
                 total = sum(_weighted(index, tensor) for index, tensor in enumerate(learning))
                 looks = self._loss is not None and not is_shaken and (not is_cut or self._reads_own())
-                found = _Pass(outputs=outputs, gradients=gradients_of(model, total, self._most_numbers, again=looks))
+                outcome = _Pass(outputs=outputs, gradients=gradients_of(model, total, self._most_numbers, again=looks))
                 if not looks:
-                    return found
+                    return outcome
                 try:
                     assert self._loss is not None
                     # Around the gradients too, which may involve the loss's state.
@@ -150,8 +150,8 @@ class Reference:
                 except Exception as error:
                     if not is_cut or is_communication(error):
                         raise
-                    return replace(found, failed=error_summary(error))
-                return replace(found, loss=loss, of_loss=of_loss)
+                    return replace(outcome, failed=error_summary(error))
+                return replace(outcome, loss=loss, of_loss=of_loss)
         finally:
             for handle in handles:
                 handle.remove()
@@ -185,11 +185,11 @@ def reference(
     """
     *fewer, last = samples
     for sample in fewer:
-        found = None
+        reference = None
         with contextlib.suppress(Exception):
-            found = Reference(model, sample, loss, most_numbers)
-        if not anywhere(found is None, world) and found is not None:
-            return found
+            reference = Reference(model, sample, loss, most_numbers)
+        if not anywhere(reference is None, world) and reference is not None:
+            return reference
     return Reference(model, last, loss, most_numbers)
 
 
@@ -237,8 +237,8 @@ def _noise(x: Tensor | None, y: Tensor | None) -> float:
     return scale_of(x - y)
 
 
-def _loss_alone(found: _Pass) -> _Pass:
-    return _Pass(outputs=[] if found.loss is None else [("", found.loss)], gradients=found.of_loss)
+def _loss_alone(outcome: _Pass) -> _Pass:
+    return _Pass(outputs=[] if outcome.loss is None else [("", outcome.loss)], gradients=outcome.of_loss)
 
 
 def gradients_of(
@@ -265,19 +265,19 @@ def _weighted(index: int, tensor: Tensor) -> Tensor:
     return (tensor * weights).sum()
 
 
-def _first_difference(expected: _Pass, found: _Pass, room: _Room | None = None) -> str:
+def _first_difference(expected: _Pass, actual: _Pass, room: _Room | None = None) -> str:
     room = room or _Room()
-    if [name for name, _ in expected.outputs] != [name for name, _ in found.outputs]:
+    if [name for name, _ in expected.outputs] != [name for name, _ in actual.outputs]:
         return "its modules run in another order"
     rooms = room.outputs or [0.0] * len(expected.outputs)
-    for (name, x), (_, y), noise in zip(expected.outputs, found.outputs, rooms, strict=True):
+    for (name, x), (_, y), noise in zip(expected.outputs, actual.outputs, rooms, strict=True):
         # Between the layers cut by columns and the one cut by rows each rank has a part of an output. The sum after them is
         # compared.
         if (x.shape == y.shape or not name) and (text := _difference(x, y, noise=noise)):
             return f"the output of {name or 'the model'!r} {text}"
     largest = max((scale_of(grad) for grad in expected.gradients.values() if grad is not None), default=0.0)
     for name, grad in expected.gradients.items():
-        other = found.gradients[name]
+        other = actual.gradients[name]
         if grad is None or other is None:
             if (grad is None) != (other is None):
                 return f"the parameter {name!r} has {'a' if grad is None else 'no'} gradient"

@@ -215,12 +215,12 @@ def fold(names: Iterable[str]) -> list[str]:
     """
     numbers: dict[str | tuple[str, str], list[int]] = {}
     for name in names:
-        found = re.search(r"(?<![^.])\d+(?![^.])", name)
-        if found is None:
+        match = re.search(r"(?<![^.])\d+(?![^.])", name)
+        if match is None:
             numbers[name] = []
         else:
-            numbers.setdefault((name[: found.start()], name[found.end() :]), []).append(int(found.group()))
-    return [key if isinstance(key, str) else f"{key[0]}{_span(found)}{key[1]}" for key, found in numbers.items()]
+            numbers.setdefault((name[: match.start()], name[match.end() :]), []).append(int(match.group()))
+    return [key if isinstance(key, str) else f"{key[0]}{_span(members)}{key[1]}" for key, members in numbers.items()]
 
 
 def _span(numbers: list[int]) -> str:

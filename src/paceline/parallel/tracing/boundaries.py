@@ -39,14 +39,14 @@ class Boundaries:
     def marks(self) -> list[tuple[Mark, int]]:
         """Return the places where the model may be cut."""
         seen: dict[str, int] = {}
-        found: list[tuple[Mark, int]] = []
+        marks: list[tuple[Mark, int]] = []
         for name, index in self.traced.entries:
             nth = seen[name] = seen.get(name, -1) + 1
-            if name not in self.traced.leaves or index == 0 or (found and found[-1][1] == index):
+            if name not in self.traced.leaves or index == 0 or (marks and marks[-1][1] == index):
                 continue
             if self._has_call_before(index) and self.obstacle(index) is None:
-                found.append((Mark(name=name, nth=nth), index))
-        return found
+                marks.append((Mark(name=name, nth=nth), index))
+        return marks
 
     def find(self, mark: Mark) -> int:
         """Return the place of the mark in this trace.

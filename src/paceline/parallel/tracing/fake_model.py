@@ -78,7 +78,7 @@ Contents = dict[tuple[int, str], tuple[str, Hashable]]
 
 
 def contents(model: nn.Module) -> Contents:
-    found: Contents = {}
+    contents: Contents = {}
     names = names_by_module(model)
     taken = Fingerprint()
     for module in model.modules():
@@ -86,8 +86,8 @@ def contents(model: nn.Module) -> Contents:
         own = {key: Same(tensor) for table in tables for key, tensor in table.items()}
         plain = {key: taken.of(value) for key, value in plain_attributes(module).items()}
         for key, value in {**own, **plain}.items():
-            found[id(module), key] = f"{names[id(module)]}.{key}".lstrip("."), value
-    return found
+            contents[id(module), key] = f"{names[id(module)]}.{key}".lstrip("."), value
+    return contents
 
 
 class AttributeMirror:

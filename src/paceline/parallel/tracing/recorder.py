@@ -245,10 +245,10 @@ class GraphRecorder(TorchFunctionMode):
             self._paused = False
 
     def _record(self, func: Any, name: str, args: _Args, kwargs: _Options) -> object:
-        given = tensors_in((args, kwargs))
-        versions = [tensor._version for tensor in given]
+        inputs = tensors_in((args, kwargs))
+        versions = [tensor._version for tensor in inputs]
         result = func(*args, **kwargs)
-        written = frozenset(_changed(given, versions))
+        written = frozenset(_changed(inputs, versions))
         if not written and not tensors_in(result):
             return result  # a size, a type: known now
         # A tensor without a gradient gets one when something with a gradient is written to it.
@@ -277,8 +277,8 @@ class GraphRecorder(TorchFunctionMode):
     def _node(self, kind: str, target: Callable[..., object] | str, args: _Args, kwargs: _Options) -> fx.Node:
         if _autocast_state() != self._autocast:
             raise CannotRecordError("it changes autocast; give precision='bf16' to parallelize, or do so in a block")
-        given = self._argument(tuple(args)), self._argument(dict(kwargs))
-        node = self.graph.create_node(kind, target, *given)
+        arguments = self._argument(tuple(args)), self._argument(dict(kwargs))
+        node = self.graph.create_node(kind, target, *arguments)
         self._append(node)
         node.meta["touches"] = set(map(_storage, tensors_in((args, kwargs))))
         return node

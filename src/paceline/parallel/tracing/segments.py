@@ -147,8 +147,8 @@ def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted:
                 before = None
         if node.op in ("call_module", "get_attr"):
             uses.append(str(node.target))
-        args = map_arg(node.args, lambda given: made[given])
-        kwargs = map_arg(node.kwargs, lambda given: made[given])
+        args = map_arg(node.args, lambda source: made[source])
+        kwargs = map_arg(node.kwargs, lambda source: made[source])
         made[node] = graph.create_node(node.op, node.target, args, kwargs)
     # The part ends within a stretch without gradients, and the script's next code must have them.
     if before is not None:
@@ -160,14 +160,14 @@ def _closure(nodes: Iterable[fx.Node], recomputed: frozenset[fx.Node]) -> set[fx
 
     These are recomputed values, parameters and inputs.
     """
-    found: set[fx.Node] = set()
+    closure: set[fx.Node] = set()
     todo = list(nodes)
     while todo:
-        for given in todo.pop().all_input_nodes:
-            if given not in found and (given in recomputed or given.op in ("get_attr", "placeholder")):
-                found.add(given)
-                todo.append(given)
-    return found
+        for source in todo.pop().all_input_nodes:
+            if source not in closure and (source in recomputed or source.op in ("get_attr", "placeholder")):
+                closure.add(source)
+                todo.append(source)
+    return closure
 
 
 def _stop_gradients() -> bool:
