@@ -13,7 +13,7 @@ from tests.docs.pages import DOCS, ROOT, blocks
 from tests.docs.test_docs import assert_prints_what_it_says
 
 PAGE = DOCS / "reference-architecture.md"
-COMMANDS = [block.text for block in blocks(PAGE, "console")]
+COMMANDS = blocks(PAGE, "console")
 
 
 @pytest.mark.promise("reference-architecture-s-example-runs")
@@ -22,15 +22,15 @@ def test_example_trains_on_two_nodes_and_resumes_from_checkpoints(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    run = [text for text in COMMANDS if "arithmetic" not in text]
-    assert ["prepare" in text for text in run] == [True, False, False]
-    for text in run:
-        assert_prints_what_it_says(text)
+    run = [block for block in COMMANDS if "arithmetic" not in block.text]
+    assert ["prepare" in block.text for block in run] == [True, False, False]
+    for block in run:
+        assert_prints_what_it_says(block)
 
 
 @pytest.mark.promise("reference-architecture-s-example-runs")
 def test_shown_arithmetic_equals_the_programs_output() -> None:
-    (said,) = [text for text in COMMANDS if "arithmetic" in text]
+    (said,) = [block.text for block in COMMANDS if "arithmetic" in block.text]
     command = [sys.executable, str(ROOT / "examples" / "many_nodes" / "arithmetic.py")]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said.partition("\n")[2] == printed

@@ -79,7 +79,7 @@ def test_notebook_runs_and_prints_the_shown_output(page: Path, tmp_path: Path, m
     for block in blocks(page, "console"):
         # `paceline check` starts three processes with torch, and has tests of its own.
         if not is_elsewhere(block.text) and (IS_PROOF or "paceline check" not in block.text):
-            assert_prints_what_it_says(block.text)
+            assert_prints_what_it_says(block)
 
 
 #: What the model in parts is trained with -> with what here: five steps in place of thirty. Its workers print the same lines.

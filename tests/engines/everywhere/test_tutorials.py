@@ -42,7 +42,7 @@ def printed_there(page: Path, last: str, way: str, request: pytest.FixtureReques
         if way == "slurm":
             for block in blocks(page, "console"):
                 if is_elsewhere(block.text) and re.search(r"\bcluster\b", block.text):
-                    assert_prints_what_it_says(block.text)
+                    assert_prints_what_it_says(block)
         return "".join(text_of(cell) for cell in book["cells"]), there
 
 
