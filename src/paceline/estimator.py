@@ -92,7 +92,7 @@ class _Script:
     entry_script: str | None = None
     entry_module: str | None = None
     command: str | Sequence[Any] | None = None
-    script_params: Mapping[str, Any] | None = None
+    script_params: Mapping[str, object] | None = None
     arguments: Sequence[Any] | None = None
     compute_target: str | Configured | None = None
     use_gpu: bool = False
@@ -224,7 +224,7 @@ class _Script:
         }
         return Job(**(values | self._distribution()))
 
-    def _entry(self) -> dict[str, Any]:
+    def _entry(self) -> dict[str, object]:
         words = argument_words(self.script_params, self.arguments)
         if self.command is None:
             # "" means not given for a job, which then asks for a script or a module.
@@ -235,7 +235,7 @@ class _Script:
             )
         return {"entry_script": "bash", "arguments": ("-c", command_line(self.command))}
 
-    def _distribution(self) -> dict[str, Any]:
+    def _distribution(self) -> dict[str, object]:
         return {}
 
 
@@ -268,7 +268,7 @@ class _Distributed(_Script):
             )
         super().__post_init__()
 
-    def _distribution(self) -> dict[str, Any]:
+    def _distribution(self) -> dict[str, object]:
         return {
             "node_count": self.node_count,
             "process_count_per_node": self.process_count_per_node,
@@ -330,7 +330,7 @@ class TensorFlow(_Distributed):
     framework: ClassVar[str | None] = "tensorflow"
     backends: ClassVar[tuple[str, ...]] = ("mpi", "tensorflow", "ps")
 
-    def _distribution(self) -> dict[str, Any]:
+    def _distribution(self) -> dict[str, object]:
         values = super()._distribution()
         if self.distributed_backend == "ps":
             return values | {
@@ -360,7 +360,9 @@ class SKLearn(_Script):
     framework: ClassVar[str | None] = "sklearn"
 
 
-def argument_words(script_params: Mapping[str, Any] | None, arguments: Sequence[Any] | None = None) -> tuple[str, ...]:
+def argument_words(
+    script_params: Mapping[str, object] | None, arguments: Sequence[Any] | None = None
+) -> tuple[str, ...]:
     """Return the script's arguments: names and values of the dict, then the words of the list.
 
     The value "" of a bare flag is dropped; an empty word of the list stays.

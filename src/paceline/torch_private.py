@@ -260,7 +260,7 @@ def without_modes() -> Iterator[None]:
         yield
 
 
-def lost_arguments(function: Any) -> dict[str, Any]:
+def lost_arguments(function: Any) -> dict[str, object]:
     """Return the keyword arguments that torch omits when it calls a mode for `function`.
 
     For the mode's `__torch_function__`. From torch 2.13 on, l1_loss omits its weight.

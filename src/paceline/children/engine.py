@@ -175,7 +175,7 @@ def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None) -
 
     `failure`: None for a Completed run. A cancel request takes precedence: it is why the run ended.
     """
-    fields: dict[str, Any]
+    fields: dict[str, object]
     if folder.cancel_request.exists():
         by = (read_json(folder.cancel_request) or {}).get("by", "unknown")
         status, fields = states.CANCELED, {"exit_code": EXIT_CANCELED, "canceled_by": str(by)}

@@ -175,7 +175,7 @@ def _answer(lines: Sequence[str]) -> dict[str, Any] | None:
     # Marked, because an entry point, a pull or a shell profile may print other lines.
     found = next((line for line in reversed(lines) if line.startswith(_MARK)), "")
     try:
-        data: dict[str, Any] = json.loads(found[len(_MARK) :])
+        data: dict[str, object] = json.loads(found[len(_MARK) :])
     except ValueError:
         return None
     return data

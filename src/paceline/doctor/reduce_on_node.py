@@ -44,7 +44,7 @@ def gloo(asked: dict[str, Any]) -> dict[str, Any]:
     return {"ms": min(times), "size": size, "hosts": [socket.gethostname()]}
 
 
-def mpi(asked: dict[str, Any]) -> dict[str, Any] | None:
+def mpi(asked: dict[str, object]) -> dict[str, object] | None:
     """Return the measurement by mpi4py on rank 0, None on other ranks."""
     module = importlib.import_module("mpi4py.MPI")
     numbers = importlib.import_module("array")

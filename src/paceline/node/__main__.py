@@ -13,7 +13,6 @@ import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import (
     EngineError,
@@ -47,7 +46,7 @@ def main(argv: list[str]) -> int:
     # A node of `ThisHost`, which only checks or stores outputs, counts as one, and the range need not allow that.
     if "--nodes" in argv and verb == "prepare":
         job = job.resized(int(argv[argv.index("--nodes") + 1]))
-    work: dict[str, tuple[Callable[[], dict[str, Any]], Path]] = {
+    work: dict[str, tuple[Callable[[], dict[str, object]], Path]] = {
         "prepare": (lambda: prepare(job, folder, node_rank, apart="--apart" in argv), folder.prepared(node_rank)),
         "check": (lambda: check_outputs(job.inputs, as_here(folder)), folder.stored(node_rank)),
         "store": (lambda: store_outputs(job, folder, node_rank), folder.stored(node_rank)),
@@ -88,7 +87,7 @@ def _failure(error: Exception) -> dict[str, str]:
     }
 
 
-def clean(job: Job, folder: RunFolder) -> dict[str, Any]:
+def clean(job: Job, folder: RunFolder) -> dict[str, object]:
     """Remove a run's containers and its views of cached data; keep data, environments and images for other runs."""
     remove_containers(job, folder)
     if any(not reference.is_output for reference in job.inputs):
@@ -99,7 +98,7 @@ def clean(job: Job, folder: RunFolder) -> dict[str, Any]:
     return {}
 
 
-def remove_containers(job: Job, folder: RunFolder) -> dict[str, Any]:
+def remove_containers(job: Job, folder: RunFolder) -> dict[str, object]:
     """Remove containers of the run that a container engine still has."""
     if job.environment.docker_image is not None:
         from paceline.containers import find_engine, remove

@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any
 
 from paceline.job.data_reference import DataReference
 from paceline.job.job import Job
@@ -67,7 +66,7 @@ def close() -> None:
         sys.stdout.flush()
 
 
-def check_outputs(references: Iterable[DataReference], came: Arrived) -> dict[str, Any]:
+def check_outputs(references: Iterable[DataReference], came: Arrived) -> dict[str, object]:
     """Check that outputs can be stored from this machine. Those for the submitting machine were checked there.
 
     Raises:
@@ -81,7 +80,7 @@ def check_outputs(references: Iterable[DataReference], came: Arrived) -> dict[st
     return {}
 
 
-def store_outputs(job: Job, folder: RunFolder, node_rank: int) -> dict[str, Any]:
+def store_outputs(job: Job, folder: RunFolder, node_rank: int) -> dict[str, object]:
     """Upload each output folder, and remove it if complete. Outputs for the submitting machine stay.
 
     Return the result, with excluded names.

@@ -132,7 +132,7 @@ def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: A
 
 def _input(
     reference: DataReference, job: Job, folder: RunFolder, node_rank: int, came: Arrived
-) -> tuple[Path, dict[str, Any]]:
+) -> tuple[Path, dict[str, object]]:
     """Fetch an input. Return the workers' path, and the data for the run's record."""
     from paceline.data.datasets.content import content_fingerprint, with_content
     from paceline.data.transfer.cache import DataCache
@@ -184,7 +184,7 @@ def _input(
 
 def prepare_container(
     environment: EnvironmentSpec, folder: RunFolder, mounts: Iterable[Mount], came: Arrived
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the part of `NodeSetup` that describes the container.
 
     mounts: Needed by the workers beside the run's folder.
@@ -240,7 +240,7 @@ def prepare_container(
     }
 
 
-def _kept(environment: EnvironmentSpec, layer: Layer) -> dict[str, Any]:
+def _kept(environment: EnvironmentSpec, layer: Layer) -> dict[str, object]:
     """Return the environment's record for the run, in the form of other environments."""
     from paceline.containers import key_of
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import UserError
 from paceline.observe import wait_graph
@@ -119,7 +118,7 @@ class RunProfile:
         target.write_text(json.dumps(self.speedscope()), encoding="utf-8")
         return target
 
-    def speedscope(self) -> dict[str, Any]:
+    def speedscope(self) -> dict[str, object]:
         """Return the samples in speedscope's format.
 
         https://github.com/jlfwong/speedscope/wiki/Importing-from-custom-sources
@@ -154,7 +153,7 @@ class RunProfile:
             "profiles": profiles,
         }
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
         return {**self.told, "functions": [vars(one) for one in self.functions()]}
 

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.errors import RunStateError
 from paceline.observe import wait_graph
@@ -59,7 +58,7 @@ class RunStacks:
         """Rank -> pid, state, threads, children and open collectives (docs/when-it-hangs.md)."""
         return {int(rank): found for rank, found in self.told["ranks"].items()}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**self.told, "waiting": self.waiting}
 
     def groups(self) -> Iterator[tuple[list[int], str, list[Thread]]]:

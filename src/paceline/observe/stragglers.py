@@ -122,7 +122,7 @@ class RunPace:
     def __str__(self) -> str:
         return "\n".join(lines(self))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
         return {
             "ranks": {str(rank): asdict(one) for rank, one in self.ranks.items()},

@@ -212,7 +212,7 @@ class _Attending(TorchFunctionMode):
         func: Callable[..., object],
         types: Sequence[type],
         args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: dict[str, object] | None = None,
     ) -> object:
         called = self.attend if func is _TORCHS and not self._is_attending else func
         return called(*args, **(kwargs or {}))

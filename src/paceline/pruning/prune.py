@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import PacelineError, UserError
 from paceline.pruning import environments, snapshots
@@ -54,7 +53,7 @@ class Pruned:
     def __bool__(self) -> bool:
         return bool(self.runs or self.snapshots or self.environments or self.data_bytes or self.models_bytes)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "runs": [{"run_id": one.name, "size_bytes": one.size_bytes} for one in self.runs],
             "snapshots": [{"snapshot_id": one.name, "size_bytes": one.size_bytes} for one in self.snapshots],

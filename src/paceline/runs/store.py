@@ -303,7 +303,7 @@ def failure_changes(record: RunRecord, report: FailureReport, ended_utc: str) ->
     return {**end_changes(record, report.cause, ended_utc), "failure": report, "exit_code": report.exit_code}
 
 
-def end_changes(record: RunRecord, cause: str, ended_utc: str) -> dict[str, Any]:
+def end_changes(record: RunRecord, cause: str, ended_utc: str) -> dict[str, object]:
     """Return the changes of a record for the end of a run and of its open attempt."""
     attempts = record.attempts
     if attempts and attempts[-1].ended_utc is None:

@@ -17,7 +17,6 @@ import urllib.request
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from email.message import EmailMessage
-from typing import Any
 
 from paceline.job.notify import key_of
 from paceline.runs import tags_and_properties
@@ -77,7 +76,7 @@ class Said:
         facts = "\n".join(f"{name}: {value}" for name, value in self.facts.items() if value)
         return "\n\n".join(part for part in (self.title, self.report, facts) if part)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         record = self.record
         failure = {"cause": record.failure.cause, "message": record.failure.message} if record.failure else None
         return {
@@ -93,7 +92,7 @@ class Said:
         }
 
 
-def slack_message(said: Said) -> dict[str, Any]:
+def slack_message(said: Said) -> dict[str, object]:
     """Return the message for Slack, with a bold title and a code block."""
 
     def plain(text: str) -> str:
@@ -104,9 +103,9 @@ def slack_message(said: Said) -> dict[str, Any]:
     return {"text": f"*{plain(said.title)}*{report}\n{facts}"}
 
 
-def teams_message(said: Said) -> dict[str, Any]:
+def teams_message(said: Said) -> dict[str, object]:
     """Return the message for a workflow of Teams."""
-    body: list[dict[str, Any]] = [{"type": "TextBlock", "text": said.title, "weight": "Bolder", "wrap": True}]
+    body: list[dict[str, object]] = [{"type": "TextBlock", "text": said.title, "weight": "Bolder", "wrap": True}]
     if said.report:
         body.append({"type": "TextBlock", "text": said.report, "fontType": "Monospace", "wrap": True})
     facts = [{"title": name, "value": value} for name, value in said.facts.items() if value]
@@ -142,7 +141,7 @@ def _told(one: str, said: Said, address: str | None) -> str | None:
         return f"{type(error).__name__}."
 
 
-def _post(url: str, message: Mapping[str, Any]) -> str | None:
+def _post(url: str, message: Mapping[str, object]) -> str | None:
     if not url.startswith(("https://", "http://")):
         return "what lies there is no URL of http or https."
     headers = {"Content-Type": "application/json", "User-Agent": "paceline"}

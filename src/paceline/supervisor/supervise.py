@@ -233,7 +233,7 @@ def _finish(run: Supervision, outcome: Outcome) -> None:
 
 
 def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
-    changes: dict[str, Any] = {
+    changes: dict[str, object] = {
         "ended_utc": ended_utc,
         "scratch_dir": None,
         "left_out": tuple(run.left_out[: excluded_files.LIMIT]),

@@ -210,7 +210,7 @@ def _is_name(word: str) -> bool:
     return False
 
 
-def _there(name: str, source: Path | None) -> dict[str, Any]:
+def _there(name: str, source: Path | None) -> dict[str, object]:
     try:
         content = json.loads((source / name).read_text()) if source is not None else {}
     except FileNotFoundError:

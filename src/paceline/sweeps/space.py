@@ -152,7 +152,7 @@ class Space:
         return {dimension.name: _json(dimension) for dimension in self.dimensions}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Space:
+    def from_json(cls, data: Mapping[str, object]) -> Space:
         return cls({name: _parsed(part) for name, part in data.items()})
 
 

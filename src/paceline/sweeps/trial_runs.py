@@ -168,7 +168,7 @@ class EndedTrials:
 
     def __init__(self, sweep: RunFolder) -> None:
         self._sweep = sweep
-        self._lines: dict[int, dict[str, Any]] = {}
+        self._lines: dict[int, dict[str, object]] = {}
         for kept in json_lines(sweep.path / _FILE):
             with contextlib.suppress(KeyError, TypeError):
                 # Later lines win: the child may have been made again.

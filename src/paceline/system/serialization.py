@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 
-def plain_fields(record: Any) -> dict[str, Any]:
+def plain_fields(record: Any) -> dict[str, object]:
     """Return {field: JSON value} of a dataclass. Values with a `to_json` use it; paths become text."""
     return {field.name: plain_value(getattr(record, field.name)) for field in fields(record)}
 

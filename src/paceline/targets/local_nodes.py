@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand
 from paceline.observe.node.load import LoadMeter
@@ -111,7 +110,7 @@ class LocalNodes:
         assert self._folder is not None, "send comes first"
         return disk_of(str(self._folder.path))[0] < REPORT_BYTES
 
-    def loads(self, workers: Mapping[int, WatchedWorkers]) -> dict[int, dict[str, Any]]:
+    def loads(self, workers: Mapping[int, WatchedWorkers]) -> dict[int, dict[str, object]]:
         """Return the load of the machine under the first node, with the workers of all nodes."""
         if self._meter is None:
             gpus = tuple(dict.fromkeys(gpu for node in self.nodes for gpu in node.gpus))

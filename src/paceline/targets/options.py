@@ -116,7 +116,7 @@ def check_settings(
     return values
 
 
-def parse_words(kind: str, options: Sequence[Option], words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+def parse_words(kind: str, options: Sequence[Option], words: Sequence[str]) -> tuple[dict[str, object], list[str]]:
     """Parse command-line words such as `--partition gpu --requeue --host a --host=b`.
 
     Return the settings and the positional words, which include everything after `--`. Paths become absolute. `check_settings`

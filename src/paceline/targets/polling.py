@@ -44,13 +44,13 @@ def answer(path: Path, ask: Callable[[], dict[str, Any]], clock: Callable[[], fl
     return found
 
 
-def kept(path: Path) -> dict[str, Any]:
+def kept(path: Path) -> dict[str, object]:
     """Return the cached answer, however old, or {}."""
     found = read_json(path)
     return found if isinstance(found, dict) else {}
 
 
-def keep(path: Path, found: dict[str, Any]) -> None:
+def keep(path: Path, found: dict[str, object]) -> None:
     with contextlib.suppress(OSError):  # on a full disk or in another user's workspace, return the answer uncached
         write_json(path, found)
 

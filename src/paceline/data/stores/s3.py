@@ -65,12 +65,12 @@ def object_store(store: Store) -> Any | None:
     return _make(store.record.root.partition("/")[0], endpoint, region or "us-east-1", provider)
 
 
-def _is_plain(options: dict[str, Any], client: dict[str, Any]) -> bool:
+def _is_plain(options: dict[str, object], client: dict[str, object]) -> bool:
     settings = (options.get("endpoint_url"), client.get("endpoint_url"), client.get("region_name"))
     return all(value is None or isinstance(value, str) for value in settings)
 
 
-def _has_configuration(options: dict[str, Any]) -> bool:
+def _has_configuration(options: dict[str, object]) -> bool:
     """Return True if botocore has a configuration file or profile to read."""
     if options.get("profile") or os.environ.get("AWS_PROFILE"):
         return True
@@ -78,7 +78,9 @@ def _has_configuration(options: dict[str, Any]) -> bool:
     return os.path.exists(config)
 
 
-def _botocore_chain(store: Store, profile: str | None) -> tuple[Callable[[], dict[str, Any]] | None, str, str | None]:
+def _botocore_chain(
+    store: Store, profile: str | None
+) -> tuple[Callable[[], dict[str, object]] | None, str, str | None]:
     """Return the credential provider, region and endpoint that botocore finds.
 
     Raises:
@@ -96,7 +98,7 @@ def _botocore_chain(store: Store, profile: str | None) -> tuple[Callable[[], dic
         client = session.create_client("s3", region_name=None)
         region, endpoint = client.meta.region_name, client.meta.endpoint_url
 
-    def provide() -> dict[str, Any]:
+    def provide() -> dict[str, object]:
         frozen = credentials.get_frozen_credentials()
         store.secrets.add("secret_access_key", frozen.secret_key)
         if frozen.token:
@@ -116,7 +118,7 @@ def _botocore_chain(store: Store, profile: str | None) -> tuple[Callable[[], dic
     return provide, region, None if ".amazonaws.com" in endpoint else endpoint
 
 
-def _make(bucket: str, endpoint: str | None, region: str, provider: Callable[[], dict[str, Any]] | None) -> Any:
+def _make(bucket: str, endpoint: str | None, region: str, provider: Callable[[], dict[str, object]] | None) -> Any:
     from obstore.store import S3Store
 
     # Path style: other servers are often reached by an IP address, which can't have a bucket as subdomain.

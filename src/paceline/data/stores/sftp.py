@@ -88,7 +88,7 @@ def walk_sftp(fs: Any, root: str) -> Iterator[tuple[str, Any]]:
                 yield path, target
 
 
-def _from_url(record: StoreRecord) -> dict[str, Any]:
+def _from_url(record: StoreRecord) -> dict[str, object]:
     parts = urlsplit(record.url)
     optional = {"port": parts.port, "username": unquote(parts.username or "")}
     return {"host": parts.hostname or "", **{name: value for name, value in optional.items() if value}}

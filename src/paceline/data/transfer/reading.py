@@ -237,7 +237,7 @@ def _check_unchanged(path: str, is_unchanged: bool) -> None:
         raise ChangedError(path)
 
 
-def version_of(info: dict[str, Any]) -> str:
+def version_of(info: dict[str, object]) -> str:
     """Return the version of a file from fsspec's info, or ""."""
     # An etag if there is one, else GCS's generation. fsspec's memory store has only a creation time.
     version = next((info[key] for key in ("ETag", "etag", "generation", "created") if info.get(key)), "")

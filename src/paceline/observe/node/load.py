@@ -21,7 +21,6 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from paceline.observe.node import process_state
 from paceline.observe.node.counters import Gpu, Nvml, TcpCounts
@@ -53,7 +52,7 @@ class LoadMeter:
         self._has_looked = False
         self._workers: WorkerLoads | None = None
 
-    def look(self, workers: WatchedWorkers | None = None) -> dict[str, Any]:
+    def look(self, workers: WatchedWorkers | None = None) -> dict[str, object]:
         """Return the machine's load, without values that it does not report.
 
         cpu_percent: all cores since the last look. memory_gib, memory_total_gib: used and installed. disk_read_mib_s,
@@ -62,7 +61,7 @@ class LoadMeter:
 
         workers: {"folder": the workers' watch folder, "ranks": rank -> pid or 0 if unknown, "run_id"}.
         """
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
         now = _ticks()
         if now is not None and self._before is not None and now[1] > self._before[1]:
             busy, all_of = now[0] - self._before[0], now[1] - self._before[1]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -32,9 +32,9 @@ _OWN_OPTIONS = frozenset({"params", "foreach", "fused"})  # what a layout decide
 class Resumable(Protocol):
     """A learning-rate scheduler, or another object with a state of plain values."""
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, object]: ...
 
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> object: ...
+    def load_state_dict(self, state_dict: dict[str, object], /) -> object: ...
 
 
 class ParameterGroup(TypedDict):
@@ -61,7 +61,7 @@ class CheckpointRecord(OwnRecord):
     layout: str
     state: TrainingState
     averages: list[list[int]]
-    schedulers: list[dict[str, Any]]
+    schedulers: list[dict[str, object]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _Args = tuple[Any, ...]
-_Options = dict[str, Any]
+_Options = dict[str, object]
 
 #: Operations that initialise a tensor.
 _WRITES = frozenset((torch.ops.aten.fill_, torch.ops.aten.zero_, torch.ops.aten.copy_, torch.ops.aten.eye))

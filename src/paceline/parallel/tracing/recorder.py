@@ -49,7 +49,7 @@ _PLAIN = (
 
 
 _Args = tuple[Any, ...]
-_Options = dict[str, Any]
+_Options = dict[str, object]
 
 
 class CannotRecordError(Exception):

@@ -10,12 +10,11 @@ import shutil
 import signal
 import socket
 import sys
-from typing import Any
 
 from paceline.system import processes
 
 
-def be_agent(read_fd: int, write_fd: int, settings: dict[str, Any]) -> None:
+def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
     """Fork into a guardian and an agent on this link. Never return.
 
     settings: `silence_s`, `library`, `folder`.

@@ -11,7 +11,6 @@ import struct
 import sys
 import time
 from collections.abc import Container, Iterable
-from typing import Any
 
 from paceline.observe.node.gpus import devices
 from paceline.remote.wire import Header
@@ -26,7 +25,7 @@ _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 REPORT_BYTES = 1 << 14
 
 
-def about(settings: dict[str, Any]) -> Header:
+def about(settings: dict[str, object]) -> Header:
     """Return the agent's first frame, which describes its node (`paceline.remote.link.messages.Hello`)."""
     return {
         "op": "hello",

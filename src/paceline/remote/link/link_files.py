@@ -8,7 +8,6 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from paceline.remote.agent.send_queue import BULK
 from paceline.remote.link.connection import AgentConnection
@@ -130,14 +129,16 @@ class LinkFiles:
         free, total, number = self._connection.ask("disk", timeout_s=5.0, path=path)[0]["found"]
         return free, total, number
 
-    def load(self, gpus: Sequence[str], workers: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def load(self, gpus: Sequence[str], workers: Mapping[str, object] | None = None) -> dict[str, object]:
         """Return the node's load since the last call (`paceline.observe.node.load`).
 
         gpus: The devices to include; None for all.
         workers: As for `LoadMeter.look`.
         """
         asked = None if workers is None else dict(workers)
-        found: dict[str, Any] = self._connection.ask("load", timeout_s=2.0, gpus=list(gpus), workers=asked)[0]["found"]
+        found: dict[str, object] = self._connection.ask("load", timeout_s=2.0, gpus=list(gpus), workers=asked)[0][
+            "found"
+        ]
         return found
 
     def oom_kills(self) -> int:

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import EngineError, TargetError
 from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand, Starter
@@ -231,7 +231,7 @@ class AgentNodes:
         except LinkError as error:
             raise OSError(errno.EHOSTUNREACH, str(error)) from error
 
-    def loads(self, workers: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    def loads(self, workers: Mapping[int, Mapping[str, object]]) -> dict[int, dict[str, object]]:
         """Return the load of each node and its workers, except nodes that do not answer."""
         asked = [
             (node, link) for node, link in zip(self.nodes, self._links, strict=True) if not (link.lost or link.is_stuck)

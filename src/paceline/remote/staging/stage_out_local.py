@@ -249,7 +249,7 @@ def _check_cancel(folder: RunFolder) -> None:
 
 def _end(folder: RunFolder, now: RunRecord, end: RunRecord, failure: FailureReport | None, *, canceled: bool) -> None:
     """Write the run's end, or the result of storing if the run succeeded."""
-    changes: dict[str, Any] = {"failure": end.failure, "exit_code": end.exit_code, "ended_utc": end.ended_utc}
+    changes: dict[str, object] = {"failure": end.failure, "exit_code": end.exit_code, "ended_utc": end.ended_utc}
     status = end.status
     if status == states.COMPLETED and canceled:
         by = str((read_json(folder.cancel_request) or {}).get("by", "unknown"))
@@ -304,7 +304,7 @@ def _inode(reference: DataReference, folder: RunFolder) -> int | None:
         return None
 
 
-def _outputs(record: RunRecord, names: Sequence[str] | Mapping[str, Any]) -> list[DataReference]:
+def _outputs(record: RunRecord, names: Sequence[str] | Mapping[str, object]) -> list[DataReference]:
     return [reference for reference in (record.job.inputs if record.job else ()) if reference.name in names]
 
 

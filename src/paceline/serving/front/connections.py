@@ -43,7 +43,7 @@ def protocol(limit: int, log: Callable[[int], None]) -> type[asyncio.Protocol]:
 
     class Counted(base):  # type: ignore[misc]
         def __init__(
-            self, config: Any, server_state: Any, app_state: dict[str, Any], *others: Any, **more: Any
+            self, config: Any, server_state: Any, app_state: dict[str, object], *others: Any, **more: Any
         ) -> None:
             super().__init__(config, server_state, {**app_state, "connection": self}, *others, **more)
 

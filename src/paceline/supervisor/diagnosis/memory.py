@@ -30,7 +30,7 @@ def memory_text(
     rank: int,
     samples: Sequence[Sample],
     node_ranks: Mapping[int, int],
-    plan: Mapping[str, Any] | None,
+    plan: Mapping[str, object] | None,
     now_s: float | None = None,
     *,
     peak_bytes: int = 0,

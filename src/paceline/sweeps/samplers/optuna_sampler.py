@@ -158,7 +158,7 @@ def frozen(space: Space, trial: Trial, values: Sequence[float] | None, *, is_run
     """Return an Optuna trial. Without `values` it has failed."""
     optuna = _optuna()
     ended = optuna.trial.TrialState.FAIL if values is None else optuna.trial.TrialState.COMPLETE
-    distributions: dict[str, Any] = {}
+    distributions: dict[str, object] = {}
 
     def note(dimension: Dimension) -> Raw:
         if not isinstance(dimension.expression, Fixed):
@@ -196,7 +196,7 @@ def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] =
         Optuna would search all trials for the common ones, for each sampler.
         """
 
-        def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
+        def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, object]:
             return {key: known[key] for key in sorted(known) if not known[key].single()}
 
     def make(seed: int, number: int) -> Any:
@@ -309,8 +309,8 @@ def distribution(expression: Expression) -> Any:
     return distributions.FloatDistribution(expression.low, expression.high, log=is_log)
 
 
-def _json_alone(values: Mapping[str, Any]) -> dict[str, Any]:
-    plain: dict[str, Any] = {}
+def _json_alone(values: Mapping[str, object]) -> dict[str, object]:
+    plain: dict[str, object] = {}
     for name, value in values.items():
         with contextlib.suppress(TypeError, ValueError):
             plain[name] = json.loads(json.dumps(value))

@@ -343,7 +343,7 @@ def all_jobs(workspace_dir: Path, address: str, ask: Callable[[], list[RayJob]],
     return Jobs(time=found["time"], jobs={key: RayJob(**value) for key, value in found["jobs"].items()})
 
 
-def _asked(ask: Callable[[], list[RayJob]], prefix: str) -> dict[str, Any]:
+def _asked(ask: Callable[[], list[RayJob]], prefix: str) -> dict[str, object]:
     # The time before the call: the answer may lack events during the call.
     asked = time.time()
     try:

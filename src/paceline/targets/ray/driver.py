@@ -246,11 +246,11 @@ def main() -> int:
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # Ray prints to standard error
 
-    def say(told: dict[str, Any]) -> None:
+    def say(told: dict[str, object]) -> None:
         out.write(json.dumps(told).encode() + b"\n")
 
     lines = sys.stdin.buffer
-    request: dict[str, Any] = {}
+    request: dict[str, object] = {}
 
     def wait_for_end() -> None:
         lines.readline()

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import paceline
@@ -102,7 +102,7 @@ def _wait(client: RayClient, job_id: str, reception: Reception, count: int) -> N
             raise EngineError(f"no links to the nodes within {_PLACE_S:g} s: {reason}.")
 
 
-def _last_told(log: str) -> dict[str, Any]:
+def _last_told(log: str) -> dict[str, object]:
     for line in reversed(log.splitlines()):
         if line.startswith('{"is"'):
             with contextlib.suppress(ValueError):

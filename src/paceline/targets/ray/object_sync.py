@@ -71,7 +71,7 @@ class Ticket:
     start_sha256: str
     snapshot_sha256: str | None
     name: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     credentials: Mapping[str, str] | None = None
     key: str | None = None
     exec_key: str
@@ -102,7 +102,7 @@ def snapshot_name(snapshot_id: str) -> str:
 
 def send_run(
     settings: RaySettings, client: RayClient, folder: RunFolder, library_dir: Path
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[str, dict[str, object]]:
     """Put a run into the datastore. Return the job's script and runtime environment.
 
     Raises:
@@ -202,7 +202,7 @@ def store_record(settings: RaySettings, workspace: Path) -> StoreRecord:
     return record
 
 
-def _carried(store: Store, packed: Packed | None) -> dict[str, Any] | None:
+def _carried(store: Store, packed: Packed | None) -> dict[str, object] | None:
     """Store the files that the job names here, unless they are stored. Return the manifest."""
     if packed is None:
         return None
@@ -214,7 +214,7 @@ def _carried(store: Store, packed: Packed | None) -> dict[str, Any] | None:
     return replace(packed.manifest, store=store.record.to_json()).to_json()
 
 
-def _pack_run(folder: RunFolder, workspace: Path, path: Path, carried: dict[str, Any] | None) -> None:
+def _pack_run(folder: RunFolder, workspace: Path, path: Path, carried: dict[str, object] | None) -> None:
     with tarfile.open(path, "w:gz", compresslevel=1) as archive:
         if carried is not None:
             add_json(archive, f"run/{folder.carried.name}", carried)

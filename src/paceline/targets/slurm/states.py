@@ -44,7 +44,7 @@ class JobState:
     signal: int | None = None
     by: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
     @classmethod

@@ -266,7 +266,7 @@ class RunConfiguration(Strict):
         """Remove the file that `save` has written."""
         (_folder(Path(path)) / f"{name}.runconfig").unlink(missing_ok=True)
 
-    def _saved(self) -> dict[str, Any]:
+    def _saved(self) -> dict[str, object]:
         data: dict[str, Any] = {}
         for name in _SAVED:
             there, here, last = _place(name, data, self)

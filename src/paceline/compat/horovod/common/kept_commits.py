@@ -87,11 +87,11 @@ class KeptCommits:
         # Not synced: it has to outlive this process, not a power cut, and a commit may come after every batch.
         write_file(self._base.with_name(f"{self._base.name}.of_{host}.safetensors"), header, dense, durable=False)
 
-    def _plain(self, name: str, value: object) -> tuple[Any, dict[str, Any]]:
+    def _plain(self, name: str, value: object) -> tuple[Any, dict[str, object]]:
         """Return a part of the state without values that can't be written."""
         from paceline.checkpoint.api import encode_state
 
-        def arrays_of(value: object, where: str) -> tuple[Any, dict[str, Any]]:
+        def arrays_of(value: object, where: str) -> tuple[Any, dict[str, object]]:
             # The name before all of them, so that no two parts have an array of one name.
             header, arrays = encode_state({where: value})
             return header["of"][0][1], arrays
@@ -99,7 +99,7 @@ class KeptCommits:
         if not isinstance(value, dict):
             return arrays_of(value, name)
         pairs: list[Any] = []
-        arrays: dict[str, Any] = {}
+        arrays: dict[str, object] = {}
         for key, item in value.items():
             try:
                 encoded, its_arrays = arrays_of(item, f"{name}.{key}")

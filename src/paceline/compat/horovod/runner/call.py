@@ -21,7 +21,7 @@ _TASK = str(Path(__file__).with_name("task.py"))
 def run(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, object] | None = None,
     num_proc: int | None = None,
     min_num_proc: int | None = None,
     max_num_proc: int | None = None,
@@ -94,7 +94,7 @@ def on_ranks(
     options: Namespace,
     func: Callable[..., Any],
     args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, object] | None = None,
     executable: str | None = None,
 ) -> list[Any]:
     """Call `func` like `run`, with the options of `horovodrun`."""
@@ -138,7 +138,7 @@ def on_ranks(
     return [result["value"] for result in results]
 
 
-def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bytes:
+def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, object]) -> bytes:
     if not callable(func):
         raise UserError(f"func={func!r} can't be called. Give the function itself, its arguments as args and kwargs.")
     # A text is iterable as well, and would become one argument for each of its letters.

@@ -95,7 +95,7 @@ class _Interfaces(argparse.Action):
         setattr(namespace, self.dest, ",".join(filter(None, (getattr(namespace, self.dest), value))))
 
 
-def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
+def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, object]:
     import yaml
 
     try:
@@ -113,7 +113,7 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
         # Not options that switch off: there, true would mean false.
         if not name.startswith("--no-") and action.const is not False
     }
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for key, value in content.items():
         if key == "controller":
             if str(value).lower() not in _CONTROLLERS:

@@ -15,7 +15,6 @@ if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpat
 
 import pickle
 import traceback
-from typing import Any
 
 
 def main(scratch: str) -> None:
@@ -45,7 +44,7 @@ def main(scratch: str) -> None:
     _leave(scratch, {"failed": False, "value": value, "traceback": ""})
 
 
-def _leave(scratch: str, content: "dict[str, Any]") -> None:
+def _leave(scratch: str, content: "dict[str, object]") -> None:
     # Rename when complete: the process beside this one sends `result` if it exists.
     beside = os.path.join(scratch, "result.part")
     with open(beside, "wb") as file:

@@ -24,7 +24,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from paceline.system import listening
 from paceline.system.handshake import prove_as_client, prove_as_server
@@ -101,11 +101,11 @@ def accept(connected: socket.socket, key: bytes) -> Connection | None:
         return None
 
 
-def send(connection: Connection, content: Mapping[str, Any]) -> None:
+def send(connection: Connection, content: Mapping[str, object]) -> None:
     connection.send_bytes(json.dumps(content).encode())
 
 
-def receive(connection: Connection) -> dict[str, Any]:
+def receive(connection: Connection) -> dict[str, object]:
     """Return the next message."""
     try:
         content = json.loads(connection.recv_bytes())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from paceline.compat.azureml._restclient.constants import RunStatus
 from paceline.compat.azureml.core.run import Run, ScriptRun
@@ -69,7 +69,7 @@ class HyperDriveRun(Run):
         """Return each child's parameters as JSON, by child id."""
         return {trial.run_id: json.dumps(dict(trial.values)) for trial in self._trials()}
 
-    def get_metrics(self, name: str | None = None, *others: object, **named: object) -> dict[str, Any]:
+    def get_metrics(self, name: str | None = None, *others: object, **named: object) -> dict[str, object]:
         """Return each child's metrics, by child id.
 
         For `best_child_by_primary_metric`, return the sweep's own table: which child was the best, and when.
