@@ -251,7 +251,7 @@ def test_compare_page_shows_runs_side_by_side(place: Place) -> None:
     assert re.search(r'<tr class="same"><th scope="row">--deep</th>', text)
     curves = client.get(f"/compare/curves?{query}").json()["curves"]
     assert [(curve["run"], curve["y"]) for curve in curves] == [(0, [1.0]), (1, [2.0])]
-    assert "loss</b> parts first, at step 0" in client.get(f"/compare/changes?{query}").text
+    assert "loss</b> differs first, at step 0" in client.get(f"/compare/changes?{query}").text
     assert client.get("/compare").status_code == 400
     assert client.get("/compare?" + "&".join(f"run=x{n}" for n in range(20))).status_code == 400
 

@@ -36,7 +36,7 @@ def test_the_link_leaves_a_cookie_and_no_token_in_the_address(place: Place) -> N
     assert token.text not in answer.headers["set-cookie"]
     assert client.get("/").status_code == 200
     # The same page asks for it where it is wrong.
-    assert "not the workspace" in place.client(cookie=False).get("/?token=wrong", headers=PAGE).text
+    assert "This token is wrong" in place.client(cookie=False).get("/?token=wrong", headers=PAGE).text
 
 
 @pytest.mark.promise("token-stays-owner-s-alone")

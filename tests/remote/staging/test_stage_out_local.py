@@ -124,7 +124,7 @@ def test_output_is_registered_as_a_dataset_on_completion(tmp_path: Path) -> None
     found = pl.Dataset.get_by_name(pl.Workspace(tmp_path / "ws"), "models")
     assert (found.to_path(), found.description, found.tags) == (["/a.pt", "/deep/b.pt"], "of a run", {"a": "b"})
     assert read_json(trip.folder.data)["outputs"][0]["dataset"] == "models:1"
-    with pytest.raises(DataError, match="no output"):
+    with pytest.raises(DataError, match="not an output"):
         trip.lab.path("m").register_on_complete("models")
 
 
