@@ -238,7 +238,7 @@ class Service:
             if show_output:
                 show(store.stored(self._folder))
 
-    def run(self, input_data: object, timeout_s: float = 60.0) -> object:
+    def run(self, input_data: object, timeout_s: float = 60.0) -> Any:
         """Send a request and return the response, with JSON as Python values.
 
         Args:

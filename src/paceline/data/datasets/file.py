@@ -21,6 +21,7 @@ from paceline.job.data_reference import DataReference, Source
 from paceline.system.files import replacing
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from typing_extensions import Self
 
     from paceline.data.transfer.listing import FileInfo
@@ -130,7 +131,7 @@ class TabularDataset(AnyDataset):
             raise DataError(f"input {reference.name!r}: its table={reference.table!r} is not JSON.") from error
         return replace(super().from_folder(reference, path), reading=table.get("reading") or Reading(), steps=taken)
 
-    def to_pandas_dataframe(self) -> object:
+    def to_pandas_dataframe(self) -> DataFrame:
         """Read all rows into one pandas frame.
 
         Raises:
