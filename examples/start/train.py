@@ -1,6 +1,6 @@
 """Fit a line to noisy points, and log the loss. A first script: it needs no other package.
 
-    paceline run train.py -- --rate 0.3
+paceline run train.py -- --rate 0.3
 """
 
 import argparse
