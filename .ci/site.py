@@ -136,7 +136,8 @@ def reference(title: str) -> str:
     about = (
         f"::: {module}\n    options:\n      members: false\n      show_root_heading: false\n" if names is None else ""
     )
-    return f"# {title}\n\n{EXAMPLES}\n\n{about}{shown}"
+    # The search lists guides first: a name such as `Pipeline` begins with the word "pip".
+    return f"---\nsearch:\n  boost: 0.3\n---\n\n# {title}\n\n{EXAMPLES}\n\n{about}{shown}"
 
 
 def public_names(module: str) -> list[str]:
