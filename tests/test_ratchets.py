@@ -204,7 +204,7 @@ def test_every_number_has_a_ceiling(numbers: dict[str, float]) -> None:
         ("A record there that is none is refused, lest whoever reads it is told so.", 4),
     ],
 )
-def test_marks_of_a_sentence_are_counted(text: str, count: int) -> None:
+def test_stilted_phrases_of_a_sentence_are_counted(text: str, count: int) -> None:
     assert len(_MARK.findall(text)) == count
 
 

@@ -185,7 +185,7 @@ def test_doctor_times_out_waiting_for_nodes(compute):
     assert "fail: reach: no nodes in 1 s: the queue is long, or a node hangs." in done.stdout
 
 
-def test_settings_that_have_become_wrong_are_a_finding(compute, cli):
+def test_settings_that_are_no_longer_valid_are_reported(compute, cli):
     compute("add", "lab", "--kind", "toy", "--label", "x", "--no-check")
     stored = cli.folder / ".paceline/compute/lab.json"
     stored.write_text(json.dumps({"name": "lab", "kind": "toy", "settings": {"label": "x", "nodes": 0}}))

@@ -81,7 +81,7 @@ def test_equal_content_is_stored_once(workspace, tmp_path):
 
 @pytest.mark.promise("registration-killed-leaves-version-space")
 @pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.05, 0.1, 0.2])
-def test_killed_registration_leaves_no_version_and_no_space(workspace, tmp_path, monkeypatch, pause_s):
+def test_killed_registration_leaves_no_version_and_no_files(workspace, tmp_path, monkeypatch, pause_s):
     path = tmp_path / "large"
     with open(path, "wb") as file:
         file.truncate(300_000_000)

@@ -54,7 +54,7 @@ class Boxed:
 # --- scalars
 
 
-def test_once_logged_is_a_scalar_and_more_often_a_list(folder):
+def test_metric_logged_once_is_a_scalar_and_logged_repeatedly_a_list(folder):
     logged(folder, 1.5)
     assert read(folder) == {"loss": 1.5}
     logged(folder, 2.5)

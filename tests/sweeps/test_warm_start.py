@@ -86,7 +86,7 @@ def test_warm_start_needs_all_metrics_of_the_new_sweep(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("results-former-sweeps-known-start")
-def test_incompatible_spaces_are_refused_by_name(tmp_path: Path) -> None:
+def test_incompatible_spaces_raise_an_error_that_names_the_hyperparameter(tmp_path: Path) -> None:
     former(tmp_path)
     wrong: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (

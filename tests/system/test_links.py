@@ -188,7 +188,7 @@ def test_pipe_in_place_of_a_file_raises_without_blocking(top: Path) -> None:
         open_below(str(top), "outputs/pipe")
 
 
-def test_login_hosts_with_an_old_python_can_run_the_text() -> None:
+def test_source_of_the_module_runs_on_the_old_python_of_login_hosts() -> None:
     text = Path(links.__file__).read_text()
     assert "__future__" not in text
     ast.parse(text, feature_version=(3, 6))

@@ -195,7 +195,7 @@ def more(*, run_id: str, trials: int, as_json: bool) -> None:
 @takes(SWEEP_ID, JSON)
 def resume(*, run_id: str, as_json: bool) -> None:
     """Resume a sweep whose controller was killed. Every read of the sweep does the same."""
-    # A read of a sweep without a controller starts one (`paceline.runs.read`).
+    # Reading the record of a sweep without a controller starts a controller (`paceline.runs.read`).
     folder, record, _ = _sweep(run_id)
     _told(folder, f"is {record.status}.", as_json=as_json)
 

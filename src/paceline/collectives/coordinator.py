@@ -112,7 +112,7 @@ class Coordinator:
         if message.payload is not None:
             self._keep(rank, message, message.payload)
         if message.epoch != self._epoch:
-            # Sent before that rank received the new epoch.
+            # The rank sent this message before it received the new epoch, so its slots are the old ones.
             for slot in message.slots:
                 key, requests = self._old_slots[slot]
                 self._ask(rank, key, requests[rank])

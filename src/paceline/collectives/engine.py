@@ -326,7 +326,7 @@ class Engine:
             finish = _copy_back(targets, grouped)
             targets = tuple([None if out is None else out.copy(order="C") for out in targets])
         request = loop.known((kind, name, tuple(names), tuple(shapes), op, prescale, postscale, root, splits, grouped))
-        # Tuples: those of arrays alone the garbage collector soon leaves out.
+        # Tuples, not lists: the garbage collector stops tracking a tuple that has only arrays.
         return loop.submit(CollectiveTask(request, tuple(ready), targets, Handle(request.key, loop.waiter), finish))
 
     def _joined(self, last: int) -> int:

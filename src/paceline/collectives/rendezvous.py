@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: What torch's launchers set -> its name where horovodrun is the launcher.
 _VARIABLES = {"RANK": "HOROVOD_RANK", "WORLD_SIZE": "HOROVOD_SIZE", "MASTER_ADDR": "", "MASTER_PORT": ""}
-#: For all ranks to come, and for one operation that all of them have begun. As torch's own.
+#: Time limits, as torch's: until all ranks have joined, and for an operation that all ranks have begun.
 _START_S, _OPERATION_S = 300.0, 1800.0
 
 #: The process's client of each store (and its server, on rank 0), and Gloo's network devices. They are kept to the end: the

@@ -50,7 +50,7 @@ class RunStacks:
 
     @property
     def notes(self) -> list[str]:
-        """Missing permissions on the nodes, and how to grant them: stacks may be missing."""
+        """Permissions that nodes lack to read stacks, and how to grant them."""
         return list(self.told["notes"])
 
     @property

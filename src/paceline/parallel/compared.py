@@ -249,7 +249,7 @@ class StepsAsked:
 
     @classmethod
     def from_environment(cls) -> StepsAsked | None:
-        """Return this process's request, or None outside of a comparison."""
+        """Return the comparison that the environment asks for, or None."""
         text = os.environ.get(VARIABLE)
         if not text:
             return None

@@ -64,7 +64,7 @@ class World(WorldPlace):
         return self.mesh[names]
 
     def group(self, *axes: str) -> dist.ProcessGroup | None:
-        """Return the group along these axes, None if alone."""
+        """Return the process group along these axes, or None if it has only this rank."""
         active = frozenset(axis for axis in axes if self.extent(axis) > 1)
         return self.groups[active] if active else None
 

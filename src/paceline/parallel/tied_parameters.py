@@ -36,7 +36,7 @@ def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def tie_again(model: nn.Module, ties: Sequence[tuple[str, ...]]) -> None:
-    """Give all names of a tie the tensor of the first."""
+    """Let all names of tied parameters refer to the tensor of the first name."""
     for first, *others in ties:
         owner, last = owner_of(model, first)
         tensor = getattr(owner, last)

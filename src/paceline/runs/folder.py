@@ -172,7 +172,7 @@ class RunFolder:
         return self.metrics / f"node_{node_rank}.jsonl"
 
     def load_log(self, rank: int) -> Path:
-        """Return the load log of a rank's worker, in the same form."""
+        """Return the load log of a rank's worker, in the form of a node's load log."""
         return self.metrics / f"load_{rank}.jsonl"
 
     #: Links to the logs of the current attempt, and the driver's log of all attempts.

@@ -381,7 +381,7 @@ def check_own(folder: RunFolder, verb: str) -> None:
 
 
 def stored(folder: RunFolder) -> RunRecord:
-    """Return the written record without checking for an owner."""
+    """Return the record on disk, without checking whether the run's owner lives."""
     state = read_json(folder.state)
     try:
         submitted = _submitted(folder) if isinstance(state, dict) and "status" in state else None

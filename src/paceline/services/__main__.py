@@ -88,7 +88,7 @@ class Guardian:
                 run(self.folder, listener)
                 code = 0
             except ServiceNotFoundError:
-                code = 0  # deleted
+                code = 0  # the service was deleted
             except BaseException:
                 with contextlib.suppress(OSError):
                     traceback.print_exc()

@@ -57,7 +57,7 @@ _LINGER_S = 3.0
 _LAUNCHER_S = 5.0
 #: Seconds for the nodes to report killed processes.
 _KILL_S = 10.0
-#: Extra seconds, beyond the nodes' silence, to wait for the loss of a node after the first failure.
+#: Seconds to wait after the first failure, beyond the nodes' silence limit, in case a lost node was its cause.
 _NOTICE_S = 3.0
 #: Grace period of an elastic run that lost a node: the others mostly noticed only silence.
 _LOST_GRACE_S = 10.0

@@ -179,7 +179,7 @@ class Queue:
         os.rename(beside, path)
 
     def remove(self, key: str) -> None:
-        """Remove a ticket of this user: its lease or its place."""
+        """Delete a ticket of this user, which gives up its lease or its queue position."""
         forget(os.path.join(self.own, key + ".ticket"))
 
 

@@ -90,7 +90,7 @@ def test_strict_mode_replaces_no_packages(notes, monkeypatch):
         spec_of(made(conda=["numpy"]), SubmissionNotes())
 
 
-def test_an_interpreter_of_the_user_s_own(notes):
+def test_interpreter_given_by_the_user_is_used_unchanged(notes):
     environment = Environment("mine")
     environment.python.user_managed_dependencies = True
     assert spec_of(environment, notes).python is None

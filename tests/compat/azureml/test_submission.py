@@ -128,7 +128,7 @@ def test_a_store_itself_is_its_content_as_a_folder(ws):
     assert (part.sources[0].datastore, part.sources[0].path, part.mode) == ("default", "a/b", "download")
 
 
-def test_data_references_of_the_configuration(ws):
+def test_data_references_of_a_run_configuration_become_inputs(ws):
     config = RunConfiguration()
     config.data_references = {"train": ws.get_default_datastore().path("a").to_config()}
     config.data_references["train"].path_on_compute = "/tmp/train"

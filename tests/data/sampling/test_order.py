@@ -88,7 +88,7 @@ def test_a_long_slice_is_made_of_pieces_and_taken_by_numpy_without_a_copy():
     assert part[0] == -1
 
 
-def test_positions_out_of_range_raise_and_samples_wraps_them():
+def test_positions_out_of_range_raise_but_samples_wrap_around():
     order = GlobalOrder(10)
     with pytest.raises(IndexError):
         order[10]

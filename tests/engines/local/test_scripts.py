@@ -62,7 +62,7 @@ def test_a_script_in_a_folder_of_the_source_imports_its_neighbours(lab: Lab) -> 
     assert log_text(run) == "near work\n"
 
 
-def test_classes_of_the_script_go_through_pickle(lab: Lab) -> None:
+def test_classes_defined_in_the_script_can_be_pickled(lab: Lab) -> None:
     script = """
         import pickle
         class Model:

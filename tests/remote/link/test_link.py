@@ -54,7 +54,7 @@ def test_command_over_its_timeout_is_killed(link, tmp_path):
     wait_until(lambda: not link.is_alive(pid), "its end")
 
 
-def test_a_command_gets_its_environment_and_its_log(link, tmp_path, monkeypatch):
+def test_command_runs_with_its_environment_and_writes_to_its_log(link, tmp_path, monkeypatch):
     log = tmp_path / "log file\n"
     log.write_text("before\n")
     pid = link.start(
@@ -209,7 +209,7 @@ def test_questions_about_the_node(link, tmp_path):
     wait_until(lambda: "cpu_percent" in link.load(("0",)), "the kernel has counted")
 
 
-def test_scratch_goes_with_the_agent(open_link, short_path):
+def test_scratch_folder_is_removed_with_the_agent(open_link, short_path):
     link, path = open_link(), short_path / "scratch"
     link.make_scratch(str(path))
     assert os.stat(path).st_mode & 0o777 == 0o700

@@ -165,7 +165,7 @@ def test_nodes_are_available_only_inside_a_ray_job(cluster: FakeCluster, tmp_pat
         target(cluster).wait_for_nodes(make_job(), tmp_path, lambda text: False)
 
 
-def test_run_with_outputs_left_to_store_makes_no_request(folder: RunFolder, tmp_path: Path) -> None:
+def test_run_with_outputs_still_to_store_does_not_query_slurm(folder: RunFolder, tmp_path: Path) -> None:
     away = RayTarget("lab", {"address": "http://127.0.0.1:1", "datastore": "lab"})
     fd = locks.take(folder.lock)
     assert fd is not None

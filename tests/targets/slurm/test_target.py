@@ -218,7 +218,7 @@ def test_queued_run_behind_a_login_host_is_not_fetched(
     assert (found.state, pulled) == (QUEUED if state == "PENDING" else RUNNING, pulls)
 
 
-def test_run_with_outputs_left_to_store_makes_no_request(tmp_path: Path, slurm: FakeSlurm):
+def test_run_with_outputs_still_to_store_does_not_query_slurm(tmp_path: Path, slurm: FakeSlurm):
     folder, fd = make_run(tmp_path / "ws" / "runs")
     write_json(folder.engine, {"engine": "slurm", "job_id": "7", "run_dir": "far/run", "submitted": 1.0})
     write_json(folder.home, {"host": "", "folders": {}, "end": {}})

@@ -67,7 +67,7 @@ def is_pattern(path: str) -> bool:
 
 
 def pattern_base(pattern: str) -> str:
-    """Return the deepest folder of a pattern, or ""."""
+    """Return the folders of a pattern before its first wildcard, or ""."""
     parts = pattern.split("/")
     fixed = 0
     # The last part always names a file, not a folder.

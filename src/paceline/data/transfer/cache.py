@@ -96,7 +96,7 @@ class DataCache:
         return self._partial / f"{key}.part"
 
     def link(self, key: str, size: int, target: str) -> bool:
-        """Hard-link a whole, unmodified file, if there."""
+        """Hard-link the cached file of a key, if it is whole and unmodified."""
         source = self._path(key)
         try:
             status = os.lstat(source)

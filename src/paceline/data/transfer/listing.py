@@ -258,7 +258,7 @@ def _objects(store: Store, base: str) -> Iterator[_Entry]:
 
 
 def _from_obstore(store: Store, base: str) -> list[tuple[str, int, str]] | None:
-    """Return (key, size, etag) of each object, if obstore can."""
+    """Return (key, size, etag) of each object; None if obstore can't list this store."""
     objects = object_store(store)
     if objects is None:
         return None

@@ -142,7 +142,7 @@ class _Run:
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
-        # torch.autograd.grad refuses reentrant checkpoints. Their second computation is measured once.
+        # torch.autograd.grad refuses reentrant checkpoints, so they are open here, and their recomputation is measured once.
         with checkpoints_opened():
             return self._timed()
 

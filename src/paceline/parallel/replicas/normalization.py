@@ -55,7 +55,7 @@ def alone(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def counting(micro: Microbatch) -> Iterator[None]:
-    """Mark the current microbatch within the block: padding does not count."""
+    """Keep the microbatch's padding out of statistics within the `with` block."""
     with _counting_as(micro.rows > 0, micro.global_rows > 0):
         yield
 

@@ -38,7 +38,7 @@ def linear_kind(module: nn.Module) -> type[nn.Module] | None:
 
 
 def is_turned(module: nn.Module) -> bool:
-    """Return True if the weight's rows are its inputs."""
+    """Return True if the weight is (in_features, out_features), not as in nn.Linear."""
     return linear_kind(module) not in (None, nn.Linear)
 
 

@@ -150,7 +150,7 @@ def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted:
         args = map_arg(node.args, lambda source: made[source])
         kwargs = map_arg(node.kwargs, lambda source: made[source])
         made[node] = graph.create_node(node.op, node.target, args, kwargs)
-    # The part ends within a stretch without gradients, and the script's next code must have them.
+    # This segment ends within a no_grad block. Switch gradients on again for the script's next code.
     if before is not None:
         graph.call_function(_restore_gradients, (before,))
 

@@ -264,7 +264,7 @@ class Tracer:
         states = [state() for _, state in GENERATORS]
         traced = record(lambda recorder: None)
         for (name, state), earlier in zip(GENERATORS, states, strict=True):
-            # If no line is found, another thread has drawn.
+            # If no line is found, another thread has drawn the random numbers.
             if state() != earlier and (line := line_where(state)) is not None:
                 raise ParallelError(
                     f"{cannot}: {shown(line)}: it draws from {name}, and a stage would repeat the first call's "

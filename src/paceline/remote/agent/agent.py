@@ -52,7 +52,7 @@ class Agent:
         self._leaving = False
 
     def run(self) -> int:
-        """Serve until the link ends, then end everything. Return the exit code."""
+        """Serve requests until the link closes, then end all processes. Return the exit code."""
         # Wakes poll() when a child ends: Python writes a byte into this pipe for each handled signal. Both ends are
         # non-blocking: bytes that don't fit are redundant.
         wake, waker = os.pipe()

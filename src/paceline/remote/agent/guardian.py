@@ -68,7 +68,7 @@ def _guard(agent: int, agents: socket.socket) -> int:
 
 
 def _let_go(*fds: int) -> None:
-    """Leave the link to the agent, so that both sides see its end."""
+    """Close this process's copy of the link, so that only the agent holds it."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):
         os.dup2(null, fd)

@@ -46,7 +46,7 @@ NODE_FILES, LIVE_LOGS = ("environment.json", NOTES), "logs/rank_"
 GROWING = (".log", ".jsonl", ".txt")
 #: Output of `paceline exec`, for its caller only.
 COMMANDS = "exec_"
-#: How long a user's file must be unchanged.
+#: Seconds that a user's file must be unchanged before it is sent.
 QUIET_S = 2.0
 #: After so many unchanged names a pass over the user's files yields to its caller.
 _PAUSE = 500

@@ -188,7 +188,7 @@ def test_a_real_horovod_comes_first(tmp_path, monkeypatch):
     assert lines(done, 0) == ["horovod, real"], done.stderr
 
 
-def test_installing_horovod_again_by_hand_is_harmless(tmp_path):
+def test_installing_the_names_twice_changes_nothing(tmp_path):
     path = script(
         tmp_path, "import paceline.compat as c; c.install('horovod'); import horovod; print(horovod.__name__)"
     )

@@ -113,7 +113,7 @@ def test_a_line_without_an_end_does_not_grow_for_ever(capfd):
     assert capfd.readouterr().out == "[0]<stdout>:" + "x" * (17 << 16) + "\n[0]<stdout>:" + "x" * (17 << 16) + "\n"
 
 
-def test_the_last_lines_are_kept():
+def test_last_output_lines_are_kept():
     output = made(1)
     output.write(0, "stdout", b"".join(b"%d\n" % number for number in range(30)))
     assert output.last_lines(0) == tuple(str(number) for number in range(10, 30))

@@ -277,7 +277,7 @@ def _looked_up(name: str) -> tuple[Any, str | None]:
     """Return (object, None) for an SDK name, or (None, reason) if it is missing."""
     parts = name.split(".")[1:]
     if parts[:2] == ["contrib", "services"]:
-        return None, None  # used by scoring scripts, which find it in the service
+        return None, None  # Scoring scripts import this name, and the service provides it.
     if (why := aliases.FINDER.absent(".".join(parts))) is not None:
         return None, why
     parts = _here(parts)

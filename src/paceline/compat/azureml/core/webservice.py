@@ -197,7 +197,7 @@ class Webservice:
         self._asked(lambda: self._service.regen_key(which, set_key))
 
     def get_token(self) -> NoReturn:
-        """Raise WebserviceException: there are keys alone."""
+        """Raise WebserviceException: services have keys and no tokens."""
         raise WebserviceException("there are no tokens. Use get_keys().")
 
     def update(self, *arguments: object, **named: Any) -> None:

@@ -141,7 +141,7 @@ class DistributedKeras2(_DistributedKeras2):
         # `experimental_aggregate_gradients` is the older name of the argument, with the opposite meaning.
         skip = skip_gradients_aggregation or not kwargs.pop("experimental_aggregate_gradients", True)
         if skip:
-            # For its effect: the mark is for the gradients that are applied now, and must not count for the next ones.
+            # Clear the mark "reduced": it belongs to these gradients, not to the next ones.
             self._were_reduced()
         update = super().apply_gradients
         if self._applies_as_is(skip):

@@ -23,7 +23,7 @@ from paceline.compat.horovod.common.types import KeptState
 from paceline.errors import CheckpointError, UserError
 from paceline.system import run_variables
 
-#: Where `horovodrun` has commits written: the beginning of a path.
+#: Variable with the prefix of the files into which workers of `horovodrun` write commits.
 VARIABLE = "HOROVODRUN_COMMITS"
 
 _log = logging.getLogger(__name__)

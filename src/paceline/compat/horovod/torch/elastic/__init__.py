@@ -171,7 +171,7 @@ class StateDictHandler(StateHandler):
 
 
 class ModelStateHandler(StateDictHandler):
-    """A handler of a module's parameters and buffers."""
+    """A handler that saves, restores and synchronizes a module's state."""
 
     def _spread(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
