@@ -121,8 +121,8 @@ def test_model_is_pushed_and_pulled_through_a_datastore(made: Cli) -> None:
         (("pull", place, "digits:2"), "There are: digits:1."),
         (("pull", place, "digits@production"), "aliases are each workspace's own"),
         (("pull", "nix", "digits"), "nix"),
-        (("push", "digits"), "say where to"),
-        (("push", "digits", "lab", "--mlflow", "x"), "say where to"),
+        (("push", "digits"), "name a datastore"),
+        (("push", "digits", "lab", "--mlflow", "x"), "name a datastore"),
         (("push", "digits", "./x"), "is not a place of models"),
     ):
         assert said in made("model", *words, code=2).stderr

@@ -40,7 +40,7 @@ def answered(cli: Cli, answer: str, *words: object) -> tuple[int, str]:
 
 
 def test_rm_removes_a_run_after_confirmation(cli: Cli, runs: list[str]) -> None:
-    assert "there is no terminal for the question. Add --yes to answer: Remove run" in cli("rm", runs[0], code=2).stderr
+    assert "no terminal shows the question. Add --yes to answer: Remove run" in cli("rm", runs[0], code=2).stderr
     code, said = answered(cli, "", "rm", runs[0])
     assert code == 1
     assert f"Remove run {runs[0]}, " in said
@@ -88,7 +88,7 @@ def test_prune_shows_asks_and_removes(cli: Cli, runs: list[str]) -> None:
     dry = cli("prune", "--keep-last", "1", "--runs", "--dry-run")
     assert runs[0] in dry.stdout
     assert "Would remove 1 run (" in dry.stdout
-    assert "there is no terminal for the question" in cli("prune", "--keep-last", "1", code=2).stderr
+    assert "no terminal shows the question" in cli("prune", "--keep-last", "1", code=2).stderr
     code, said = answered(cli, "n", "prune", "--keep-last", "1")
     assert code == 1
     assert "Remove 1 run (" in said
@@ -125,5 +125,5 @@ def test_list_long_has_sizes_and_tags(cli: Cli, runs: list[str]) -> None:
 
 
 def test_prune_compute_excludes_other_options_and_names_unknown_targets(cli: Cli, runs: list[str]) -> None:
-    assert "--compute goes alone" in cli("prune", "--compute", "local", "--runs", code=2).stderr
+    assert "--compute takes no other criterion" in cli("prune", "--compute", "local", "--runs", code=2).stderr
     assert "'nowhere'" in cli("prune", "--compute", "nowhere", "--yes", code=2).stderr

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.pages import README, blocks
+from tests.docs.pages import DOCS, README, blocks
 from tests.docs.test_docs import assert_prints_what_it_says
 from tests.docs.test_tutorials import ENGLISH, execute, is_elsewhere, notebook, require_what_it_needs, text_of
 from tests.engines.places import place
@@ -75,7 +75,8 @@ def test_the_fourth_tutorial_s_crash_is_survived_on_other_machines(
 @pytest.mark.promise("tutorials-notebooks-made-their-pages")
 @pytest.mark.parametrize("page", [HOROVOD, LAPTOP], ids=lambda page: page.stem)
 def test_ssh_commands_of_the_tutorial_equal_the_readme(page: Path) -> None:
-    """Which are run on two such hosts."""
+    """Or those of the page of examples: both are run on two such hosts."""
     found = [block for block in blocks(page, "console") if re.search(r"\blab\b", block.text)]
     assert found
-    assert [block for block in found if block not in blocks(README, "console")] == []
+    tested = [block for tested_page in (README, DOCS / "examples.md") for block in blocks(tested_page, "console")]
+    assert [block for block in found if block not in tested] == []

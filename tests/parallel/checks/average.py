@@ -208,5 +208,5 @@ def check_twins_that_do_not_fit_are_refused(ranks: Ranks) -> None:
         par.average(0.9, of="online.0", into="target.2")
     with pytest.raises(ParallelError, match=r"decay=1\.5"):
         par.average(1.5)
-    with pytest.raises(ParallelError, match="give both names"):
+    with pytest.raises(ParallelError, match="give both, or neither"):
         par.average(0.9, of="online")

@@ -445,7 +445,7 @@ def check_fused_loss_is_refused_in_the_first_batch_with_ignored_targets(ranks: R
 
     batches = _batches_of_which_the_third_ignores_targets()
     for strategy in REPLICAS:
-        with pytest.raises(ParallelError, match="no mean over rows"):
+        with pytest.raises(ParallelError, match="not a mean over rows"):
             _trained(made, batches, strategy, loss=_Fused.apply)
     _trained(made, batches[:2], DataParallel(), loss=_Fused.apply)
     counted = _trained(

@@ -461,7 +461,7 @@ def check_stages_and_replicas_that_read_other_values_are_told(ranks: Ranks, size
             for _ in range(8):
                 par.step(uneven[0])
 
-        with pytest.raises(ParallelError, match="do not compute the same model: what its forward reads"):
+        with pytest.raises(ParallelError, match="do not compute the same model: a value that its forward reads"):
             train()
 
 
