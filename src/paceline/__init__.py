@@ -8,7 +8,7 @@ from __future__ import annotations
 from paceline import errors
 from paceline.system.lazy_import import face, hand_down
 
-# Not typing's: that import would take longer than all others. Type checkers recognize the name.
+# Don't import it from typing: that import would take longer than all others. Type checkers recognize the name.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# A read of a run asks the engine of its target, which is a layer above runs.
+# Reading a run asks the engine of the run's target, and `targets` is a layer above `runs`.
 hand_down("target_of_run", "paceline.targets.configured")
 
-# The imports above are for type checkers. A name that is only there can't be imported, and a name that is only here has no
+# The imports above are only for type checkers. A name that is only there can't be imported, and a name that is only here has
 # type.
 _HOMES = {
     "paceline.data.datasets.dataset": ("Dataset",),

@@ -82,7 +82,7 @@ A message names the value seen, the rule, and the next step; that of an `EngineE
 
 from __future__ import annotations
 
-# Not typing's, as in `paceline`, which loads this module.
+# Don't import it from typing, for the reason given in `paceline`, which loads this module.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class PacelineError(Exception):
     """The root of all of Paceline's exceptions."""
 
 
-# Also a ValueError, so that `except ValueError` works without knowledge of Paceline.
+# The class is also a ValueError, so that `except ValueError` works without knowledge of Paceline.
 class UserError(PacelineError, ValueError):
     """An error of the caller's values; nothing has been started."""
 
@@ -111,7 +111,7 @@ class SnapshotError(UserError):
 
 
 class TargetError(UserError):
-    """An unknown compute target, or one that can't hold the job."""
+    """An unknown compute target, or a compute target that can't hold the job."""
 
 
 class LauncherError(UserError):
@@ -123,7 +123,7 @@ class EnvironmentSpecError(UserError):
 
 
 class DataError(UserError):
-    """A wrong or unknown datastore, data reference, dataset or place of a credential."""
+    """A wrong or unknown datastore, data reference, dataset or source of a credential."""
 
 
 class SweepError(UserError):
@@ -208,7 +208,7 @@ class RunContextError(PacelineError, RuntimeError):
 
 
 class CheckpointError(PacelineError, RuntimeError):
-    """A failed read or write of a checkpoint; earlier ones are unchanged."""
+    """A checkpoint that could not be read or written; earlier checkpoints are unchanged."""
 
 
 class RunFailedError(PacelineError, RuntimeError):

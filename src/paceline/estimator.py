@@ -36,13 +36,13 @@ class _Script:
     """A script, its arguments, its environment and its limits: the part of every estimator.
 
     Args:
-        source_directory: Folder that is copied at submission, uncommitted edits included.
+        source_directory: Folder that is copied at submission, including uncommitted edits.
         entry_script: Python file in it to run, or another program: a binary, or a script that begins with #!. Else the name of
             a program on the nodes' PATH.
         entry_module: Module to run instead, as `python -m` does in source_directory.
         command: Command line to run instead, by bash in the copy of source_directory, once for each worker: a text, or a list of
             words and data. `python` is the job's interpreter.
-        script_params: Argument -> value, in order. An empty string as value makes the argument a bare flag.
+        script_params: Argument -> value, in order. An argument with an empty string as value gets no value.
         arguments: Words as the script gets them, after those of script_params: strings, numbers, paths and data. For
             positionals, flags that are repeated and flags with several values.
         compute_target: Name of a target, or one of `Workspace.compute_targets`. None: "local".
@@ -50,21 +50,21 @@ class _Script:
         gpu_visibility: "worker": each worker sees its own GPU alone, as `cuda:0`. "node": each sees all of its node's, for
             scripts that call `torch.cuda.set_device(LOCAL_RANK)`.
         gpu_share: Part of a GPU that each worker reserves, above 0 and up to 1. With 0.5, two such runs use one GPU at a time. On
-            target "local" alone.
+            target "local" only.
         cores: Cores of this machine that the run reserves for each worker; with 0 it waits for no others. On "local" only.
         conda_packages: Match specs of conda packages.
-        conda_channels: Where conda packages come from, `file://` too. None: conda-forge.
-        pip_packages: Packages that the script needs beyond its interpreter's, as pip takes them.
-        conda_dependencies_file: Conda's environment.yml, in place of the lists.
-        pip_requirements_file: pip's file of requirements.
-        layered: True adds the packages to those of the interpreter, False makes an environment of these packages alone. None:
+        conda_channels: Channels of the conda packages, also as `file://`. None: conda-forge.
+        pip_packages: Packages that the script needs in addition to those of its interpreter, in pip's form.
+        conda_dependencies_file: Conda's environment.yml, which replaces the lists of packages.
+        pip_requirements_file: pip's requirements file.
+        layered: True adds the packages to those of the interpreter, False makes an environment with only these packages. None:
             True for PyTorch, TensorFlow and SKLearn, False for Estimator.
         user_managed: Use the interpreter unchanged, without further packages.
-        environment_definition: An `Environment`, in place of packages, python, image and user_managed.
+        environment_definition: An `Environment`, instead of packages, python, image and user_managed.
         custom_docker_image: Image of the container that the workers run in.
         shm_size: Size of the container's /dev/shm, such as "2g". None: the host's is shared.
-        environment_variables: Set for every worker, above everything else. `secret("NAME")` is read at submission and
-            recorded nowhere.
+        environment_variables: Variables of every worker, which override all others. `secret("NAME")` is read at
+            submission and never recorded.
         inputs: Data references and datasets. `run.input_datasets[name]` is the folder. Those in script_params and arguments count
             too.
         send: Files and folders of source_directory that are not copied, such as ignored data, to send to nodes that do not see
@@ -75,9 +75,9 @@ class _Script:
         grace_period_seconds: Time between SIGTERM and SIGKILL when a run is ended.
         max_restarts: How often a run may start over after it lost a node, a worker or its launcher, was preempted or found a port
             in use.
-        restart_on_exception: Start over after an exception of the script's own as well.
+        restart_on_exception: Also start again after an exception of the script itself.
         log_limit: How much of each worker's log is kept, its first and last parts: bytes, or such as "500MB". None or 0: all.
-        notify: Receivers told at the run's end: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh", or a list.
+        notify: Notifications at the run's end: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh", or a list.
         hang_seconds: Time without output, a metric or progress of a worker after which the run counts as hanging, and a report
             says why. 0: never. A text such as "10m" too.
         on_hang: Reaction to a hanging run: "report", "fail", or "restart" (needs max_restarts).
@@ -144,8 +144,8 @@ class _Script:
             raise JobError(f"source_directory={self.source_directory!r} is not a path.")
         # An empty text means the working directory, as in `Path("")`; messages show the dot.
         self.source_directory = os.fspath(self.source_directory) or "."
-        # Made here, so that a wrong value is refused in its own line and not at submission. The values are kept, because a
-        # script may change one before it submits.
+        # Make the job here, so that a wrong value is refused in its own line and not at submission. The values are kept,
+        # because a script may change a value before it submits.
         self._made = self._values(), self._make_job()
 
     def job(self) -> Job:
@@ -155,17 +155,17 @@ class _Script:
             JobError: A changed value is wrong, or a requirements file can't be read.
         """
         (before, job), now = self._made, self._values()
-        # The job has the requirements file's text of then; the file may have changed. Lengths are compared because
+        # The job has the requirements file's earlier text; the file may have changed. Compare lengths, because
         # `map` stops at the shorter list.
         may_differ = self.pip_requirements_file or self.conda_dependencies_file or len(before) != len(now)
-        # By identity: `==` equates True, 1 and 1.0, which become different words for the script.
+        # Compare by identity: `==` equates True, 1 and 1.0, which become different words for the script.
         if may_differ or not all(map(is_, before, now)):
             job = self._make_job()
             self._made = now, job
         return job
 
     def _values(self) -> list[Any]:
-        """Return every value, also those in dicts and lists, which scripts change in place."""
+        """Return every value, including the values in dicts and lists, which scripts may change in place."""
         found: list[Any] = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -183,7 +183,7 @@ class _Script:
         environment = described(
             definition=self.environment_definition,
             source_directory=self.source_directory or ".",
-            # With an image the name is looked up on the image's PATH, which is unknown here.
+            # With an image, the name is looked up on the image's PATH, which is unknown on this machine.
             python=interpreter(self.python) if self.custom_docker_image is None else self.python,
             # Framework estimators use the installed framework, without another download.
             layered=(self.framework is not None and not self.user_managed) if self.layered is None else self.layered,
@@ -227,7 +227,7 @@ class _Script:
     def _entry(self) -> dict[str, object]:
         words = argument_words(self.script_params, self.arguments)
         if self.command is None:
-            # "" means not given for a job, which then asks for a script or a module.
+            # An empty string means to the job that no script was given; without a module, the job then asks for one.
             return {"entry_script": self.entry_script or "", "entry_module": self.entry_module, "arguments": words}
         if self.entry_script or self.entry_module or words:
             raise JobError(
@@ -244,13 +244,13 @@ class _Distributed(_Script):
     """A script that may run as several processes.
 
     Args:
-        node_count: Number of nodes, at least 1. (2, 4): an elastic run, which goes on with as many as there are, from 2 to 4.
+        node_count: Number of nodes, at least 1. (2, 4): an elastic run, which continues with as many as there are, 2 to 4.
         process_count_per_node: Workers on each node, at least 1.
-        distributed_backend: How the workers find each other: one of the class's `backends`. None: one process.
-        elastic_seconds: Least time between two stops of an elastic run to go on with more nodes.
+        distributed_backend: How the workers communicate: one of the class's `backends`. None: one process.
+        elastic_seconds: Minimum seconds between two restarts of an elastic run for more nodes.
     """
 
-    # The marker covers the fields of one class, so each subclass with fields repeats it.
+    # The marker KW_ONLY applies to the fields of one class, so each subclass with fields repeats it.
     _: KW_ONLY
     node_count: int | tuple[int, int] = 1
     process_count_per_node: int = 1
@@ -337,7 +337,7 @@ class TensorFlow(_Distributed):
                 "worker_count": self.worker_count,
                 "parameter_server_count": self.parameter_server_count,
             }
-        # Other numbers than the defaults without "ps" ask for servers that would never start.
+        # Without "ps", numbers other than the defaults ask for servers that would never start.
         if (self.worker_count, self.parameter_server_count) != (1, 1):
             raise JobError(
                 f"worker_count={self.worker_count}, parameter_server_count={self.parameter_server_count} with "
@@ -379,7 +379,7 @@ def command_line(command: object) -> str:
     `$NAME` and the shell's operators in a list stay unquoted.
 
     Raises:
-        JobError: Neither, or a word that no command could receive.
+        JobError: It is neither a text nor a list, or has a word that no command could receive.
     """
     if isinstance(command, str) and command.strip():
         return command
@@ -443,10 +443,10 @@ def _words_of_list(arguments: object) -> list[str]:
 
 
 def _word(given: object) -> str | None:
-    """Return the script's word for a value, or None."""
+    """Return the word that the script gets for a value, or None if the value has a wrong type."""
     value = _as_reference(given)
     if hasattr(value, "default_value"):
-        # A pipeline's parameter has its value when the pipeline is submitted.
+        # Use the default: a pipeline's parameter gets its own value when the pipeline is submitted.
         return _word(value.default_value)
     if isinstance(value, os.PathLike):
         # A path object may return bytes for a name that is not UTF-8.
@@ -457,7 +457,7 @@ def _word(given: object) -> str | None:
 
 def _as_reference(value: Any) -> Any:
     """Return a datastore or a dataset as a reference to its content; anything else unchanged."""
-    # By its method, not by its class: that would load `paceline.data` in programs without data.
+    # Test for the method, not for the class, which would load `paceline.data` in programs without data.
     return value.as_reference() if hasattr(value, "as_reference") else value
 
 
@@ -484,7 +484,7 @@ def sent_names(given: Any, source: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def log_limit(given: object) -> Any:
-    """Return the limit of logs in bytes. The job refuses other values.
+    """Return the limit of logs in bytes. Values of other types stay, and the job refuses them.
 
     Raises:
         JobError: A text is not a size.
@@ -498,10 +498,10 @@ def log_limit(given: object) -> Any:
 
 
 def interpreter(python: str | None) -> str | None:
-    """Return `python` as an absolute path, looked up on PATH.
+    """Return `python` as an absolute path, after a search on PATH.
 
     Raises:
-        JobError: It is not found, or not a path.
+        JobError: The interpreter is not found, or `python` is not a path.
     """
     if python is None:
         return None
@@ -511,12 +511,12 @@ def interpreter(python: str | None) -> str | None:
     found = shutil.which(python)
     if found is None:
         raise JobError(f"python={python!r} can't be run: there is no such program. Give a Python interpreter's path.")
-    # Not resolved: a virtual environment's interpreter is a link, and identifies the environment by its own path.
+    # Don't resolve links: a virtual environment's interpreter is a link, whose path identifies the environment.
     return os.path.abspath(found)
 
 
 def is_estimator(config: object) -> bool:
-    """Return True for an estimator of a concrete kind."""
+    """Return True for an instance of a concrete estimator class."""
     return isinstance(config, _Script)
 
 
@@ -524,7 +524,7 @@ def with_overrides(estimator: _Script, overrides: Mapping[str, Any]) -> _Script:
     """Return the estimator with overrides: arguments, inputs and single script_params, as in the SDK.
 
     Raises:
-        JobError: Any other override.
+        JobError: Another value is overridden.
     """
     allowed = {"script_params", "arguments", "inputs"}
     if unknown := sorted(set(overrides) - allowed):
@@ -554,12 +554,12 @@ def references(inputs: object, script_params: object, arguments: object = None) 
         # The same reference may occur several times.
         if isinstance(value, DataReference) and value not in found:
             found.append(value)
-    # Each once. Only references are sure to be hashable.
+    # Return each reference once. Only references are certain to be hashable.
     return tuple(dict.fromkeys(found)) if all(isinstance(value, DataReference) for value in found) else tuple(found)
 
 
 def _seconds(name: str, given: Any) -> Any:
-    """Return a text or timedelta as seconds, and anything else unchanged for the job to check."""
+    """Return a text or timedelta as seconds, and any other value unchanged for the job to check."""
     if not isinstance(given, (str, dt.timedelta)):
         return given
     try:
@@ -569,5 +569,5 @@ def _seconds(name: str, given: Any) -> Any:
 
 
 def _name_of(target: Any) -> Any:
-    """Return the name of a target, and anything else unchanged for the job to refuse."""
+    """Return the name of a target, and any other value unchanged for the job to refuse."""
     return "local" if target is None else getattr(target, "name", target)

@@ -1,4 +1,4 @@
-"""Submission of a run's job again, for `paceline rerun` and the page."""
+"""Submit a run's job again, for `paceline rerun` and the live page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rerun(
 ) -> RunFolder:
     """Submit the job of another run, with its source and the exact versions of its packages.
 
-    `values` of secrets replace those at their places.
+    `values` replace the values of secrets from the job's own sources.
 
     Raises:
         RunStateError: A program logged the run, or the run is a pipeline or a sweep.
@@ -38,7 +38,7 @@ def rerun(
             f"run {old.run_id} is a pipeline. Submit it again as you did: its steps that have not changed are not run twice."
         )
     if old.sweep is not None:
-        # A sweep's job has no trial's values, so it never ran.
+        # A sweep's own job lacks the values of a trial, so it never ran.
         raise RunStateError(
             f"run {old.run_id} is a sweep. Ask for further trials, paceline sweep more {old.run_id} --trials N, run one of its "
             "trials again by its own id, or submit the sweep again as you did."
@@ -48,7 +48,7 @@ def rerun(
     run_id = new_run_id(old.experiment)
     return submit(
         _with_own_places(_with_locked_environment(old.job, before), old, run_id),
-        # The snapshot runs. The folder, which may be gone, is only recorded.
+        # The snapshot is what runs. The folder, which may be gone, is only recorded.
         SourceCopy(directory=Path(old.source_directory or "."), snapshot_id=old.snapshot_id, git=old.git),
         workspace_dir,
         old.experiment,
@@ -60,7 +60,7 @@ def rerun(
 
 
 def _with_own_places(job: Job, old: RunRecord, run_id: str) -> Job:
-    """Return the job of a pipeline's step with outputs at places of the new run."""
+    """Return the job of a pipeline's step, with the new run's id in the paths of its outputs."""
     if old.step is None:
         return job
     return in_places_of(job, run_id, old.step.get("reused_from") or old.run_id)

@@ -1,13 +1,13 @@
-"""The supported torch releases, and every private part of torch that Paceline uses.
+"""The supported torch releases, and access to every private part of torch that Paceline uses.
 
     from paceline.torch_private import FakeTensorMode      # imported from torch on first access
 
-A release of torch may move any of these without notice, so they all are in this file, with the differences between releases.
-`tests/test_torch_private.py` compares their signatures, and `make compat` runs the tests with every supported release. These
-have been stable for years and are used elsewhere: nn.Module's dictionaries (`_parameters`, `_modules`, `_buffers`) and a
-tensor's `_version`, `_is_view` and `_cdata`.
+A release of torch may move any of these parts without notice, so all of them are in this file, with the differences between
+releases. `tests/test_torch_private.py` compares their signatures, and `make compat` runs the tests with every supported
+release. Some parts have been stable for years and are used elsewhere: nn.Module's dictionaries (`_parameters`, `_modules`,
+`_buffers`) and a tensor's `_version`, `_is_view` and `_cdata`.
 
-The import needs the standard library alone.
+Importing this module needs only the standard library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNorm
     from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
-    #: Raised by a fake tensor when code reads its values.
+    #: The exceptions that a fake tensor raises when code reads its values.
     VALUE_NEEDED: tuple[type[Exception], ...]
 
 #: The oldest and the newest minor release that the tests have run with, as in pyproject.toml.
@@ -43,7 +43,7 @@ NEWEST = (2, 15)
 
 _FAKE = "torch._subclasses.fake_tensor"
 
-#: Name here -> torch's module and the names in it. Several names become a tuple.
+#: Name in this module -> torch's module and the names in it. Several names become a tuple.
 _WHERE = {
     "BatchNorm": ("torch.nn.modules.batchnorm", "_BatchNorm"),
     "DispatchMode": ("torch.utils._python_dispatch", "TorchDispatchMode"),
@@ -91,7 +91,7 @@ __all__ = [
 
 
 class TorchError(PacelineError, ImportError):
-    """An unsupported torch release, or one that has moved something Paceline needs."""
+    """An unsupported torch release, or a release that has moved a part that Paceline needs."""
 
 
 # Releases.
@@ -110,7 +110,7 @@ def too_old(what: str) -> str | None:
 def warn_if_untried(what: str) -> None:
     """Warn once if torch is newer than every tested release.
 
-    It is not refused, because most releases change nothing that Paceline uses. A missing name raises TorchError later.
+    Newer releases are not refused, because most change nothing that Paceline uses. A missing name raises TorchError.
     """
     if _release() > NEWEST and not _told:
         _told.append(what)
@@ -140,19 +140,19 @@ def _version() -> str:
 
 def _release() -> tuple[int, int]:
     found = re.match(r"(\d+)\.(\d+)", _version())
-    # A local build without a version number is its builder's responsibility.
+    # The version of a local build may lack a number; then treat it as the newest release.
     return (int(found[1]), int(found[2])) if found else NEWEST
 
 
 # Names.
 
-# Hidden from type checkers, which otherwise would accept any misspelled name of this module.
+# Hide this from type checkers, which otherwise would accept any misspelled name of this module.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name not in _WHERE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # Imported now and cached: importing torch takes seconds, and some callers need only the release names.
+        # Import the name now and cache it: importing torch takes seconds, and some callers need only the release names.
         module, *there = _WHERE[name]
         try:
             found = tuple(getattr(importlib.import_module(module), one) for one in there)
@@ -166,13 +166,13 @@ def _moved(what: str) -> TorchError:
     return TorchError(f"{_needs('Paceline')} (It has no {what}.)")
 
 
-# Checkpoints' inside.
+# Internals of torch's checkpoints.
 
 
 def checkpoints_inputs() -> tuple[type, ...]:
-    """Return the autograd functions by which torch's checkpoints keep a block's inputs.
+    """Return the autograd functions with which torch's checkpoints keep the inputs of a block.
 
-    They compute nothing: their results serve the checkpoint alone. From torch 2.12 on there are none.
+    These functions compute nothing: their results serve only the checkpoint. From torch 2.12 on there are none.
     """
     from torch.utils import checkpoint
 
@@ -180,25 +180,25 @@ def checkpoints_inputs() -> tuple[type, ...]:
     return () if kind is None else (kind,)
 
 
-# DTensor's inside.
+# Internals of DTensor.
 
 
 def keep_lookups_apart() -> None:
     """Give each lookup in a sharded vocabulary its own mask and size.
 
-    Call it before a model is cut. A rank masks the tokens of other ranks, and needs the same mask for the output. torch 2.9 and
-    2.10 treat masks of equal vocabularies as equal, and cache by them how a tensor is redistributed. Two models that differ
-    only in dtype then share a mask, and the lookup fails. The cache of the backward pass ignores the vocabulary's size, so a
-    second model gets gradients in the first one's shape. Does nothing on releases without these faults.
+    Call it before a model is sharded. A rank masks the tokens of other ranks, and needs the same mask for the output. torch
+    2.9 and 2.10 treat masks of equal vocabularies as equal, and cache by them how a tensor is redistributed. Two models that
+    differ only in dtype then share a mask, and the lookup fails. The cache of the backward pass ignores the vocabulary's
+    size, so a second model gets gradients in the first model's shape. Does nothing on releases without these bugs.
     """
     try:
         lookups = importlib.import_module("torch.distributed.tensor._ops._embedding_ops")
         schema = importlib.import_module("torch.distributed.tensor._op_schema")
     except ImportError:
         return
-    # torch 2.10 drops the underscore. A release that has moved the class tells masks apart.
+    # torch 2.10 drops the underscore. A release that has neither class distinguishes masks correctly.
     kind: Any = getattr(lookups, "_MaskPartial", None) or getattr(lookups, "MaskPartial", None)
-    # Two fresh masks that compare equal show the fault in any release. After the change they differ, so a second call does
+    # Two new masks that compare equal reveal the bug in any release. After the change they differ, so a second call does
     # nothing.
     if kind is not None and kind(offset_shape=(1, 1)) == kind(offset_shape=(1, 1)):
         equal, code = kind.__eq__, kind.__hash__
@@ -213,7 +213,7 @@ def _count_the_size_of_a_vocabulary(schema: ModuleType) -> None:
 
     propagator = getattr(getattr(DTensor, "_op_dispatcher", None), "sharding_propagator", None)
     known = getattr(propagator, "op_to_schema_info", None)
-    # A release with this table includes the size.
+    # A release with this table includes the vocabulary's size in the cache key.
     if known is None or hasattr(propagator, "op_to_schema_info_for_single_dim_strategy"):
         return
     # aten::embedding_dense_backward(grad_output, indices, num_weights, ...): the cache key starts with the third argument.
@@ -221,10 +221,10 @@ def _count_the_size_of_a_vocabulary(schema: ModuleType) -> None:
 
 
 def keep_own_parts(module: Module) -> None:
-    """Let a freshly cut module hold only its own parts.
+    """Let a newly sharded module keep only its own shards in memory.
 
-    Before torch 2.12 a part along the first dimension is a view that keeps the whole parameter in memory. Later releases copy
-    it.
+    Before torch 2.12 a shard along the first dimension is a view that keeps the whole parameter in memory. Later releases copy
+    the shard.
     """
     from torch.distributed.tensor import DTensor
     from torch.nn import Parameter
@@ -247,7 +247,7 @@ def is_torchs_attribute(name: str) -> bool:
     return name.startswith("__composable_api_state_key") or name in ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
 
 
-# FSDP2's inside.
+# Internals of FSDP2.
 
 
 @contextlib.contextmanager
@@ -263,7 +263,7 @@ def without_modes() -> Iterator[None]:
 def lost_arguments(function: Any) -> dict[str, object]:
     """Return the keyword arguments that torch omits when it calls a mode for `function`.
 
-    For the mode's `__torch_function__`. From torch 2.13 on, l1_loss omits its weight.
+    A mode's `__torch_function__` calls this. From torch 2.13 on, l1_loss omits its weight.
     """
     from torch.nn.functional import l1_loss
 
@@ -275,9 +275,9 @@ def lost_arguments(function: Any) -> dict[str, object]:
 
 
 def whole_parameters(module: Module, *, inner: bool = True) -> Iterator[tuple[Parameter, Parameter]]:
-    """Yield (this rank's part, whole) of each gathered parameter of a sharded module.
+    """Yield (this rank's shard, whole parameter) of each gathered parameter of a sharded module.
 
-    With `inner`, those of nested units too.
+    With `inner`, also yield the parameters of nested FSDP units.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -290,7 +290,7 @@ def whole_parameters(module: Module, *, inner: bool = True) -> Iterator[tuple[Pa
 
 
 def sharded_parameters(unit: Module) -> Iterator[Parameter]:
-    """Yield this rank's parts of the parameters that a sharded unit gathers."""
+    """Yield this rank's shards of the parameters that a sharded unit gathers."""
     from torch.distributed.fsdp import FSDPModule
 
     if isinstance(unit, FSDPModule):
@@ -308,9 +308,9 @@ def is_being_made_whole(part: Module) -> bool:
 
 
 def reduce_unused_too(part: FSDPModule) -> None:
-    """Send zeros for parameters that got no gradient on this rank.
+    """Send zeros for parameters that got no gradient on this rank, so that all ranks send equal lengths.
 
-    All ranks' messages then have one length.
+    Otherwise the messages of the ranks would differ in length.
     """
     if hasattr(part, "set_reduce_scatter_unused_params"):
         part.set_reduce_scatter_unused_params(True, recurse=False)
@@ -341,7 +341,7 @@ def _with_zeros(group: Any, post_backward: Callable[..., None]) -> Callable[...,
 def _parameter_groups(part: FSDPModule) -> list[Any]:
     try:
         state: Any = part._get_fsdp_state()
-        # torch 2.12 and later have several.
+        # torch 2.12 and later have several parameter groups.
         if hasattr(state, "_fsdp_param_groups"):
             return list(state._fsdp_param_groups)
         return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
@@ -371,10 +371,10 @@ def default_store() -> Store:
 def recorded_collectives() -> bytes:
     """Return the flight recorder's JSON, and a JSON line: group -> its global ranks.
 
-    Empty if this torch has no recorder, or TORCH_FR_BUFFER_SIZE=0 disables it. Imports nothing.
+    Empty if this torch has no flight recorder, or TORCH_FR_BUFFER_SIZE=0 disables it. Imports nothing.
     """
     module: Any = sys.modules.get("torch._C._distributed_c10d")
-    # The second name is from before torch 2.8, and covers NCCL alone.
+    # The second name is that of torch before 2.8, and covers only NCCL.
     dump = getattr(module, "_dump_fr_trace_json", None) or getattr(module, "_dump_nccl_trace_json", None)
     if dump is None:
         return b""
@@ -393,7 +393,7 @@ def work_class() -> Any:
 def data_iterator_class(module: ModuleType) -> Any:
     """Return the class whose `__next__` yields every DataLoader's batches, or None.
 
-    `module` is the loader's module.
+    `module` is torch's module of the DataLoader.
     """
     found = getattr(module, "_BaseDataLoaderIter", None)
     return found if hasattr(found, "__next__") else None
@@ -402,7 +402,7 @@ def data_iterator_class(module: ModuleType) -> Any:
 def time_every_step(model: Any) -> bool:
     """Make DistributedDataParallel time each step. Return False if it cannot.
 
-    On CPUs a measurement costs microseconds. On GPUs nothing changes: it times each hundredth step, and its main thread does
+    On CPUs a measurement costs microseconds. On GPUs nothing changes: DDP times each hundredth step, and its main thread does
     not wait for messages.
     """
     try:
@@ -417,11 +417,11 @@ def time_every_step(model: Any) -> bool:
 def waited_s(model: Any) -> float | None:
     """Return how many seconds DDP waited for messages in its last step, or None.
 
-    The time is beyond the computation of its own gradients.
+    Only the wait after its own gradients are computed counts.
     """
     try:
         told = model._get_ddp_logging_data()
-        # In nanoseconds. The attribute is missing before the first step.
+        # The times are in nanoseconds. The attribute is missing before the first step.
         return float(
             max(0, told.get("backward_comm_time", 0) - told.get("backward_compute_comm_overlap_time", 0)) / 1e9
         )
@@ -430,7 +430,7 @@ def waited_s(model: Any) -> float | None:
 
 
 def has_mpi(distributed: ModuleType) -> bool:
-    """Return True if this torch was built with MPI, or has been offered MPI."""
+    """Return True if this torch was built with MPI, or `offer_mpi` has added MPI."""
     return bool(getattr(distributed.distributed_c10d, "_MPI_AVAILABLE", False))
 
 
@@ -452,11 +452,11 @@ def offer_mpi(distributed: ModuleType, kind: type, around: Callable[[Callable[..
     # init_process_group and new_group both call this function.
     c10d._new_process_group_helper = around(c10d._new_process_group_helper)
     c10d.ProcessGroupMPI = kind
-    # Read by is_mpi_available().
+    # is_mpi_available() reads this variable.
     c10d._MPI_AVAILABLE = True
     setattr(distributed, "ProcessGroupMPI", kind)  # noqa: B010 - torch's stubs don't have it
-    # From torch 2.15 on the flight recorder listens to C++ group objects, which a group made in Python lacks. Backends in this
-    # set are expected to record for themselves.
+    # From torch 2.15 on, the flight recorder listens to C++ group objects, which a group made in Python lacks. Backends in
+    # this set are expected to record for themselves.
     recording = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if recording is not None:
         recording.add("mpi")

@@ -1,4 +1,4 @@
-"""Workspaces, which hold runs, and experiments, which name them."""
+"""Workspaces, which hold runs, and experiments, which group them under a name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from paceline.sweeps.sweep_run import SweepRun
     from paceline.targets.configured import Configured
 
-#: Objects that an experiment runs.
+#: The types of objects that an experiment can submit.
 Submittable: TypeAlias = "Script | Job | Sweep | Pipeline"
 
 __all__ = ["Experiment", "Run", "Workspace"]
@@ -50,7 +50,7 @@ class Workspace:
 
     Args:
         path: The folder.
-        create: False leaves a missing folder uncreated; it has no runs then.
+        create: With False a missing folder is not created; the workspace has no runs then.
 
     Raises:
         WorkspaceError: The folder can't be created, is a file, contains sources, or has a `:` in its path.
@@ -62,7 +62,7 @@ class Workspace:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
-        # Not resolved: messages and records have the name by which people know a linked workspace.
+        # Don't resolve links: messages and records have the name by which people know a linked workspace.
         self._path = Path(os.path.abspath(os.path.expanduser(path)))
         if os.pathsep in str(self._path):
             raise WorkspaceError(
@@ -71,18 +71,18 @@ class Workspace:
             )
         try:
             if not create:
-                # Checked without creating anything: an unreadable folder would otherwise seem to have no runs.
+                # Check without creating anything: an unreadable folder would otherwise seem to have no runs.
                 with contextlib.suppress(FileNotFoundError):
                     os.stat(self.runs_dir)
                 return
             if not self.runs_dir.exists():
                 self._refuse_sources()
                 self._path.mkdir(parents=True, exist_ok=True)
-                # First, because another process may use the workspace already.
+                # Do this first, because another process may use the workspace already.
                 if all(name.startswith(".") for name in os.listdir(self._path)):
                     note_made(self._path)
             self.runs_dir.mkdir(parents=True, exist_ok=True)
-            # The workspace ignores itself, so a repository around it stays clean.
+            # The workspace has its own .gitignore, so a repository around it stays clean.
             ignore = self._path / ".gitignore"
             if not ignore.exists():
                 ignore.write_text("*\n")
@@ -93,7 +93,7 @@ class Workspace:
             ) from error
 
     def _refuse_sources(self) -> None:
-        """Let git and snapshots ignore the whole workspace."""
+        """Raise WorkspaceError if the folder has sources, which git and snapshots would then ignore."""
         names = sorted(os.listdir(self._path)) if self._path.is_dir() else []
         own = [name for name in names if name == ".git" or name.endswith((".py", ".ipynb"))]
         if own:
@@ -138,23 +138,23 @@ class Workspace:
 
     @property
     def name(self) -> str:
-        """The folder's name, or that of its parent for a `.paceline`."""
+        """The folder's name, or the name of its parent folder for a `.paceline`."""
         return self._path.parent.name if self._path.name == DEFAULT_FOLDER else self._path.name
 
     @property
     def runs_dir(self) -> Path:
-        """The folder with a folder for each run."""
+        """The folder that has a subfolder for each run."""
         return self._path / "runs"
 
     @property
     def experiments(self) -> dict[str, Experiment]:
-        """Experiments by name, for all that have a run."""
+        """The experiments that have a run, by name."""
         names = sorted({record.experiment for record in read.all_records(self.runs_dir)})
         return {name: Experiment(self, name) for name in names}
 
     @property
     def compute_targets(self) -> Mapping[str, Configured]:
-        """Compute targets by name: `local`, and those of `paceline compute add`."""
+        """Compute targets by name: `local`, and the targets of `paceline compute add`."""
         from paceline.targets.configured import ComputeTargets
 
         return ComputeTargets(self._path)
@@ -179,7 +179,7 @@ class Workspace:
         return Service.deploy(self, name, models, **options)
 
     def services_of(self, model: str) -> list[str]:
-        """Return the names of services that serve a version of a model, or will when started.
+        """Return the names of services that serve a version of a model, or will serve it when they are started.
 
         `model` is a reference such as "digits:3".
         """
@@ -209,9 +209,9 @@ class Workspace:
             directory: Folder to write.
             entry_script: Script with init() and run().
             source_directory: Folder with the script and its imports.
-            environment: Environment of the script; default: that of the run which made the first model.
+            environment: Environment of the script; default: the environment of the run which made the first model.
             environment_variables: Variables of the script.
-            name: Name of the service; default: that of the model.
+            name: Name of the service; default: the name of the model.
             base: Base image; default: python, in the version of the run that made the first model.
             workers: Number of model processes.
             overwrite: Replace an existing folder.
@@ -246,7 +246,7 @@ class Workspace:
         return Datastore.list(self)
 
     def get_default_datastore(self) -> Datastore:
-        """Return the datastore of `set_default_datastore`, by default the workspace's folder `data`."""
+        """Return the default datastore: as set by `set_default_datastore`, else the workspace's folder `data`."""
         from paceline.data.stores.datastore import Datastore
 
         return Datastore.get_default(self)
@@ -286,17 +286,17 @@ class Workspace:
         kinds: Collection[str] = (),
         dry_run: bool = False,
     ) -> Pruned:
-        """Remove unwanted things that no living run uses, and return them.
+        """Remove old items that no live run uses, and return them.
 
         All given criteria must match. Runs with the tag `keep`, and those that made a model, stay.
 
         Args:
             older_than: "30d", "12h", seconds or a timedelta since a run ended, or an environment or file was last used.
             keep_last: Newest runs of each experiment to keep.
-            max_size: "20GB" or bytes to leave of each kind; the oldest go.
+            max_size: "20GB" or bytes that may remain of each kind; the oldest items are removed.
             status: Only runs in this state.
             experiment: Only runs of this experiment.
-            kinds: Of "runs", "snapshots", "environments", "data" and "models", only these. Default: unused snapshots and model
+            kinds: Only these of "runs", "snapshots", "environments", "data" and "models". Default: unused snapshots and model
                 files, runs with any criterion, and the others with an age or a size.
             dry_run: Remove nothing.
 
@@ -411,14 +411,14 @@ class Experiment:
             progress: Called with (bytes done, bytes in all) while the source is hashed.
             run_id: Id of the run: letters, digits, `_`, `-`, `.`; default: made of the experiment's name and the time.
             display_name: Name of the run for people, beside its id.
-            overrides: An estimator's arguments or inputs, or single script_params, for this run only. Of a pipeline,
+            overrides: An estimator's arguments or inputs, or single script_params, for this run only. For a pipeline,
                 pipeline_parameters (name -> value) and regenerate_outputs (run each step without reusing results).
 
         Raises:
-            UserError: A wrong value, a source that can't be copied, or a target that can't hold the job. Nothing has been
+            UserError: A value is wrong, the source can't be copied, or the target can't hold the job. Nothing has been
                 started.
         """
-        # Imported here: a program that only reads runs does not need the modules of a submission.
+        # Import these here: a program that only reads runs does not need the modules of a submission.
         from paceline.estimator import _Script, with_overrides
         from paceline.pipelines.pipeline import Pipeline
         from paceline.pipelines.pipeline_run import PipelineRun
@@ -464,7 +464,7 @@ class Experiment:
             )
         folder = submit(
             job,
-            # Absolute: the record keeps it, and the program may change its working directory.
+            # Make the path absolute: the record keeps it, and the program may change its working directory.
             SourceCopy(directory=directory.absolute()),
             self._workspace.path,
             self._name,
@@ -485,7 +485,7 @@ class Experiment:
     ) -> Run:
         """Start a run that this program logs, and ends with `complete()`, `fail()` or a `with` block.
 
-        Otherwise the run ends as the program does; if it is killed, the run is Failed.
+        Otherwise the run ends when the program ends; if the program is killed, the run is Failed.
 
         Args:
             outputs: A folder of the working directory, created if missing. The run keeps its files and those of `./logs`.
@@ -496,7 +496,7 @@ class Experiment:
 
         Raises:
             SnapshotError: The folder can't be copied.
-            RunStateError: There is already a run of this id.
+            RunStateError: A run with this id already exists.
         """
         # Copy first: a folder that can't be copied leaves no run behind.
         taken = None
@@ -522,7 +522,7 @@ class Experiment:
         *,
         status: str | None = None,
     ) -> Iterator[Run]:
-        """Return the experiment's runs, newest first, each in the class of its kind.
+        """Return the experiment's runs, newest first, each as an object of the class for its kind.
 
         Args:
             kind: "script", "interactive", "sweep" or "pipeline".
@@ -531,7 +531,7 @@ class Experiment:
             status: A state such as "Completed".
             include_children: Include child runs.
         """
-        # The records decide: a chosen id need not begin with its experiment's name.
+        # Compare the records: an id that a user chose need not begin with its experiment's name.
         for record in read.all_records(self.runs_dir):
             folder = RunFolder(self.runs_dir / record.run_id)
             if record.experiment == self.name and matches(
@@ -545,7 +545,7 @@ def _make_experiment(runs_dir: Path, name: str) -> Experiment:
 
 
 def _open_dataset(reference: DataReference, path: str) -> object:
-    """Return a script's input by name: the path, or a table for a direct one."""
+    """Return a script's input by name: the path, or a table if the input has mode "direct"."""
     if reference.mode != "direct":
         return path
     from paceline.data.datasets.dataset import opened
@@ -556,7 +556,7 @@ def _open_dataset(reference: DataReference, path: str) -> object:
 def _make_model(folder: RunFolder, model_name: str, model_path: Any, **given: Any) -> Model:
     from paceline.models.model import register_of_run
 
-    # Not created: it exists, because it holds the run.
+    # Don't create the workspace: it exists, because it holds the run.
     return register_of_run(Workspace(folder.path.parent.parent, create=False), folder, model_name, model_path, **given)
 
 
@@ -578,7 +578,7 @@ def _pipeline_run() -> type[Run]:
     return PipelineRun
 
 
-# Set from here: `paceline.runs` imports neither workspaces nor data, sweeps or pipelines.
+# These are set here, because `paceline.runs` imports neither workspaces nor data, sweeps or pipelines.
 Run.kinds["sweep"] = _sweep_run
 Run.kinds["pipeline"] = _pipeline_run
 Run.make_experiment = staticmethod(_make_experiment)

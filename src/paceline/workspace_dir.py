@@ -1,9 +1,9 @@
-"""The configured workspace of the working directory, and the check that it is this user's own.
+"""Find the configured workspace of the working directory, and check that it is the user's own.
 
-Anyone who can write to a workspace decides which programs its commands start. So a workspace counts only if this user has made it
-on this machine, or has named it: by a path, by `PACELINE_WORKSPACE`, or once by `paceline trust`. A `paceline.toml` counts if it
-belongs to this user or to root, or is trusted; so does the `config.json` of the Azure SDK's drivers. Git has such a rule since
-CVE-2022-24765 (`safe.directory` in git-config(1)).
+Anyone who can write to a workspace decides which programs its commands start. So a workspace is used only if this user has
+made it on this machine, or has named it: by a path, by `PACELINE_WORKSPACE`, or once by `paceline trust`. A `paceline.toml`
+is used if it belongs to this user or to root, or is trusted; so is the `config.json` of the Azure SDK's drivers. Git has
+such a rule since CVE-2022-24765 (`safe.directory` in git-config(1)).
 
 Files of an archive or a clone belong to the user who unpacks it. So a workspace that this user makes gets a mark: an HMAC of its
 folder's inode with a key of the user's. A move within a file system keeps the inode; a copy changes it.
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from paceline.errors import WorkspaceError
 
-#: Variable with the workspace's folder, which overrides everything else.
+#: Environment variable with the workspace's folder, which overrides all other settings.
 WORKSPACE_VARIABLE = "PACELINE_WORKSPACE"
 CONFIG_FILE = "paceline.toml"
 DEFAULT_FOLDER = ".paceline"
@@ -32,20 +32,20 @@ _SDK_FOLDERS = (".azureml", "aml_config", "")
 _SDK_FILES = ("config.json", "project.json")
 MARK = ".made-here"
 
-#: Whether this process only shows a workspace, which may then be an untrusted one: nothing of it is started.
+#: Whether this process only shows a workspace, which then need not be trusted: nothing in it is started.
 only_shows = False
 
 
 def configured(start: Path | None = None) -> Path:
     """Return the workspace's folder, as `Workspace.from_config` says.
 
-    `start` is a configuration, or the folder in which to look.
+    `start` is a configuration file, or the folder in which to search.
 
     Raises:
         WorkspaceError: The configuration can't be read, or this user has neither made nor named the workspace.
     """
     named = os.environ.get(WORKSPACE_VARIABLE)
-    # An explicit configuration overrides the variable.
+    # A configuration file that the caller names overrides the variable.
     if start is None and named:
         return Path(named)
     here = start if start is not None else Path.cwd()
@@ -60,7 +60,7 @@ def configured(start: Path | None = None) -> Path:
     else:
         sdk_config = nearest_sdk_config(here)
         found = (here if sdk_config is None else project_of(sdk_config)) / DEFAULT_FOLDER
-    # The caller trusts a file that it names.
+    # A file that the caller names is trusted.
     if not here.is_file() and not is_own(found):
         raise WorkspaceError(
             f"the workspace {str(found)!r} belongs to {_owner(found)}, who could start programs as you with files in it. "
@@ -78,7 +78,7 @@ def configured(start: Path | None = None) -> Path:
 def is_known(path: Path) -> bool:
     """Return True if this user has made or named the workspace, or if it is empty."""
     path = path.expanduser()
-    # A new workspace gets its mark first.
+    # A new workspace gets its mark before any content.
     if all(name.startswith(".") for name in _names(path)):
         return True
     named = os.environ.get(WORKSPACE_VARIABLE)
@@ -91,7 +91,7 @@ def is_known(path: Path) -> bool:
 
 
 def note_made(path: Path) -> None:
-    """Mark a workspace that this user is making. Without a key this does nothing, and the user has to name the workspace."""
+    """Mark a workspace as made by this user. Do nothing without a key; the user then has to name the workspace."""
     if (key := _key(create=True)) is not None:
         with contextlib.suppress(OSError):
             (path / MARK).write_text(_mark(path, key), encoding="ascii")
@@ -111,7 +111,7 @@ def _mark(path: Path, key: bytes) -> str:
 
 
 def _key(*, create: bool) -> bytes | None:
-    """Return this user's key for marks, or None if it is missing or readable by others."""
+    """Return this user's key for marks, or None if the key is missing or others can read it."""
     file = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "paceline" / "made.key"
     with contextlib.suppress(OSError):
         if create and not file.exists():
@@ -120,7 +120,7 @@ def _key(*, create: bool) -> bytes | None:
             try:
                 with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
                     opened.write(os.urandom(32))
-                # The first of several processes creates it.
+                # If several processes come at once, the first creates it.
                 with contextlib.suppress(FileExistsError):
                     os.link(beside, file)
             finally:
@@ -139,7 +139,7 @@ def _names(path: Path) -> list[str]:
 
 
 def is_own(path: Path) -> bool:
-    """Return True for a file or folder of this user or root, for a trusted one, and for a missing one."""
+    """Return True for a file or folder of this user or root, a trusted one, or a missing one."""
     try:
         return path.stat().st_uid in (os.geteuid(), 0) or os.path.realpath(path) in trusted()
     except OSError:
@@ -149,7 +149,7 @@ def is_own(path: Path) -> bool:
 def trusted() -> list[str]:
     """Return the folders that this user has trusted."""
     file = _trust_file()
-    # A writer of this file could trust anything.
+    # Whoever can write this file can trust any workspace, so check its owner.
     try:
         return file.read_text().splitlines() if file.stat().st_uid in (os.geteuid(), 0) else []
     except (OSError, ValueError):
@@ -157,10 +157,10 @@ def trusted() -> list[str]:
 
 
 def trust(path: Path) -> str:
-    """Trust a foreign folder as a workspace of this user. Return its path without links.
+    """Trust another user's folder as a workspace of this user. Return its path without links.
 
     Raises:
-        WorkspaceError: There is no such folder, or the list can't be written.
+        WorkspaceError: There is no such folder, or the list of trusted folders can't be written.
     """
     folder, file = os.path.realpath(path), _trust_file()
     if not os.path.isdir(folder):
@@ -208,7 +208,7 @@ def _nearest_config(folder: Path) -> Path | None:
 
 
 def _nearest(folder: Path, names: Sequence[Path]) -> Path | None:
-    """Return the nearest of these files, here or above, that is this user's or trusted."""
+    """Return the nearest of these files, in this folder or above, that is this user's or trusted."""
     for parent in (folder.absolute(), *folder.absolute().parents):
         for name in names:
             config = parent / name
@@ -225,7 +225,7 @@ def _nearest(folder: Path, names: Sequence[Path]) -> Path | None:
 
 
 def _is_sdk_s(file: Path) -> bool:
-    """Return True if a `config.json` has an Azure workspace: other programs have files of that name."""
+    """Return True if a `config.json` describes an Azure workspace: other programs also use this file name."""
     import json
 
     try:
@@ -250,7 +250,7 @@ def _path_in(config: Path) -> str:
         raise WorkspaceError(f'{str(config)!r}: workspace={section!r} is not a table. Write [workspace] path = "dir".')
     if unknown := sorted(set(section) - {"path"}):
         raise WorkspaceError(f"{str(config)!r}: [workspace] has one key, path; found {', '.join(unknown)}. Remove it.")
-    # Ignored, such a file would send runs to another folder than the named one.
+    # Refuse this file: if `path` were ignored, runs would go to another folder than the named one.
     if "workspace" not in tables and "path" in tables:
         raise WorkspaceError(f"{str(config)!r}: path stands outside of [workspace]. Write [workspace] above it.")
     path = section.get("path", DEFAULT_FOLDER)

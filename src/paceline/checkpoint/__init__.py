@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from paceline.system.lazy_import import face
 
-# Not from typing: Paceline's Horovod modules import this before a script's first line.
+# Do not import it from typing: Paceline's Horovod modules import this module before a script's first line.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The file format of checkpoints, as other packages may import it."""
+"""The parts of the checkpoint file format that other packages may import."""
 
 from __future__ import annotations
 

@@ -29,21 +29,21 @@ from paceline.system.files import sync_if_possible
 
 _NAME = re.compile(r"checkpoint_(\d+)(?:\.part_(\d+)_of_(\d+)\.(\w+))?\.safetensors")
 _SAVING = re.compile(r"\..+\.safetensors\.saving-[0-9a-f]{8}")
-#: A writer locks its file within this time after it has created the file.
+#: Seconds after its creation within which a writer locks its file.
 LOCKED_WITHIN_S = 10.0
 #: The key in the header's metadata that holds the state without its arrays.
 _STATE = "paceline.state"
 
-#: The folder of a run's checkpoints. Each worker of each attempt has this variable.
+#: The environment variable with the folder of a run's checkpoints, set for each worker of each attempt.
 DIR_VARIABLE = "PACELINE_CHECKPOINT_DIR"
-#: The folder outside of a run, relative to the working directory.
+#: The folder of checkpoints outside of a run, relative to the working directory.
 _DEFAULT = "checkpoints"
 
 
 def folder_of(folder: str | os.PathLike[str] | None) -> Path:
     """Return the folder of the checkpoints.
 
-    It is `folder`, else the run's folder, else `./checkpoints`.
+    It is `folder` if given, else the run's folder, else `./checkpoints`.
 
     Raises:
         UserError: The path is a URL, or a file.
@@ -62,11 +62,11 @@ def folder_of(folder: str | os.PathLike[str] | None) -> Path:
 
 @dataclass(frozen=True)
 class CheckpointPart:
-    """A file of a checkpoint.
+    """A file of a checkpoint: the whole state, or one rank's part of it.
 
     Attributes:
-        of: The number of parts, 1 where rank 0 has saved the whole state.
-        token: The same word on all parts of a checkpoint.
+        of: The number of parts, 1 if rank 0 has saved the whole state.
+        token: A word that all parts of a checkpoint share, "" if there is one file.
     """
 
     step: int
@@ -91,14 +91,14 @@ def parts_in(folder: Path) -> list[CheckpointPart]:
 
 
 def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
-    """Return the complete checkpoints: step -> its parts, by rank.
+    """Return the complete checkpoints, as step -> parts in the order of ranks.
 
-    Where a step has several, the one with the fewest parts wins.
+    If a step has several checkpoints, the one with the fewest parts is taken.
     """
     together: dict[tuple[int, int, str], list[CheckpointPart]] = {}
     for part in parts:
         together.setdefault((part.step, -part.of, part.token), []).append(part)
-    # Sorted, so that for each step the checkpoint with fewer parts comes later.
+    # Sort, so that for each step the checkpoint with fewer parts comes later and replaces the others.
     return {
         step: sorted(members, key=lambda part: part.rank)
         for (step, of, _), members in sorted(together.items())
@@ -117,7 +117,7 @@ def write(folder: Path, part: CheckpointPart, state: object, dense: Sequence[val
 
 
 def write_file(path: Path, state: object, dense: Sequence[values.DenseArray], *, durable: bool = True) -> None:
-    """Write a file that is complete or absent.
+    """Write a file so that it is either complete or absent.
 
     `durable` waits until the bytes are on the disk. Without it a power failure may lose the file.
 
@@ -129,7 +129,7 @@ def write_file(path: Path, state: object, dense: Sequence[values.DenseArray], *,
     beside = path.with_name(f".{path.name}.saving-{secrets.token_hex(4)}")
     try:
         with open(beside, "xb") as file:
-            # The lock marks a live writer. The kernel releases it when the process ends.
+            # The lock shows that the writer is alive. The kernel releases it when the process ends.
             fcntl.flock(file, fcntl.LOCK_EX)
             file.write(header)
             for array in dense:
@@ -147,7 +147,7 @@ def write_file(path: Path, state: object, dense: Sequence[values.DenseArray], *,
 
 
 class CheckpointFile:
-    """A checkpoint file whose arrays are read on demand.
+    """A checkpoint file, whose arrays are read only when requested.
 
     Attributes:
         state: The state without its arrays, as JSON; see `values`.
@@ -188,7 +188,7 @@ def unreadable(path: Path, why: str) -> str:
 def remove_old(folder: Path, keep: int, rank: int, size: int, but: CheckpointPart | None = None) -> None:
     """Remove this rank's files of old checkpoints.
 
-    `but` is kept in any case. Where each rank has a folder of its own, no checkpoint in parts is ever complete here. Then this
+    `but` is never removed. If each rank has a folder of its own, no checkpoint in parts is ever complete here. This
     rank keeps `keep` + 2 of its own parts, because another rank may be two saves behind.
     """
     parts = parts_in(folder)
@@ -204,7 +204,7 @@ def remove_old(folder: Path, keep: int, rank: int, size: int, but: CheckpointPar
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the files of killed saves."""
+    """Remove the unfinished files of killed saves."""
     with contextlib.suppress(OSError):
         for name in filter(_SAVING.fullmatch, os.listdir(folder)):
             with contextlib.suppress(OSError), open(folder / name, "r+b") as file:

@@ -26,10 +26,10 @@ from typing import Any, NoReturn
 from paceline.system import run_variables
 
 SIGNAL, RESIZE, LIMIT = "signal", "resize", "limit"
-#: How long a rank that does not save waits for the rank that does, with and without a shared store, and how long the saving
-#: rank waits for its followers. Guesses.
+#: How many seconds a rank that does not save waits for the rank that does, with and without a shared store; and how
+#: many the saving rank waits for its followers. The values are guesses.
 _WITH_STORE_S, _WITHOUT_STORE_S, _FOLLOW_S = 30.0, 5.0, 5.0
-#: How long to wait for a store request in flight. A request that takes longer never returns.
+#: How many seconds to wait for a request to the store. A request that takes longer never returns.
 _STOP_S = 2.0
 _LEFT = "paceline_checkpoint_left"
 
@@ -41,19 +41,19 @@ _saves = True
 #: The read end of the pipe into which the interpreter writes signal numbers, if this module has made it.
 _pipe: int | None = None
 _following: threading.Thread | None = None
-#: Reentrant, because a signal handler may run within `follow`.
+#: The lock is reentrant, because a signal handler may run within `follow`.
 _one_follows = threading.RLock()
 #: Set when the script has ended normally.
 _is_over = threading.Event()
 
-#: End times in Unix seconds: of the run (max_run_duration_seconds), and of the Slurm job.
+#: The variables with end times, in Unix seconds: of the run (max_run_duration_seconds), and of the Slurm job.
 VARIABLES = ("PACELINE_END_TIME", "SLURM_JOB_END_TIME")
-#: A margin beyond the measured times of steps and saves. A guess.
+#: A margin, in seconds, beyond the measured times of steps and saves. The value is a guess.
 _SPARE_S = 10.0
 
 
 def listen(*, saves: bool) -> None:
-    """Note SIGTERM, unless the script has a handler.
+    """Record SIGTERM from now on, unless the script has its own handler.
 
     `saves` says whether this rank writes checkpoints.
     """
@@ -63,8 +63,8 @@ def listen(*, saves: bool) -> None:
         return
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _on_signal)
-        # Processes that the script forks, such as a DataLoader's workers, have nothing to save: SIGTERM ends them. The signal
-        # is blocked during the fork. Otherwise one that arrives right after it would be noted in the child and lost.
+        # Processes that the script forks, such as a DataLoader's workers, have nothing to save: SIGTERM ends them.
+        # Block the signal during the fork, because a signal right after it would be recorded in the child and lost.
         os.register_at_fork(before=_block, after_in_child=_in_child, after_in_parent=_unblock)
         if not saves:
             _hear_in_collectives()
@@ -72,20 +72,20 @@ def listen(*, saves: bool) -> None:
 
 
 def asked() -> str | None:
-    """Return SIGNAL or RESIZE if this process must end."""
+    """Return why this process must end, SIGNAL or RESIZE, or None."""
     if _is_asked or _has_heard:
         return SIGNAL
     return RESIZE if run_variables.is_resize_requested() else None
 
 
 def leave(why: str, *, followers: int = 0) -> NoReturn:
-    """End this process by SIGTERM or for a resize.
+    """End this process by SIGTERM, or with the exit code for a resize.
 
     `followers` is the number of other ranks (1 and up) that may wait for this one in a collective and end with it; see
     `follow`.
     """
     if followers:
-        # Before the connections close, which would raise an error in the followers' collective.
+        # Notify the followers before the connections close, which would raise an error in their collective.
         with contextlib.suppress(Exception):
             store = default_store()
             store.set(_LEFT, "1")
@@ -95,15 +95,15 @@ def leave(why: str, *, followers: int = 0) -> NoReturn:
     _flush()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
-    # Reached only if SIGTERM is blocked.
+    # This is reached only if SIGTERM is blocked.
     raise SystemExit(128 + signal.SIGTERM)
 
 
 def default_store() -> Any:
-    """Return the store of torch's default group, if any."""
+    """Return the store of torch's default process group, or None."""
     from paceline import torch_private
 
-    # Without torch, or a group, there is none; nor has a group over MPI one.
+    # Without torch, or without a process group, there is no store. A group over MPI has none either.
     with contextlib.suppress(Exception):
         if sys.modules["torch.distributed"].is_initialized():
             return torch_private.default_store()
@@ -121,7 +121,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def follow() -> None:
-    """End this process after the saving rank has left.
+    """End this process once the rank that saves has left.
 
     The saving rank may need this one to finish its current step. This rank then waits in a collective, where Python runs no
     signal handler, so a thread ends the process.
@@ -131,12 +131,12 @@ def follow() -> None:
         if _following is None:
             _following = threading.Thread(target=_end_after_the_first, name="paceline-leave", daemon=True)
             _following.start()
-            # If the script ends meanwhile, a thread that returns from torch's C++ code would abort the process.
+            # Join at exit: if the script ends meanwhile, a thread that returns from C++ code would abort the process.
             atexit.register(_stop_following)
 
 
 def _hear_in_collectives() -> None:
-    """Notice SIGTERM while the main thread is in collectives.
+    """Start a thread that notices SIGTERM while the main thread is in a collective.
 
     Python runs handlers only between its own instructions, and rank 0 may leave before the next instruction. The thread reads
     the signal's wakeup pipe. It does not start if the script has set such a pipe.
@@ -189,7 +189,7 @@ def _has_first_left(store: Any) -> bool:
     try:
         return store is not None and bool(store.check([_LEFT]))
     except Exception:
-        return True  # the store is rank 0's, and went with it
+        return True  # rank 0 serves the store, and has ended
 
 
 def _block() -> None:
@@ -219,7 +219,7 @@ def _flush() -> None:
 
 
 class TimeLimit:
-    """A clock for one save before the time limit.
+    """A clock that requests one save shortly before the time limit.
 
     The next call of save() is expected after the longest interval so far, and a save takes as long as the longest so far. Both
     are counted twice.
@@ -227,13 +227,13 @@ class TimeLimit:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._environment = environment
-        #: The time of the last call of `asked`. Before the first, no interval is known.
+        #: The time of the last call of `asked`. Before the first call no interval is known.
         self._last = math.inf
         self._longest_s = self._save_s = 0.0
         self._is_said = False
 
     def asked(self, now: float | None = None) -> str | None:
-        """Return LIMIT if due. Call it in each save()."""
+        """Return LIMIT once, if the time limit is near. Call it in each save()."""
         now = time.time() if now is None else now
         self._longest_s = max(self._longest_s, now - self._last)
         self._last = now
@@ -243,7 +243,7 @@ class TimeLimit:
         return LIMIT
 
     def took(self, seconds: float) -> None:
-        """Record the duration of a save."""
+        """Record how many seconds a save took."""
         self._save_s = max(self._save_s, seconds)
 
     def _end(self) -> float:

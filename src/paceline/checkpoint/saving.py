@@ -24,14 +24,14 @@ from paceline.data.sampling.world import own_rank
 from paceline.errors import CheckpointError, UserError
 
 _log = logging.getLogger(__name__)
-#: Keys in torch's store: rank 0's decision for all ranks, and the ranks that have written their part.
+#: Keys in torch's store: for rank 0's decision to end, and for the ranks that have written their part.
 _SAID, _WHOLE = "paceline_checkpoint_said", "paceline_checkpoint_whole"
-#: How long to wait for all ranks' parts before this process ends.
+#: How many seconds to wait for all ranks' parts before this process ends.
 _PARTS_S = 600.0
 
 
 class _Writing(threading.Thread):
-    """A save in progress.
+    """A thread that writes a checkpoint.
 
     It is not a daemon thread: a program that ends right after save() waits until the checkpoint is complete.
     """
@@ -46,7 +46,7 @@ class _Writing(threading.Thread):
             self._work()
         except Exception as error:
             self.error = error
-            # Log now, because the script may never call save() or wait() again.
+            # Log the error now, because the script may never call save() or wait() again.
             _log.error("%s", error)
 
 
@@ -56,7 +56,7 @@ _last: tuple[Path, files.CheckpointPart] | None = None
 _calls = 0
 _announced: tuple[int, str] | None = None
 _heeded = 0
-#: Folders that hold newer checkpoints than the one being saved, each warned of once.
+#: Folders that hold newer checkpoints than the one being saved. Each is warned about once.
 _warned: set[Path] = set()
 
 
@@ -200,14 +200,14 @@ def _warn_of_newer(place: Path, step: int) -> None:
 
 
 def _token() -> str:
-    """Return a word that all ranks of one attempt share."""
+    """Return a word that all ranks of one attempt share, for the parts' file names."""
     names = ("PACELINE_RUN_ID", "PACELINE_ATTEMPT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     values = [os.environ.get(name, "") for name in (*names, "MASTER_ADDR", "MASTER_PORT")]
     return hashlib.sha256("\n".join(values).encode()).hexdigest()[:8]
 
 
 def _agreed(asked: str | None, rank: int) -> str | None:
-    """Return the agreed reason to end, or None.
+    """Return the reason to end that all ranks agree on, or None.
 
     Rank 0 decides one call ahead, because other ranks may be one call further. Without a store each rank decides alone, and a
     checkpoint that lacks a rank's part does not count.
@@ -305,7 +305,7 @@ class Checkpoint:
                 f"a {type(objects).__name__} can't take the state of step {self.step}, a {type(state).__name__}. Give the dict "
                 "that save() was given, or take the values from `.state`."
             )
-        # Check all names before changing anything.
+        # Check that all names exist before changing anything.
         if missing := [name for name in objects if name not in state]:
             raise UserError(
                 f"the checkpoint of step {self.step} has no {missing[0]!r}; it has {', '.join(map(repr, state))}. Leave it out, "
@@ -313,7 +313,7 @@ class Checkpoint:
             )
         for name, value in objects.items():
             saved = state[name]
-            # `copy_` would silently broadcast a smaller tensor.
+            # Compare shapes first, because `copy_` would silently broadcast a smaller tensor.
             if is_tensor(value) and not (is_tensor(saved) and value.shape == saved.shape):
                 raise UserError(
                     f"{name!r} is a tensor of shape {list(value.shape)}, and the checkpoint of step {self.step} has "

@@ -27,14 +27,14 @@ Library = Literal["torch", "numpy"]
 _SEQUENCES: dict[str, Callable[[Any], object]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _KINDS = {kind: name for name, kind in (*_SEQUENCES.items(), *_MAPPINGS.items())}
-#: Class -> the name of its kind, and its value as JSON.
+#: Class -> the name of its kind in JSON, and a function that returns a value's JSON.
 _SINGLE: dict[type, tuple[str, Callable[[Any], object]]] = {
     float: ("float", repr),
     complex: ("complex", lambda value: [repr(value.real), repr(value.imag)]),
     bytes: ("bytes", bytes.hex),
     bytearray: ("bytes", bytearray.hex),
 }
-#: The same of torch's classes, which may not be loaded, by name.
+#: The same for torch's classes, by name, because torch may not be loaded.
 _SINGLE_OF_TORCH: dict[str, Callable[[Any], object]] = {"Size": list, "dtype": str, "device": str}
 _DEEPEST = 200
 
@@ -105,7 +105,7 @@ def _encoded(value: Any, path: tuple[str, ...], arrays: dict[str, object]) -> ob
         return {"$": name, "of": to_json(value)}
     if kind.__module__ == "torch" and kind.__name__ in _SINGLE_OF_TORCH:
         return {"$": kind.__name__.lower(), "of": _SINGLE_OF_TORCH[kind.__name__](value)}
-    # Last, because a user's class may be a mapping and have a state_dict too.
+    # Check this last, because a user's class may be a mapping and have a state_dict too.
     if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
         return _encoded(value.state_dict(), path, arrays)
     if isinstance(value, dict) and kind.__module__.startswith(("torch.", "collections")):
@@ -114,7 +114,7 @@ def _encoded(value: Any, path: tuple[str, ...], arrays: dict[str, object]) -> ob
 
 
 def _encoded_array(value: object, path: tuple[str, ...], arrays: dict[str, object]) -> object:
-    """Return the JSON of a tensor or array, or None."""
+    """Return the JSON of a tensor or array, or None for another value."""
     if is_tensor(value):
         return {"$": "tensor", "at": _kept(value, path, arrays)}
     numpy = sys.modules.get("numpy")
@@ -140,7 +140,7 @@ def _key(key: object, path: tuple[str, ...]) -> object:
 def _kept(array: object, path: tuple[str, ...], arrays: dict[str, object]) -> str:
     name = stem = ".".join(path) or "value"
     number = 2
-    # `{"a.b": x, "a": {"b": y}}` has the same path twice, and the format reserves "__metadata__".
+    # Make the name unique: `{"a.b": x, "a": {"b": y}}` has the same path twice, and the format reserves "__metadata__".
     while name in arrays or name == "__metadata__":
         name, number = f"{stem}#{number}", number + 1
     arrays[name] = array
@@ -222,8 +222,8 @@ class DenseArray:
     """An array as contiguous bytes, ready to be written.
 
     Attributes:
-        dtype: The format's name.
-        data: The bytes, shared with the array or a copy.
+        dtype: The safetensors name of the dtype.
+        data: The array's bytes, which share its memory or are a copy.
     """
 
     def __init__(self, name: str, array: Any, *, copy: bool) -> None:
@@ -250,7 +250,7 @@ class DenseArray:
 
 
 def made(dtype: str, shape: list[int], data: bytearray, *, of: Library) -> object:
-    """Return an array of the library that owns `data`.
+    """Return an array of the library `of`, made from these bytes.
 
     Raises:
         CheckpointError: The bytes do not fit dtype and shape, or the library is missing.

@@ -1,1 +1,1 @@
-"""What the controllers of sweeps and pipelines share: their engine, their view of a child, and retried requests."""
+"""Code that controllers of sweeps and pipelines share: their engine, reading a child, and retried requests."""

@@ -1,4 +1,4 @@
-"""A child as its parent sees it: its record, its log, and whether it ever began."""
+"""Read a child run for its controller: its record, its log, and whether it ever began."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.runs.logs import LineAssembler, Tail
 from paceline.runs.record import RunRecord
 from paceline.system.files import read_json, stamp_of
 
-#: How often an unchanged record is read again, to detect that the child's supervisor is gone.
+#: Seconds between two reads of an unchanged record, to detect that the child's supervisor is gone.
 _RECORD_S = 1.0
 _LOG_S = 0.1
 
@@ -28,7 +28,7 @@ class ChildState(TypedDict):
 
 
 class RecordWatch:
-    """A reader of a record that skips unchanged files."""
+    """A reader of a child's record that skips unchanged files."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -37,14 +37,14 @@ class RecordWatch:
         self._read_at = time.monotonic()
 
     def changed(self) -> ChildState | None:
-        """Return the child's state if it may have changed."""
+        """Return the child's state if it may have changed, else None."""
         stamp, now = stamp_of(self._path), time.monotonic()
         if stamp is None:
             return None
         if now - self._read_at >= _RECORD_S:
             self._stamp, self._read_at = stamp, now
             with contextlib.suppress(PacelineError, OSError):
-                # Also checks that the supervisor lives, and asks the engine.
+                # This also checks that the supervisor is alive, and asks the engine.
                 record = read.record(self._folder)
                 return {"status": record.status, "started_utc": record.started_utc, "ended_utc": record.ended_utc}
         elif stamp != self._stamp:
@@ -60,13 +60,13 @@ class RecordWatch:
 
 
 def record_of(folder: RunFolder) -> RunRecord | None:
-    """Return a child's current record, or None."""
+    """Return a child's current record, or None if the child was removed."""
     if not folder.state.exists():
         return None
     try:
         return read.record(folder)
     except RunNotFoundError:
-        # Removed since the check above.
+        # The child was removed since the check above.
         return None
 
 
@@ -87,7 +87,7 @@ def follow_log(folder: RunFolder, line: Callable[[str], None]) -> RunRecord:
     tail, lines = Tail(folder.driver_log), LineAssembler()
     try:
         while True:
-            # Before the log: lines written before the end are then read before the loop stops.
+            # Read the record before the log: lines written before the end are then read before the loop stops.
             record = read.record(folder)
             for data in tail.read():
                 for text in lines.feed(data):

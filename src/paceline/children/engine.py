@@ -1,7 +1,7 @@
-"""The controller of a run with children: its state, its loop, its end, and its process.
+"""Control a run with children: its state, its loop, its end, and its process.
 
-A sweep and a pipeline are such runs; trials and steps are the children. All that a controller must know is in the records of the
-run and its children, so a controller can replace a crashed one at any time.
+A sweep and a pipeline are such runs; trials and steps are the children. Everything that a controller must know is in the
+records of the run and its children, so a controller can replace a crashed one at any time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from paceline.system.files import read_json
 _TICK_S = 0.05
 #: Pause between two checks of children that are being canceled after the controller has failed.
 _GIVE_UP_S = 0.5
-#: Time that the submitting program, or this job before its requeue, gets to release the lock. After it, and on a file system
-#: without locks, only the engine ensures that there is one controller.
+#: Seconds that the submitting program, or this job before its requeue, has to release the lock. After that, and on a file
+#: system without locks, only the engine ensures that there is only one controller.
 _LOCK_S = 20.0
 
 
@@ -57,7 +57,7 @@ class ParentState(abc.ABC):
         store.write(self.folder, self.record)
 
     def wait_for(self, text: str | None) -> None:
-        """Write down what the run waits for, or None."""
+        """Record what the run waits for; None if it does not wait."""
         if text != self.record.waiting_for:
             self.note(waiting_for=text)
 
@@ -67,7 +67,7 @@ class ParentState(abc.ABC):
         """Remove children that the engine refused, and plan again.
 
         `child`: For messages, such as "trial 3".
-        `begun`: Folders of these children. They have no process yet.
+        `begun`: Folders of the refused children. They have no process yet.
         `advice`: Last sentence of the error after an hour without an accepted child.
 
         Raises:
@@ -91,7 +91,7 @@ class ParentController(abc.ABC, Generic[State]):
     starts the children that may begin.
     """
 
-    #: Cause in the failure report when the user's input ends the run.
+    #: Cause in the failure report when a mistake in the user's input ends the run.
     CAUSE: ClassVar[str]
 
     def __init__(self, folder: RunFolder) -> None:
@@ -123,7 +123,7 @@ class ParentController(abc.ABC, Generic[State]):
                 self.write_end()
                 return
             time.sleep(_TICK_S)
-        # Without a folder, cancel requests have no place and the end cannot be recorded.
+        # Without a folder, cancel requests can't be stored and the end can't be recorded.
         self.stop_all(f"the {state.record.kind}'s folder is gone")
 
     @staticmethod
@@ -157,7 +157,7 @@ class ParentController(abc.ABC, Generic[State]):
 
     @abc.abstractmethod
     def write_end(self) -> None:
-        """Write down the end of the run. No child is live."""
+        """Record the end of the run. No child is live any more."""
 
     @staticmethod
     @abc.abstractmethod
@@ -171,9 +171,9 @@ class ParentController(abc.ABC, Generic[State]):
 
 
 def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None) -> RunRecord:
-    """Write down how a run with ended children ended.
+    """Record how a run whose children have ended has ended.
 
-    `failure`: None for a Completed run. A cancel request takes precedence: it is why the run ended.
+    `failure`: None for a Completed run. If there is a cancel request, the run is Canceled instead.
     """
     fields: dict[str, object]
     if folder.cancel_request.exists():
@@ -196,7 +196,7 @@ def give_up(controller: type[ParentController[Any]], folder: RunFolder, error: E
     message = f"{'The controller has failed' if is_bug else f'The {kind} can not go on'}: {error}"
     say(message)
     canceling = Canceling(f"{kind} {folder.run_id}")
-    # Read from the records: the controller's own state may be wrong.
+    # Read the children from the records: the controller's own state may be wrong.
     while left := list(controller.living(folder)):
         for child in left:
             canceling.ask(child, message)
@@ -212,14 +212,14 @@ def main(argv: list[str], controller: type[ParentController[Any]]) -> int:
     """Control one run as `python -m MODULE RUN_DIR [FD]`.
 
     FD is the run's open lock. Without it, an engine has started this process as a job: the process takes the lock itself, and
-    ends at a signal while its children run on. The engine then restarts it or reports how it ended.
+    ends at a signal while its children continue. The engine then restarts it or reports how it ended.
     """
     folder = RunFolder(Path(argv[0]))
-    # The PYTHONPATH of this process is Paceline's library alone. The children get that of the submitting shell.
+    # The PYTHONPATH of this process has only Paceline's library. The children get that of the submitting shell.
     os.environ["PYTHONPATH"] = os.environ.pop("PACELINE_SHELL_PYTHONPATH", "")
     if len(argv) > 1:
-        # No child process may inherit the lock: it would seem held after this controller has died, and no other one could take
-        # over.
+        # No child process may inherit the lock: it would seem held after this controller has died, and no other controller
+        # could take over.
         os.set_inheritable(int(argv[1]), False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             # The next tick sees the request and ends the children in order. An exception here would interrupt any statement.
@@ -229,7 +229,7 @@ def main(argv: list[str], controller: type[ParentController[Any]]) -> int:
     try:
         while True:
             built = controller(folder)
-            # Only now: becoming the owner resets the count of starts that failed.
+            # Become the owner only now: this resets the count of controllers that failed to start.
             built.run(controllers.own(folder))
             if not controller.reopens(folder):
                 return 0
@@ -237,7 +237,7 @@ def main(argv: list[str], controller: type[ParentController[Any]]) -> int:
             folder.cancel_request.unlink(missing_ok=True)
             controllers.reopen(folder, store.stored(folder))
     except Exception as error:
-        # An error after the end was written does not change an end that readers have seen.
+        # An error after the end was written does not change the end, because readers may have seen it.
         if store.stored(folder).is_terminal:
             return 0
         if not isinstance(error, PacelineError):

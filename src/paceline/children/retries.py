@@ -1,4 +1,4 @@
-"""Requests to engines that are repeated until they succeed: canceling a child, and submitting one."""
+"""Repeat requests to engines until they succeed: canceling a child, and submitting one."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from paceline.errors import EngineError, PacelineError
 from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
 
-#: Tag of a child: why it was stopped.
+#: Name of a child's tag that tells why the child was stopped.
 STOPPED = "stopped"
-#: Pause before a failed cancel request is repeated.
+#: Seconds before a failed cancel request is repeated.
 _AGAIN_S = 5.0
 #: First pause after an engine has refused a child. It doubles with each refusal, up to the longest.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
-#: How long an engine may refuse every child while no child of the run is live.
+#: Seconds that an engine may refuse every child while no child of the run is live.
 _PATIENCE_S = 3600.0
 
 
 class Canceling:
-    """Cancel requests to children: one for each child, repeated where it failed.
+    """The cancel requests to children: one request for each child, repeated if it failed.
 
     Args:
-        by: Who cancels, such as "sweep ID".
+        by: Name of the canceling run or user, such as "sweep ID".
     """
 
     def __init__(self, by: str) -> None:
@@ -40,7 +40,7 @@ class Canceling:
         if child.run_id in self._requested:
             return False
         self._requested.add(child.run_id)
-        # A child that a user has canceled keeps that as its reason.
+        # A child that a user has canceled keeps the user's request as its reason.
         if not child.cancel_request.exists():
             self._request(child, reason, tag)
         return True
@@ -50,7 +50,7 @@ class Canceling:
         return child.run_id in self._requested
 
     def again(self) -> None:
-        """Repeat the requests that failed. To be called at each tick."""
+        """Repeat the requests that failed. The controller calls this at each tick."""
         if self._failed and time.monotonic() >= self._again_at:
             for child, reason, tag in list(self._failed.values()):
                 self._request(child, reason, tag)
@@ -58,7 +58,7 @@ class Canceling:
     def _request(self, child: RunFolder, reason: str, tag: str) -> None:
         self._failed.pop(child.run_id, None)
         try:
-            # The tag first, so that readers who see the child end can read why.
+            # Set the tag before the request, so that readers who see the child end can read the reason.
             tags_and_properties.set_tags(child.notes, {tag: reason})
             read.request_cancel(child, by=self._by, reason=reason)
         except (PacelineError, OSError):
@@ -68,7 +68,7 @@ class Canceling:
 
 
 class Refusals:
-    """The backoff for an engine that refuses children.
+    """The backoff after an engine has refused children.
 
     Args:
         target: Name of its compute target.
@@ -100,7 +100,7 @@ class Refusals:
         """Extend the backoff after a refusal. Return its seconds.
 
         `what`: Kind of the refused child, such as "trial".
-        `others_run`: Whether children are live. The end of one may make room, so the patience starts again.
+        `others_run`: Whether other children are live. Their end may free resources, so the time limit starts again.
         `advice`: Last sentence of the error.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Verbs of the command line, one file for each group of verbs."""
+"""The verbs of the command line: a file for each group of verbs."""
 
 from __future__ import annotations
 

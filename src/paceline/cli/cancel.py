@@ -47,7 +47,7 @@ def cancel(*, run_ids: list[str], wait: bool, force: bool, as_json: bool) -> Non
         if record.is_terminal:
             print(f"{folder.run_id} is {record.status} already.", file=sys.stderr)
         elif force and record.status == states.NOT_RESPONDING:
-            with contextlib.suppress(EngineError, TargetError):  # the engine can't stop it either
+            with contextlib.suppress(EngineError, TargetError):  # the engine can't stop the run either
                 read.request_cancel(folder, by=user_name())
             remote_status.write_off(folder, by=user_name())
             if not as_json:
@@ -58,7 +58,7 @@ def cancel(*, run_ids: list[str], wait: bool, force: bool, as_json: bool) -> Non
             _request(folder, record)
             if not as_json:
                 print(f"{folder.run_id}: cancel requested")
-    # Each read also records the end of a run whose supervisor was killed, so this loop ends.
+    # Each read also records the end of a run whose supervisor was killed, so this loop always ends.
     while wait and not all(read.record(folder).is_terminal for folder in folders):
         time.sleep(0.05)
     if wait and not as_json:
@@ -94,34 +94,34 @@ def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) ->
     """
     folder = folder_of(run_id)
     terminal = None
-    # As ssh does: the command gets a terminal if both sides are terminals, else its output stays byte for byte.
+    # As in ssh, the command gets a terminal if both sides are terminals. Otherwise its output stays byte for byte.
     if not no_terminal and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
         terminal = _size()
     fd: int | None = None
-    # Standard input may be missing, and that of a test has no descriptor.
+    # Standard input may be missing, and the standard input of a test has no descriptor.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         fd = sys.stdin.fileno()
-    # The handler only records the signal: sending could interrupt a half-sent message of the loop below.
+    # The handler only records the change of size: sending the size at once could interrupt a half-sent message.
     resized: list[int] = []
     with (
         Beside(folder, command, rank=rank, terminal=terminal, term=os.environ.get("TERM")) as beside,
         _raw(fd if terminal else None),
-        # As Ctrl-C, so that the run hears of the end.
+        # End as after Ctrl-C, so that the run learns of the end.
         handled(_end, signal.SIGTERM, signal.SIGHUP),
     ):
         if terminal:
             signal.signal(signal.SIGWINCH, lambda *_: resized.append(1))
-        # Without input, a command that reads must see its end at once.
+        # Without input, report the end of the input at once, so that a command that reads it does not wait.
         if fd is None:
             beside.end_input()
         while beside.exit_code is None:
-            # Poll the input: `heard` below waits for both the command's output and its end.
+            # Poll the input, because `heard` below waits for the command's output and for its end.
             fd = _pass_on(beside, fd)
             if resized:
                 resized.clear()
                 beside.resize(*_size())
             for name, data in beside.heard():
-                # In bytes: the output may be no text.
+                # Write bytes, because the output of the command may be no text.
                 out = sys.stdout.buffer if name == "out" else sys.stderr.buffer
                 out.write(data)
                 out.flush()
@@ -129,13 +129,13 @@ def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) ->
 
 
 def _pass_on(beside: Beside, fd: int | None) -> int | None:
-    """Send pending input. Return the descriptor to read next, or None at the end of the input."""
-    # Works alike for a terminal in raw mode, a pipe and a file.
+    """Send the pending input to the command. Return the descriptor to read next, or None at the input's end."""
+    # `os.read` works alike for a terminal in raw mode, a pipe and a file.
     if fd is None or not select.select([fd], [], [], 0)[0]:
         return fd
     try:
         data = os.read(fd, _CHUNK)
-    # Reading from a terminal that was closed fails with EIO.
+    # Reading from a closed terminal fails with EIO.
     except OSError:
         data = b""
     if data:
@@ -158,7 +158,7 @@ def _raw(fd: int | None) -> Iterator[None]:
     import termios
     import tty
 
-    # A shell that is left in raw mode echoes nothing.
+    # Always restore the terminal's mode: a shell in raw mode would echo nothing.
     before = termios.tcgetattr(fd)
     try:
         tty.setraw(fd)
@@ -169,5 +169,5 @@ def _raw(fd: int | None) -> Iterator[None]:
 
 
 def _end(number: int, frame: object) -> None:
-    # An exception, so that the contexts above restore the terminal and inform the run.
+    # Raise an exception, so that the contexts above restore the terminal and inform the run.
     raise SystemExit(128 + number)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paceline.cli.outputs import StepComparison
 
 STEPS, MOST_STEPS = 3, 1000
-#: Variables for the workers. `paceline.parallel.compared`, which imports torch, reads them and writes its results.
+#: Variables for the workers, read by `paceline.parallel.compared`, which is not imported here: it imports torch.
 VARIABLE, FOLDER, VALUES, OUTCOME = "PACELINE_CHECK", "check", "values.pt", "outcome.json"
 
 _TAKEN = ("script", "arguments", "module", "nodes", "backend", "source", "env", "env_file", "python", "isolated")
@@ -49,7 +49,7 @@ def check(**given: Any) -> int:
     if not 1 <= steps <= MOST_STEPS:
         raise JobError(f"--steps {steps}: a number from 1 to {MOST_STEPS}.")
     many = _wanted(given)
-    # An elastic job is compared at its largest size.
+    # Compare an elastic job at its largest size.
     many = dataclasses.replace(many, job=dataclasses.replace(many.job, node_range=None))
     one = dataclasses.replace(
         many, job=dataclasses.replace(many.job, node_count=1, process_count_per_node=1, distributed_backend=None)
@@ -59,7 +59,7 @@ def check(**given: Any) -> int:
     try:
         return _compared(one, many, steps, view, made, as_json=given["as_json"])
     finally:
-        # Remove the values, which are twice as large as the model. The results stay.
+        # Remove the recorded values, which are twice as large as the model. The results of the comparison stay.
         for folder in made:
             shutil.rmtree(folder.outputs / FOLDER, ignore_errors=True)
 
@@ -129,9 +129,9 @@ def _run(wanted: Asked, request: Mapping[str, object], made: list[RunFolder]) ->
 
 
 def _end(folder: RunFolder) -> RunRecord:
-    """Wait for the run to end, and return its record. Ctrl-C ends the run too."""
+    """Wait for the run to end, and return its record. Ctrl-C cancels the run."""
     try:
-        # Short at first: most of these runs take seconds.
+        # Poll at short intervals at first, because most of these runs take seconds.
         pause = 0.05
         while not (record := read.record(folder)).is_terminal:
             time.sleep(pause)
@@ -147,7 +147,7 @@ def _outcome(folder: RunFolder) -> StepComparison:
 
 
 def _problem(record: RunRecord, outcome: StepComparison, steps: int, where: str, name: str) -> str:
-    """Return the reason why the two runs can't be compared, or ""."""
+    """Return the reason why the two runs can't be compared, or "" if they can."""
     see = f"See `paceline logs {record.run_id}`."
     if record.status != states.COMPLETED:
         why = record.failure.exception or record.failure.message if record.failure is not None else record.status

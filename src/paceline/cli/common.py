@@ -1,4 +1,4 @@
-"""Helpers of several verbs: runs by their ids, tables, colours, JSON."""
+"""Helpers that several verbs use: runs by their ids, tables, colours, JSON."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from paceline.workspace import Workspace
 
 Item = TypeVar("Item")
 
-#: Colours in the order in which ranks take them: readable on dark and light.
+#: Colours of the ranks' prefixes, in order of rank. All are readable on a dark and on a light background.
 _RANK_COLOURS = (36, 33, 32, 35, 34, 31)
 WARNING_COLOUR = 33
-#: Headers of columns with states, which have colours.
+#: Headers of the columns that show a state, whose cells are coloured.
 _STATE_HEADERS = ("STATUS", "STATE")
 _STATE_COLOURS = {states.COMPLETED: 32, states.FAILED: 31, states.CANCELED: 33, states.RUNNING: 36}
 
 
 def folder_of(run_id: str | None) -> RunFolder:
-    """Return the run with this id or beginning of an id; default: the latest that is no trial."""
-    # Not created: a verb that only reads leaves no folder behind.
+    """Return the run with this id or beginning of an id. Default: the latest run that is no trial."""
+    # Don't create the workspace: a verb that only reads leaves no folder behind.
     runs_dir = Workspace.from_config(create=False).runs_dir
     if run_id is not None:
         return store.find(runs_dir, run_id)
@@ -42,12 +42,12 @@ def folder_of(run_id: str | None) -> RunFolder:
 
 
 def folders_of(run_ids: Iterable[str] | None) -> list[RunFolder]:
-    """Return the runs with these ids, each once; default: the latest run."""
+    """Return the runs with these ids, without duplicates. Default: the latest run."""
     return list(dict.fromkeys(folder_of(run_id) for run_id in run_ids or (None,)))
 
 
 def count_ranks(folder: RunFolder, record: RunRecord, wanted: int | None) -> int:
-    """Return the number of the run's ranks, including ranks that its script started."""
+    """Return the number of a run's ranks, with those that its script has started."""
     count = len(folder.ranks(record.world_size))
     if wanted is not None and wanted >= count:
         has = f"ranks 0 to {count - 1}" if count > 1 else "rank 0 alone"
@@ -56,13 +56,13 @@ def count_ranks(folder: RunFolder, record: RunRecord, wanted: int | None) -> int
 
 
 def with_children(run_id: str | None, kind: Literal["sweep", "pipeline"]) -> tuple[RunFolder, RunRecord]:
-    """Return the sweep or pipeline with this id, default the latest, and its record."""
+    """Return the sweep or pipeline with this id, and its record. Default: the latest."""
     wrong = SweepError if kind == "sweep" else PipelineError
     runs_dir = Workspace.from_config(create=False).runs_dir
     if run_id is not None:
         folder = store.find(runs_dir, run_id)
     else:
-        # The raw record: the cheapest way to skip runs of other kinds.
+        # Check the raw record, which is the cheapest way to skip runs of other kinds.
         found = (each for each in _newest_first(runs_dir) if (read.raw(each) or {}).get(kind))
         if (latest := next(found, None)) is None:
             raise wrong(f"there is no {kind} in {str(runs_dir.parent)!r} yet. `paceline {kind} run` starts one.")
@@ -74,7 +74,7 @@ def with_children(run_id: str | None, kind: Literal["sweep", "pipeline"]) -> tup
 
 
 def _newest_first(runs_dir: Path) -> Iterator[RunFolder]:
-    """Return the runs, without trials of sweeps and steps of pipelines."""
+    """Return all runs, newest first, without trials of sweeps and steps of pipelines."""
     return (RunFolder(runs_dir / run_id) for run_id in store.ids(runs_dir) if not is_trial(run_id))
 
 
@@ -86,7 +86,7 @@ def refuse(error: type[UserError], *rules: tuple[object, str]) -> None:
 
 
 def key_value(word: str, error: UserError) -> tuple[str, str]:
-    """Split KEY=VALUE, or raise `error` without a key or an equals sign."""
+    """Split KEY=VALUE. Raise `error` if the key or the equals sign is missing."""
     key, equals, value = word.partition("=")
     if not equals or not key:
         raise error
@@ -94,7 +94,7 @@ def key_value(word: str, error: UserError) -> tuple[str, str]:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON value; NaN and the infinities become strings."""
+    """Print a value as JSON. NaN and the infinities become strings."""
     print(json.dumps(json_safe(value), indent=2))
 
 
@@ -104,7 +104,7 @@ def pairs_text(pairs: Mapping[str, Any]) -> str:
 
 
 def has_colour(stream: IO[str]) -> bool:
-    """Return True for a terminal, unless NO_COLOR or FORCE_COLOR decide."""
+    """Return True if NO_COLOR, FORCE_COLOR or a terminal allows colours."""
     if os.environ.get("NO_COLOR"):
         return False
     # https://no-color.org and https://force-color.org: any non-empty value counts.
@@ -120,7 +120,7 @@ def rank_colour(rank: int) -> int:
 
 
 def state_named(text: str) -> str:
-    """Return the state with this name, in any case, for `--status`."""
+    """Return the state with this name, in lower or upper case, for `--status`."""
     for state in states.ALL:
         if state.lower() == text.lower():
             return state
@@ -130,7 +130,7 @@ def state_named(text: str) -> str:
 
 
 def state_colour(status: str) -> int | None:
-    # The text of a hanging run has more words.
+    # The text of a hanging run has more words than the state, so search for this word.
     return WARNING_COLOUR if "hangs" in status else _STATE_COLOURS.get(status)
 
 
@@ -142,7 +142,7 @@ def print_list(
     to_json: Callable[[Item], Any],
     none: str,
 ) -> None:
-    """Print items as JSON or as a table of columns, or the sentence `none` in place of an empty table."""
+    """Print items as JSON or as a table of columns. An empty table is the sentence `none`."""
     if as_json:
         print_json([to_json(item) for item in found])
     elif found:
@@ -157,7 +157,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     colour = has_colour(sys.stdout)
     for number, line in enumerate(lines):
-        # Padded before coloured: colour codes take no place on the screen.
+        # Pad cells before colouring them: the codes of colours take no space on the screen.
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
         if number == 0:
             cells = [coloured(cell, 1, colour) for cell in cells]
@@ -170,7 +170,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def columns(lines: Sequence[Sequence[str]], left: Container[str] = ()) -> list[str]:
-    """Align cells in columns: to the right, or to the left under the headers in `left`."""
+    """Align the cells of each column: to the left for headers in `left`, else to the right."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return [
         "  ".join(
@@ -182,7 +182,7 @@ def columns(lines: Sequence[Sequence[str]], left: Container[str] = ()) -> list[s
 
 
 def print_fields(fields: Iterable[tuple[str, str | Sequence[str]]], *, width: int = 13, **colours: int | None) -> None:
-    """Print a name and its text on each line, and skip names without a text.
+    """Print a line for each name with its text. Names without a text are skipped.
 
     A text of several lines is a sequence. `colours` has the colour of the first word of a text. Control characters are shown.
     """
@@ -200,7 +200,7 @@ def warn(text: str) -> None:
 
 
 def age(created_utc: str | None) -> str:
-    """Return the time since then in words, such as "3 min ago"."""
+    """Return how long ago a time was, in words, such as "3 min ago"."""
     if not created_utc:
         return ""
     seconds = (dt.datetime.now(dt.timezone.utc) - parse_utc(created_utc)).total_seconds()

@@ -1,4 +1,4 @@
-"""Words that a shell offers for an incomplete one, and the shell's completion script.
+"""The words with which a shell completes an unfinished word, and the shell's completion script.
 
 The user waits at a key, so this module reads little but names of files, loads no library, and never raises.
 """
@@ -23,21 +23,21 @@ _MOST = 100
 
 
 def offer(name: str, incomplete: str, given: Mapping[str, Any]) -> list[str]:
-    """Return the words of a kind that begin with `incomplete`, or none on any error.
+    """Return the words of a kind that begin with `incomplete`, or no words after any error.
 
-    `given` has the values of the verb's other parameters.
+    `given` maps the other parameters of the verb to their values.
     """
     try:
-        # Never created here: a key press must not leave a folder behind.
+        # Never create a workspace here: pressing a key must not leave a folder behind.
         words = _OFFERS[name](Workspace.from_config(create=False), incomplete, given)
-        # A dictionary keeps the order and drops duplicates.
+        # Use a dictionary, which keeps the order and drops duplicates.
         return list(islice((word for word in dict.fromkeys(words) if word.startswith(incomplete)), _MOST))
     except Exception:
         return []
 
 
 def script(shell: str | None = None) -> str:
-    """Return the completion script of a shell, by default that of $SHELL."""
+    """Return the completion script of a shell. The default is the shell in $SHELL."""
     from click import Command
     from click.shell_completion import get_completion_class
 
@@ -49,7 +49,7 @@ def script(shell: str | None = None) -> str:
 
 
 def install() -> str:
-    """Set up completion for $SHELL, and return a message about it."""
+    """Set up completion for $SHELL, and return a message on what was done."""
     shell, home = _shell(), Path.home()
     text = script(shell)
     if shell == "fish":
@@ -71,12 +71,12 @@ def _shell() -> str:
 
 
 def _run_ids(workspace: Workspace, *_: object) -> Iterable[str]:
-    # Newest first.
+    # Offer the newest runs first.
     return store.ids(workspace.runs_dir)
 
 
 def _experiments(workspace: Workspace, *_: object) -> Iterable[str]:
-    # The latest used first: an id begins with its experiment's name.
+    # Ids begin with their experiment's name and are sorted by time, so the latest experiments come first.
     found = (experiment_of(run_id) for run_id in store.ids(workspace.runs_dir))
     return (name for name in found if name)
 
@@ -92,7 +92,7 @@ def _services(workspace: Workspace, *_: object) -> Iterable[str]:
 
 
 def _tags(workspace: Workspace, *_: object) -> Iterable[str]:
-    # Of the latest runs: keys, and `key=value` of a tag with a value.
+    # Offer the tags of the latest runs: keys, and `key=value` for a tag with a value.
     for run_id in store.ids(workspace.runs_dir)[:_MOST]:
         for key, value in tags_and_properties.read(RunFolder(workspace.runs_dir / run_id).notes).tags.items():
             yield key if value is None else f"{key}={value}"
@@ -103,7 +103,7 @@ def _environments(workspace: Workspace, *_: object) -> Iterable[str]:
 
 
 def _datastores(workspace: Workspace, *_: object) -> Iterable[str]:
-    # From the names of files: opening a store would load `paceline.data` while the user waits.
+    # Read the names of files: opening a datastore would load `paceline.data` while the user waits.
     folder = workspace.path / "datastores"
     names = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
     return dict.fromkeys(["default", *names])
@@ -116,7 +116,7 @@ def _model_names(workspace: Workspace, *_: object) -> Iterable[str]:
 
 
 def _models(workspace: Workspace, *_: object) -> Iterable[str]:
-    # Names, then versions, the latest first, then aliases.
+    # Offer names, then versions, the latest first, then aliases.
     from paceline.models import aliases
     from paceline.models.registry import versions_of
 
@@ -129,12 +129,12 @@ def _models(workspace: Workspace, *_: object) -> Iterable[str]:
 
 
 def _variables(workspace: Workspace, *_: object) -> Iterable[str]:
-    # Of the shell: `--env NAME` takes the value from there.
+    # Offer names of the shell's variables, because `--env NAME` takes the value from there.
     return sorted(os.environ)
 
 
 def _run_states(workspace: Workspace, incomplete: str, *_: object) -> Iterable[str]:
-    # In small letters where the word begins so: `--status` takes any.
+    # Offer lower case if the word begins so, because `--status` takes lower and upper case.
     return [state.lower() for state in states.ALL] if incomplete[:1].islower() else states.ALL
 
 

@@ -56,8 +56,8 @@ def doctor(
             }
         )
         return int(worst(findings) == FAIL)
-    # A table needs its widest row first. A file or a pipe gets each finding at once, so that an interrupted examination has
-    # printed its findings so far.
+    # Print a table only at the end, because it needs the width of all rows. Print each finding at once into a file or a
+    # pipe, so that an interrupted examination has printed its findings so far.
     findings = _print_table(found) if sys.stdout.isatty() else _print_lines(found)
     _print_result(findings)
     return int(worst(findings) == FAIL)
@@ -73,7 +73,7 @@ def _findings(
 ) -> Iterator[Finding]:
     from paceline.doctor.doctor import examine
 
-    # First, because a kind that failed to load explains why a target of it can't be made.
+    # Report plug-ins first: if a kind failed to load, this explains why a target of this kind can't be made.
     for kind, message in load_errors().items():
         yield Finding(check="plug-ins", node=kind, level=WARN, seen=message)
     try:
@@ -106,7 +106,7 @@ def _print_lines(findings: Iterator[Finding]) -> list[Finding]:
 
 def _print_table(findings: Iterator[Finding]) -> list[Finding]:
     found = [_visible(finding) for finding in findings]
-    # The table replaces the last line of progress.
+    # Erase the last line of progress, which the table replaces.
     _progress("")
     colour = has_colour(sys.stdout)
     folded = _folded(found)
@@ -133,7 +133,7 @@ def _visible(finding: Finding) -> Finding:
 
 
 def _folded(findings: list[Finding]) -> list[Finding]:
-    """Merge equal findings of several nodes that need no action."""
+    """Merge equal findings of several nodes, unless they need action."""
     nodes: dict[tuple[str, str, str], list[str]] = {}
     for finding in findings:
         if finding.node and not finding.advice:
@@ -168,7 +168,7 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-#: Runs that use a target and are named; more are only counted.
+#: Most runs that are named if they use a target that is to be removed. Further runs are only counted.
 _RUNS_SHOWN = 3
 
 
@@ -250,7 +250,7 @@ def login(*, name: str) -> None:
 def remove(*, name: str, force: bool) -> None:
     """Remove a compute target. Its runs go on with their copy of the settings."""
     workspace = Workspace.from_config(create=False)
-    # The first name is `local`: most runs use it, and its removal is refused below.
+    # Don't search for runs on the first target, `local`: most runs use it, and its removal is refused below.
     if not force and name in configured.names(workspace.path)[1:]:
         using = [
             record.run_id
@@ -288,6 +288,6 @@ def _setting_text(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-#: Verbs that read their words themselves: the options of `add` depend on the target's kind.
+#: Verbs that parse their own words: the options of `add` depend on the target's kind.
 raw = ("add",)
 verbs = {"add": add, "list": list_targets, "show": show, "login": login, "remove": remove, "doctor": doctor}

@@ -1,4 +1,4 @@
-"""compute add: reads its words itself, because its options depend on the target's kind."""
+"""compute add: this verb parses its own words, because its options depend on the target's kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.targets.status_of_all import TargetLook, look_at_all
 from paceline.workspace import Workspace
 
 _CHECK_S = 30.0
-#: Nodes that are down and are named; more are only counted.
+#: Most nodes that are named if they are down. Further nodes are only counted.
 _DOWN_SHOWN = 3
 _OWN = (
     Option("kind", "kind of the target", is_required=True),
@@ -47,13 +47,13 @@ def add(*, words: list[str]) -> int:
         return 0
     own = {option.name for option in _OWN}
     settings, alone = parse_words(kind, (*options, *_OWN), given)
-    # The words held the verb's own options too. The rest belongs to the target.
+    # Take the verb's own options out of the settings. The rest are settings of the target.
     asked = {name: settings.pop(name) for name in own & set(settings)}
     described = Configured(name=_one_name(alone), kind=kind, settings=settings)
     workspace = Workspace.from_config()
     is_new = described.name not in configured.names(workspace.path)
     before = None if is_new else configured.read(workspace.path, described.name)
-    # Stored first, because targets are asked by name. A target with a wrong setting is removed again.
+    # Store the target first, because it is checked by its name. A target with a wrong setting is removed again.
     configured.add(workspace.path, described, replace=bool(asked.get("replace")))
     found = look_at_all(workspace.path, [described.name], _CHECK_S)[0] if asked.get("check", True) else None
     if found is not None and found.is_wrong:
@@ -74,7 +74,7 @@ def _take_back(workspace_dir: Path, name: str, before: Configured | None) -> Non
 
 def _kind(words: Sequence[str]) -> str | None:
     kind: str | None = None
-    # An empty word at the end gives the last word a follower.
+    # The empty word at the end pairs the last word with an empty value.
     for word, following in pairwise([*words, ""]):
         if word == "--":
             break

@@ -25,7 +25,7 @@ PLACE = VerbOption(
     "place", "A datastore, or a folder, file or pattern of it.", "STORE[:PATH]", complete="datastores", needed=True
 )
 
-# `lab` or `lab:mnist/train`; a second colon belongs to the path.
+# Matches `lab` or `lab:mnist/train`. A second colon belongs to the path.
 _PLACE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)(?::(.*))?", re.DOTALL)
 
 
@@ -102,7 +102,7 @@ def list_files(*, place: str, as_json: bool) -> None:
         print_json([asdict(info) for info in infos])
         return
     for info in infos:
-        # -1: a web server need not report the length of a file.
+        # The size is -1 if it is unknown: a web server need not report the length of a file.
         print(f"{size_text(info.size) if info.size >= 0 else '?':>9}  {visible(info.path)}")
     print(f"{len(infos)} files, {size_text(sum(max(info.size, 0) for info in infos))}", file=sys.stderr)
 
@@ -113,7 +113,7 @@ def upload(*, source: Path, place: str, overwrite: bool) -> None:
     store, path = _place(place)
     if not source.exists():
         raise DataError(f"there is no {str(source)!r} here. Name a file or a folder.")
-    Workspace.from_config()  # created, because it holds the store `default`
+    Workspace.from_config()  # creates the workspace, because it holds the store `default`
     if source.is_dir():
         store.upload(source, path, overwrite=overwrite)
     else:
@@ -158,7 +158,7 @@ def prune(*, to: str) -> None:
 
 
 def _place(text: str) -> tuple[Datastore, str]:
-    """Return the datastore of `STORE[:PATH]`, and the path in it."""
+    """Return the datastore of `STORE[:PATH]`, and the path in this datastore."""
     from paceline.data.stores.datastore import Datastore
 
     found = _PLACE.fullmatch(text)
@@ -181,7 +181,7 @@ def _datasets(workspace: Workspace) -> list[DatasetRow]:
 
 
 def _options(words: list[str]) -> dict[str, object]:
-    """Parse KEY=VALUE, with the value as JSON where it is valid: true, 22, {"region_name": "eu-west-1"}."""
+    """Parse KEY=VALUE, whose value may be JSON: true, 22, {"region_name": "eu-west-1"}."""
     options: dict[str, object] = {}
     for word in words:
         key, value = _pair("--option", word)
@@ -193,7 +193,7 @@ def _options(words: list[str]) -> dict[str, object]:
 
 
 def _pair(option: str, word: str) -> tuple[str, str]:
-    # Not repeated in the message: it may be a secret in the wrong place.
+    # Don't repeat the word in the message: it may be a secret in the wrong place.
     return key_value(word, DataError(f"{option} takes KEY=VALUE, but the given word has no '='."))
 
 

@@ -1,4 +1,4 @@
-"""Data in the words of `--input` and `--output`."""
+"""Parse the words of `--input` and `--output`, which name data."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from paceline.errors import JobError
 from paceline.job.data_reference import PARTITIONS, DataReference, Source
 from paceline.system.names import did_you_mean
 
-# `lab:mnist` is in the store lab; `s3://bucket` is a URL, not a path in a store s3.
+# `lab:mnist` is a path in the store lab. `s3://bucket` is a URL, not a path in a store s3.
 _STORE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*):(?!//)(.*)", re.DOTALL)
 
 
 def data_words(inputs: list[str] | None, outputs: list[str] | None) -> tuple[DataReference, ...]:
-    """Return the data references of words such as `train=lab:mnist/train,partition=rank`."""
+    """Return the references to data that words such as `train=lab:mnist/train,partition=rank` describe."""
     return tuple([_input(word) for word in inputs or ()] + [_output(word) for word in outputs or ()])
 
 
 def absolute_word(option: str, word: str, base: Path | None = None) -> str:
-    """Make the path of a local file or folder in the word absolute, relative to `base`."""
+    """Make the path of a local file or folder in the word absolute. The path is relative to `base`."""
     name, path, _ = _split(option, word)
     whole = os.path.join(base or Path.cwd(), os.path.expanduser(path))
-    # A local file may be called `lab:x`; as in `_source`, it has priority over a store lab.
+    # A local file called `lab:x` has priority over the store lab, as in `_source`.
     if "://" in path or (_STORE.fullmatch(path) and not os.path.exists(whole)):
         return word
     return f"{name}={os.path.abspath(whole)}{word[len(name) + 1 + len(path) :]}"
@@ -62,7 +62,7 @@ def _output(word: str) -> DataReference:
 
 def _split(option: str, word: str) -> tuple[str, str, list[str]]:
     name, equals, rest = word.partition("=")
-    # Only a comma before one of the options separates; any other belongs to the path.
+    # A comma separates only before one of the options. Other commas belong to the path.
     path, *options = re.split(r",(?=partition=|mount$|download$|overwrite$|mount,|download,|overwrite,)", rest)
     if not equals or not path:
         raise JobError(f"{option} {word!r} is not NAME=STORE:PATH or NAME=PATH, such as train=lab:mnist/train.")
@@ -75,7 +75,7 @@ def _source(text: str) -> Source:
         return Source(datastore=found[1], path=found[2].strip("/"))
     if "://" in text:
         return Source(path=text)
-    # A pattern such as `/data/*.csv` is not the name of a file.
+    # A pattern such as `/data/*.csv` is not the name of a file, so the file need not exist.
     if not Path(text).expanduser().exists() and not set(text) & set("*?["):
         raise JobError(f"there is no {text!r} here. Name a file, a folder, a URL, or STORE:PATH for a datastore's.")
     return Source(path=os.path.abspath(os.path.expanduser(text)))

@@ -34,12 +34,12 @@ from paceline.workspace import Workspace
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A job with its source folder, experiment, tags and display name.
+    """A job with what its submission needs: source folder, experiment, tags, display name.
 
     Attributes:
-        values: Of secrets from files.
-        leave_out: Files with secrets, which no snapshot may hold.
-        link: As of `SourceCopy`.
+        values: The values of secrets that come from dotenv files, by name.
+        leave_out: Files that contain secrets, which snapshots leave out.
+        link: As `link` of `SourceCopy`.
     """
 
     job: Job
@@ -77,11 +77,11 @@ def combined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
     for key in ("environment_variables", "secrets", "tags"):
         if key in below and key in above:
             found[key] = {**below[key], **above[key]}
-    # A name has either a value or a place: that of `above`.
+    # A variable is either plain or a secret. If `above` has it as one kind, remove the other kind of `below`.
     for key, other in (("environment_variables", "secrets"), ("secrets", "environment_variables")):
         if key in above and other in below:
             found[other] = {name: value for name, value in found[other].items() if name not in above[key]}
-    # An option replaces its counterpart in the file: a module replaces a script, -j a number of workers.
+    # An option replaces its counterpart in the file: -m replaces a script, and -j replaces a number of workers.
     for key, others in (
         ("entry_module", ("entry_script",)),
         ("entry_script", ("entry_module",)),
@@ -95,28 +95,28 @@ def combined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 
 
 def whole(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description with absolute paths for files that are searched in several places."""
+    """Return the description with absolute paths for those files that would be searched for in several folders."""
     found = dict(description)
     for key in ("pip_requirements_file", "conda_dependencies_file"):
         if key in found:
-            # A path in a job file is relative to the source; one on a command line may be relative to the working
+            # A path in a job file is relative to the source folder, a path on a command line perhaps to the working
             # directory.
             beside = os.path.join(found.get("source_directory", "."), found[key])
             found[key] = os.path.abspath(beside if os.path.isfile(beside) else found[key])
-    # A bare name stays: it is looked up on the PATH of the user who runs the file.
+    # Keep a name without a slash: it is looked up on the PATH of the user who runs the file.
     if os.sep in found.get("python", ""):
         found["python"] = os.path.abspath(os.path.expanduser(found["python"]))
     return found
 
 
 def asked(description: Mapping[str, Any]) -> Asked:
-    """Build the job of a description."""
-    # Here as well, because a dry run submits nothing.
+    """Build the job of a description, with what belongs to its submission."""
+    # Check the display name here too, because a dry run submits nothing.
     check_display_name(description.get("display_name"))
     directory = Path(description.get("source_directory") or Path.cwd())
     backend = description.get("distributed_backend")
     environment = _environment(description, directory)
-    # Refused here, in the words of the command line; the job's own messages name parameters.
+    # Refuse these values here, to name options of the command line: the job's own messages name parameters.
     wanting = {"--restart-on-exception": description.get("restart_on_exception")}
     wanting["--on-hang restart"] = description.get("on_hang") == "restart"
     for option in (name for name, is_set in wanting.items() if is_set and not description.get("max_restarts")):
@@ -124,10 +124,10 @@ def asked(description: Mapping[str, Any]) -> Asked:
     files = tuple(map(Path, description.get("env_file") or ()))
     values, from_shell = read_env_files(files)
     recorded, named = description.get("environment_variables", {}), description.get("secrets", {})
-    # A variable with a value or a place in the description does not come from a file.
+    # If the description has the variable, as a value or a secret, ignore the variable in the dotenv files.
     in_files = [name for name in (*values, *from_shell) if name not in recorded and name not in named]
     secrets = {**{name: f"env:{name}" for name in in_files}, **named}
-    # A secret of the job replaces the environment's variable of that name.
+    # A secret of the job replaces the variable of this name that its environment has.
     variables = {name: value for name, value in environment.environment_variables.items() if name not in secrets}
     given: dict[str, Any] = {
         name: description[name]
@@ -148,7 +148,7 @@ def asked(description: Mapping[str, Any]) -> Asked:
         if name in description
     }
     if "gpu_share" in description:
-        with contextlib.suppress(ValueError):  # the job refuses other words
+        with contextlib.suppress(ValueError):  # the job refuses other words than numbers and reports them
             given["gpu_share"] = description["gpu_share"]
             given["gpu_share"] = float(description["gpu_share"])
     if "log_limit" in description:
@@ -189,14 +189,14 @@ def _counts(description: Mapping[str, Any], backend: str | None) -> dict[str, An
     given, processes = description.get("node_count", 1), description.get("process_count_per_node", 1)
     least, nodes = node_range(given)
     servers = description.get("parameter_server_count", 0)
-    # For messages: the likely spelling of -j.
+    # Messages name the option -j, which the user is likely to have written in this form.
     words = f"-j {processes}" if nodes == 1 else f"-j {range_text(least, nodes)}x{processes}"
     if backend is None and nodes * processes > 1:
         raise JobError(
             f"{words} makes {nodes * processes} processes. Say how they find each other: "
             "--backend mpi, gloo, nccl or tensorflow."
         )
-    # A job file counts workers and servers separately; -j counts both.
+    # A job file has separate numbers of workers and servers; the number of -j includes both.
     if "worker_count" in description:
         return {"node_count": given, "worker_count": description["worker_count"], "parameter_server_count": servers}
     if backend == "ps" and not 0 < servers < nodes * processes:
@@ -220,7 +220,7 @@ def _environment(description: Mapping[str, Any], directory: Path) -> Environment
         definition=Environment.get(Workspace.from_config(create=False), name) if name else None,
         source_directory=directory,
         python=interpreter(python) if image is None else python,
-        # As for estimators: the script sees the interpreter's packages.
+        # As in estimators, the default is a layer: the script sees the packages of the interpreter.
         layered=description.get("layered", True),
         user_managed=False,
         pip_packages=description.get("pip_packages"),
@@ -243,7 +243,7 @@ def read_env_files(paths: Sequence[Path]) -> tuple[dict[str, str], list[str]]:
     bare: dict[str, None] = {}
     for path in paths:
         for name, value in _lines(path):
-            # The last line of a name decides: a value, or none.
+            # The last line with this name counts, whether it has a value or not.
             values.pop(name, None)
             bare.pop(name, None)
             if value is None:
@@ -254,11 +254,11 @@ def read_env_files(paths: Sequence[Path]) -> tuple[dict[str, str], list[str]]:
 
 
 def _lines(path: Path) -> list[tuple[str, str | None]]:
-    # The parser: python-dotenv's reader expands `${NAME}` and skips lines that it can't read.
+    # Use python-dotenv's parser only: its reader expands `${NAME}` and skips lines that it can't parse.
     from dotenv.parser import parse_stream
 
     try:
-        # Strip a UTF-8 BOM: it would become part of the first name.
+        # Strip a UTF-8 BOM: it would become part of the first variable's name.
         with open(path, encoding="utf-8-sig") as file:
             bindings = list(parse_stream(file))
     except OSError as error:
@@ -272,7 +272,7 @@ def _lines(path: Path) -> list[tuple[str, str | None]]:
                 f"--env-file {str(path)!r}, line {binding.original.line}: this is not NAME=VALUE. Quote values with blanks or "
                 "quotes in them, and begin comments with #."
             )
-        # Comments and empty lines are bindings without a name.
+        # python-dotenv returns comments and empty lines as bindings without a name.
         if binding.key is not None:
             found.append((binding.key, binding.value))
     return found

@@ -20,7 +20,7 @@ from paceline.runs.visible import visible
 from paceline.system.names import did_you_mean
 from paceline.workspace import Workspace
 
-#: Lines of the code's diff that are shown without --code.
+#: Most lines of the code's diff that are shown without --code.
 _CODE_LINES = 60
 _LONGEST = 60
 
@@ -143,7 +143,7 @@ def usage(*, by: str, since_s: float | None, as_json: bool) -> None:
 
 
 def _row(one: usages.Usage) -> tuple[str, ...]:
-    # Without GPUs, shares of cores show how the time was used.
+    # If no run used a GPU, shares of core hours show how the time was used.
     kind = "gpu" if one.gpu_hours else "core"
     held = getattr(one, f"{kind}_hours")
     shares = [_share(getattr(one, f"{why}_{kind}_hours"), held) for why in ("failed", "canceled", "preparing", "data")]

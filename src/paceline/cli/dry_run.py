@@ -1,4 +1,4 @@
-"""--dry-run: print what a submission would start."""
+"""--dry-run: print what a submission would start, without starting it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def print_file(asked: Asked, description: Mapping[str, Any]) -> int:
-    """Print the job as a file for `paceline run`, with absolute paths of this machine."""
+    """Print the job as a job file for `paceline run`, with absolute paths of this machine."""
     workspace_dir = Workspace.from_config(create=False).path
     check_source(asked.job, asked.directory, workspace_dir)
     check(asked.job, workspace_dir)
@@ -49,11 +49,11 @@ def print_file(asked: Asked, description: Mapping[str, Any]) -> int:
 
 
 def print_plan(asked: Asked, *, as_json: bool) -> int:
-    """Print the job, the commands that start its workers, and their environment."""
+    """Print a job, the commands that start its workers, and the workers' variables."""
     job = asked.job
     workspace = Workspace.from_config(create=False)
     check_source(job, asked.directory, workspace.path)
-    # A missing value is refused as at a submission.
+    # Refuse a secret without a value here, as a submission does.
     job, values = unrecorded(job, asked.values)
     values_of(job, values)
     check(job, workspace.path)
@@ -62,11 +62,11 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     granted = target.preview(job)
     script = _script(target, job)
     given = job.resized(max(job.least_nodes, min(len(granted.nodes), job.node_count))) if job.node_range else job
-    # Names in <> stand for folders and ports that are chosen when the run starts.
+    # Words in <> stand for folders and ports that are only chosen when a run starts.
     run_dir = Path("<workspace>/runs/<run id>")
     at = place({"source_directory": str(asked.directory), "job": job.to_json()})
     launch = Launch(
-        # The environment is printed below; secrets appear there by name.
+        # Hide the values of secrets, because the environment is printed below.
         job=given.with_values(dict.fromkeys(job.secrets, HIDDEN)),
         run_id="<run id>",
         experiment=asked.experiment,
@@ -129,7 +129,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
 
 
 def _script(target: Target, job: Job) -> str | None:
-    """Return the text for the engine, such as Slurm's batch script, or None."""
+    """Return the engine's text, such as Slurm's batch script, or None without one."""
     return target.script(job) if isinstance(target, Queued) else None
 
 

@@ -72,7 +72,7 @@ def show(*, key_or_name: str, as_json: bool) -> None:
     workspace = Workspace.from_config(create=False)
     store = _store(workspace)
     registered = Environment.list(workspace).get(key_or_name)
-    # A registered name has priority over the beginning of a key.
+    # A registered environment with this name has priority over a built one whose key begins so.
     built = _find(store, registered) if registered is not None else store.get(key_or_name)
     if as_json:
         print_json(
@@ -136,7 +136,7 @@ def build(**given: Any) -> None:
         if name is not None:
             environment = replace(environment, name=name)
     built = None
-    # Before the registration: a name for an environment that can't be built helps no one.
+    # Build before the registration: a registered environment that can't be built would be useless.
     if environment.needs_build:
         built = _store(workspace).ensure(environment, _base(environment), _say)
     if name is not None:
@@ -148,7 +148,7 @@ def build(**given: Any) -> None:
         print(_base(environment))
     else:
         _say(f"environment {built.key} is ready")
-        # Only this on standard output, for $(paceline env build ...).
+        # Print only the path on standard output, for $(paceline env build ...).
         print(built.python)
 
 
@@ -166,7 +166,7 @@ def build(**given: Any) -> None:
 def prune(*, unused_for_s: float, dry_run: bool, as_json: bool) -> None:
     """Remove environments that no run uses now. Runs that need one again build it again."""
     workspace = Workspace.from_config(create=False)
-    # A queued run holds no lock on its environment yet, so keep the environments that living runs will use.
+    # Keep environments of all unfinished runs: a queued run holds no lock on its environment yet.
     only = free_keys(workspace.path)
     gone = _store(workspace).prune(unused_for_s=unused_for_s, only=only, dry_run=dry_run)
     on_images = prune_layers(_images_dir(workspace), unused_for_s=unused_for_s, only=only, dry_run=dry_run)

@@ -19,7 +19,7 @@ from paceline.trackers.board import TensorBoard
 if TYPE_CHECKING:
     from paceline.cli.outputs import Exported
 
-#: Kind -> the meaning of -o.
+#: Kind of export -> what its option -o names.
 _KINDS = {"csv": "the file", "parquet": "the file", "tensorboard": "the folder", "mlflow": "the tracking URI"}
 
 
@@ -82,7 +82,7 @@ def tensorboard(*, run_ids: list[str], port: int) -> int:
     """Start TensorBoard on runs, with all their metrics. It follows runs that go on; Ctrl-C ends it."""
     folders = _folders(run_ids)
     names = [tags_and_properties.read(folder.notes).name or folder.run_id for folder in folders]
-    # Display names are free text, and become names of folders.
+    # Replace names with special characters: display names are free text, but these become names of folders.
     plain = [
         name if name.replace("-", "").replace("_", "").isalnum() and names.count(name) == 1 else None for name in names
     ]
@@ -92,5 +92,5 @@ def tensorboard(*, run_ids: list[str], port: int) -> int:
 def _folders(run_ids: list[str] | None) -> list[RunFolder]:
     folders = folders_of(run_ids)
     for folder in folders:
-        read.record(folder)  # a read also refreshes the folder of a remote run
+        read.record(folder)  # reading the record also refreshes the folder of a remote run
     return folders

@@ -57,7 +57,7 @@ def download(*, run_id: str, names: list[str], to: Path | None, overwrite: bool,
         done = downloads.download(chosen, target, overwrite=overwrite, came=meter.add)
     except OSError as error:
         raise UserError(
-            # The error of a rename has two names; the second is the copy's.
+            # A failed rename has two file names, and the second is that of the copy.
             f"{str(error.filename2 or error.filename or target)!r} can't be written: {error.strerror or error}. "
             "Name another folder with --to."
         ) from error
@@ -76,7 +76,7 @@ def download(*, run_id: str, names: list[str], to: Path | None, overwrite: bool,
 
 def _folder(run_id: str | None) -> RunFolder:
     folder = folder_of(run_id)
-    read.record(folder)  # a read also refreshes the folder of a remote run
+    read.record(folder)  # reading the record also refreshes the folder of a remote run
     return folder
 
 

@@ -1,4 +1,4 @@
-"""init, examples, docs: the examples and the pages of the documentation, which come with the package."""
+"""init, examples, docs: the documentation and its examples, which the package contains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.system.names import counted, did_you_mean
 if TYPE_CHECKING:
     from paceline.cli.outputs import ExampleRow, WrittenFolder
 
-#: The example that `init` copies.
+#: The example that `init` copies to a new folder.
 _START = "start"
 
 
@@ -96,7 +96,7 @@ def docs(*, topic: str | None) -> None:
 
 @dataclass(frozen=True)
 class _Section:
-    """A part of a page: a heading, and the text up to the next heading of its level."""
+    """A section of a page: a heading, and the text up to the next heading of the same level."""
 
     slug: str
     words: tuple[str, ...]
@@ -105,7 +105,7 @@ class _Section:
 
 def _sections(page: str) -> Iterator[_Section]:
     lines = page.splitlines()
-    # A line of code may begin with #, as a heading does.
+    # Skip lines of code, which may begin with # as a heading does.
     in_code, heads = False, []
     for number, line in enumerate(lines):
         in_code ^= line.lstrip().startswith("```")
@@ -123,7 +123,7 @@ def _lookup(topic: str, pages: dict[str, str]) -> str | None:
     chosen = {name: pages[name]} if name in pages else {} if heading else pages
     slug = _slug(heading or name)
     for matches in (lambda section: section.slug == slug, lambda section: slug in section.words):
-        # The page of the command line first: most topics are verbs.
+        # Search the page of the command line first, because most topics are verbs.
         for text in sorted(chosen.values(), key=lambda text: not text.startswith("# Command line")):
             if found := next(filter(matches, _sections(text)), None):
                 return found.text
@@ -132,7 +132,7 @@ def _lookup(topic: str, pages: dict[str, str]) -> str | None:
 
 
 def _slug(title: str) -> str:
-    """Return the anchor of a heading, as GitHub makes it."""
+    """Return the anchor of a heading, in the form that GitHub gives it."""
     return re.sub(r"[^\w -]", "", title.strip().lower()).replace(" ", "-")
 
 
@@ -143,7 +143,7 @@ def _show(text: str) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    # As git does: keep colours, and leave at once if the page fits the screen.
+    # Let the pager keep colours, and leave at once if the page fits the screen, as git does.
     os.environ.setdefault("LESS", "FRX")
     console = Console()
     with console.pager(styles=True):

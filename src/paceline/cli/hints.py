@@ -1,4 +1,4 @@
-"""Hints for users of other launchers: names of their options and verbs here."""
+"""Hints for users of other launchers: the counterparts of their options and verbs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from paceline.cli.run_options import RUN
 
-#: Option of another program, with `_` for `-` -> the program, and the counterpart here. {n} is the option's value.
+#: Option of another program, with `_` for `-` -> that program, and the counterpart here. {n} is the option's value.
 _PROCESSES = "-j {n}, or -j 2x{n} for as many on each of two nodes"
 _NODES = "-j {n}x4 for {n} nodes of 4 processes each"
 _HOSTS = "hosts belong to a compute target: paceline compute add lab --kind ssh --host HOST, then --compute lab"
@@ -71,7 +71,7 @@ _OPTIONS = {
     "v": ("docker", "data is named with --input NAME=PATH"),
     "volume": ("docker", "data is named with --input NAME=PATH"),
 }
-#: Options of other programs' `logs`.
+#: Options that other programs have for their verb `logs`.
 _LOG_OPTIONS = {
     **dict.fromkeys(("lines", "line", "num_lines", "last", "max_lines"), ("tail", "-n {n}, or --tail {n}")),
     **dict.fromkeys(
@@ -81,7 +81,7 @@ _LOG_OPTIONS = {
     **dict.fromkeys(("stderr", "stdout"), ("other programs", "a worker's log has both: leave it out")),
     **dict.fromkeys(("p", "previous"), ("kubectl", "--attempt 1 is the first one before a restart")),
 }
-#: Verb of another program -> its counterpart here.
+#: Verb of another program -> the counterpart of this verb here.
 _VERBS = {
     **dict.fromkeys(("ps", "ls", "jobs", "runs", "history", "squeue", "top", "queue"), "paceline list"),
     **dict.fromkeys(("stop", "kill", "abort", "terminate", "scancel", "end"), "paceline cancel RUN"),
@@ -106,13 +106,13 @@ _OWN_ARGUMENTS = "The script's own arguments go behind `--`: paceline run train.
 
 
 def usage_message(error: click.UsageError, command: str, argv: Sequence[str]) -> str:
-    """Return the parser's message, with hints for options and verbs of other launchers.
+    """Return the parser's message, with hints if an option or a verb is that of another launcher.
 
     `command` is the command that failed, such as "paceline run", and `argv` the whole command line.
     """
     text = error.format_message()
     if isinstance(error, click.NoSuchOption):
-        # click's own words differ from version to version.
+        # Don't use click's own message, which differs from version to version.
         text = f"No such option: {error.option_name}."
         if error.possibilities:
             text += f" Did you mean {' or '.join(error.possibilities)}?"
@@ -120,7 +120,7 @@ def usage_message(error: click.UsageError, command: str, argv: Sequence[str]) ->
         return option_message(error.option_name, text, argv) if has_hints else text
     if command.endswith(" exec") and text.startswith("Missing argument"):
         return "Name a run and the command to run beside its worker: paceline exec RUN -- COMMAND."
-    # Replaces the parser's own suggestions.
+    # Replace the parser's suggestions by our own.
     if (unknown := re.match(r"No such command '(.+?)'\.", text)) and error.ctx is not None:
         group = error.ctx.command
         assert isinstance(group, click.Group)
@@ -132,14 +132,14 @@ def usage_message(error: click.UsageError, command: str, argv: Sequence[str]) ->
 def option_message(option: str, text: str, argv: Sequence[str]) -> str:
     """Return the message for an option that `run`, `submit` or `logs` does not have.
 
-    `option` is the parser's name, of a cluster of short options (`-np 4`) only one letter. `text` is the parser's message.
+    `option` is the parser's name of it: of a cluster of short options (`-np 4`) only one letter. `text` is its message.
     """
-    # Words behind `--` belong to the script, and may look like any option.
+    # Words behind `--` belong to the script, and may look like any option of ours.
     words = [*argv[: argv.index("--")]] if "--" in argv else [*argv]
     found = next((word for word in words if word.split("=")[0] == option), None)
-    # The parser reads -np as -n and -p, and reports the first that it does not know.
+    # The parser reads -np as -n and -p, and reports the first of them that it does not know.
     if found is None and not option.startswith("--"):
-        # A cluster: -np.
+        # Find the cluster of short options, such as -np, that contains the reported letter.
         clusters = [word for word in words if word.startswith("-") and option[-1:] in word.split("=")[0][1:]]
         found = next((word for word in clusters if not word.startswith("--")), None)
     name, _, value = (found or option).partition("=")
@@ -152,13 +152,13 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
         following = words[words.index(found) + 1 :]
         value = following[0] if following and not following[0].startswith("-") else ""
     whose, meaning = known[key]
-    # torchrun's two options are used together; -j takes both values in one word.
+    # Users of torchrun give both of its options, and -j takes both values in one word.
     shape = _shape(words) if key in ("nproc_per_node", "nnodes") else None
     return f"No such option: {name}, which is {whose}'s. Here: {shape or meaning.replace('{n}', value or 'N')}."
 
 
 def _shape(words: Sequence[str]) -> str | None:
-    """Return `-j NxM` for torchrun's two options, or `-j N..KxM` for its `--nnodes N:K`."""
+    """Return the value `NxM` of -j for torchrun's two options, or `N..KxM` for its `--nnodes N:K`."""
     given = {}
     for number, word in enumerate(words):
         name, _, value = word.partition("=")
@@ -171,7 +171,7 @@ def _shape(words: Sequence[str]) -> str | None:
 
 
 def verb_hint(verb: str, known: Iterable[str], *, in_group: bool) -> str:
-    """Return a hint for an unknown verb: its counterpart here, or verbs of a similar name.
+    """Return a hint for an unknown verb: its counterpart here, or verbs with similar names.
 
     `in_group` is True for a verb below `compute` or the like.
     """
@@ -185,7 +185,7 @@ def verb_hint(verb: str, known: Iterable[str], *, in_group: bool) -> str:
     return f"Did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
-#: Field -> name of its option where these differ, in any verb that has the option.
+#: Field -> name of its option, where the two names differ. The option may belong to any verb.
 _FIELDS = {
     **{option.key: option.name for option in RUN if option.key},
     "docker_image": "image",
@@ -202,7 +202,7 @@ _FIELDS = {
     "target": "compute",
     "timeout_s": "timeout",
 }
-#: Next step in Python -> next step on the command line.
+#: Advice in an error message about Python -> the same advice for the command line.
 _STEPS = {
     "Give one with as_named_input(...) or data_reference_name=.": "Write such as --input train=PATH.",
     "Rename one of them with as_named_input(...) or data_reference_name=.": "Give each --input a name of its own.",
@@ -224,7 +224,7 @@ def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> s
     if "nodes" in options:
         text = re.sub(r"node_count=(\d+) and process_count_per_node=(\d+)", r"-j \1x\2", text)
         text = re.sub(r"\bnode_count=(\d+(?:\.\.\d+)?)", r"-j \1", text)
-    # Such as "overwrite=True (--overwrite)".
+    # Also replace the form "overwrite=True (--overwrite)", which has the option already.
     text = re.sub(r"\b(?:\w+=True|\w+_\w+) \((--[\w-]+)\)", r"\1", text)
     text = re.sub(r"(--[\w-]+) \(\w+=True\)", r"\1", text)
     for field, name in {**{name: name for name in options}, **_FIELDS}.items():
@@ -233,16 +233,16 @@ def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> s
         text = re.sub(rf"\b(?:[Ss]et )?{field}=False\b", f"Leave out {word}", text)
         text = re.sub(rf"\b[Ss]et {field}=True\b", f"Add {word}", text)
         text = re.sub(rf"\b{field}=True\b", word, text)
-        # A list of one item becomes the item.
+        # Replace a list of one item by this item.
         text = re.sub(rf"(?<![\w-]){field}=\[('[^']*')\]", rf"{word} \1", text)
         text = re.sub(rf"(?<![\w-]){field}=", f"{word} ", text)
-        if "_" in field:  # a field's name, not a word of the sentence
+        if "_" in field:  # Such a word is the name of a field, not a word of the sentence.
             text = re.sub(rf"\b{field}\b", word, text)
     return text.replace(", or None.", ", or leave it out.")
 
 
 def _names_job_file(words: Sequence[str]) -> bool:
-    """Return True if the first word that is neither an option nor its value is a YAML file."""
+    """Return True if a YAML file is the first word that is no option and no option's value."""
     takes_value = {word for option in RUN if option.type is not bool for word in option.words.split()}
     rest = iter(words[2 if words[:1] in (["sweep"], ["pipeline"]) else 1 :])
     for word in rest:

@@ -35,7 +35,7 @@ _COUNT, _NODES, _FLAG, _SECONDS, _TEXT, _PATH, _TEXTS, _PATHS, _PAIRS = (
     "a list of paths",
     "a mapping",
 )
-#: Key -> kind of its value, in the order of a written file.
+#: Key of a job file -> kind of its value. A written file has the keys in this order.
 KEYS = {
     "experiment": _TEXT,
     "display_name": _TEXT,
@@ -83,7 +83,7 @@ KEYS = {
     "elastic_seconds": _SECONDS,
     "tags": _PAIRS,
 }
-#: Names of options and of other programs' settings -> key, where these differ much.
+#: Option of ours, or setting of another program -> key, where the name differs much.
 _OPTIONS = {
     **{option.name: option.key for option in RUN if option.key},
     **dict.fromkeys(("script", "command", "program"), "entry_script"),
@@ -111,11 +111,11 @@ def read(path: Path, sections: Collection[str] = ()) -> dict[str, Any]:
 
 
 def composed(path: Path) -> Any:
-    """Return the file's mapping as a PyYAML node."""
+    """Return the file's content as a PyYAML mapping node."""
     import yaml
 
     try:
-        # Composed, not loaded: nodes keep the spelling of values (3.10, no) and their lines.
+        # Compose instead of load: nodes keep the spelling of values (3.10, no) and their line numbers.
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except OSError as error:
         raise JobError(f"{str(path)!r} can't be read: {error.strerror}.") from error
@@ -129,19 +129,19 @@ def composed(path: Path) -> Any:
 def of_node(path: Path, node: Any, sections: Collection[str] = ()) -> dict[str, Any]:
     """Return the description in a mapping of the file, without a default source folder.
 
-    If a variable looks like a secret, `leave_out` has the file, so that no snapshot holds the value.
+    If a variable looks like a secret, `leave_out` gets the file, so that no snapshot contains the value.
     """
     import yaml
 
-    # YAML reads these sections; the reader below does not know them.
+    # Take these sections out, because `_Reader` does not know their keys. YAML's own rules apply to their values.
     further = {key.value: value for key, value in node.value if key.value in sections}
     node.value = [(key, value) for key, value in node.value if key.value not in sections]
     found = _Reader(path, sections).job(node)
-    # The safe loader: tags in a file can't create objects.
+    # Use the safe loader, so that tags in a file can't create objects.
     loader = yaml.SafeLoader("")
     found |= {key: loader.construct_object(value, deep=True) for key, value in further.items()}
     if "script_params" in found:
-        # `--verbose:` without a value is a bare flag, for which script_params has "".
+        # `--verbose:` without a value is a flag. script_params has "" as the value of a flag.
         params = {name: "" if value is None else value for name, value in found.pop("script_params").items()}
         found["arguments"] = [*argument_words(params, found.get("arguments"))]
     if any(looks_secret(name, value) for name, value in found.get("environment_variables", {}).items()):
@@ -150,7 +150,7 @@ def of_node(path: Path, node: Any, sections: Collection[str] = ()) -> dict[str, 
 
 
 def text(description: Mapping[str, Any]) -> str:
-    """Return the description as a job file that `read` takes. Secrets stay places."""
+    """Return a description as the text of a job file, without the values of secrets."""
     import yaml
 
     # Only double quotes keep line breaks and other control characters.
@@ -162,7 +162,7 @@ def text(description: Mapping[str, Any]) -> str:
         ),
     )
     values = {key: description[key] for key in KEYS if key in description}
-    # Very wide: PyYAML would break a long text over several lines.
+    # Set a very large width: PyYAML would break a long text over several lines.
     return str(yaml.dump(values, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1000))
 
 
@@ -191,11 +191,11 @@ class _Reader:
                 close = [_OPTIONS[word]] if word in _OPTIONS else difflib.get_close_matches(key, self._known, n=1)
                 hint = f" Did you mean {close[0]}?" if close else ""
                 raise self._error(key_node, f"unknown key {key!r}.{hint} Known are {', '.join(self._known)}.")
-            # YAML's own readers silently take the last of two equal keys.
+            # Refuse duplicate keys: YAML's own readers silently take the last one.
             if key in found:
                 raise self._error(key_node, f"{key} is given twice.")
             if self._is_null(value):
-                continue  # like a missing key
+                continue  # treat an empty value like a missing key
             found[key] = self._kinds[KEYS[key]](key, value)
         return found
 
@@ -206,7 +206,7 @@ class _Reader:
 
     def _count(self, key: str, node: Node) -> int:
         word = self._text(key, node)
-        # isdigit() is also True for a superscript 2, which int() refuses.
+        # Check for ASCII digits: isdigit() is also True for a superscript 2, which int() refuses.
         if not (word.isascii() and word.isdigit()):
             raise self._error(node, f"{key}: {word!r} is not a number.")
         return int(word)
@@ -230,7 +230,7 @@ class _Reader:
 
     def _flag(self, key: str, node: Node) -> bool:
         word = self._text(key, node)
-        # Only these two: `yes` and `on` are flags in YAML 1.1 and words in YAML 1.2.
+        # Accept only these two words: in YAML 1.2, unlike in 1.1, `yes` and `on` are no flags.
         if word.lower() not in ("true", "false"):
             raise self._error(node, f"{key}: {word!r} is neither true nor false.")
         return word.lower() == "true"
@@ -246,7 +246,7 @@ class _Reader:
             if KEYS[key] == _PATHS:
                 return [self._text(key, node)]
             raise self._error(node, f"{key} takes a list. Begin each with `- `.")
-        # Entries of a mapping are pairs of nodes, those of a list nodes.
+        # Entries of a mapping are pairs of nodes, and entries of a list are nodes.
         found = [self._text(key, one) for one in node.value if not isinstance(one, tuple)]
         if len(found) < len(node.value):
             raise self._error(node, f"{key} takes a list. Begin each with `- `.")
@@ -255,7 +255,7 @@ class _Reader:
         return found
 
     def _pairs(self, key: str, node: Node) -> dict[str, Any]:
-        # A list of names: each variable keeps its own name.
+        # In a list of names, each secret comes from the variable with its own name.
         if key == "secrets" and (names := self._names(node)):
             return {name: f"env:{name}" for name in names}
         if isinstance(node.value, str) or not all(isinstance(one, tuple) for one in node.value):
@@ -265,7 +265,7 @@ class _Reader:
             name = self._text(key, name_node)
             if name in found:
                 raise self._error(name_node, f"{key} has {name} twice.")
-            # An empty value and a forgotten one look alike in YAML.
+            # Refuse an empty value: it looks like a forgotten one.
             if self._is_null(value) and key == "environment_variables":
                 raise self._error(value, f'{key}: {name} has no value. Write "" for an empty one.')
             found[name] = None if self._is_null(value) else self._text(key, value)
@@ -281,9 +281,9 @@ class _Reader:
 
     def _absolute(self, key: str, given: str) -> str:
         expanded = os.path.expanduser(given)
-        # As in a shell: a command without a slash is looked up on PATH.
+        # As in a shell, a command without a slash is looked up on PATH.
         if key == "python" and os.sep not in expanded:
-            return given  # a program on PATH
+            return given  # a program that is looked up on PATH
         return os.path.normpath(os.path.join(self._path.parent, expanded))
 
     @staticmethod

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
-#: Time at the beginning of the supervisor's lines.
+#: The time at the beginning of each line of the supervisor.
 _STAMP = re.compile(rb"(\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2})Z ")
 
 
@@ -80,7 +80,7 @@ def logs(
     folder = folder_of(run_id)
     record = read.record(folder)
     size = count_ranks(folder, record, rank)
-    # A file or a pipe gets the worker's bytes unchanged.
+    # Into a file or a pipe, write the worker's bytes unchanged.
     as_is = raw or not sys.stdout.isatty()
     if driver or controllers.is_controlled(record):
         if follow:
@@ -103,42 +103,42 @@ def logs(
         start = moment_start(folder, attempts, ranks, since_s)
     if tail is not None and start is not None:
         numbers = [one.number for one in attempts]
-        # With both --since and --tail, the later start counts.
+        # If both --since and --tail are given, begin at the later of their two positions.
         start = start.later(last_lines_start(folder, numbers, ranks, tail, unended=not follow))
     if start is None:
         if not follow or record.is_terminal:
             return
-        # No line is young enough yet, so begin at the end of the log.
+        # No line is as late as --since, so begin at the end of the log.
         start = last_lines_start(folder, [one.number for one in attempts], ranks, 0)
-    # One worker's log needs no merging and is copied byte for byte.
+    # The log of a single worker needs no merging, so it is copied byte for byte.
     if rank is not None and not follow and not as_json and as_is:
         offsets = {start.attempt: start.offsets.get(rank, 0)}
         numbers = [one.number for one in attempts if one.number >= start.attempt]
         parts = [LogPart(folder.rank_log(number, rank), offsets.get(number, 0)) for number in numbers]
         print_parts(parts, as_is=True)
         return
-    # Lines of a single worker need no rank.
+    # Lines need no rank before them if they are from a single worker.
     view = RunView(0 if rank is not None else size, quiet=True, attempts=len(record.attempts), raw=raw)
     line = _print_json_line if as_json else view.line
     if follow:
         chosen = ranks if rank is not None else None
         Show(folder, line=line, state=_nothing, ranks=chosen, start=start, last=tail).to_the_end()
         return
-    # Copy whole blocks unless lines are counted or cleaned for a terminal: a log may have a gigabyte.
+    # Copy whole blocks unless lines are counted or cleaned for a terminal, because a log may have a gigabyte.
     in_blocks = tail is None and not as_json and not sys.stdout.isatty()
     lines = lines_of(folder, [one.number for one in attempts], ranks, start, in_blocks=in_blocks)
-    # The offset may be some lines too early, so count the last ones once more.
+    # The start may be some lines too early, so keep only the last `tail` lines.
     for found in lines if tail is None else deque(lines, maxlen=tail):
         line(found)
 
 
 def _moment(text: str) -> float:
-    """Return a time, or a duration before now, as seconds since 1970."""
+    """Return a time, or a time that is a duration before now, as seconds since 1970."""
     now = time.time()
     try:
         if not _DATE.match(text):
             return now - units.seconds(text)
-        # Without a zone: local time, as everywhere on a command line.
+        # A time without a zone is local time, as is usual on a command line.
         found = dt.datetime.fromisoformat(text.strip().replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError):
         raise UserError(
@@ -161,21 +161,21 @@ def _nothing(record: RunRecord) -> None:
 
 @dataclass(frozen=True)
 class LogPart:
-    """A part of a log, from an offset on; empty if there is no such file."""
+    """A part of a log file, from an offset to its end; empty without such a file."""
 
     path: Path
     offset: int = 0
 
 
 def print_parts(parts: Sequence[LogPart], tail: int | None = None, *, as_is: bool) -> None:
-    """Print logs one after another, or only their last `tail` lines together.
+    """Print logs one after another, or only the last `tail` lines of all of them.
 
-    `as_is` copies bytes; otherwise lines lose the control sequences that a terminal would obey.
+    `as_is` copies bytes. Otherwise control sequences, which a terminal would obey, are removed from the lines.
     """
     if tail is not None:
         parts = _last(parts, tail)
     for part in parts:
-        # Flush print's buffer before writing bytes around it.
+        # Flush print's buffer before writing bytes directly, to keep the order.
         sys.stdout.flush()
         try:
             lines, terminal = LineAssembler(), TerminalLines()
@@ -187,16 +187,16 @@ def print_parts(parts: Sequence[LogPart], tail: int | None = None, *, as_is: boo
                     print(terminal.line(None, text))
             for text in lines.end():
                 print(terminal.line(None, text))
-        # A worker that has not started has no log, and a removed run loses its logs.
+        # The log is missing if the worker has not started, or if the run was removed meanwhile.
         except FileNotFoundError:
             continue
     sys.stdout.flush()
 
 
 def driver_offset(path: Path, since_s: float) -> int:
-    """Return the offset in the supervisor's log of the first line at or after a time.
+    """Return the offset of the first line at or after a time, in the supervisor's log.
 
-    A line without a time, such as mpirun's, has the time of the line before it. Times are seconds since 1970.
+    A line without a time, such as mpirun's, counts as having the time of the line before. Times are seconds since 1970.
     """
     offset = 0
     try:
@@ -204,7 +204,7 @@ def driver_offset(path: Path, since_s: float) -> int:
             for line in file:
                 if stamp := _STAMP.match(line):
                     at = dt.datetime.fromisoformat(stamp[1].decode()).replace(tzinfo=dt.timezone.utc)
-                    if at.timestamp() + 1 > since_s:  # stamps are cut to seconds
+                    if at.timestamp() + 1 > since_s:  # the log's times are cut to seconds
                         break
                 offset += len(line)
     except OSError:
@@ -214,7 +214,7 @@ def driver_offset(path: Path, since_s: float) -> int:
 
 def _last(parts: Sequence[LogPart], count: int) -> list[LogPart]:
     kept = []
-    # Lines that the last log lacks come from the log before it.
+    # If the last log has too few lines, take the missing lines from the log before it.
     for part in reversed(parts):
         kept.append(replace(part, offset=max(part.offset, tail_offset(part.path, count))))
         count -= _count_lines(kept[-1])

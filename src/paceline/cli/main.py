@@ -17,18 +17,18 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 def main() -> None:
     """Run the command line and exit.
 
-    Exit codes: 0, the run's own, 2 for a wrong call, 69 for an engine that does not answer, 128+n for signal n.
+    Exit codes: 0, the run's own, 2 for a wrong call, 69 if an engine does not answer, 128+n for signal n.
     """
-    # For a reader of our output that has gone; click would exit with 1.
+    # End quietly if the program that reads our output has ended. click would exit with 1.
     end_with_the_reader()
     if sys.argv[1:] == ["--version"]:
-        # The parser prints the same, but takes five times as long to import as Python takes to start.
+        # Don't load the parser, which prints the same text, but takes five times as long as Python's own start.
         print_version()
         sys.exit(0)
     try:
         code = _exit_code()
     except KeyboardInterrupt:
-        # A shell's code for a program that SIGINT has ended.
+        # Exit with the code that shells use for a program that SIGINT has ended.
         code = EXIT_INTERRUPTED
     if "paceline.cli.quick" in sys.modules:
         from paceline.system.processes import leave
@@ -42,7 +42,7 @@ def _log_to_standard_error() -> None:
 
     from paceline.runs.visible import visible
 
-    # A warning may quote other people's text, such as the name of a file.
+    # A warning may quote a text of someone else, such as the name of a file.
     class Visible(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
             return visible(super().format(record), lines=True)
@@ -69,13 +69,13 @@ def _exit_code() -> int:
     _log_to_standard_error()
     try:
         result = call()
-        # A failure here becomes one message; at the interpreter's end it would be a traceback and exit code 120.
+        # Flush here, so that a failure becomes one message: at Python's exit it would be a traceback and exit code 120.
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except PacelineError as error:
         from paceline.cli.hints import in_options
 
-        # The message may name a parameter by its name in Python.
+        # The error's text may have a parameter's name in Python, so put the option in its place.
         _print_error(in_options(str(error), sys.argv[1:], options_of(sys.argv[1:])))
         if isinstance(error, EngineError):
             return EXIT_UNAVAILABLE
@@ -103,6 +103,6 @@ def _print_error(text: str) -> None:
     from paceline.job.secret_values import credentials_in, hidden
     from paceline.runs.visible import visible
 
-    # The message quotes wrong values unchanged, and these may hold a password.
+    # Hide passwords: the message quotes wrong values unchanged, and these may hold a password.
     passwords = [password for word in sys.argv[1:] for password in credentials_in(word)]
     print(f"paceline: error: {hidden(visible(text, lines=True), passwords)}", file=sys.stderr)

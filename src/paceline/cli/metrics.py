@@ -24,7 +24,7 @@ from paceline.system.units import value_text
 if TYPE_CHECKING:
     from paceline.cli.outputs import RunMetrics
 
-#: Characters of a value in a table that is not a number.
+#: Most characters of a value in a table, if the value is not a number.
 _LONGEST = 40
 
 
@@ -67,7 +67,7 @@ def metrics(*, run_ids: list[str], name: list[str], rank: int | None, as_csv: bo
 
 
 def _series_of(folder: RunFolder, rank: int | None) -> dict[str, MetricSeries]:
-    record = read.record(folder)  # a read also refreshes the folder of a remote run
+    record = read.record(folder)  # reading the record also refreshes the folder of a remote run
     count_ranks(folder, record, rank)
     return series.read(folder.metrics, rank=rank)
 
@@ -83,12 +83,12 @@ def _check_names(names: Sequence[str], runs: Mapping[RunFolder, Mapping[str, Met
 
 
 def _print_side_by_side(runs: Mapping[RunFolder, Mapping[str, MetricSeries]]) -> None:
-    """Print a column for each run, with the last, least and greatest value of each metric."""
+    """Print a column for each run, with last, least and greatest value of each metric."""
     rows = []
     for key in dict.fromkeys(key for found in runs.values() for key in found):
         of_runs = [found.get(key, MetricSeries(name=key)) for found in runs.values()]
         rows.append((key, "last", *(_text(one.last) for one in of_runs)))
-        # A single value is the last, the least and the greatest.
+        # Print a single value only once, because it is the last, the least and the greatest.
         if any(len(one) > 1 and one.min is not None for one in of_runs):
             rows.append(("", "min", *(_text(one.min) for one in of_runs)))
             rows.append(("", "max", *(_text(one.max) for one in of_runs)))
@@ -96,9 +96,9 @@ def _print_side_by_side(runs: Mapping[RunFolder, Mapping[str, MetricSeries]]) ->
 
 
 def _print_series(runs: Mapping[RunFolder, MetricSeries]) -> None:
-    """Print a row for each value, and a column for each run.
+    """Print a row for each value of the metric, and a column for each run.
 
-    Rows go by step if all values have one, else by number.
+    The rows are steps if all values have a step, else the values are numbered.
     """
     if len(runs) == 1:
         (one,) = runs.values()
@@ -112,16 +112,16 @@ def _print_series(runs: Mapping[RunFolder, MetricSeries]) -> None:
 
 
 def _titles(folders: Sequence[RunFolder]) -> list[str]:
-    """Return the runs' display names if each has its own, else their ids."""
+    """Return the runs' display names if all of them are different, else their ids."""
     names = [tags_and_properties.read(folder.notes).name for folder in folders]
-    # Missing or equal names would not tell columns apart.
+    # Use ids if names are missing or equal, because the columns could not be told apart.
     if None in names or len(set(names)) < len(names):
         return [folder.run_id for folder in folders]
     return [str(name) for name in names]
 
 
 def _print_csv(runs: Mapping[RunFolder, Mapping[str, MetricSeries]], *, whole: bool) -> None:
-    # csv's default line ends are those of Windows; many tools read the \r as part of the last field.
+    # Replace csv's line ends, which are those of Windows: many tools read the \r as part of the last field.
     writer = csv.writer(sys.stdout, lineterminator="\n")
     columns = ("step", "time_utc", "value") if whole else ("last", "min", "max", "last_step", "count")
     writer.writerow(("run_id", "metric", *columns))

@@ -31,7 +31,7 @@ from paceline.runs.visible import visible
 from paceline.system.names import counted, did_you_mean, some
 from paceline.workspace import Workspace
 
-#: Tensors that `show` lists without --tensors.
+#: Most tensors that `show` lists without --tensors.
 _TENSORS = 8
 _DECLINED = _CHANGED = 1
 
@@ -197,7 +197,7 @@ def alias(*, name: str, word: str | None, version: str | None, remove: bool, as_
         print_json(changes)
         return
     if word is not None and not changes:
-        Model(workspace, name, alias=word)  # raises an error that lists the aliases
+        Model(workspace, name, alias=word)  # raises an error that lists the aliases that exist
     print_table(
         ("WHEN", "WHO", "ALIAS", "VERSION", "BEFORE"),
         [

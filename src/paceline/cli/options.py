@@ -20,15 +20,15 @@ from paceline.errors import UserError
 from paceline.system import units
 
 Verb = TypeVar("Verb", bound=Callable[..., int | None])
-#: The values of a verb's options, by the names of its parameters.
+#: Parameter of a verb -> the value that its option got.
 Given: TypeAlias = "Mapping[str, Any]"
 
-#: Verb -> its options, in the order in which `--help` lists them.
+#: Verb -> its options, in the order in which `--help` shows them.
 OPTIONS_OF: dict[Callable[..., int | None], tuple[VerbOption, ...]] = {}
 
 
 def takes(*options: VerbOption) -> Callable[[Verb], Verb]:
-    """Declare the options of a verb, which gets each as a keyword argument."""
+    """Declare the options of a verb. The verb gets each option as a keyword argument."""
 
     def keep(verb: Verb) -> Verb:
         OPTIONS_OF[verb] = options
@@ -43,15 +43,15 @@ class VerbOption:
 
     Attributes:
         words: As written on a command line: "-j --nodes", or "--gpu/--no-gpu". A word without a dash is an argument.
-        type: Of the value: str, int, float, bool, Path, `Duration()`, a function that parses a text, or list for texts
-            of an option that may be repeated.
+        type: Type of the value: str, int, float, bool, Path, `Duration()`, a function that parses a text; list for the
+            texts of an option that may be repeated.
         name: Of the verb's parameter; default: the first long word.
-        key: Name in a job file (`paceline.cli.job_file`), for a value that goes there unchanged.
-        complete: Function of `paceline.cli.completing` that offers values; default: names of files.
-        needed: An argument that must be given.
+        key: Key in a job file (`paceline.cli.job_file`) that gets the value unchanged.
+        complete: Function of `paceline.cli.completing` that offers values. By default names of files are offered.
+        needed: Whether the argument is required.
         least: Lower bound of a number.
         most: Upper bound of a number.
-        section: Title in `--help` above this option and those that follow it.
+        section: Title in `--help` above this option and the options that follow it.
         may_be_empty: The option takes an empty text.
     """
 
@@ -71,7 +71,7 @@ class VerbOption:
 
     def __post_init__(self) -> None:
         if not self.name:
-            # The word that switches on names `--gpu/--no-gpu`.
+            # Of `--gpu/--no-gpu`, the name is that of the word before the slash, which switches the option on.
             words = self.words.split("/")[0].split()
             long = next((word[2:] for word in words if word[:2] == "--"), words[0])
             object.__setattr__(self, "name", long.replace("-", "_"))
@@ -84,12 +84,12 @@ class VerbOption:
 
     @property
     def long_word(self) -> str:
-        """Return the option's long form, such as "--nodes", or its only form."""
+        """Return the option's long form, such as "--nodes", or else its short form."""
         words = self.words.split("/")[0].split()
         return next((word for word in words if word[:2] == "--"), words[0])
 
     def parameter(self) -> click.Parameter:
-        """Return the parser's parameter for this option."""
+        """Return the parameter that the parser (click) needs for this option."""
         common: dict[str, Any] = {
             "type": self._click_type(),
             "metavar": self.metavar or ("N" if self.type in (int, float) and not self.is_argument else None),
@@ -97,7 +97,7 @@ class VerbOption:
             "callback": self._checked,
             "shell_complete": self._offer,
         }
-        # Any default, even None, would make an argument optional.
+        # Don't pass a default for a required argument: any default, even None, would make it optional.
         if not self.needed and self.type is not list:
             common["default"] = self.default
         if self.is_argument:
@@ -127,7 +127,7 @@ class VerbOption:
         return click.IntRange(*bounds) if self.type is int else click.FloatRange(*bounds)
 
     def _checked(self, context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-        """Refuse an empty text, such as `--name "$NAME"` with an unset variable."""
+        """Refuse an empty text, which comes from `--name "$NAME"` if the variable is not set."""
         value = list(value) if isinstance(value, tuple) else value
         texts = value if isinstance(value, list) else [value]
         if self.is_argument or self.may_be_empty or all(str(text).strip() for text in texts):
@@ -144,11 +144,11 @@ class VerbOption:
 
 
 class _Argument(click.Argument):
-    """An argument that `--help` describes as it does options."""
+    """An argument that `--help` describes in the same way as options."""
 
     def __init__(self, option: VerbOption, settings: dict[str, Any]) -> None:
         super().__init__([option.name], **settings)
-        # Not `help`: newer versions of click print it in a section of their own.
+        # Don't call this `help`, because newer versions of click print that in a separate section.
         self.text = option.help
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
@@ -156,9 +156,9 @@ class _Argument(click.Argument):
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
-    """A duration such as 90s or 1h30m, as seconds.
+    """A duration such as 90s or 1h30m, whose value is a number of seconds.
 
-    `unit` (w, d, h, m or s) is that of a number without a unit; shorter durations than `least` seconds are refused.
+    `unit` (w, d, h, m or s) is the unit of a number without one. Durations shorter than `least` seconds are refused.
     """
 
     name = "duration"
@@ -167,7 +167,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
         self._unit, self._least = unit, least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):  # a default, which is in seconds
+        if isinstance(value, float):  # the value is a default, which is in seconds
             return value
         try:
             seconds = units.seconds(value, unit=self._unit)

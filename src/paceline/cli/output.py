@@ -9,7 +9,7 @@ import sys
 
 from paceline import __version__
 
-# Not typing's: `paceline --version` loads only this module.
+# Don't import typing, because `paceline --version` loads only this module.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -21,18 +21,18 @@ def print_version() -> None:
 
 
 def end_with_the_reader() -> None:
-    """End by SIGPIPE once the reader of the output has gone, as programs in a pipeline do.
+    """End by SIGPIPE when the program that reads the output ends, as other programs do.
 
-    SIGPIPE's default action would apply to any pipe, but a dying ssh must not end this program.
+    SIGPIPE's default action would apply to all pipes, but an ssh that dies must not end this program.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if not isinstance(stream, io.TextIOWrapper):
-            continue  # closed by the parent process, or replaced by a test
+            continue  # the parent process has closed the stream, or a test has replaced it
         stream.flush()
-        # closefd: sys.__stdout__ has the same descriptor.
+        # Keep the descriptor open at the end, because sys.__stdout__ has it too.
         raw = _Output(stream.fileno(), "wb", closefd=False)
-        # Unbuffered output (python -u) writes directly to the file.
+        # Python's option -u asks for unbuffered output, so write directly to the file then.
         below = raw if stream.write_through else io.BufferedWriter(raw)
         setattr(
             sys,
@@ -52,7 +52,7 @@ class _Output(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError:
-            # By the signal itself: a shell with `pipefail` sees 141, as for other programs.
+            # End by the signal itself, so that a shell with `pipefail` sees 141, as for other programs.
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGPIPE)
             raise

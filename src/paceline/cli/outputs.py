@@ -12,7 +12,7 @@ from paceline.pipelines.pipeline_run import StepRow
 from paceline.runs.record import Hang
 
 FailureSummary = TypedDict("FailureSummary", {"cause": str, "message": str})
-#: A file that is neither stored nor brought back.
+#: A file of a run that is neither stored in its datastore nor brought back to this machine.
 LeftOut = TypedDict("LeftOut", {"name": str, "why": str})
 
 
@@ -52,7 +52,7 @@ class RunSummary(_Run):
 
 
 GitState = TypedDict("GitState", {"commit": str, "branch": str, "dirty": bool, "repository_uri": str}, total=False)
-#: The environment that was built for a script.
+#: The environment that Paceline has built for a run's script.
 BuiltPackages = TypedDict(
     "BuiltPackages", {"key": str, "is_layered": bool, "pip": list[str], "conda": list[str]}, total=False
 )
@@ -76,7 +76,7 @@ RunData = TypedDict("RunData", {"inputs": list[RunDataset], "outputs": list[RunD
 
 
 class LoadSample(TypedDict):
-    """The last sample of a run's nodes and workers, and the shares of the ranks' time."""
+    """The last load sample of a run's nodes and workers, and how the ranks spent their time."""
 
     time: float | None
     nodes: dict[str, dict[str, object]]
@@ -92,7 +92,7 @@ class RunLoad(LoadSample):
 
 
 class ShownRun(_Run):
-    """All of a run: `show`."""
+    """All facts about a run: `show`."""
 
     failure: dict[str, object] | None
     properties: dict[str, str]
@@ -124,7 +124,7 @@ class PipelineDetails(RunSummary):
     steps: list[StepRow]
 
 
-#: A line of a worker's log: `logs`, one object a line.
+#: A line of a worker's log: `logs` prints one such object on each line.
 LogLineJson = TypedDict("LogLineJson", {"attempt": int, "rank": int, "text": str})
 MetricRange = TypedDict(
     "MetricRange",
@@ -144,12 +144,12 @@ class RunMetrics(TypedDict, total=False):
     series: dict[str, MetricValues]
 
 
-#: `files`, `download` and `rm` print arrays of these, `cancel` of runs and their states by now.
+#: Items of the arrays that these verbs print: `files`, `download`, `rm`, and `cancel`, with the run's present state.
 FileRow = TypedDict("FileRow", {"name": str, "size_bytes": int})
 CopiedFile = TypedDict("CopiedFile", {"name": str, "path": str, "size_bytes": int})
 RemovedRun = TypedDict("RemovedRun", {"run_id": str, "size_bytes": int})
 CanceledRun = TypedDict("CanceledRun", {"run_id": str, "status": str})
-#: The need of a worker for model and optimizer, and the free part of a limit.
+#: The bytes that a worker needs for model and optimizer, and the free bytes under a memory limit.
 NeededMemory = TypedDict("NeededMemory", {"needed_bytes": int, "free_bytes": int, "limit": str})
 
 
@@ -179,7 +179,7 @@ PlannedCommand = TypedDict(
 
 
 class DryRun(TypedDict, total=False):
-    """A submission that was not started: `run --dry-run`, `submit --dry-run`."""
+    """What a submission would start: `run --dry-run`, `submit --dry-run`."""
 
     job: dict[str, object]
     source_directory: str
@@ -192,11 +192,11 @@ StoreRow = TypedDict("StoreRow", {"name": str, "kind": str, "url": str, "is_defa
 DatasetRow = TypedDict("DatasetRow", {"name": str, "version": "int | None", "description": "str | None"})
 #: The datastores and datasets of a workspace: `data list`.
 Stores = TypedDict("Stores", {"datastores": list[StoreRow], "datasets": list[DatasetRow]})
-#: An environment that is kept as a layer on a container's image.
+#: An environment whose packages are a layer on top of a container's image.
 ImageEnvironment = TypedDict("ImageEnvironment", {"key": str, "prefix": str, "pip": list[str]})
-#: The files, or the runs of MLflow, that `export` made.
+#: The result of `export`: the created files or, in MLflow, the created runs.
 Exported = TypedDict("Exported", {"to": str, "runs": list[str], "made": list[str]})
-#: A folder and its new files: `init`, `examples NAME`, `package`.
+#: A folder, and the files that were created in it: `init`, `examples NAME`, `package`.
 WrittenFolder = TypedDict("WrittenFolder", {"folder": str, "files": list[str]})
 #: An example: `examples` (an array).
 ExampleRow = TypedDict("ExampleRow", {"name": str, "about": str})

@@ -19,23 +19,23 @@ from paceline.cli.options import OPTIONS_OF
 from paceline.cli.output import print_version
 from paceline.cli.verbs import SECTIONS, SHOWING, VERBS
 
-#: The widest output that shows descriptions below their options, not beside them.
+#: Widest output in which descriptions are below their options instead of beside them.
 _NARROW = 58
 
 
 class _Command(click.Command):
-    """A verb or a group of verbs whose errors name it (`UsageError.ctx`)."""
+    """A verb or a group of verbs. Errors in its options name it (`UsageError.ctx`)."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            # click omits it for an option without its value.
+            # click reports a missing value of an option without the context, so add the context.
             error.ctx = error.ctx or ctx
             raise
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write what the verb does, then an example."""
+        """Write the description of the verb, then an example."""
         from paceline.cli.verb_help import EXAMPLES
 
         super().format_help_text(ctx, formatter)
@@ -44,14 +44,14 @@ class _Command(click.Command):
                 formatter.write(_shell_lines(example, formatter.width) + "\n")
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the command that prints the verb's page."""
+        """Write the command that prints the page about the verb."""
         from paceline.cli.verb_help import topic_of
 
         formatter.write(f"\nMore: paceline docs {topic_of(_words_of(ctx))}".rstrip() + "\n")
 
 
 class VerbCommand(_Command):
-    """A verb whose `--help` shows options in the sections of its table."""
+    """A verb whose `--help` groups its options by the sections of its table."""
 
     def __init__(self, name: str, verb: Callable[..., int | None]) -> None:
         self.options = OPTIONS_OF.get(verb, ())
@@ -61,7 +61,7 @@ class VerbCommand(_Command):
         """Write arguments, then options section by section."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         title = "Options"
-        # The parser appends its own --help, which is not in the table.
+        # None stands for --help, which the parser appends itself and which is not in the table.
         for parameter, option in zip(self.get_params(ctx), (*self.options, None), strict=True):
             title = option.section if option and option.section else title
             if row := parameter.get_help_record(ctx):
@@ -69,12 +69,12 @@ class VerbCommand(_Command):
         for title, rows in sections.items():
             if rows:
                 with formatter.section(title):
-                    # In a narrow terminal a second column would be one word wide.
+                    # In a narrow terminal, write descriptions below: a second column would be one word wide.
                     formatter.write_dl(rows, col_max=30 if formatter.width > _NARROW else 6)
 
 
 class RawCommand(click.Command):
-    """A verb that reads its words itself, `--help` included."""
+    """A verb that parses its own words, including `--help`."""
 
     def __init__(self, name: str, verb: Callable[..., int | None]) -> None:
         words = [option.parameter() for option in OPTIONS_OF[verb]]
@@ -87,7 +87,7 @@ class RawCommand(click.Command):
 
 
 class VerbGroup(_Command, click.Group):
-    """Verbs below a verb, with the whole first sentence of each in `--help`."""
+    """A group of verbs. Its `--help` shows the whole first sentence of each verb."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the verbs in the order of their table."""
@@ -105,7 +105,7 @@ class VerbGroup(_Command, click.Group):
 
 
 class TopLevel(VerbGroup):
-    """The verbs of `VERBS`, each a stand-in with name and help until it is called or completed."""
+    """The top level with all `VERBS`. A verb's stand-in has name and help, until the verb is called or completed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -133,7 +133,7 @@ class TopLevel(VerbGroup):
                 formatter.write_dl(rows)
 
     def load(self, name: str) -> click.Command:
-        """Import a verb, put it in its stand-in's place, and return it."""
+        """Import a verb, replace its stand-in by the verb, and return it."""
         place, text = VERBS[name]
         module, _, function = place.partition(".")
         found = import_module(f"paceline.cli.{module}")
@@ -153,13 +153,13 @@ class TopLevel(VerbGroup):
 
 def call() -> int | None:
     """Parse the command line, call its verb, and return the verb's exit code."""
-    # A shell sets this variable to request completions.
+    # A shell sets this variable to ask for completions.
     if instruction := os.environ.get("_PACELINE_COMPLETE"):
         return shell_complete(app, {}, "paceline", "_PACELINE_COMPLETE", instruction)
     columns = shutil.get_terminal_size().columns
-    # click's own minimum is 50.
+    # click does not use less than 50 columns.
     width = max(30, columns - 2) if columns <= _NARROW else None
-    # Not `app.main`, which prints an empty line on Ctrl-C.
+    # Don't call `app.main`, which prints an empty line after Ctrl-C.
     try:
         with app.make_context("paceline", sys.argv[1:], terminal_width=width) as context:
             code: int | None = app.invoke(context)
@@ -169,7 +169,7 @@ def call() -> int | None:
 
 
 def options_of(words: Sequence[str]) -> dict[str, str]:
-    """Return the options by parameter, such as "--dry-run", of the verb that the words call."""
+    """Return parameter -> option, such as "--dry-run", for the verb that the command line calls."""
     command = app.load(words[0]) if words and words[0] in VERBS else None
     if isinstance(command, VerbGroup):
         command = command.commands.get(words[1]) if len(words) > 1 else None

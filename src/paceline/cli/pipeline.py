@@ -1,4 +1,4 @@
-"""pipeline run, show: steps that run in the order of their data."""
+"""pipeline run, show: run steps in the order in which they need each other's data."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _pair(word: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineFile:
-    """The content of a pipeline file. `values` and `leave_out` are those of `Asked`, for all steps."""
+    """The content of a pipeline file. For all steps, `values` and `leave_out` are as in `Asked`."""
 
     pipeline: Pipeline
     parameters: Mapping[str, Any]
@@ -269,7 +269,7 @@ def _made(
 
 
 def _filled(word: str, words: Mapping[str, str]) -> str:
-    """Return the word with values of parameters and places of data. Each worker fills in the rest."""
+    """Return the word with parameters and data paths filled in. Each worker fills in the rest."""
     return _WORD.sub(lambda found: words.get(found[1] or found[2], found[0]), word)
 
 

@@ -42,10 +42,10 @@ def submit(**given: Any) -> int:
 
 
 def _begin(given: Given, *, follow: bool) -> int:
-    # Loaded modules stay until the end; the collector would scan all of them again and again.
+    # Stop the garbage collector meanwhile: it would scan the loaded modules, which all stay, again and again.
     gc.disable()
     file, description = words(given)
-    # A job file, which is read later, may name another target.
+    # Don't load a supervisor for a job file, which may name another target than this machine.
     run_id = None if file is not None or given["dry_run"] else load_supervisor(description)
     from paceline.cli.run import begin
 
@@ -55,20 +55,20 @@ def _begin(given: Given, *, follow: bool) -> int:
 
 
 def load_supervisor(description: dict[str, Any]) -> str | None:
-    """Start to load the supervisor of the coming run, and return the run's id.
+    """Start to load the supervisor of the coming run, and return the id of this run.
 
-    Return None, with nothing started, for a remote run or a workspace that does not exist yet.
+    Return None without starting anything for a remote run, or if the workspace does not exist yet.
     """
     if description.get("compute_target", "local") != "local":
         return None
-    # The submission reports these errors.
+    # Ignore these errors here, because the submission reports them.
     with contextlib.suppress(WorkspaceError, OSError):
         experiment = check_experiment_name(
             description.get("experiment") or experiment_name(description["source_directory"])
         )
         workspace_dir = Path(os.path.abspath(configured().expanduser()))
         library = library_dir(workspace_dir, create=False)
-        # Create nothing in a new workspace before the call is known to be right.
+        # Create nothing in a new workspace here: the submission may still be refused.
         if (library / "paceline").exists():
             run_id = new_run_id(experiment)
             run_dir = workspace_dir / "runs" / run_id

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from paceline.cli.outputs import GitState
 
 _SHOWN = 25
-#: Last values of a list that `show` prints.
+#: Most values of a list that `show` prints, counted from the end.
 _LAST_VALUES = 5
-#: Workers whose load `show` prints; `top` shows all.
+#: Most workers whose load `show` prints. `top` shows all workers.
 _RANKS = 16
-#: Metrics of a run in `list`, and the width of a cell.
+#: Most metrics of a run in `list`, and the width of such a cell.
 _METRICS, _LONGEST_CELL = 2, 48
 
 
@@ -105,7 +105,7 @@ def list_runs(
         status = state_named(status)
     runs_dir = Workspace.from_config(create=False).runs_dir
     removal.sweep(runs_dir)
-    # `--tag key=` means the same as `--tag key`.
+    # `--tag key=` and `--tag key` both match the key alone, whatever its value is.
     tags: dict[str, Any] = {key: value or None for key, _, value in (word.partition("=") for word in tag or ())}
     found = (
         (record, folder)
@@ -114,7 +114,7 @@ def list_runs(
         if (experiment is None or record.experiment == experiment)
         and matches(record, folder, status=status, tags=tags, children=True)
     )
-    # Read only the records that are shown: the newest 25 of ten thousand.
+    # Read only the records that are shown, such as the newest 25 of ten thousand.
     shown = list(found if everything else islice(found, limit))
     if as_json:
         sizes = [{"size_bytes": tree_size(folder.path)} if long else {} for _, folder in shown]
@@ -129,7 +129,7 @@ def list_runs(
         ("RUN", "NAME", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK", "COMMAND", "METRICS"),
         *(_row(record, folder) for record, folder in shown),
     ]
-    # The column would say nothing if all runs are on this machine, as most are.
+    # Leave the column out if all runs are on this machine, as most are.
     targets = ["TARGET", *(record.target or "-" for record, _ in shown)]
     if set(targets[1:]) - {configured.LOCAL, "-"}:
         lines = [(*line[:3], target, *line[3:]) for line, target in zip(lines, targets, strict=True)]
@@ -137,9 +137,9 @@ def list_runs(
         more = [("DISK", "TAGS"), *(_more(folder) for _, folder in shown)]
         lines = [(*line, *cells) for line, cells in zip(lines, more, strict=True)]
     print_table(lines[0], lines[1:])
-    # Count names, without reading records.
+    # Count the ids, which needs no reading of records.
     total = sum(trials or not is_trial(run_id) for run_id in store.ids(runs_dir))
-    # With a filter, only a read of all records would tell how many more match.
+    # With a filter, don't print how many more runs match: only reading all records would tell.
     if not everything and len(shown) == limit and total > limit and not (experiment or status or tag):
         print(f"... and {total - limit} older ones (--all)")
 
@@ -215,7 +215,7 @@ def show(*, run_id: str | None, as_json: bool) -> None:
 
 
 def _steps(folder: RunFolder, record: RunRecord) -> Sequence[str]:
-    """Return a line for each step of a pipeline; "" for other runs."""
+    """Return a line for each step of a pipeline, or "" if the run is not a pipeline."""
     if record.pipeline is None:
         return ""
     from paceline.pipelines import pipeline_run
@@ -303,7 +303,7 @@ def _size(record: RunRecord) -> str:
     if job.distributed_backend == "ps":
         return f"{job.worker_count}+{job.parameter_server_count} on {job.node_count}"
     if record.size and record.attempts:
-        # "3x2 of 2..4": current or last number of nodes of an elastic run.
+        # An elastic run has the current or last number of nodes first, such as "3x2 of 2..4".
         return f"{len(record.attempts[-1].nodes)}x{job.process_count_per_node} of {range_text(*(job.node_range or (1, 1)))}"
     return job.size_text
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.remote.link.copies import LeftBehind
 
 
-#: Runs that a question names.
+#: Most runs that a question names.
 _NAMED = 5
 _DECLINED = 1
 
@@ -60,7 +60,7 @@ def rm(*, run_ids: list[str], children: bool, force: bool, yes: bool, dry_run: b
         folders = [*below, *folders]
     for folder in folders:
         removal.check_removable(read.record(folder), force=force)
-    # Measured before they are removed.
+    # Measure the runs before they are removed.
     removed = [Removed(name=folder.run_id, size_bytes=tree_size(folder.path)) for folder in folders]
     if not dry_run:
         names = [run.name for run in removed]
@@ -144,7 +144,7 @@ def prune(
     named = {"runs": runs, "snapshots": snapshots, "environments": environments, "data": data, "models": models}
     kinds = [kind for kind, is_named in named.items() if is_named]
     workspace_dir = Workspace.from_config(create=False).path
-    # A dry run first: the question names the result.
+    # Do a dry run first, so that the question can say what would be removed.
     if dry_run or not yes:
         found = prune_workspace(workspace_dir, policy, kinds, dry_run=True)
         if dry_run:
@@ -154,7 +154,7 @@ def prune(
                 _print_removed(found)
             if not confirmed(f"Remove {_summary(found)}, for good?", yes=False, as_json=as_json):
                 return _DECLINED
-    # Search again: runs may have started to use something while the question was open.
+    # Search again, because runs may have started to use something while the question was open.
     found = prune_workspace(workspace_dir, policy, kinds)
     return _tell(found, dry_run=False, as_json=as_json)
 
@@ -199,8 +199,8 @@ def _prune_nodes(name: str, *, yes: bool, dry_run: bool, as_json: bool) -> int:
 
 
 def _remove(folder: RunFolder, *, force: bool) -> bool:
-    """Remove the run. Return False and print the reason if part of it stays."""
-    # Read now: the notes are removed with the run.
+    """Remove the run. If that fails, print the reason and return False."""
+    # Read the properties now, because they are removed with the run.
     properties = tags_and_properties.read(folder.notes).properties
     left = [text for name, text in properties.items() if name.startswith(("not_fetched", "fetched_later"))]
     try:
@@ -216,7 +216,7 @@ def _remove(folder: RunFolder, *, force: bool) -> bool:
 
 
 def _below(folders: list[RunFolder]) -> list[RunFolder]:
-    """Return the runs below these at any depth, the deepest first."""
+    """Return all runs below these runs, such as trials of a sweep, the deepest first."""
     if not folders:
         return []
     runs_dir = folders[0].path.parent
@@ -225,7 +225,7 @@ def _below(folders: list[RunFolder]) -> list[RunFolder]:
     parents = set(named)
     while grown := {record.run_id for record in records if record.parent_run_id in parents} - parents:
         parents |= grown
-    # Records come newest first, and a child is younger than its parent.
+    # The deepest run is first here: records come newest first, and a child is younger than its parent.
     return [RunFolder(runs_dir / record.run_id) for record in records if record.run_id in parents - named]
 
 

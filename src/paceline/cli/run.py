@@ -64,7 +64,7 @@ def rerun(**given: Any) -> int:
 
 
 def _run_meant(text: str) -> str:
-    """Return a run's id, or the id of the run that made a model's version."""
+    """Return the id of a run. For a model's version, it is the run that made it."""
     if ":" not in text and "@" not in text:
         return text
     from paceline import models
@@ -86,7 +86,7 @@ def _submit(wanted: Asked, run_id: str | None) -> RunFolder:
 
 
 class _HashingProgress:
-    """A progress line on a terminal while a large source is hashed, after half a second."""
+    """A progress line on a terminal, which appears if hashing the source takes over half a second."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -94,7 +94,7 @@ class _HashingProgress:
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        # \r returns to the line's beginning and \x1b[2K clears it for the next line.
+        # The code \r returns to the beginning of the line, and \x1b[2K clears it for the next text.
         if sys.stderr.isatty() and now - self._start > 0.5 and now - self._shown > 0.1:
             self._shown = now
             print(
@@ -104,7 +104,7 @@ class _HashingProgress:
                 flush=True,
             )
 
-    # Only after a progress line: these codes would show in a log file.
+    # Clear only after a progress line was printed: these codes would show in a log file.
     def clear(self) -> None:
         if self._shown:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
@@ -127,7 +127,7 @@ def _not_copied(folder: RunFolder, record: RunRecord) -> list[str]:
 def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
     record = read.record(folder)
     if as_json:
-        # Standard output is for the JSON. Before the view, which asks whether it writes to a terminal.
+        # Keep standard output for the JSON. Switch before the view checks whether it writes to a terminal.
         sys.stdout, kept = sys.stderr, sys.stdout
     try:
         view = RunView(record.world_size, quiet=quiet, nodes=record.job.node_count if record.job else 1)
@@ -167,11 +167,11 @@ def _headline(folder: RunFolder, record: RunRecord) -> str:
 
 
 def _follow_with_interrupts(folder: RunFolder, view: RunView) -> tuple[RunRecord, bool]:
-    """Follow the run, and return its record and whether Ctrl-C canceled it.
+    """Follow the run to its end. Return its record, and whether Ctrl-C canceled it.
 
     Ctrl-C asks once, and cancels if pressed again or without a terminal.
     """
-    # Continues at its position after an interruption.
+    # `following` continues at its position after an interruption.
     following = Show(folder, line=view.line, state=view.state, note=view.note, attempt=view.attempt)
     asked = canceled = False
     with _Interrupts() as interrupts:
@@ -181,13 +181,13 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> tuple[RunRecord
                 return following.to_the_end(), canceled
             except KeyboardInterrupt:
                 record = read.record(folder)
-                # The run may have ended just now: then there is no question.
+                # If the run has just ended, there is nothing to ask.
                 if record.is_terminal:
                     return record, canceled
-                # The cancel is under way: further keys change nothing.
+                # The run is already being cancelled, so ignore further keys.
                 if canceled:
                     continue
-                # Without a terminal on both sides, an interrupt means cancel.
+                # Without a terminal for the question, an interrupt cancels the run.
                 if not asked and sys.stdin.isatty() and sys.stderr.isatty():
                     asked = True
                     answer = _ask(interrupts)
@@ -201,16 +201,16 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> tuple[RunRecord
 
 
 class _Interrupts:
-    """A handler that turns Ctrl-C into KeyboardInterrupt, once each time it is let through.
+    """A handler that raises KeyboardInterrupt for Ctrl-C, once after each `let_one_through`.
 
-    A second key press must not interrupt what the first has begun.
+    Other key presses are ignored, so that they do not interrupt the reaction to the first one.
     """
 
     def __init__(self) -> None:
         self._through = False
 
     def __enter__(self) -> _Interrupts:
-        # Python's own handler would raise anywhere, even in the middle of a cancel.
+        # Replace Python's own handler, which could raise anywhere, even in the middle of a cancel.
         self._before = signal.signal(signal.SIGINT, self._handle)
         return self
 
@@ -227,10 +227,10 @@ class _Interrupts:
 
 
 def _ask(interrupts: _Interrupts) -> str:
-    """Return the first letter of the answer; Ctrl-C counts as "c"."""
+    """Ask what to do, and return the first letter of the answer. Ctrl-C counts as "c"."""
     question = "\nInterrupted. [d]etach and let the run go on, [c]ancel it, or Enter to keep following? "
     try:
-        # The key that led to the question has used up its turn.
+        # Allow one more Ctrl-C, because the key press that led to this question has used up the permission.
         interrupts.let_one_through()
         print(question, end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip().lower()[:1]

@@ -1,4 +1,4 @@
-"""Options of `run`, `submit` and `rerun`, and the description that they make."""
+"""Options of `run`, `submit` and `rerun`, and the description that is made of them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from paceline.cli.options import DETACH, JSON, Duration, Given, VerbOption
 from paceline.errors import JobError
 
-# Not typing's, which is slow to import.
+# Don't use typing, which is slow to import.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from typing import Any
 
-#: Options of `env build`, too.
+#: Options that `env build` has too.
 PACKAGES = (
     VerbOption("--pip", "Package for the script; may be repeated.", "PACKAGE", list, key="pip_packages"),
     VerbOption("--requirements -r", "pip's requirements file for the script.", "FILE", list),
@@ -44,7 +44,7 @@ ENV_FILE = VerbOption(
 )
 QUIET = VerbOption("-q --quiet", "Print only the script's output, and errors.", type=bool)
 
-#: In the order of `--help`.
+#: Options of `run`, in the order of `--help`.
 RUN = (
     VerbOption("script", "Python script or any program to run, or a job file (.yaml).", type=Path),
     VerbOption("arguments", "The script's own arguments, behind `--`.", type=list),
@@ -241,9 +241,9 @@ RERUN = (
 
 
 def words(given: Given) -> tuple[Path | None, dict[str, Any]]:
-    """Return the job file, if any, and all other options as a description.
+    """Return the job file, if one is given, and the other options as a description.
 
-    `given` maps options to values, None for those left out. Paths become absolute: a description may be written to a file.
+    `given` maps options to values, or None for options left out. Paths become absolute, because a file may hold them.
     """
     file, found = _entry(given["script"], given["source"], given["module"], given["arguments"] or [])
     if given["nodes"] is not None:
@@ -257,18 +257,18 @@ def words(given: Given) -> tuple[Path | None, dict[str, Any]]:
         "tags": pairs("--tag", given["tag"]),
         "inputs": _inputs(given["input"]),
     }
-    # 0 and False are explicit values.
+    # Keep 0 and False, which are explicit values. Only None means that an option is not given.
     return file, found | {key: value for key, value in plain.items() if value not in (None, [], {})}
 
 
 def experiment_name(directory: str | Path) -> str:
-    """Return the default name of an experiment, made of the source folder's name."""
+    """Return the default name of an experiment, made from the source folder's name."""
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", os.path.basename(directory)).strip("-_")[:100]
     return plain or "default"
 
 
 def one_file(requirements: list[str] | None) -> str | None:
-    """Return the only requirements file."""
+    """Return the only requirements file, or raise if there are several."""
     if requirements and len(requirements) > 1:
         raise JobError(
             f"--requirements was given {len(requirements)} times ({', '.join(requirements)}). Give one file, which may "
@@ -278,7 +278,7 @@ def one_file(requirements: list[str] | None) -> str | None:
 
 
 def pairs(option: str, given: list[str] | None) -> dict[str, Any]:
-    """Return `KEY=VALUE` words as a dict; a bare KEY has None."""
+    """Return `KEY=VALUE` words as a dict. A word without "=" is a key whose value is None."""
     found: dict[str, Any] = {}
     for word in given or ():
         key, equals, value = word.partition("=")
@@ -293,15 +293,15 @@ def _entry(
 ) -> tuple[Path | None, dict[str, Any]]:
     found: dict[str, Any] = {}
     if module is not None:
-        # The parser takes the first word for the script, even behind `--`, where it belongs to the module.
+        # The parser takes the first word for the script. Behind `--`, that word belongs to the module's arguments.
         if script is not None and script.suffix == ".py" and script.is_file() and "--" not in sys.argv:
             raise JobError(
                 f"{str(script)!r} and -m {module}: only one can run. Leave one out, or put the module's arguments behind `--`."
             )
-        # Without a script, words behind `--` are the module's arguments.
+        # With -m there is no script, so words behind `--` are the module's arguments.
         arguments = [*([str(script)] if script is not None else []), *arguments]
         found = {**_project(None, source), "entry_module": module}
-        # A working directory above the source folder finds none of its modules.
+        # From a working directory above the source folder, Python would not find the folder's modules.
         if source is not None and found["working_directory"].split(os.sep)[0] == "..":
             found["working_directory"] = "."
     if arguments:
@@ -317,14 +317,14 @@ def _entry(
         place = _project(None, source)
         return None, found | place | _of_command(command, place["source_directory"])
     if not script.is_file():
-        # A bare name may be a program of the target machine, such as nvidia-smi.
+        # A name without a slash may be a program of the target machine, such as nvidia-smi.
         is_name = len(script.parts) == 1 and script.suffix not in (".py", ".yaml", ".yml")
         if script.is_dir() and not (is_name and shutil.which(script.name)):
             raise JobError(f"{str(script)!r} is a folder. Name the Python file in it that is to run.")
         if is_name:
             return None, _project(None, source) | {"entry_script": script.name, **found}
         raise JobError(f"there is no script {str(script)!r} here ({Path.cwd()}). Give the path of a Python file.")
-    # A job file names its own source folder.
+    # A job file has its own source folder.
     if script.suffix in (".yaml", ".yml"):
         return script.absolute(), found | ({"source_directory": str(source.absolute())} if source is not None else {})
     place = _project(script, source)
@@ -335,7 +335,7 @@ def _entry(
 
 
 def _project(script: Path | None, source: Path | None) -> dict[str, str]:
-    """Return the folder to copy, and the working directory relative to it.
+    """Return the source folder, and the working directory relative to that folder.
 
     The folder is the git repository that holds the script or, without a script, the working directory. Outside a repository
     it is the working directory if the script is below it, else the script's own folder.
@@ -353,7 +353,7 @@ def _project(script: Path | None, source: Path | None) -> dict[str, str]:
 def _repository(folder: str) -> str | None:
     home = os.path.realpath(os.path.expanduser("~"))
     start = folder
-    # A home folder may be a repository of settings, not a project.
+    # Ignore a repository in the home folder, which may hold settings and not a project.
     while folder not in ("/", home) or folder == start != "/":
         if os.path.exists(os.path.join(folder, ".git")):
             return folder
@@ -362,14 +362,14 @@ def _repository(folder: str) -> str | None:
 
 
 def _file_name(name: str) -> str:
-    """Return the name of a source file, with "./" if it could be a program's name."""
+    """Return a source file's name, with "./" if it could be a program's name."""
     return name if "/" in name or name.endswith(".py") else f"./{name}"
 
 
 def _command(first: Path, further: int) -> list[str] | None:
-    """Return the words behind `--` if they are a command, else None.
+    """Return the words behind `--` if they are a command of their own, else None.
 
-    `first` is the word that the parser took for the script, and `further` the number of other words.
+    `first` is the word that the parser took for the script, and `further` the number of words after it.
     """
     # The parser drops the `--`, so only the command line tells which words came after it.
     behind = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
@@ -383,7 +383,7 @@ def _of_command(command: list[str], root: str) -> dict[str, Any]:
     is_file = "/" in first or os.path.isfile(first)
     name = os.path.relpath(os.path.realpath(first), root) if is_file else first
     if os.path.isabs(first) or name.split(os.sep)[0] == "..":
-        # A program of the machine, which is not copied.
+        # The command is a program of the machine, which is not copied.
         return {"entry_script": "bash", "arguments": ["-c", f"exec {shlex.join(command)}"]}
     return {"entry_script": _file_name(name) if is_file else first, "arguments": command[1:]}
 
@@ -408,7 +408,7 @@ def _environment(given: list[str] | None) -> dict[str, Any]:
 
 
 def _nodes(text: str) -> tuple[int | str, int]:
-    """Return the nodes, a number or a range such as "2..4", and the processes of each."""
+    """Return the number or range ("2..4") of nodes, and the processes of each node."""
     match = re.fullmatch(r"(?:(\d+)(?:\.\.(\d+))?x)?(\d+)", text)
     if match is None and (ends := re.fullmatch(r"(\d+)\.\.(\d+)", text)):
         fewest, most = sorted(max(1, int(end)) for end in ends.groups())

@@ -29,7 +29,7 @@ from paceline.workspace import Workspace
 if TYPE_CHECKING:
     from paceline.cli.outputs import WrittenFolder
 
-#: The port of Azure's own server.
+#: Default port, which is that of Azure's own server.
 _PORT = 5001
 
 SERVE = (
@@ -64,7 +64,7 @@ SERVE = (
     JSON,
 )
 
-#: Options that are keys of the configuration, in addition to a service's settings.
+#: Options that are keys of the server's configuration, in addition to the settings of a service.
 _KEYS = ("host", "workers", "log_level", "tls_cert", "tls_key")
 
 
@@ -86,12 +86,12 @@ def serve(**given: Any) -> int:
             if given["check"] is not None:
                 return _check(config, sample, as_json=given["as_json"])
             path = folder / "config.json"
-            # Its variables may be secrets.
+            # Only this user may read the file, because the configuration's variables may be secrets.
             write_json(path, config.to_json(), mode=PRIVATE)
             sys.stdout.flush()
             sys.stderr.flush()
-            # The server replaces this process, which would keep the parser's memory. It starts in a folder without modules
-            # that could shadow others.
+            # Replace this process by the server, to free the parser's memory. It starts in a folder without modules
+            # that could shadow those of the library.
             os.chdir(folder)
             os.execv(sys.executable, [sys.executable, "-m", "paceline.serving", str(path)])
     finally:
@@ -131,14 +131,14 @@ def _script(entry: str, source: str | None) -> dict[str, str]:
 
 
 def _found(references: Sequence[str]) -> list[FoundModel]:
-    # Not created: a served folder needs no workspace.
+    # Don't create the workspace, because serving a folder needs none.
     workspace_dir = Workspace.from_config(create=False).path
     found = []
     for reference in references:
         try:
             found.append(find_model(workspace_dir, reference))
         except ModelNotFoundError:
-            # Not a model, so a path without a slash.
+            # The word names no registered model, so try it as a path without a slash.
             if not Path(reference).exists():
                 raise
             found.append(find_model(workspace_dir, Path(reference)))
@@ -189,11 +189,11 @@ def _sample(given: str) -> bytes | None:
 
 @contextmanager
 def in_environment(config: ServerConfig, given: Given, own: EnvironmentSpec | None) -> Iterator[ServerConfig]:
-    """Return the configuration with interpreter and variables of its environment, which is locked against `env prune`.
+    """Yield the configuration with interpreter and variables of its environment, which is locked against `env prune`.
 
     `own` is the environment of the run that made the first model. A program that replaces this process inherits the lock.
     """
-    # The folder in which a service's options look for requirements.
+    # `source` is the folder in which the options of a service look for requirements files.
     wanted = service_options.environment({**given, "source": config.source_dir})
     spec = wanted or own or EnvironmentSpec()
     variables = {**spec.environment_variables, **service_options.variables(given["env"])}

@@ -18,7 +18,7 @@ from paceline.job.environment import EnvironmentSpec
 from paceline.system import units
 from paceline.workspace import Workspace
 
-#: Option -> field of `paceline.services.record.ServingOptions`.
+#: Option -> its field in `paceline.services.record.ServingOptions`.
 _SETTINGS = {
     "max_batch": "max_batch",
     "max_queue": "max_queue",
@@ -32,7 +32,7 @@ _SETTINGS = {
 }
 _SIZES = ("max_body", "memory_limit")
 
-#: Options of `serve`, too: where the script runs, and limits of requests.
+#: Options that `serve` has too: where the script runs, and limits of requests.
 RUNS_IN = (
     VerbOption(
         "--environment", "Registered environment; default: the environment of the run that made the model.", "NAME"
@@ -119,7 +119,7 @@ PACKAGE = (
 
 
 def settings(given: Given) -> dict[str, Any]:
-    """Return the given settings, of a service or of `serve`."""
+    """Return those settings of a service, or of `serve`, that are given as options."""
     found: dict[str, Any] = {}
     for option, name in _SETTINGS.items():
         value = given.get(option)
@@ -135,7 +135,7 @@ def settings(given: Given) -> dict[str, Any]:
 
 
 def variables(words: Sequence[str] | None) -> dict[str, str]:
-    """Return the variables of NAME=VALUE words; a bare NAME has the shell's value."""
+    """Return the variables of NAME=VALUE words. A NAME alone takes the shell's value."""
     from paceline.services.revision_spec import as_variables
 
     found = {}
@@ -150,7 +150,7 @@ def variables(words: Sequence[str] | None) -> dict[str, str]:
 
 
 def environment(given: Given) -> EnvironmentSpec | None:
-    """Return the environment of the options, or None for the model's own."""
+    """Return the environment that the options describe, or None for the model's own."""
     name, isolated = given["environment"], given["isolated"] is not None
     own = given["python"] is not None or any(given[option.name] for option in PACKAGES)
     refuse(
@@ -164,12 +164,12 @@ def environment(given: Given) -> EnvironmentSpec | None:
 
 
 def tags(words: Sequence[str] | None) -> dict[str, str]:
-    """Return tags of KEY=VALUE words."""
+    """Return the tags of KEY=VALUE words as a dict."""
     return {key: value for key, _, value in (word.partition("=") for word in words or ())}
 
 
 def tls(given: Given) -> tuple[str, str] | None:
-    """Return the two files, or None."""
+    """Return the files of certificate and key, or None without TLS."""
     cert, key = given["tls_cert"], given["tls_key"]
     if (cert is None) != (key is None):
         raise ServiceError("--tls-cert and --tls-key go together: give both files, or neither.")
@@ -177,7 +177,7 @@ def tls(given: Given) -> tuple[str, str] | None:
 
 
 def environment_of(given: Given, source_directory: Path) -> EnvironmentSpec:
-    """Return the environment of package options. Relative files start from `source_directory`."""
+    """Return the environment of the package options. Relative paths start from `source_directory`."""
     return described(
         definition=None,
         source_directory=source_directory,

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def command_text(record: RunRecord) -> str:
-    """Return the run's command as for a shell; "" without a job."""
+    """Return the run's command as a shell takes it, or "" without a job."""
     return shlex.join([*record.job.entry_words, *record.job.arguments]) if record.job else ""
 
 
 def summary(folder: RunFolder, record: RunRecord | None = None) -> RunSummary:
-    """Return the keys of `status`, `list`, `submit` and `run`. `record` is the run's, if known."""
-    # Imported here: `paceline run` loads this module, but not the notebook's view.
+    """Return what `status`, `list`, `submit` and `run` print with --json. `record` saves reading it again."""
+    # Import this here, because `paceline run` loads this module but not the notebook's view.
     from paceline.runs.notebook import latest_metrics
 
     record = read.record(folder) if record is None else record
@@ -70,15 +70,15 @@ def print_submitted(folder: RunFolder, hints: str, *, as_json: bool) -> int:
     if as_json:
         print_json(summary(folder))
     else:
-        # Only this on standard output, for RUN=$(paceline submit ...).
+        # Print only the id on standard output, for RUN=$(paceline submit ...).
         print(folder.run_id)
         print(f"\n{hints}", file=sys.stderr)
     return 0
 
 
 def details(folder: RunFolder) -> ShownRun:
-    """Return the keys of `show`: those of `summary`, and all others."""
-    # Imported here: `paceline run` loads this module, but not models.
+    """Return what `show` prints with --json: the keys of `summary`, and further keys."""
+    # Import this here, because `paceline run` loads this module but not models.
     from paceline.models import registry
 
     record = read.record(folder)

@@ -36,7 +36,7 @@ from paceline.system.names import counted
 from paceline.system.units import value_text
 from paceline.workspace import Workspace
 
-#: Points that --dry-run prints.
+#: Most points that --dry-run prints.
 _SHOWN = 10
 
 SWEEP_ID = VerbOption("run_id", "Sweep: its id, the beginning of it, or its name.", "RUN", needed=True)
@@ -93,7 +93,7 @@ def show(*, run_id: str | None, top: int, follow: bool, html: Path | None, png: 
     if follow and not record.is_terminal:
         return _follow(folder, as_json=as_json, quiet=False, top=top)
     trials = trial_runs.trials(folder, sweep)
-    # 0 means all, like a slice without an end.
+    # With 0 show all trials: None is a slice without an end.
     order = ordered(trials, sweep.goals)[: top or None]
     if as_json:
         runs = {"runs": results.lineage(trials, sweep)} if pausing(sweep.stop) else {}
@@ -195,7 +195,7 @@ def more(*, run_id: str, trials: int, as_json: bool) -> None:
 @takes(SWEEP_ID, JSON)
 def resume(*, run_id: str, as_json: bool) -> None:
     """Resume a sweep whose controller was killed. Every read of the sweep does the same."""
-    # Reading the record of a sweep without a controller starts a controller (`paceline.runs.read`).
+    # A read of the record restarts the controller of a sweep that has none (`paceline.runs.read`).
     folder, record, _ = _sweep(run_id)
     _told(folder, f"is {record.status}.", as_json=as_json)
 
@@ -224,7 +224,7 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
     points: list[dict[str, Any]] = []
     trials: list[Trial] = []
     for number in range(min(_SHOWN, sweep.trials)):
-        # The sampler has no values of former trials to learn from.
+        # The sampler proposes without results, because no former trial has run.
         proposal = proposals.propose(number, trials)
         if proposal is None:
             break
@@ -260,7 +260,7 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool, top: int = _SHOWN)
 
     line(f"Sweep {folder.run_id}")
     try:
-        # After a live table, its last state is printed on standard output.
+        # After a live table on standard error, its last state is printed on standard output.
         record = child.follow_log(folder, line) if quiet else live.follow(folder, sys.stderr, line, stays=False)
     except KeyboardInterrupt:
         line(f"\n{live.way_back(folder)}")

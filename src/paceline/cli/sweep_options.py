@@ -1,4 +1,4 @@
-"""Options of `sweep run`, and the sweep that they and a file's section `sweep` make."""
+"""Options of `sweep run`, and the sweep that is made of them and of a file's section `sweep`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.sweeps.spec import SweepSpec, listed, objectives
 from paceline.system import units
 from paceline.system.names import did_you_mean
 
-# A sweep has its own forms of these, and no --yaml.
+# Leave out these options: a sweep has its own --dry-run, --quiet and --json, and no --yaml.
 _NOT_A_SWEEPS = ("dry_run", "yaml", "quiet", "as_json")
 
 SWEEP = (
@@ -94,19 +94,19 @@ SWEEP = (
     VerbOption("-q --quiet", "Print only errors, and with --json the JSON.", type=bool),
 )
 
-#: Keys of a file's section `sweep`; those of `SweepSpec` are the same or follow from them.
+#: Keys of a file's section `sweep`. The fields of `SweepSpec` have the same names or are made from these keys.
 _KEYS = (
     *("space", "metric", "goal", "trials", "concurrent", "sampler", "stop", "seed", "points", "max_failures"),
     *("max_duration_seconds", "repeats", "pass_as", "switches", "array_size", "controller", "warm_start"),
 )
-#: Options with the name of their key.
+#: Options whose names are those of their keys.
 _SAME = ("trials", "concurrent", "sampler", "seed", "max_failures", "pass_as", "array_size", "controller", "repeats")
 
 
 def spec(given: Given, section: Mapping[str, Any], file: Path | None, former: Callable[[str], str]) -> SweepSpec:
-    """Return the sweep of the options and a file's section. Options win.
+    """Return the sweep of the options and a file's section. Options take precedence.
 
-    `former` completes the id of a former sweep.
+    `former` returns the full id of a former sweep.
     """
     if unknown := sorted(set(section) - set(_KEYS)):
         raise SweepError(
@@ -114,7 +114,7 @@ def spec(given: Given, section: Mapping[str, Any], file: Path | None, former: Ca
             f"{', '.join(_KEYS)}."
         )
     found: dict[str, Any] = dict(section)
-    # A hyperparameter of the command line replaces the file's.
+    # A hyperparameter on the command line replaces that of the file.
     parts = {
         **_space(section.get("space") or {}),
         **{name: parse(text) for name, text in _params(given["param"]).items()},
@@ -133,13 +133,13 @@ def spec(given: Given, section: Mapping[str, Any], file: Path | None, former: Ca
             raise SweepError(f"{str(file)!r}: max_duration_seconds: {error}") from None
     stop = given["stop"] or found.get("stop")
     found["stop"] = parse_policy(str(stop)) if stop else None
-    # All points are tried, the file's first.
+    # Try the points of both, those of the file first.
     found["points"] = listed("points", found.get("points") or ()) + tuple(_point(text) for text in given["point"] or ())
-    # Drawn once and recorded: a controller that takes over must propose the same points.
     runs = listed("warm_start", given["warm_start"] or found.get("warm_start") or ())
     found["warm_start"] = tuple(former(str(run)) for run in runs)
     switches = listed("switches", given["switch"] or found.get("switches") or ())
     found["switches"] = tuple(as_switch(str(name)) for name in switches)
+    # Draw the seed once and record it, so that a controller that takes over proposes the same points.
     found.setdefault("seed", secrets.randbelow(1 << 31))
     try:
         made = SweepSpec(**found)
@@ -155,7 +155,7 @@ def _judge(given: Given, found: dict[str, Any]) -> None:
         names, goals = [], []
         for word in given["metric"]:
             name, _, goal = word.rpartition("=")
-            # The name of a metric may contain "=".
+            # Split at the last "=", because the name of a metric may contain "=".
             is_goal = goal in ("maximize", "minimize") and name
             names.append(name if is_goal else word)
             goals.append(goal if is_goal else general)
@@ -201,7 +201,7 @@ def _part(part: Any) -> Any:
         return _space(part)
     if isinstance(part, list):
         spaces = [_space(option) if isinstance(option, Mapping) else option for option in part]
-        # choice() reads a single list as its options, but this list is the only option.
+        # choice() would read a single list as its options, but here the list is the only option.
         return choice(*spaces) if len(spaces) != 1 else choice(spaces)
     assert not isinstance(part, Expression), "YAML knows none"
     return part

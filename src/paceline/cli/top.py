@@ -1,4 +1,4 @@
-"""top, stacks, profile: the present state of a run's nodes and workers, and where their time goes."""
+"""top, stacks, profile: the load of a run's nodes and workers, and where their time goes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LEAST_S, _MOST_S = 0.5, 3600.0
 #: Terminal codes: go to the top left, clear the rest of a line or screen, hide or show the cursor, switch screens.
 _HOME, _LINE, _BELOW, _HIDE, _SHOW = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[?25l", "\x1b[?25h"
 _ALTERNATE, _BACK = "\x1b[?1049h", "\x1b[?1049l"
-#: Headers of left-aligned columns.
+#: Headers of the columns that are aligned to the left.
 _NAMES = ("NODE", "RANK")
 #: Seconds between checks for signals while nothing is drawn.
 _PAUSE_S = 0.1
@@ -78,14 +78,14 @@ def _live(folder: RunFolder, interval_s: float) -> int:
             until = time.monotonic() + interval_s
             while not ended and time.monotonic() < until:
                 time.sleep(_PAUSE_S)
-    # Print the last state on the normal screen.
+    # Print the last state once more on the normal screen.
     print("\n".join(lines))
     return 128 + ended[0] if ended else 0
 
 
 def _draw(lines: list[str]) -> None:
     size = shutil.get_terminal_size()
-    # Only lines that fit: scrolled lines could not be drawn over.
+    # Draw only the lines that fit, because scrolled lines could not be drawn over.
     shown = [line[: size.columns] for line in lines[: max(1, size.lines - 1)]]
     sys.stdout.write(_HOME + "".join(f"{line}{_LINE}\r\n" for line in shown) + _BELOW)
     sys.stdout.flush()
@@ -93,15 +93,15 @@ def _draw(lines: list[str]) -> None:
 
 @contextlib.contextmanager
 def _screen(stream: IO[str]) -> Iterator[list[int]]:
-    """Switch to an alternate screen, and back at the end. Yield the signals that ask for the end."""
+    """Switch to an alternate screen, and back at the end. Yield a list of the signals to end."""
     ended: list[int] = []
-    # A handler, because SIGINT may be ignored below some shells.
+    # Handle SIGINT explicitly, because some shells start programs with SIGINT ignored.
     with handled(lambda number, frame: ended.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         try:
             stream.write(_ALTERNATE + _HIDE)
             yield ended
         finally:
-            with contextlib.suppress(OSError, ValueError):  # the terminal was closed
+            with contextlib.suppress(OSError, ValueError):  # the terminal may have been closed
                 stream.write(_SHOW + _BACK)
                 stream.flush()
 

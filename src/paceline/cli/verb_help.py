@@ -1,4 +1,4 @@
-"""An example of each verb and its page, for `--help` and the manual's page; the installed pages and examples."""
+"""An example of each verb and the verb's page, for `--help` and the manual's page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import paceline
 
-#: Verb -> a call of it. A test parses each.
+#: Verb -> an example of its call. A test parses each example.
 EXAMPLES = {
     "": "paceline run train.py",
     "init": "paceline init my-training",
@@ -95,7 +95,7 @@ EXAMPLES = {
     "bug-report": "paceline bug-report brave-otter-12",
 }
 
-#: First word of a verb -> its topic in `paceline docs`, where it is not the word itself.
+#: First word of a verb -> its topic in `paceline docs`, where the topic has another name.
 TOPICS = {
     "azureml": "from-azureml",
     "env": "environments",
@@ -119,14 +119,14 @@ def topic_of(verb: str) -> str:
 
 
 def installed(name: str) -> Path:
-    """Return the folder of `docs` or `examples`: in the package, or beside `src` in a checkout."""
+    """Return the path of `docs` or `examples`: in the package, or beside `src` in a checkout."""
     package = Path(paceline.__file__).resolve().parent
     inside = package / name
     return inside if inside.is_dir() else package.parents[1] / name
 
 
 def page_files() -> list[Path]:
-    """Return the files of the pages, in English, without those for contributors."""
+    """Return the files of the English pages, without the pages for contributors."""
     top = installed("docs")
     paths = sorted([*top.glob("*.md"), *(top / "tutorials").glob("*.md")])
     return [path for path in paths if path.name.count(".") == 1 and path.stem != "promises"]

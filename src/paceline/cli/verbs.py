@@ -5,7 +5,7 @@ A verb's module is imported only when the verb is called, so the table repeats t
 
 from __future__ import annotations
 
-#: Sections of `paceline --help`, by the first verb in each.
+#: Title of a section in `paceline --help`, by the first verb of the section.
 SECTIONS = {
     "init": "Start here",
     "run": "Run",
@@ -16,7 +16,7 @@ SECTIONS = {
     "rename": "Housekeeping",
 }
 
-#: Verbs that only show. They work in an untrusted workspace, too, and start nothing of it.
+#: Verbs that only show something. They also work in an untrusted workspace, and start nothing of it.
 SHOWING = frozenset(
     {
         *("status", "list", "show", "logs", "metrics", "diff", "usage", "export", "files", "download", "bug-report"),
@@ -25,7 +25,7 @@ SHOWING = frozenset(
     }
 )
 
-#: Verb -> its function in `paceline.cli`, or the module with its own `verbs`, and its help. In the order of `--help`.
+#: Verb -> its function in `paceline.cli` or the module of its sub-verbs, and its help, in the order of `--help`.
 VERBS: dict[str, tuple[str, str]] = {
     "init": ("guide.init", "Write a folder with a first script that runs."),
     "examples": ("guide.examples", "List the examples, or copy one to a folder."),

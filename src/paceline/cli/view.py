@@ -16,7 +16,7 @@ from paceline.system.names import some
 
 
 class RunView:
-    """A printer of a run's lines and changes of state.
+    """A printer of a run's output and changes of state on a terminal, a file or a pipe.
 
     On a terminal it draws over unfinished lines (progress bars) and passes on only colours, unless `raw`. A file or a pipe gets
     lines unchanged. `world_size` is 0 if only one rank's lines are shown.
@@ -32,7 +32,7 @@ class RunView:
         self._terminal = sys.stdout.isatty()
         self._colour = has_colour(sys.stdout)
         self._open_line = False
-        # Output may hold sequences that move the cursor or set the terminal's title. A file gets them unchanged.
+        # On a terminal, clean the output, which may move the cursor or set the title. A file gets it unchanged.
         self._lines = TerminalLines() if self._terminal and not raw else None
 
     def line(self, line: LogLine) -> None:
@@ -40,9 +40,9 @@ class RunView:
             self._size = max(self._size, line.rank + 1)  # a script may start more ranks
         text = line.text if self._lines is None else self._lines.line(line.rank, line.text)
         if before := coloured(prefix(line, self._size, self._attempts), rank_colour(line.rank), self._colour):
-            # A log of an ended run comes in blocks of several lines.
+            # A block of an ended run's log has several lines, so put the prefix before each of them.
             text = before + text.replace("\n", f"\n{before}")
-        # A progress bar without a line end is drawn over.
+        # Draw over a progress bar, which has no line end.
         if self._open_line:
             sys.stdout.write("\r\x1b[2K")
         self._open_line = self._terminal and not line.complete
@@ -50,7 +50,7 @@ class RunView:
         sys.stdout.flush()
 
     def state(self, record: RunRecord) -> None:
-        # These two states last a moment and are followed by others at once.
+        # Don't print these two states, which last a moment before other states follow.
         if record.waiting_for or record.status not in (states.NOT_STARTED, states.FINALIZING):
             self.say(coloured(visible(state_text(record)), state_colour(record.status), has_colour(sys.stderr)))
 
@@ -58,11 +58,11 @@ class RunView:
         self.say(attempt_text(before, now))
 
     def note(self, line: LogLine) -> None:
-        """Print a line of a node's preparation on standard error; draw over its progress bar on a terminal."""
+        """Print a line of a node's preparation on standard error. On a terminal, it replaces a progress bar."""
         if self._quiet:
             return
         text = node_prefix(line, self._nodes) + visible_line(line.text)
-        # Each line clears an unfinished progress bar.
+        # Clear the line first, because an unfinished progress bar may be on it.
         if sys.stderr.isatty():
             print(f"\r\x1b[2K{text}", end="\n" if line.complete else "", file=sys.stderr, flush=True)
         elif line.complete:
@@ -71,7 +71,7 @@ class RunView:
     def say(self, text: str) -> None:
         """Print a message on standard error."""
         if self._open_line:
-            # First end the script's open line, for both streams often share a terminal.
+            # End the script's unfinished line first, because both streams often share a terminal.
             sys.stdout.write("\n")
             sys.stdout.flush()
             self._open_line = False
@@ -80,12 +80,12 @@ class RunView:
 
 
 def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
-    """Print how the run ended, and where to look next."""
+    """Print how the run has ended, and which command shows more."""
     colour = has_colour(sys.stderr)
     view.say(coloured(visible(end_text(record)), state_colour(record.status), colour))
     for warning in record.warnings:
         view.say(coloured(f"Warning: {visible(warning, lines=True)}", WARNING_COLOUR, colour))
-    # Not by `say`: the cause of a failure is printed with --quiet, too.
+    # Don't use `say` here: --quiet must not hide the cause of a failure.
     if record.failure is not None:
         print(f"\n{visible(str(record.failure), lines=True)}", file=sys.stderr)
     outputs = [name for name in names(folder) if name.startswith("outputs/")]
@@ -96,6 +96,6 @@ def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
     if folder.uploads.is_dir() and (unstored := sorted(path.name for path in folder.uploads.iterdir())):
         view.say(f"Not stored, and kept in {folder.uploads}: {', '.join(unstored)}")
     if folder.work.is_dir():
-        # Files of the snapshot are gone by now (`paceline.runs.work_dir.clean`).
+        # Files of the snapshot have been removed by now (`paceline.runs.work_dir.clean`).
         left = sorted(visible(path.name) for path in folder.work.iterdir())
         view.say(f"The script also left in {folder.work}: {', '.join(left[:5])}{', ...' if len(left) > 5 else ''}")

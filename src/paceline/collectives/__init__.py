@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from paceline.system.lazy_import import face
 
-# Not typing's: a worker loads this before its script.
+# `typing` is not imported here, because a worker loads this module before its script and it should load fast.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _HOMES = {
     "paceline.collectives.errors": ("ArgumentError", "CollectivesError", "MismatchError", "ShutDownError"),
     "paceline.collectives.handle": ("Handle",),
     "paceline.collectives.settings": ("EngineSettings",),
-    # For other rooms of Paceline, which import nothing below this package (tests/test_layers.py).
+    # Used by packages of Paceline that import nothing below this package (tests/test_layers.py).
     "paceline.collectives.recorder": ("answer_recorder_requests",),
     "paceline.collectives.step_hooks": ("count_steps",),
     "paceline.collectives.store_address": ("keep_to_master_address", "store_listener"),

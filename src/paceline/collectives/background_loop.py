@@ -55,15 +55,15 @@ _WAITED_PAUSE_S = 0.001
 _LONG_PAUSE_S = 0.005
 _IDLE_PAUSE_S = 1.0
 _LEAVE_S = 30.0
-#: A caller that waits leads for so long at most, then sleeps.
+#: Seconds that a waiting caller leads (does the loop's work itself) at most before it sleeps.
 _LEAD_S = 0.01
 _GRACE_S = 3.0
 
 
 class _Caller(threading.local):
-    """A block whose operations its thread waits for at once.
+    """A context whose operations are awaited at once by the submitting thread.
 
-    The loop's thread stays asleep. The wait must follow: until then the other ranks do not learn of the operations.
+    These operations do not wake the loop's thread. Wait for them: only the wait tells the other ranks of them.
     """
 
     waits_at_once = False
@@ -79,7 +79,7 @@ waiting_at_once = _Caller()
 
 
 class BackgroundLoop:
-    """The engine's part for one process set.
+    """The thread and the state that run one process set's operations.
 
     `transport` connects the set's ranks. When communication has failed, `lost` is called with the
     reason and the rank that died, or -1.
@@ -97,7 +97,7 @@ class BackgroundLoop:
         self.ranks = tuple(ranks)
         self.rank = transport.rank
         self.size = len(ranks)
-        #: One item for each caller that sleeps on its handle. A list, for append and pop need no lock, and += does.
+        #: One item for each caller that sleeps on its handle. A list, because append and pop need no lock, but += does.
         self.waiting: list[int] = []
         self.ended: ShutDownError | None = None
         self._settings = settings
@@ -117,13 +117,13 @@ class BackgroundLoop:
             fail=self.fail,
             has_failed=lambda: self.ended is not None,
         )
-        # An idle first rank only has to notice in time what other ranks wait for in vain.
+        # An idle first rank wakes up only often enough to detect stalled operations of other ranks in time.
         self._idle_pause_s: float | None = None
         if self.rank == 0 and self.size > 1:
             self._idle_pause_s = min(_IDLE_PAUSE_S, settings.stall_warning_s / 4 or _IDLE_PAUSE_S)
-        # These two as one object each: each look at a method makes a new one, and a step makes hundreds of handles.
+        # Keep bound methods: every attribute access makes a new object, and a step makes hundreds of handles.
         self.waiter = self.wait
-        #: Returns the request with these fields, reusing an equal one that the ranks agreed on before.
+        #: Takes a request's fields and returns the request, reusing an equal one that the ranks agreed on before.
         self.known = self.negotiation.cache.known
         self._claim = threading.Lock()
         self._turn = threading.Lock()
@@ -147,8 +147,8 @@ class BackgroundLoop:
             task.handle._place = recorder.begin(self._texts.of(task.request))
             self._pending[key] = task
             self._news.append(task)
-            # A caller that leads looks at the news itself. It gives _claim back before it takes _wake and looks whether
-            # work is left: so either it sees this task there, or _claim is free here.
+            # While a caller leads, it polls `_news` itself. It releases _claim before it takes _wake and checks for
+            # remaining work, so either it sees this task in that check, or _claim is free here.
             if self._asleep and not self._claim.locked() and not waiting_at_once.waits_at_once:
                 self._wake.notify()
         return task.handle
@@ -175,8 +175,8 @@ class BackgroundLoop:
         self._is_forked, self.ended = True, error
 
     def fail(self, error: ShutDownError) -> None:
-        """End everything in flight with this error."""
-        # New operations are refused. Only the first call counts. Any thread may call it.
+        """Fail all operations in flight and all later ones with this error."""
+        # Only the first call has an effect. Any thread may call this method.
         with self._wake:
             if self.ended is None:
                 self.ended = error
@@ -184,12 +184,12 @@ class BackgroundLoop:
             self._pending.clear()
             self._news.clear()
             self._wake.notify()
-        # Without the lock: a handle's callbacks may submit something.
+        # Finish the handles without holding the lock, because their callbacks may submit operations.
         for task in tasks:
             task.handle._finish(error=self.ended)
 
     def overdue(self, limit_s: float) -> str | None:
-        """Describe an operation that takes longer than the limit."""
+        """Describe an operation that takes longer than the limit, or return None."""
         # The set's first rank ends waiting operations with a better reason, so it gets `_GRACE_S` more time.
         now_s = time.monotonic()
         doing = self.negotiation.doing
@@ -214,7 +214,7 @@ class BackgroundLoop:
                 with self._guarded():
                     self._lead(handle, end_s)
             finally:
-                # In this order: a thread that holds _wake and finds _claim held relies on the check below.
+                # Release _claim first: a thread that holds _wake and finds _claim held relies on the check below.
                 self._claim.release()
                 with self._wake:
                     if self._pending or self.negotiation.todo or self._leaving:
@@ -230,7 +230,7 @@ class BackgroundLoop:
         """Do the loop's work in the caller's thread."""
         begin_s = time.monotonic()
         end_s = min(end_s, begin_s + _LEAD_S)
-        # The thread may be in the middle of an operation that waits for other ranks: the caller sleeps on its handle then.
+        # The loop's thread may be in an operation that waits for other ranks. Then the caller sleeps on its handle.
         if not self._turn.acquire(timeout=end_s - begin_s):
             return
         try:
@@ -262,7 +262,7 @@ class BackgroundLoop:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Fail the engine with any error of the block.
+        """Fail the engine if the block raises an error.
 
         KeyboardInterrupt is raised again: an operation may have stopped in the middle, and the other ranks cannot go on with this
         one.
@@ -281,7 +281,7 @@ class BackgroundLoop:
         negotiation, quiet_since_s = self.negotiation, time.monotonic()
         while self.ended is None:
             worked = False
-            # Without a lock: `_sleep` checks again under _wake.
+            # This check needs no lock, because `_sleep` repeats it under _wake.
             if negotiation.todo or not self._claim.locked():
                 with self._turn:
                     if negotiation.todo:
@@ -299,7 +299,7 @@ class BackgroundLoop:
                 os.sched_yield()
             elif self._sleep(self._pause_s(quiet_s)):
                 quiet_since_s = time.monotonic()
-        # A caller that still leads sees `ended` and gives the turn back before anything is freed.
+        # A caller that still leads sees `ended` and releases _turn before `close` frees anything.
         with self._turn:
             negotiation.close()
 
@@ -321,8 +321,8 @@ class BackgroundLoop:
         negotiated and reduced together.
         """
         with self._wake:
-            # No wake-up is lost: every thread that submits, stops leading, leaves or fails takes _wake too. Either it did so
-            # before this point and its change is visible, or it does so after `wait` below has released the lock, and notifies.
+            # No wake-up is lost: every thread that submits, stops leading, leaves or fails takes _wake too. If it did
+            # so before this point, its change is visible. Otherwise it notifies once `wait` below releases the lock.
             if self.ended is not None or self.negotiation.todo:
                 return False
             if self._is_busy():
@@ -336,7 +336,7 @@ class BackgroundLoop:
             return True
 
     def _step(self) -> bool:
-        """Send new requests and receive agreements, with the turn."""
+        """Send new requests and receive agreements. The caller holds _turn."""
         news: list[CollectiveTask] = []
         if self._news or (self._leaving and not self.negotiation.has_left):
             with self._wake:
@@ -346,14 +346,14 @@ class BackgroundLoop:
 
 
 class _BoardTexts:
-    """The board's texts of a set's last `limit` requests."""
+    """The texts that describe a set's last `limit` requests in status reports."""
 
     def __init__(self, number: int, ranks: Sequence[int], limit: int) -> None:
         self._set, self._ranks, self._limit = f"process set {number}", ranks_text(ranks), max(1, limit)
         self._texts: dict[Key, tuple[Request, str]] = {}
 
     def of(self, request: Request) -> str:
-        # Most requests come again, as the same object (`ResponseCache.known`).
+        # Steps repeat their requests (`ResponseCache.known` returns the same object), so keep the texts.
         key = request.key
         known = self._texts.get(key)
         if known is None or known[0] != request:

@@ -25,14 +25,14 @@ from paceline.collectives import numbers
 from paceline.collectives.numbers import Array
 from paceline.collectives.request import ALLREDUCE, JOIN, Agreement, CollectiveTask, Fields, Key, Request, agree
 
-#: The first rank takes so much from each of the others. A guess; from 16 KiB on two ranks are faster without.
+#: Most bytes of an array that travels with a request: the first rank receives all arrays. A guess; 16 KiB is too much.
 INLINE_LIMIT_BYTES = 8 << 10
 
 
 class Message(NamedTuple):
     """A rank's message to the first rank of the set.
 
-    `epoch` is the numbering of its slots. `leaving` announces the rank's shutdown. `payload` is the rank's array, in a request
+    `epoch` identifies the slot numbering. `leaving` announces the rank's shutdown. `payload` is the rank's array, in a request
     for one small reduction.
     """
 
@@ -44,7 +44,7 @@ class Message(NamedTuple):
 
 
 class Response(NamedTuple):
-    """The first rank's list of the next operations.
+    """The first rank's list of the next operations, which all ranks perform.
 
     Slots come first, then full agreements. A new `epoch` voids every slot number once the slots of this response are done.
     `end` is the reason why no operation follows. `results` maps a position in the list to the finished result of a small
@@ -59,7 +59,7 @@ class Response(NamedTuple):
 
 
 class Late(NamedTuple):
-    """An operation that some ranks wait for.
+    """An overdue operation that some ranks wait for.
 
     Ranks that have joined count neither as missing nor as submitted.
     """
@@ -79,14 +79,14 @@ class Coordinator:
     """The negotiation of one process set of `size` ranks."""
 
     def __init__(self, size: int, cache_capacity: int) -> None:
-        # Ranks are the bits of one integer, so that "all of them" is one comparison however many there are.
+        # Ranks are the bits of one integer, so testing whether all ranks have requested something is one comparison.
         self._all = (1 << size) - 1
         self._size = size
         self._capacity = cache_capacity
         self._epoch = 0
         self._slots: list[_Slot] = []
         self._slot_of: dict[Key, int] = {}
-        self._requested: list[int] = []  # of each slot, the ranks that asked for it, as bits
+        self._requested: list[int] = []  # for each slot, the ranks that requested it, as bits
         self._open: dict[Key, dict[int, Request]] = {}
         self._since_s: dict[Key, float] = {}
         self._ready_slots: list[int] = []
@@ -96,11 +96,11 @@ class Coordinator:
         self._last_joined = -1
         self._old_slots: list[_Slot] = []
         self._payloads: dict[Key, dict[int, bytes]] = {}
-        self._behind = 0  # ranks, as bits, that may still send numbers of the epoch before
+        self._behind = 0  # ranks, as bits, that may still send slot numbers of the previous epoch
         self._full = False
         self._end: str | None = None
         self._left = 0
-        #: Operation -> which rank asked for it when (`time.monotonic`), if somebody wants to know. They take it out.
+        #: Operation -> (rank, `time.monotonic`) of each request, if `notes_arrivals`. The reader removes the entries.
         self.arrivals: dict[Key, list[tuple[int, float]]] = {}
         self.notes_arrivals = False
 
@@ -124,8 +124,8 @@ class Coordinator:
                 mask = requested[slot]
                 key = self._slots[slot].key
                 if not mask:
-                    # The quick way counts bits only: where another rank has asked for something else under this name, or has
-                    # joined, requests are compared one by one.
+                    # The fast path counts bits only. If another rank has requested something else under this name, or
+                    # a rank has joined, requests are compared one by one.
                     if key in self._open or self._joined:
                         self._ask(rank, key, self._slots[slot].requests[rank])
                         continue
@@ -144,7 +144,7 @@ class Coordinator:
     @property
     def is_left_by_all(self) -> bool:
         """Whether every other rank has left and sends nothing more."""
-        # Bit 0 is the first rank, where this object is: it asks about the others.
+        # Bit 0 is the first rank, which runs this code and asks only about the others.
         return self._left | 1 == self._all
 
     def end(self, reason: str) -> None:
@@ -157,10 +157,10 @@ class Coordinator:
         slots = tuple(self._ready_slots)
         self._ready_slots.clear()
         results: list[tuple[int, bytes]] = []
-        # Before the epoch may change: these numbers are the old one's.
+        # Fold before the epoch may change, because these slot numbers belong to the old epoch.
         if self._payloads:
             self._fold(results, 0, [next(iter(self._slots[slot].requests.values())) for slot in slots])
-        # Not before every rank has sent a number of this epoch: numbers of the one before would then be under way still.
+        # Wait until every rank has sent a number of this epoch: until then, older numbers may be in flight.
         if self._full and not self._behind:
             self._start_epoch()
         agreements = tuple(self._settle(self._ready)) if self._ready else ()
@@ -203,7 +203,7 @@ class Coordinator:
     def _fold(
         self, results: list[tuple[int, bytes]], begin: int, requests: Iterable[Request], wrong: Collection[int] = ()
     ) -> None:
-        """Reduce the payloads of operations that have all of them."""
+        """Reduce the payloads of the operations for which all ranks sent one."""
         for place, request in enumerate(requests, begin):
             payloads = self._payloads.pop(request.key, None)
             if payloads is not None and len(payloads) == self._size and place not in wrong:
@@ -216,14 +216,14 @@ class Coordinator:
         requests = self._open.get(key)
         if requests is None:
             requests = self._open[key] = {}
-            # setdefault: an operation requested by slot number has waited since that request.
+            # setdefault: if ranks requested this operation by slot number before, it has waited since then.
             self._since_s.setdefault(key, time.monotonic())
             self._to_open(key, requests)
         requests[rank] = request
         self._check(key, requests)
 
     def _to_open(self, key: Key, requests: dict[int, Request]) -> None:
-        """Turn requests by slot number into full requests."""
+        """Turn the ranks' requests by slot number into full requests."""
         slot = self._slot_of.get(key, -1)
         if slot >= 0 and self._requested[slot]:
             mask, self._requested[slot] = self._requested[slot], 0
@@ -237,7 +237,7 @@ class Coordinator:
     def _join(self, rank: int) -> None:
         self._joined |= 1 << rank
         self._last_joined = rank
-        # Those who have joined are counted among written requests alone.
+        # The check for ranks that have joined covers only full requests, not those by slot number.
         self._write_out_all()
         for key, requests in self._open.items():
             self._check(key, requests)
@@ -265,19 +265,19 @@ class Coordinator:
             yield agreement
 
     def _slot(self, key: Key, requests: dict[int, Request]) -> int:
-        """Return the slot number for agreed requests, or -1."""
-        # It is -1 for a name seen once, and if the cache is full. Names that are new in each step would otherwise fill the
-        # cache.
+        """Return the slot number of the agreed requests, or -1 if they have none."""
+        # A name that was seen only once gets no slot, so that names that are new in each step do not fill the cache. No
+        # name gets a slot once the cache is full.
         slot = self._slot_of.get(key, -1)
         if slot >= 0:
-            # The same name with another shape keeps its number, which stands for the new request from now on.
+            # The same name with another shape keeps its slot number, which stands for the new request from now on.
             self._slots[slot] = _Slot(key, requests)
             return slot
         if not self._capacity:
             return -1
         if key not in self._seen:
             self._seen[key] = None
-            # Forget the oldest of the names seen once, or generated names would fill the memory.
+            # Forget the oldest name that was seen only once, or generated names would fill the memory.
             if len(self._seen) > 4 * self._capacity:
                 self._seen.popitem(last=False)
             return -1
@@ -290,17 +290,17 @@ class Coordinator:
         return len(self._slots) - 1
 
     def _start_epoch(self) -> None:
-        """Restart the numbering."""
-        # Numbers in flight remain valid, and no further epoch starts until they have arrived.
+        """Restart the numbering of the slots."""
+        # Slot numbers in flight remain valid, and no further epoch starts until they have arrived.
         self._write_out_all()
         self._old_slots, self._slots, self._slot_of, self._requested = self._slots, [], {}, []
         self._epoch += 1
-        # Each rank may have sent numbers of the epoch that ends here before it hears of the new one.
+        # Each rank may have sent slot numbers of the old epoch before it learns of the new one.
         self._behind, self._full = self._all, False
 
 
 class ResponseCache:
-    """A rank's memory of the agreements."""
+    """A rank's copy of the agreements, by slot number."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -308,17 +308,17 @@ class ResponseCache:
         self._agreements: dict[int, Agreement] = {}
 
     def known(self, fields: Fields) -> Request:
-        """Return the request with these fields, reusing an agreed one.
+        """Return the request with these fields, reusing an agreed request if equal.
 
         Any thread may call it. A step makes hundreds of requests, and new objects that live until they are done trigger
         Python's garbage collector.
         """
-        # No lock: one look into the table, which the thread with the turn changes key by key or replaces as a whole.
+        # No lock is needed for one lookup: the thread that holds _turn changes single keys or replaces the whole table.
         cached = self._numbers.get((fields[0], fields[1]))
         return cached[1] if cached is not None and cached[1] == fields else Request(*fields)
 
     def message(self, requests: Sequence[Request], leaving: bool = False, payload: bytes | None = None) -> Message:
-        """Return the message for these requests, by number if known."""
+        """Return the message for these requests, using slot numbers for known ones."""
         slots, others = [], []
         for request in requests:
             known = self._numbers.get(request.key)
@@ -329,10 +329,10 @@ class ResponseCache:
         return Message(self._epoch, tuple(slots), tuple(others), leaving, payload)
 
     def agreed(self, response: Response, own_request: Callable[[Key], Request | None]) -> list[Agreement]:
-        """Return the agreements of the response in order."""
+        """Return the response's agreements in its order."""
         known = [self._agreements[slot] for slot in response.slots]
         if response.epoch != self._epoch:
-            # From now on all numbers are void, including those of this response, which were resolved above.
+            # From now on all slot numbers are void, including those of this response, which were resolved above.
             self._numbers, self._agreements, self._epoch = {}, {}, response.epoch
         for agreement in response.agreements:
             request = own_request(agreement.request.key) if agreement.slot >= 0 else None
@@ -343,7 +343,7 @@ class ResponseCache:
 
 
 def inline_payload(task: CollectiveTask) -> bytes | None:
-    """Return the scaled array that travels with this request, if any."""
+    """Return the scaled array that travels with this request, or None."""
     request = task.request
     if (
         request.kind != ALLREDUCE
@@ -360,7 +360,7 @@ def inline_payload(task: CollectiveTask) -> bytes | None:
 
 
 def inline_fold(request: Request, payloads: Sequence[bytes]) -> bytes:
-    """Reduce the ranks' payloads in the order of the ranks."""
+    """Reduce the ranks' payloads in rank order."""
     import numpy
 
     dtype = request.dtypes[0]

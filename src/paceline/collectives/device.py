@@ -3,7 +3,7 @@
     caller's stream   ... backward | ready                      | waits for done, then step ...
     own stream                       waits for ready | reduce | done
 
-The host waits for neither event: it learns that the reduction has begun, and makes its stream wait for `done`. Operations
+The host waits for neither event: it learns that the reduction has begun, and makes the caller's stream wait. Operations
 begin in the order that the engine's ranks have agreed on, as NCCL requires.
 """
 
@@ -28,7 +28,7 @@ _NAMES = {"sum": "SUM", "average": "SUM", "min": "MIN", "max": "MAX", "product":
 
 
 class ReducingGroup(Protocol):
-    """The used part of torch's process groups."""
+    """The part of torch's process groups that this module uses."""
 
     def allreduce(self, tensors: list[Tensor], op: object) -> Work: ...
 
@@ -50,7 +50,7 @@ def streams_of(device: torch.device) -> ModuleType | None:
 
 
 def ready(device: torch.device) -> torch.cuda.Event | None:
-    """Record an event in the caller's CUDA stream, if any."""
+    """Record an event in the caller's CUDA stream, or return None on the CPU."""
     streams = streams_of(device)
     if streams is None:
         return None
@@ -62,7 +62,7 @@ def ready(device: torch.device) -> torch.cuda.Event | None:
 def join(
     environ: Mapping[str, str], generation: int, number: int, members: Sequence[int], rank: int, device: torch.device
 ) -> DeviceGroup:
-    """Make the group of a process set on this device."""
+    """Create the group of a process set on this device."""
     import torch.distributed as dist
 
     name = f"device/{generation}"
@@ -72,7 +72,7 @@ def join(
             raise CollectivesError(f"RANK={meeting.rank}, but this is rank {rank} of the world.")
         part = meeting.part(f"set{number}", members)
         part.wait_for_all()
-        # NCCL asks more of a store than a signed one can do.
+        # Use the unsigned store: NCCL needs operations that the signed one does not have.
         store, there = part.raw_store("group"), members.index(rank)
         if device.type == "cuda":
             nccl = getattr(dist, "ProcessGroupNCCL", None)
@@ -88,7 +88,7 @@ def join(
 
 @contextlib.contextmanager
 def translated(rank: int) -> Iterator[None]:
-    """Turn torch's errors into a CollectivesError with a next step."""
+    """Turn torch's errors into a CollectivesError that says what to do."""
     try:
         yield
     except (RuntimeError, OSError) as error:
@@ -99,7 +99,7 @@ def translated(rank: int) -> Iterator[None]:
 
 
 class DeviceGroup:
-    """A process set's reductions on one device.
+    """The reductions of a process set on one device.
 
     `group` is torch's process group of the set's ranks. `streams` is the module with Stream, Event, stream and current_stream
     (`torch.cuda`), or None on the CPU, where nothing runs beside the caller.
@@ -133,7 +133,7 @@ class DeviceGroup:
         with self._streams.stream(self._stream):
             self._stream.wait_event(ready)
             for tensor in (*sources, *targets):
-                # Its memory must not be given to others while this stream still uses it.
+                # torch must not reuse the tensor's memory while this stream still uses it.
                 tensor.record_stream(self._stream)
             self._reduce(sources, targets, op, prescale, postscale)
             done: torch.cuda.Event = self._streams.Event()
@@ -141,14 +141,14 @@ class DeviceGroup:
         return done
 
     def let_wait(self, done: torch.cuda.Event | None) -> None:
-        """Make the caller's stream wait for the event."""
+        """Make the caller's stream wait for the event, if there is one."""
         if self._streams is not None and done is not None:
             self._streams.current_stream().wait_event(done)
 
     def close(self, *, broken: bool) -> None:
-        """Release the connections and GPU memory."""
+        """Release the connections and GPU memory. A `broken` group is aborted."""
         end = self._group.abort if broken else self._group.shutdown
-        # An error of the abort changes nothing: the group is not used again.
+        # Ignore an error of the abort, because the group is not used again.
         with contextlib.suppress(RuntimeError):
             end()
 
@@ -160,7 +160,7 @@ class DeviceGroup:
         works = []
         for source, target in zip(sources, targets, strict=True):
             work, kind = _prepared(source, op, prescale)
-            # Waiting lets the stream wait, not the host.
+            # `wait` makes the stream wait, not the host.
             self._group.allreduce([work], getattr(ReduceOp, kind)).wait()
             works.append((work, target))
         for work, target in works:
@@ -169,11 +169,11 @@ class DeviceGroup:
 
 
 def _prepared(source: Tensor, op: str, prescale: float) -> tuple[Tensor, str]:
-    """Return a scaled copy to reduce, and NCCL's operation."""
+    """Return a scaled copy of the tensor to reduce, and NCCL's operation."""
     import torch
 
     if source.dtype == torch.bool:
-        # Truth values: a sum is "any"; a product is "all", as is an average that is cut off.
+        # For bool a sum is "any". A product is "all", and so is an average truncated to an integer.
         return source.to(torch.uint8).contiguous(), "MAX" if op in ("sum", "max") else "MIN"
     half = source.dtype in (torch.float16, torch.bfloat16)
     work = source.detach().to(torch.float32 if half else source.dtype, copy=True).contiguous()

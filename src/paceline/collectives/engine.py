@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 _NUMBERS = "biufc"
 DEVICE_ALLREDUCE = "device_allreduce"
 OPERATIONS = ("sum", "average", "min", "max", "product", "adasum")
-#: Of arrays that hold another type than NumPy says: of all of them, or of each.
+#: The dtype that the bits of arrays stand for where NumPy lacks it: one for all arrays, or one for each.
 Dtype = str | Sequence[str | None] | None
 
 
 class ReductionOptions(TypedDict, total=False):
     """Keyword arguments of the reductions.
 
-    `op` is one of `OPERATIONS`, by default "sum". Arrays are multiplied by `prescale` before, and by `postscale` after it.
+    `op` is one of `OPERATIONS`, by default "sum". `prescale` multiplies the arrays before the reduction, `postscale` after it.
     """
 
     op: str
@@ -75,7 +75,7 @@ class Engine:
         #: Whether every machine has equally many ranks.
         self.is_homogeneous = are_equally_many(joined.places)
         self._sets = ProcessSets(joined, self.rank, self.size, self.settings)
-        #: Number of completed joins: it changes at the same point of the operation order on every rank.
+        #: Number of joins of all ranks so far. It changes at the same point of the operation order on every rank.
         self.joins = 0
         self._barriers: dict[int, itertools.count[int]] = {}
         self._changes_lock = threading.Lock()
@@ -123,8 +123,8 @@ class Engine:
     ) -> Handle:
         """Start an all-reduce of torch tensors on one GPU.
 
-        NCCL does it. An out may be its own tensor. The handle is done as soon as every rank has begun. Its result is a function
-        that makes the caller's CUDA stream wait until the outs are filled. Ranks that have joined cannot take part, and
+        NCCL does it. An output may be the input itself. The handle is done once every rank has begun. Its result is a function
+        that makes the caller's CUDA stream wait until outputs are filled. Ranks that have joined cannot take part, and
         "adasum" is not available.
         """
         is_member = self.rank in self._sets.members(process_set)
@@ -150,7 +150,7 @@ class Engine:
         return loop.submit(CollectiveTask(request, [], [], Handle(request.key, loop.waiter), begin))
 
     def allgather(self, name: str, array: Array, *, process_set: int = 0) -> Handle:
-        """Start a concatenation of arrays along the first dimension."""
+        """Start an all-gather: concatenate the ranks' arrays along the first dimension."""
         _check_rows(ALLGATHER, name, [array])
         return self._submit(ALLGATHER, name, [array], process_set)
 
@@ -171,7 +171,7 @@ class Engine:
         return self._submit(BROADCAST, name, [array], process_set, outs=[out], root=members.index(root))
 
     def alltoall(self, name: str, array: Array, *, splits: Sequence[int] | None = None, process_set: int = 0) -> Handle:
-        """Start an exchange of rows.
+        """Start an all-to-all exchange of rows.
 
         The result is the received rows and the count from each rank. `splits` holds the number of rows for each rank, and
         defaults to equal parts. Rows beyond its sum are not sent.
@@ -200,12 +200,12 @@ class Engine:
         """Contribute zeros until every rank has joined.
 
         The result is the last rank to join. Counters of unnamed operations restart at 0 afterwards, because ranks that joined
-        early have counted less.
+        early have counted fewer operations.
         """
         return self._submit(JOIN, JOIN, [], 0, finish=self._joined)
 
     def counted(self, process_set: int, number: int) -> str:
-        """Return a name for an unnamed operation."""
+        """Return a name for the unnamed operation with this number."""
         return f"{self.joins}.{number}" if self.joins and process_set == 0 else str(number)
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
@@ -309,7 +309,7 @@ class Engine:
         none = (None,) * len(arrays)
         targets = none if outs is None else tuple(outs)
         ready, names, shapes, scattered = [], [], [], False
-        # One loop, and few calls in it: a step submits hundreds.
+        # One loop with few calls keeps this fast, because a step submits hundreds of arrays.
         for array, out, dtype in zip(arrays, targets, dtypes or none, strict=True):
             if out is not None and out is not array and (out.shape != array.shape or out.dtype != array.dtype):
                 raise ArgumentError(
@@ -326,7 +326,7 @@ class Engine:
             finish = _copy_back(targets, grouped)
             targets = tuple([None if out is None else out.copy(order="C") for out in targets])
         request = loop.known((kind, name, tuple(names), tuple(shapes), op, prescale, postscale, root, splits, grouped))
-        # Tuples, not lists: the garbage collector stops tracking a tuple that has only arrays.
+        # Tuples, not lists: the garbage collector stops tracking a tuple that holds only arrays.
         return loop.submit(CollectiveTask(request, tuple(ready), targets, Handle(request.key, loop.waiter), finish))
 
     def _joined(self, last: int) -> int:
@@ -336,8 +336,8 @@ class Engine:
         return last
 
     def _change_sets(self, op: str, ranks: tuple[int, ...], finish: Callable[[Any], object]) -> Handle:
-        # The name is the position among all changes, so ranks with different requests still meet and get an error. The lock
-        # keeps the number and the submission together when several threads change sets.
+        # The name is the position among all changes of sets, so ranks with different requests meet and get an error.
+        # The lock keeps the number and the submission together when several threads change sets.
         with self._changes_lock:
             name = f"change.{self.counted(0, next(self._set_changes))}"
             return self._submit(CHANGE_SETS, name, [], 0, op=op, splits=ranks, finish=finish)
@@ -357,13 +357,13 @@ def start(settings: EngineSettings | None = None) -> Engine:
         ArgumentError: A HOROVOD_* setting has an invalid value.
     """
     global _engine
-    # Held while the ranks meet, which may take minutes: another caller gets the same engine.
+    # Hold the lock while the ranks meet, which may take minutes, so that another caller gets the same engine.
     with _lock:
         if _engine is None:
             settings = settings or EngineSettings.from_environment()
             joined = world.join(os.environ)
-            # `atexit` runs in reverse order, and `join` has registered MPI's finalization: so this runs before it. Register
-            # again, because an earlier engine may have registered before that.
+            # `atexit` runs in reverse order, and `join` has registered MPI's finalization, so `stop` runs first.
+            # Register it again, because an earlier engine may have registered `stop` before that.
             atexit.unregister(stop)
             atexit.register(stop)
             _engine = Engine(joined, settings)
@@ -372,9 +372,9 @@ def start(settings: EngineSettings | None = None) -> Engine:
 
 def _forget() -> None:
     """Drop the engine in a forked child."""
-    # The child has none of its threads and must not use its connections or MPI.
+    # The child has none of the engine's threads, and must not use its connections or MPI.
     global _engine, _lock
-    # Another thread may have held the lock when the process was forked, and is not there to give it back.
+    # Another thread may have held the lock at the fork. That thread is missing in the child, so replace the lock.
     _lock = threading.Lock()
     if _engine is not None:
         _engine._sets.forsake()
@@ -400,7 +400,7 @@ def stop() -> None:
 
 @functools.cache
 def _dtype_name(dtype: DType) -> str:
-    # NumPy puts it together each time.
+    # NumPy builds this text at each access, so it is cached.
     return str(dtype.name)
 
 
@@ -410,7 +410,7 @@ def _check_rows(kind: str, name: str, arrays: Sequence[Array]) -> None:
 
 
 def _copy_back(targets: Sequence[Array | None], grouped: bool) -> Callable[[Any], object]:
-    """Return a `finish` that fills outputs with gaps in memory."""
+    """Return a `finish` that copies results into outputs that are not contiguous."""
 
     def copied(result: Array, target: Array | None) -> Array:
         if target is None:

@@ -18,7 +18,7 @@ class ShutDownError(CollectivesError):
 
 
 class LostRankError(ShutDownError):
-    """The process of world rank `lost_rank` is gone for certain."""
+    """The process of world rank `lost_rank` has certainly ended."""
 
     def __init__(self, message: str, lost_rank: int = -1) -> None:
         super().__init__(message)
@@ -26,4 +26,4 @@ class LostRankError(ShutDownError):
 
 
 class ArgumentError(UserError):
-    """Invalid arguments, also a ValueError. Nothing was submitted."""
+    """The arguments are invalid, and nothing was submitted. Also a ValueError."""

@@ -14,7 +14,7 @@ from paceline.collectives import numbers
 from paceline.collectives.numbers import Array, DType
 from paceline.collectives.transport import SharedSegments, Transport
 
-#: Of a segment: what a rank has filled stays in its cache until it is added up.
+#: Size of a segment: the data that a rank has written stays in the processor's cache until it is summed.
 SEGMENT_BYTES = 1 << 20
 
 
@@ -32,12 +32,12 @@ class Part(NamedTuple):
 
 
 def is_multiplied(prescale: float, postscale: float, divisor: int) -> bool:
-    """Return whether the array is multiplied before or after the reduction."""
+    """Return whether a scale factor or a divisor changes the array."""
     return prescale != 1.0 or postscale != 1.0 or divisor != 1
 
 
 class _Piece(NamedTuple):
-    """A stretch of a part in the buffer.
+    """A piece of a part in the buffer.
 
     `is_scaled` says that the result's factor is already applied. `is_there` says that the target still holds the buffer's values.
     """
@@ -62,8 +62,8 @@ class Fusion:
 
     def open(self) -> None:
         """Open shared memory between the ranks where possible."""
-        # Every rank calls it before its first reduction, and not earlier, because it takes memory.
-        # All ranks come here with the same operation, so all of them open it or none does.
+        # Every rank calls this method before its first reduction, and not earlier, because shared memory takes space.
+        # All ranks come here with the same operation, so either all of them open it or none does.
         if not self._is_open:
             self._shared = self._transport.share_segments(SEGMENT_BYTES)
         self._is_open = True
@@ -82,7 +82,7 @@ class Fusion:
         """Fill the targets of the parts, all of one `dtype`."""
         import numpy
 
-        # An overflow or a NaN is the script's own; NumPy would warn of it on every rank.
+        # Overflows and NaNs come from the script's data. NumPy would warn of them on every rank.
         with numpy.errstate(all="ignore"):
             self._allreduce(parts, op, dtype)
 
@@ -95,11 +95,11 @@ class Fusion:
         pieces: list[_Piece] = []
         filled, scales = 0, None
         for part in parts:
-            # Most parts of a step have the same factors, so compute the consequences once.
+            # Most parts of a step have the same factors, so compute the derived values once.
             if part[2:] != scales:
                 scales = part[2:]
                 factor, is_scaled = self._factor(part, op, kind)
-                # An array of one number: NumPy is twice as fast with it as with the number, where arrays are small.
+                # Multiply by an array of one number: for small arrays NumPy is twice as fast as with a number.
                 times = numpy.array(factor, kind) if factor != 1.0 and kind.kind in "fc" else None
             is_there = factor == 1.0 and not half and part.source is part.target
             start, size = 0, part.source.size
@@ -125,7 +125,7 @@ class Fusion:
             self._flush(buffer[:filled], pieces, op, dtype)
 
     def _factor(self, part: Part, op: str, kind: DType) -> tuple[float, bool]:
-        """Return the factor into the buffer, and whether it is complete.
+        """Return the factor for copying into the buffer, and whether it is complete.
 
         The result's factor is included where that saves a pass and changes nothing: for a power of two. Only denormal numbers may
         then differ, by half of the smallest number.
@@ -137,7 +137,7 @@ class Fusion:
         return part.prescale, False
 
     def _next(self, kind: DType) -> Array:
-        """Return an array to fill."""
+        """Return the next buffer to fill."""
         size = max(1, self._limit_bytes // kind.itemsize)
         return self._shared.fill(kind)[:size] if self._shared is not None else self._own(kind, size)
 
@@ -159,7 +159,7 @@ class Fusion:
             self._transport.allreduce(buffer, buffer, op)
         half, is_float = numbers.is_half(dtype), kind.kind in "fc"
         join = numbers.ufunc(op, kind)
-        # Half precision is added up in float32, for which the targets have no room.
+        # Half precision is summed in float32, for which the targets are too small.
         whole = self._own(kind, SEGMENT_BYTES // kind.itemsize) if half and len(arrays) > 1 else None
         for part, start, offset, length, is_scaled, is_there in pieces:
             target = _stretch(part.target, start, length)
@@ -173,12 +173,12 @@ class Fusion:
                 numbers.from_float32(reduced, target, dtype)
             elif self._shared is not None and len(arrays) > 1:
                 if is_there and self._shared.rank < 2:
-                    # Two arrays pass through the cache in place of three. A third rank's target is written before it is read.
+                    # The target equals this segment and saves cache. Ranks from 2 on would write it before reading it.
                     stretches[self._shared.rank] = target
                 numbers.joined(join, stretches, target)
                 numbers.scale(target, post, divisor)
             elif is_float and post / divisor != 1.0:
-                # Copied and scaled in one pass.
+                # Copy and scale in one pass.
                 numpy.multiply(stretches[0], kind.type(post / divisor), out=target)
             else:
                 target[...] = stretches[0]

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from paceline.collectives.transport import SharedSegments
 
 _LEAVE_S, _WHY_S = 5.0, 0.5
-#: What no message is: the sender has let go, and says why; the sender has come to the end.
+#: Messages that are no engine messages: the sender has failed (its reason follows), or has finished.
 _FAILED, _BYE = b"!", b""
-#: Limit of the total size to which unequal numbers of rows are padded. Beyond it each rank broadcasts its own rows.
+#: If ranks have unequal numbers of rows, pad them up to this total size. Beyond it each rank broadcasts its own rows.
 _PADDED_BYTES = 1 << 16
 _EXCHANGE_TAG = 3
 
@@ -40,7 +40,7 @@ _EXCHANGE_TAG = 3
 class GlooTransport:
     """The connections between ranks that have met.
 
-    All of them create it at the same time. `ranks` holds the world rank of each of the transport's ranks, for messages.
+    All ranks create it at the same time. `ranks` holds the world rank of each of the transport's ranks, for messages.
 
     Raises:
         CollectivesError: The other ranks did not come in time, or cannot be reached.
@@ -63,7 +63,7 @@ class GlooTransport:
             options = gloo._Options()
             options._devices = [meeting.device()]
             options._timeout = meeting.operation_timeout
-            # One operation is done at a time, so one thread of Gloo's is enough.
+            # Operations run one at a time, so one Gloo thread is enough.
             options._threads = 1
             # Keep a reference: torch keeps only the C++ part of the store, not the Python part that signs.
             self._store = meeting.store("gloo")
@@ -77,15 +77,15 @@ class GlooTransport:
         try:
             link = self._links[rank]
             link.send(data)
-            # The first rank continues with the operation that it has announced, and would wait there for a rank that has not
-            # received the whole announcement. The other ranks poll, and send meanwhile.
+            # The first rank continues with the operation that it has announced, and would block there on a rank without
+            # the whole announcement. The other ranks poll, and send the rest of their messages meanwhile.
             while self.rank == 0 and not link.flush():
                 links.wait([link], 1.0)
         except OSError as error:
             raise self._gone(rank, error) from error
 
     def receive(self) -> tuple[int, bytes] | None:
-        # First the messages in the buffer: poll reports only data that is still in the kernel.
+        # Return buffered messages first: poll reports only data that is still in the kernel.
         for rank, link in self._links.items():
             if link.has_message():
                 return self._taken(rank, link)
@@ -121,7 +121,7 @@ class GlooTransport:
     def reducescatter(self, source: Array, target: Array, counts: Sequence[int], op: str) -> None:
         import numpy
 
-        # Each rank receives all ranks' parts of its own rows and sums them: half of the traffic of an all-reduce.
+        # Each rank receives all ranks' parts of its own rows and sums them: half the traffic of an all-reduce.
         parts = numpy.empty((self.size, target.size), target.dtype)
         sent = [count * source.itemsize for count in counts]
         self._alltoall(_bytes(source), sent, _bytes(parts), [target.nbytes] * self.size)
@@ -136,7 +136,7 @@ class GlooTransport:
         parts = [whole[end - count * row_bytes : end] for count, end in zip(rows, ends, strict=True)]
         if min(rows) == most:
             self._run("allgather", lambda g: g._allgather_base(self._tensor(whole), self._tensor(_bytes(array))))
-        # Gloo gathers equal parts alone. Unequal ones are padded where that is little, else each rank sends its own.
+        # Gloo gathers only equal parts. Pad unequal parts where that adds little, else let each rank broadcast its own.
         elif most * self.size * row_bytes <= max(2 * whole.size, _PADDED_BYTES):
             padded = numpy.zeros(most * row_bytes, numpy.uint8)
             padded[: array.nbytes] = _bytes(array)
@@ -160,7 +160,7 @@ class GlooTransport:
 
     def exchange(self, array: Array, other: Array, partner: int) -> None:
         def both(group: Any) -> Work:
-            # Both receive before they send, so neither waits for the other to receive.
+            # Both partners start to receive before they send, so neither blocks until the other one receives.
             received: Work = group.recv([self._tensor(other)], partner, _EXCHANGE_TAG)
             group.send([self._tensor(array)], partner, _EXCHANGE_TAG).wait()
             return received
@@ -174,12 +174,12 @@ class GlooTransport:
         )
 
     def _reduce(self, array: Array, op: str) -> None:
-        """All-reduce in place, in a type that Gloo knows."""
+        """All-reduce the array in place, in a dtype that Gloo supports."""
         import numpy
 
         kind, name = array.dtype.kind, array.dtype.name
         if kind == "b":
-            # As NumPy has it: a sum of truth values is "any", a product is "all".
+            # As in NumPy, a sum of bools is "any", and a product is "all".
             self._gloo(array.view(numpy.uint8), {"sum": "max", "product": "min"}.get(op, op))
         elif kind == "c" and op == "sum":
             self._gloo(array.view(f"float{array.itemsize * 4}"), op)
@@ -188,7 +188,7 @@ class GlooTransport:
             self._gloo(wide, op)
             array[...] = wide.astype(array.dtype)
         elif name == "uint64":
-            # Sums and products are the same modulo 2^64; for an order, 0 has to come before the half.
+            # As int64, sums and products are the same modulo 2^64. For min and max, flip the top bit to keep the order.
             bits = array.view(numpy.int64)
             if op in ("min", "max"):
                 array ^= numpy.uint64(1 << 63)
@@ -209,7 +209,7 @@ class GlooTransport:
         self._run("allreduce", lambda group: group.allreduce(self._tensor(array), kinds[op]))
 
     def _run(self, what: str, start: Callable[[Any], Work]) -> None:
-        # Another thread may let go meanwhile (`abandon`): this reference keeps the group for as long as the call takes.
+        # Another thread may close the group meanwhile (`abandon`). This reference keeps it alive for the call.
         group = self._group
         if group is None:
             raise ShutDownError(self._reason or "the transport was closed")
@@ -220,7 +220,7 @@ class GlooTransport:
             raise ShutDownError(f"{what} over Gloo has failed in the middle: {_short(error)}") from error
 
     def _say_why(self) -> None:
-        """Raise the reason that another rank sends soon, if any."""
+        """Raise the reason for the failure if another rank sends it soon."""
         end_s = time.monotonic() + _WHY_S
         while self._reason is None and time.monotonic() < end_s:
             for rank, link in self._links.items():
@@ -232,11 +232,11 @@ class GlooTransport:
         return self._torch.from_numpy(array if array.flags.writeable else array.copy())
 
     def share_segments(self, size: int) -> SharedSegments | None:
-        # TCP has no barrier that is cheap enough to meet once for each buffer.
+        # TCP has no barrier that is cheap enough to be called once for each buffer.
         return None
 
     def gather_objects(self, value: object) -> list[Any]:
-        # New keys each time: the store keeps the values of the time before.
+        # Use new keys each time, because the store keeps the values of earlier calls.
         store = self._meeting.signed(f"objects{next(self._gathered)}")
         with self._meeting.translated("hear from the other ranks"):
             store.set(str(self.rank), value)
@@ -251,8 +251,8 @@ class GlooTransport:
         return {link.fileno(): rank for rank, link in self._links.items()}
 
     def close(self) -> None:
-        # No rank lets go before all have come to the end: one that still takes its last array would lose it. The first rank
-        # hears all others say so, and then says so to all.
+        # No rank closes its connections before all have finished, because a rank that still receives would lose its
+        # last array. The first rank waits for goodbyes from all other ranks, and then sends its own to all.
         end_s = time.monotonic() + _LEAVE_S
         if self.rank == 0:
             self._hear(end_s)
@@ -264,8 +264,8 @@ class GlooTransport:
         self._let_go()
 
     def abandon(self, reason: str) -> None:
-        # The lock only decides which thread comes first, and is released before anything is sent. The reason is set before a
-        # connection ends, so a thread in the middle of an operation finds it (`_say_why`).
+        # The lock only decides which thread comes first, and is released before anything is sent. The reason is set
+        # before a connection closes, so a thread in the middle of an operation finds the reason (`_say_why`).
         with self._lock:
             first, self._reason = self._reason is None, self._reason or reason
         if first:
@@ -301,7 +301,7 @@ class GlooTransport:
             return True
 
     def _let_go(self) -> None:
-        # The last reference: its connections are closed, so that ranks in the middle of something are not left there.
+        # Dropping the last reference closes the connections, so ranks in the middle of an operation do not hang.
         self._group = None
         for link in self._links.values():
             link.close()
@@ -323,7 +323,7 @@ def _star(meeting: Meeting) -> dict[int, PeerLink]:
 
 
 def _short(error: BaseException) -> str:
-    """Return Gloo's error text without the source line and the advice."""
+    """Return Gloo's error text without its source line and advice."""
     text = str(error).splitlines()[0] if str(error) else repr(error)
     return re.sub(r"^\[\S+\] ", "", text).partition(". This is typically")[0]
 

@@ -11,14 +11,14 @@ from paceline.collectives import recorder
 from paceline.system import step_clock
 
 _log = logging.getLogger(__name__)
-#: Guards the callbacks of all handles: it is held for moments only.
+#: Guards the callbacks of all handles. It is only held for moments.
 _callbacks_lock = threading.Lock()
 
 
 class Handle:
     """An operation in flight, then its result.
 
-    A step makes hundreds of them, so it holds only one lock.
+    A step makes hundreds of handles, so each one holds only one lock.
     """
 
     __slots__ = ("_await", "_callbacks", "_done", "_error", "_key", "_lock", "_place", "_result")
@@ -27,12 +27,12 @@ class Handle:
         """Create the handle of the operation `key`. A waiting thread calls `wait`, which may do the work."""
         self._key = key
         self._await = wait
-        # Held until the operation is done. Each waiting thread acquires and releases it, so all of them get through. An Event
-        # would need three or more objects.
+        # Held until the operation is done. Each waiting thread acquires and releases it, so all of them wake up. An
+        # Event would need three or more objects for each handle.
         self._lock = threading.Lock()
         self._lock.acquire()
         self._done = False
-        #: Where the board has it (`paceline.collectives.recorder`).
+        #: The slot of this operation's note in `paceline.collectives.recorder`, or -1.
         self._place = -1
         self._result: Any = None
         self._error: BaseException | None = None
@@ -77,8 +77,8 @@ class Handle:
     def add_done_callback(self, callback: Callable[[Handle], object]) -> None:
         """Call `callback(self)` once the operation is done.
 
-        The thread that completes the operation calls it. It may submit operations, but must not wait for one, because this thread
-        would have to do it.
+        The thread that completes the operation calls it. The callback may submit operations, but must not wait for one: this
+        same thread would have to perform it.
         """
         with _callbacks_lock:
             if not self._done:
@@ -96,14 +96,14 @@ class Handle:
         with _callbacks_lock:
             if self._done:
                 return False
-            # In this order: `wait` looks at `_done` without a lock, and then takes the result.
+            # Set the result before `_done`: `wait` reads `_done` without a lock, and then takes the result.
             self._result, self._error = result, error
             self._done = True
             callbacks, self._callbacks = self._callbacks, None
         self._lock.release()
         if self._place >= 0:
             recorder.end(self._place)
-        # Without `_callbacks_lock`: a callback may finish, or add to, another handle.
+        # Call without `_callbacks_lock`, because a callback may finish another handle or add a callback to it.
         for callback in callbacks or ():
             try:
                 callback(self)

@@ -1,6 +1,6 @@
-"""Whole messages in order between two processes over TCP; sending never blocks on the reader.
+"""Ordered messages between two processes over TCP; sending never blocks on the reader.
 
-They are used without MPI. The connecting rank sends its number, and proves that it knows the key that the ranks share through
+Links are used without MPI. The connecting rank sends its number, and proves that it knows the key that the ranks share through
 their rendezvous. The key itself is never sent.
 """
 
@@ -19,16 +19,16 @@ from paceline.system.handshake import is_tag, tag
 
 _HELLO = struct.Struct("!I32s")
 _READ_BYTES = 1 << 16
-#: A connection that has not said its rank after this time is closed: it may be a stranger's.
+#: Seconds until a connection that has not sent its rank is closed, because it may come from a foreign process.
 _HELLO_S = 5.0
-#: Together they detect a machine that has silently gone after about 25 s.
+#: These options together detect after about 25 s that the other machine has silently vanished.
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 class PeerLink:
     """A connection to another rank.
 
-    One thread receives; any thread may send. A thread other than the engine's sends when it gives up.
+    One thread receives; any thread may send. Threads other than the engine's send only to report a failure.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -39,8 +39,8 @@ class PeerLink:
         for name, value in _KEEPALIVE:
             if hasattr(socket, name):
                 self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        # Guards `_out`: a header and its content stay together, and no bytes are added while the kernel reads them
-        # (Python refuses to resize a bytearray that is lent out, with a BufferError).
+        # Guards `_out`: a header stays together with its content, and no bytes are added while the kernel reads it
+        # (Python raises BufferError if a bytearray is resized while it is in use).
         self._sending = threading.Lock()
         self._out = bytearray()
         self._in = FrameBuffer()
@@ -49,7 +49,7 @@ class PeerLink:
         return self._socket.fileno()
 
     def send(self, data: bytes) -> None:
-        """Queue a message, and send as much as possible at once."""
+        """Queue a message, and send as much as the kernel accepts at once."""
         with self._sending:
             self._out += frame(data)
             self._flush()
@@ -84,7 +84,7 @@ class PeerLink:
         return message
 
     def has_message(self) -> bool:
-        """Return whether the buffer has a message, hidden from poll."""
+        """Return whether the buffer holds a whole message, which poll does not report."""
         return self._in.has_frame
 
     def has_unsent(self) -> bool:
@@ -95,13 +95,13 @@ class PeerLink:
 
 
 def listen(address: str) -> socket.socket:
-    """Open a server at this machine's `address` on a free port."""
+    """Open a server socket at this machine's `address` on a free port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, 0), family=family, backlog=1024)
 
 
 def accept(server: socket.socket, key: bytes, ranks: Iterable[int], timeout_s: float) -> dict[int, PeerLink]:
-    """Return a link to each of these ranks."""
+    """Accept a connection from each of these ranks, and return the links by rank."""
     links: dict[int, PeerLink] = {}
     missing = set(ranks)
     end_s = time.monotonic() + timeout_s
@@ -148,7 +148,7 @@ def own_address(host: str, port: int) -> str:
     for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
         with socket.socket(family, kind) as probe:
             try:
-                # Sends nothing: it asks the kernel for the route.
+                # Connecting a datagram socket sends nothing: it only asks the kernel for the route.
                 probe.connect(address)
                 return str(probe.getsockname()[0])
             except OSError as error:

@@ -1,4 +1,4 @@
-"""The machines of the ranks, a watch over the processes of reachable ranks, and reports of stalled operations."""
+"""The machines of the ranks, detection of ranks that died, and reports of stalled operations."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _LOCAL = ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 _HANG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 _log = logging.getLogger(__name__)
-#: Names the file that `report` appends to. The launcher of the ranks sets it.
+#: The variable with the path of the file that `report` appends to. The launcher of the ranks sets it.
 FILE_VARIABLE = "PACELINE_STALL_FILE"
-#: Between two looks: a part of the limit, in these bounds.
+#: Bounds in seconds of the interval between two checks, which is a fraction of the time limit.
 _SHORTEST_S, _LONGEST_S = 0.02, 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerPlace:
-    """The process of a rank.
+    """The machine and process of a rank.
 
     Processes with the same `namespace` see each other's process ids.
     """
@@ -44,7 +44,7 @@ class PeerPlace:
 
     @classmethod
     def of_all(cls, transport: Transport, environ: Mapping[str, str]) -> list[PeerPlace]:
-        """Return the place of each rank."""
+        """Return the machine and process of each rank. Every rank calls it."""
         namespace = ""
         with contextlib.suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -58,7 +58,7 @@ class PeerPlace:
         places = []
         for rank, (host, pid, where, launcher) in enumerate(processes):
             local_rank = hosts[:rank].count(host)
-            # The hosts that have as many ranks, in the order of their first ranks.
+            # Hosts that also have a rank with this local rank, in the order of their first ranks.
             peers = [name for name in dict.fromkeys(hosts) if hosts.count(name) > local_rank]
             counts = launcher or [local_rank, hosts.count(host), peers.index(host), len(peers)]
             place = cls(host=host, pid=pid, namespace=where)
@@ -72,7 +72,7 @@ def are_equally_many(places: Sequence[PeerPlace]) -> bool:
 
 
 class PeerWatch:
-    """A watch over ranks that calls `lost(rank, reason)`.
+    """A watch over processes of ranks. It calls `lost(rank, reason)` when one dies.
 
     The kernel reports the end of a process (pidfd, Linux 5.3), so nothing is polled. `tick` runs about once a second. `watched`
     maps the file descriptors of connections to ranks: a hang-up means that the rank is gone. The watch never reads from them.
@@ -88,8 +88,8 @@ class PeerWatch:
     ) -> None:
         self._lost, self._tick = lost, tick
         self._ranks: dict[int, tuple[int, PeerPlace]] = {}
-        # Copies, which stay open until this thread is done with them: the transport closes its own at any time, and the kernel
-        # gives their numbers to other files. Processes of this machine are watched by their pidfd, which is surer.
+        # Duplicate the descriptors to keep them open until this thread has ended: the transport may close its own at
+        # any time, and the kernel reuses their numbers. On this machine a pidfd is used instead: it is more reliable.
         self._links: dict[int, tuple[int, PeerPlace]] = {}
         self._end, self._stop = os.pipe()
         here = places[rank]
@@ -122,7 +122,7 @@ class PeerWatch:
                 for fd, _ in events:
                     if fd == self._end:
                         continue
-                    # It would be ready at each poll from now on.
+                    # An ended process or connection would be reported at each poll from now on.
                     poll.unregister(fd)
                     if fd in self._ranks:
                         rank, place = self._ranks[fd]
@@ -155,7 +155,7 @@ class StallWatch:
         self._reported: dict[tuple[str, str], tuple[Late, float]] = {}
 
     def look(self, coordinator: Coordinator) -> None:
-        """Warn of late operations, and end them at the limit."""
+        """Warn of overdue operations, and end them at the limit."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
@@ -205,7 +205,7 @@ def report(
     environ: Mapping[str, str] = os.environ,
 ) -> None:
     """Append a JSON line to the file in PACELINE_STALL_FILE."""
-    # There is one line when an operation is late, and one with `"resolved": true` when it completes. `ranks` are world ranks.
+    # Write a line when an operation is late, and one with `"resolved": true` when it ends. `ranks` are world ranks.
     path = environ.get(FILE_VARIABLE, "")
     if not path:
         return
@@ -222,7 +222,7 @@ def report(
         }
     )
     try:
-        # One write of a whole line: others may append to the same file.
+        # Write the whole line at once, because other processes may append to the same file.
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             os.write(file, line.encode() + b"\n")

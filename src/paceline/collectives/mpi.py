@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: What each launcher calls the number of processes that it started, and the library that it belongs to.
+#: (variable in which a launcher sets the number of its processes, MPI library that the launcher belongs to).
 _LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "Open MPI"), ("MPI_LOCALNRANKS", "MPICH"), ("PMI_SIZE", "MPICH"))
 
-#: One of these is there for every process that a launcher of MPI's has started.
+#: Every process that an MPI launcher has started has at least one of these variables.
 _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID")
 
-#: Guards `_world`. `_broken` needs no lock: it becomes true once, and stays so.
+#: Guards `_world`. `_broken` needs no lock, because it changes only once, to True.
 _lock = threading.Lock()
 _world: MPI.Intracomm | None = None
 _broken = False
@@ -38,7 +38,7 @@ _broken = False
 def world() -> MPI.Intracomm:
     """Return COMM_WORLD of the processes that were started together.
 
-    It is a world of one without a launcher. The first call initializes MPI for calls from several threads. MPI is finalized
+    Without a launcher it has one rank. The first call initializes MPI for calls from several threads. MPI is finalized
     when the process ends, unless `abandon` was called.
     """
     global _world
@@ -49,7 +49,7 @@ def world() -> MPI.Intracomm:
 
 
 def abandon() -> None:
-    """Skip MPI's finalization: a thread is stuck in MPI."""
+    """Skip MPI's finalization at exit, because a thread is stuck in MPI."""
     global _broken
     _broken = True
 
@@ -66,7 +66,7 @@ class CommThread:
     """
 
     def __init__(self, comm: MPI.Comm, name: str = "paceline-mpi") -> None:
-        # Its own: two threads that use one communicator would take each other's messages.
+        # The thread needs its own communicator: two threads that share one would receive each other's messages.
         self.comm = comm.Dup()
         self._calls: queue.SimpleQueue[tuple[Callable[[MPI.Comm], object], Future[Any]] | None] = queue.SimpleQueue()
         self._closed = False
@@ -77,7 +77,7 @@ class CommThread:
     def submit(self, call: Callable[[MPI.Comm], T]) -> Future[T]:
         """Return the future of `call(comm)`, which runs after all earlier calls."""
         future: Future[T] = Future()
-        # The lock keeps calls before the None with which `close` ends the thread: one behind it would never be run.
+        # The lock keeps calls ahead of the None with which `close` ends the thread. A call behind it would never run.
         with self._lock:
             if self._closed:
                 raise CollectivesError("this communicator's thread is closed; nothing can be submitted to it any more.")
@@ -96,7 +96,7 @@ class CommThread:
     def _run(self) -> None:
         while (item := self._calls.get()) is not None:
             call, future = item
-            # Cancelled before it began; afterwards it can't be cancelled any more, for the other ranks take part.
+            # Skip a call that was cancelled before it began. Later it can't be cancelled, as other ranks take part.
             if not future.set_running_or_notify_cancel():
                 continue
             try:
@@ -105,7 +105,7 @@ class CommThread:
                 future.set_exception(error)
             else:
                 future.set_result(result)
-            # Nothing of a call outlives it: arrays and the future's callbacks would wait here for the next one.
+            # Drop all references of a finished call: its arrays would stay in memory until the next call arrives.
             del item, call, future
             result = None
         if not _broken:
@@ -113,7 +113,7 @@ class CommThread:
 
 
 def _initialise() -> MPI.Intracomm:
-    # Ranks and the threads that compute share the cores: one that waits for another rank gives way to them.
+    # Ranks share the cores with computing threads, so let a rank that waits for another rank yield its core.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     if "mpi4py.MPI" not in sys.modules:
         try:
@@ -123,7 +123,7 @@ def _initialise() -> MPI.Intracomm:
                 f"collectives over MPI need mpi4py, which {sys.executable} doesn't have. "
                 "Install it and an Open MPI with it: pip install 'paceline[mpi]'."
             ) from error
-        # Else mpi4py initialises MPI when it is imported, and finalises it at the end even where a rank is dead.
+        # Otherwise mpi4py initialises MPI on import, and finalises it at exit, which hangs if a rank has died.
         mpi4py.rc.initialize = False
         mpi4py.rc.finalize = False
     try:
@@ -158,10 +158,10 @@ def _initialise() -> MPI.Intracomm:
 
 
 def _needed_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the unset variables that Open MPI's start needs."""
+    """Return the variables that Open MPI needs to start and that are not set."""
     needed = {}
-    # Without a launcher no process removes the file that Open MPI 5 creates in /dev/shm. A single process needs neither
-    # that file nor TCP, which would listen at every address of the machine.
+    # Without a launcher, the file that Open MPI 5 creates in /dev/shm is never removed. A single process needs neither
+    # that file nor TCP, for which Open MPI would listen at every address of the machine.
     if "OMPI_MCA_btl" not in environ and not any(name in environ for name in _STARTED):
         needed["OMPI_MCA_btl"] = "self"
     # Open MPI aborts if HOME is not set, as in many services.
@@ -173,16 +173,16 @@ def _needed_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def _finalise(pid: int) -> None:
     from mpi4py import MPI
 
-    # A forked child has MPI's state but none of its connections: finalizing would never return.
+    # A forked child has MPI's state but none of its connections, so finalizing would never return.
     if pid == os.getpid() and not _broken and not MPI.Is_finalized():
         MPI.Finalize()
 
 
 def _check_family(library: str, environ: Mapping[str, str]) -> None:
-    """Refuse a library that cannot talk to the launcher."""
+    """Raise an error if this MPI library cannot talk to the launcher."""
     family = _family(library)
     for name, launcher in _LAUNCHERS:
-        # Slurm sets PMI_SIZE for every library that speaks PMI.
+        # Slurm sets PMI_SIZE for every MPI library, so in a Slurm job it does not identify MPICH's launcher.
         is_slurms = name == "PMI_SIZE" and "SLURM_JOB_ID" in environ
         if name in environ and family not in (None, launcher) and not is_slurms:
             raise CollectivesError(
@@ -193,7 +193,7 @@ def _check_family(library: str, environ: Mapping[str, str]) -> None:
 
 
 def _check_size(size: int, library: str, environ: Mapping[str, str]) -> None:
-    """Refuse a world whose size differs from the launcher's variables."""
+    """Raise an error if the world's size differs from the launcher's variables."""
     for name in (*(name for name, _ in _LAUNCHERS if name != "MPI_LOCALNRANKS"), "WORLD_SIZE"):
         text = environ.get(name, "")
         if text.isdigit() and int(text) != size:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from paceline.collectives.numbers import Array
 
-#: MPI counts in 32-bit numbers.
+#: Broadcast at most this many bytes at once, because MPI counts in 32-bit numbers.
 _BROADCAST_BYTES = 1 << 30
 _EXCHANGE_TAG = 3
 _FIRST_TAG = 10
@@ -32,7 +32,7 @@ _LOOKS = 20
 
 
 class MpiTransport:
-    """A communicator, and a tag for this engine's messages.
+    """The transport over an MPI communicator, with a tag for this engine's messages.
 
     `generation` counts the earlier engines of this process. With `owned` no other object uses the communicator, and `close` frees
     it.
@@ -50,19 +50,19 @@ class MpiTransport:
         self._owned = owned
         self._sends: list[tuple[MPI.Request, bytes]] = []
         sums = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
-        # As NumPy has it: a sum of truth values is "any", a product is "all".
+        # As in NumPy, a sum of bools is "any", and a product is "all".
         truths = {"sum": MPI.MAX, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.MIN}
         self._operations = {False: sums, True: truths}
 
     def send(self, data: bytes, rank: int) -> None:
-        # MPI reads the bytes until the request is done, so both are kept until then.
+        # MPI reads the bytes until the request is done, so keep the request and its bytes until then.
         if self._sends:
             self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
         self._sends.append((self.comm.Isend([data, len(data), self._mpi.BYTE], rank, self._tag), data))
 
     def receive(self) -> tuple[int, bytearray] | None:
         status = self._mpi.Status()
-        # A matched probe: it takes the message out of MPI's queue and tells its length, so the buffer can be made for it.
+        # A matched probe takes the message out of MPI's queue and returns its length, so the buffer can be made.
         message = self.comm.Improbe(self._mpi.ANY_SOURCE, self._tag, status)
         if message is None:
             return None
@@ -107,7 +107,7 @@ class MpiTransport:
         return share_segments(self.rank, self.size, self.gather_objects, self._meet, size)
 
     def gather_objects(self, value: object) -> list[Any]:
-        # mpi4py's own calls for objects unpickle anything, so pack here.
+        # mpi4py's own calls for objects unpickle any class, so pack the object here.
         data = pack_message(value)
         sizes = arrays.array("q", [0] * self.size)
         self.comm.Allgather([arrays.array("q", [len(data)]), 1, self._mpi.INT64_T], [sizes, 1, self._mpi.INT64_T])
@@ -132,12 +132,12 @@ class MpiTransport:
             self.comm.Free()
 
     def abandon(self, reason: str) -> None:
-        # MPI cannot interrupt a thread inside a call. Only skip MPI's finalization when the process ends: it would wait for
-        # the dead rank.
+        # MPI cannot interrupt a thread inside a call. Only skip MPI's finalization at exit, which would wait for the
+        # dead rank.
         mpi.abandon()
 
     def _meet(self) -> None:
-        """Wait until every rank has come."""
+        """Wait until every rank has reached this barrier."""
         request, looks = self.comm.Ibarrier(), 0
         while not request.Test():
             looks += 1
@@ -148,8 +148,8 @@ class MpiTransport:
 
     @contextmanager
     def _row_type(self, array: Array) -> Iterator[MPI.Datatype]:
-        """Create a datatype of one row."""
-        # Counts in rows reach beyond 2 GiB, counts in bytes do not.
+        """Create a datatype that stands for one row of the array."""
+        # The counts are 32-bit numbers: counted in rows, arrays may exceed 2 GiB.
         row = self._mpi.BYTE.Create_contiguous(array.itemsize * math.prod(array.shape[1:])).Commit()
         try:
             yield row
@@ -162,9 +162,9 @@ def _starts(counts: Sequence[int]) -> list[int]:
 
 
 def _saturates(array: Array, op: str) -> bool:
-    """Return whether Open MPI would saturate this sum."""
-    # It does for 8- and 16-bit integers with AVX (component op/avx). NumPy wraps around, and so do the last bits of a 32-bit
-    # sum.
+    """Return whether Open MPI would saturate this sum instead of wrapping around."""
+    # Open MPI saturates 8- and 16-bit integers with AVX (component op/avx). NumPy wraps around, and so do the last
+    # bits of a 32-bit sum.
     return op == "sum" and array.dtype.kind in "iu" and bool(array.dtype.itemsize < 4)
 
 

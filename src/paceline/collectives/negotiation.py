@@ -39,8 +39,8 @@ _ENDED = (
 class Negotiation:
     """The messages and operations of one process set.
 
-    `pending` holds this rank's submitted tasks. `fail` ends all of them once a rank has
-    left, and `has_failed` says whether that was done.
+    `pending` holds this rank's submitted tasks. `fail` fails all of them once a rank has
+    left, and `has_failed` says whether that has happened.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Negotiation:
         self.has_left = False
         self.has_heard_end = False
         self.observer: Observer | None = None
-        #: Start and name of the operation in progress. Other threads read it without a lock: it is one object.
+        #: Start and name of the operation in progress. Other threads read it without a lock, as it is one object.
         self.doing: tuple[float, str] | None = None
         self.cache = ResponseCache()
         self.performer = Performer(transport, settings.fusion_bytes)
@@ -80,7 +80,7 @@ class Negotiation:
             self._coordinator.notes_arrivals = True
 
     def announce(self, news: Sequence[CollectiveTask], leaving: bool) -> None:
-        """Send these requests to the first rank."""
+        """Send the requests of these tasks to the first rank."""
         payload = inline_payload(news[0]) if len(news) == 1 and self._size > 1 else None
         self.has_left = leaving
         message = self.cache.message([task.request for task in news], leaving, payload)
@@ -90,7 +90,7 @@ class Negotiation:
             self._transport.send(pack_message(tuple(message)), 0)
 
     def hear(self) -> bool:
-        """Queue what the ranks agreed on; return whether anything came."""
+        """Queue the operations that the ranks agreed on; return whether a response came."""
         if self._coordinator is not None:
             self._stalls.look(self._coordinator)
         response = self._response()
@@ -100,7 +100,7 @@ class Negotiation:
         return True
 
     def perform(self) -> None:
-        """Perform the agreed operations, and end if that was announced."""
+        """Perform the agreed operations, and fail the rest if the end was announced."""
         todo = self.todo
         if todo:
             self.doing = (time.monotonic(), f"{todo[0][1].request.kind} {todo[0][1].request.name!r}")
@@ -112,7 +112,7 @@ class Negotiation:
             self._fail(ShutDownError(_ENDED.format(reason=self._end)))
 
     def close(self) -> None:
-        """Free the memory, and a transport without messages in flight."""
+        """Free the memory, and the transport once no message is in flight."""
         self.performer.close()
         if self.has_heard_end and self._is_quiet():
             self._transport.close()
@@ -145,7 +145,7 @@ class Negotiation:
             task = self._pending.get(key)
             arrived = arrivals.pop(key, ())
             if task is None:
-                # This rank has joined (or failed: then nothing that it does matters any more).
+                # Without a task this rank has joined, so it contributes zeros. After a failure do nothing.
                 if agreement.error is None and not self._has_failed():
                     self.todo.append((_zeros(agreement.request), agreement))
                 continue
@@ -167,8 +167,8 @@ class Negotiation:
 
     def _complete(self, task: CollectiveTask, result: object = None, error: BaseException | None = None) -> None:
         key = task.request.key
-        # Without the loop's _wake, which hundreds would take one after the other. The loop's `fail` may have emptied the table,
-        # and then finishes the handle as well: the first of the two wins.
+        # Don't take the loop's _wake, which costs time for hundreds of operations. The loop's `fail` may have emptied
+        # the table, and then finishes the handle as well. Only the first of the two calls has an effect.
         if self._pending.get(key) is task:
             self._pending.pop(key, None)
         if error is None and task.finish is not None:
@@ -176,11 +176,11 @@ class Negotiation:
                 result = task.finish(result)
             except (CollectivesError, ArgumentError) as failure:
                 error = failure
-        # Before the handle is done: an observer that stops after its last result has then missed no operation.
+        # Call the observer before the handle is done: a script that stops observing after `wait` misses nothing.
         observer = self.observer
         if observer is not None:
             done_s = time.monotonic()
-            # An operation that came with its result was done when it was agreed upon.
+            # An operation whose result came with the response was done when it was agreed on.
             agreed_s = self.doing[0] if self.doing else None if error is not None else done_s
             observer(task.request, task.submitted_s, agreed_s, done_s, task.arrivals)
         task.handle._finish(result, error)
@@ -194,7 +194,7 @@ class Negotiation:
         if self._number == 0:
             return True
         if self._coordinator is None:
-            # A rank says once that it leaves, and nothing after that.
+            # A rank announces its leaving only once, and sends nothing after that.
             if not self.has_left:
                 self.announce([], leaving=True)
             return True

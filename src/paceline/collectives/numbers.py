@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     import numpy
 
-# Texts, so that NumPy is loaded on use alone.
+# Strings, so that NumPy is only loaded on use.
 Array: TypeAlias = "numpy.ndarray[Any, Any]"
 DType: TypeAlias = "numpy.dtype[Any]"
 
@@ -32,7 +32,7 @@ def sum_type(dtype: str) -> str:
 
 def operation(op: str, dtype: str) -> str:
     """Return the operation that combines the ranks' arrays."""
-    # An average of booleans, truncated, is true where all of them are.
+    # An average of bools, truncated to an integer, is true only if all of them are.
     if op == "average":
         return "min" if dtype == "bool" else "sum"
     return op
@@ -58,7 +58,7 @@ def to_float32(source: Array, target: Array, dtype: str) -> None:
     import numpy
 
     if dtype == BFLOAT16:
-        # The bits of a bfloat16 are the upper half of those of the same float32.
+        # The bits of a bfloat16 are the upper half of the bits of the equal float32.
         bits = target.view(numpy.uint32)
         bits[...] = source
         bits <<= 16
@@ -68,20 +68,20 @@ def to_float32(source: Array, target: Array, dtype: str) -> None:
 
 def from_float32(source: Array, target: Array, dtype: str) -> None:
     """Write a float32 array into a half-precision one."""
-    # It rounds to nearest even. An array of another type is copied. `source` is overwritten.
+    # Round to nearest, ties to even. An array of another type is only copied. `source` is overwritten.
     import numpy
 
     if dtype == BFLOAT16:
         nan = numpy.isnan(source)
         bits = source.view(numpy.uint32)
-        # Adding 0x7FFF, or 0x8000 where the last bit that stays is set, rounds to nearest, ties to even.
+        # Adding 0x7FFF, or 0x8000 if the lowest bit that is kept is set, rounds to nearest, ties to even.
         odd = bits >> 16
         odd &= 1
         odd += 0x7FFF
         bits += odd
         bits >>= 16
         target[...] = bits
-        # The carry of the rounding may have made an infinity or a zero of a NaN.
+        # The carry of the rounding may have turned a NaN into an infinity or a zero.
         if nan.any():
             target[nan] = 0x7FC0
     else:
@@ -102,7 +102,7 @@ def ufunc(op: str, dtype: DType) -> numpy.ufunc:
 
 def joined(join: numpy.ufunc, arrays: Sequence[Array], out: Array) -> Array:
     """Combine two or more arrays into `out` by a `ufunc`."""
-    # They have one type and size. One of the first two arrays may be `out` itself.
+    # The arrays have one type and size. `out` may be one of the first two arrays.
     join(arrays[0], arrays[1], out=out)
     for array in arrays[2:]:
         join(out, array, out=out)
@@ -119,7 +119,7 @@ def scale(array: Array, factor: float, divisor: int = 1) -> None:
         with numpy.errstate(all="ignore"):
             numpy.multiply(array, array.dtype.type(factor / divisor), out=array)
     elif factor == 1.0 and array.dtype.kind in "iu":
-        # Exact for every integer, the smallest too; // alone would round towards minus infinity.
+        # This is exact for every integer, including the smallest. // alone would round towards minus infinity.
         whole = array.dtype.type(divisor)
         array[...] = (array - numpy.fmod(array, whole)) // whole
     else:

@@ -24,12 +24,12 @@ from paceline.collectives.transport import Transport
 Ready = tuple[CollectiveTask, Agreement]
 
 
-#: Of one reduction. With 2 ranks on one machine 1 MiB was the fastest, 2 MiB as good, 0.25 and 4 MiB 10 to 30 % slower.
+#: Size of one reduction. With 2 ranks on one machine 1 MiB was fastest, 2 MiB equal, 0.25 and 4 MiB 10 to 30 % slower.
 PIECE_BYTES = 1 << 20
-#: From here on copying in costs more than a call of its own: where it has to be copied out as well; where more than two ranks
-#: add up, each of which reads all of the copies; and where the array is multiplied on that way, which with MPI's call takes a
-#: pass of its own. Two ranks never come there: in memory that both see, arrays of 8 to 64 MiB took 0.6 of the time of MPI's
-#: call in turn with it, and as long where their cores have no cache in common.
+#: Arrays of these sizes or more are reduced by MPI directly, because copying them into a buffer costs more: without
+#: shared memory results are copied out as well; with it and more than two ranks, each rank reads all copies. Multiplied
+#: arrays have a larger limit, as MPI needs one more pass. Two ranks with shared memory have only `fusion_bytes` as one:
+#: for 8 to 64 MiB the buffer took 0.6 of the time of MPI's call, and the same time where the cores share no cache.
 DIRECT_BYTES = 1 << 20
 SHARED_DIRECT_BYTES = 8 << 20
 SHARED_DIRECT_MULTIPLIED_BYTES = 32 << 20
@@ -42,7 +42,7 @@ class Performer:
         self._transport = transport
         self._size, self._rank = transport.size, transport.rank
         self._reducer = Reducer(transport, fusion_bytes)
-        #: All others are done once they are agreed upon.
+        #: Operations that move data. A barrier and a join are done once the ranks have agreed on them.
         self._operations: dict[str, Callable[[CollectiveTask, Agreement], object]] = {
             ALLREDUCE: self._allreduce,
             ALLGATHER: self._allgather,
@@ -56,7 +56,7 @@ class Performer:
         self._reducer.close()
 
     def blocks(self, ready: Sequence[Ready]) -> bool:
-        """Return whether an operation may wait for a dead rank."""
+        """Return whether any of these operations would block if a rank died."""
         if self._size == 1:
             return False
         limits = (self._reducer.polled_bytes(multiplied=False), self._reducer.polled_bytes(multiplied=True))
@@ -68,18 +68,18 @@ class Performer:
                     polled_bytes = limits[is_multiplied(request.prescale, request.postscale, divisor)]
                     if array.nbytes >= polled_bytes and not (polled_bytes and numbers.is_half(dtype)):
                         return True
-            elif request.kind not in (BARRIER, JOIN):  # those are done once they are agreed upon
+            elif request.kind not in (BARRIER, JOIN):  # a barrier and a join are done once agreed on
                 return True
         return False
 
     def perform(self, ready: Sequence[Ready], complete: Callable[[CollectiveTask, object], None]) -> None:
         """Perform all operations, and call `complete(task, result)`."""
-        # op and type -> all that can be reduced together, in the order in which the coordinator named them.
+        # (op, dtype) -> operations that can be reduced together, in the order of the coordinator's response.
         fused: dict[tuple[str, str], list[Ready]] = {}
         for task, agreement in ready:
             request = agreement.request
             dtypes = request.dtypes
-            # A group of several types is done alone, for a fused buffer has one type.
+            # A group with several dtypes is reduced on its own, because a fused buffer has one dtype.
             if request.kind == ALLREDUCE and request.op != "adasum" and dtypes.count(dtypes[0]) == len(dtypes):
                 fused.setdefault((numbers.operation(request.op, dtypes[0]), dtypes[0]), []).append((task, agreement))
             else:
@@ -128,7 +128,7 @@ class Performer:
         return _shaped(request, [self._scattered(array, dtype, request) for array, dtype in arrays])
 
     def _allreduce(self, task: CollectiveTask, agreement: Agreement) -> object:
-        """Reduce by Adasum, or reduce a group of different types."""
+        """Reduce by Adasum, or reduce a group of arrays with different dtypes."""
         request = agreement.request
         parts: list[Part] = []
         outs = self._fill_parts(parts, task, request)
@@ -140,7 +140,7 @@ class Performer:
         return _shaped(request, outs)
 
     def _adasum(self, part: Part, dtype: str) -> None:
-        # A copy: Adasum computes in place, and the source is the script's.
+        # Copy the array: Adasum computes in place, and the source belongs to the script.
         array = numbers.summand(part.source, dtype, part.prescale)
         adasum(self._transport, array)
         numbers.scale(array, part.postscale)
@@ -194,12 +194,12 @@ class Reducer:
             self._fusion.allreduce(small, op, dtype)
 
     def polled_bytes(self, multiplied: bool) -> int:
-        """Return the size below which a reduction never blocks."""
+        """Return the size in bytes below which a reduction never blocks in MPI."""
         return self._small_bytes(multiplied) if self._fusion.has_shared_memory else 0
 
     def _small_bytes(self, multiplied: bool) -> int:
-        """Return the size below which arrays go through a buffer."""
-        # Half precision always does: MPI does not know it.
+        """Return the size in bytes below which arrays are reduced in a buffer."""
+        # Half-precision arrays always go through a buffer, because MPI does not support them.
         if not self._fusion.has_shared_memory:
             return min(DIRECT_BYTES, self._fusion_bytes)
         if self._transport.size == 2:
@@ -241,7 +241,7 @@ class Reducer:
 
 
 def scatter_rows(rows: int, size: int) -> list[int]:
-    """Return each rank's share of the rows."""
+    """Return each rank's number of rows, with the remainder on the first ranks."""
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
@@ -267,7 +267,7 @@ def broadcast(transport: Transport, array: Array, out: Array, root: int) -> Arra
 
 
 def alltoall(transport: Transport, array: Array, splits: Sequence[Sequence[int]]) -> tuple[Array, tuple[int, ...]]:
-    """Return the rows sent to this rank, and each rank's count."""
+    """Return the rows sent to this rank, and the number of rows from each rank."""
     import numpy
 
     rank = transport.rank
@@ -298,7 +298,7 @@ def adasum(transport: Transport, array: Array) -> None:
     while distance < transport.size:
         partner = transport.rank ^ distance
         transport.exchange(array, other, partner)
-        # In the same order on both sides, so that both get the same bits.
+        # Use the same order of operands on both sides, so that both get the same bits.
         first, second = (array, other) if transport.rank < partner else (other, array)
         first_weight, second_weight = _weights(first, second)
         first *= first.dtype.type(first_weight)

@@ -32,7 +32,7 @@ class ProcessSets:
         self._world, self._rank, self._size, self._settings = joined, rank, size, settings
         #: The ranks of each set.
         self.ranks: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
-        #: The loops of the sets that have this rank.
+        #: The loop of each set that includes this rank.
         self.loops: dict[int, BackgroundLoop] = {}
         self._numbers = itertools.count(1)
         #: Callbacks, and whether each wants arrival times.
@@ -61,7 +61,7 @@ class ProcessSets:
 
     def device_group(self, number: int, place: torch.device) -> DeviceGroup:
         """Return the set's NCCL group."""
-        # The first operation makes it: all ranks begin operations in the same order.
+        # The first operation creates it, as all ranks begin operations in the same order.
         from paceline.collectives import device
 
         if number not in self._device_groups:
@@ -82,15 +82,15 @@ class ProcessSets:
         same = [number for number, others in self.ranks.items() if others == members]
         if same:
             raise ArgumentError(f"ranks {list(members)} are process set {same[0]} already. Use that one.")
-        # The same number on every rank, and the split in the same place of the world's order: this is called in the turn of
-        # the world's loop, so nothing else uses its transport meanwhile.
+        # Every rank gets the same number, and splits at the same point of the world's operations. The world's loop
+        # calls this method while it holds _turn, so nothing else uses its transport meanwhile.
         number = next(self._numbers)
         transport = self.loops[0].transport.split(members, number) if len(members) > 1 else Alone()
         self.ranks[number] = members
         if self._rank in members and transport is not None:
             loop = self._start_loop(transport, number)
-            # `lost`, in another thread, notes the failure first and then goes through the loops: it saw this one, or is
-            # seen here.
+            # `lost`, in another thread, sets the failure first and then fails all loops. Either it saw this loop, or
+            # the failure is seen here.
             if self._failure is not None:
                 _fail(loop, self._failure)
         return number
@@ -133,14 +133,14 @@ class ProcessSets:
             for callback, wants_arrivals in observers:
                 callback(request, submitted_s, agreed_s, done_s, *((arrivals,) if wants_arrivals else ()))
 
-        # None where nobody observes, which saves time.
+        # None if there are no observers, which saves time.
         loop.negotiation.observer = observed if observers else None
         if any(wants_arrivals for _, wants_arrivals in observers):
             loop.negotiation.note_arrivals()
 
     def lost(self, reason: str, lost_rank: int = -1) -> None:
-        """Fail the operations in flight of all process sets."""
-        # Any thread may call it. It must hold no lock except a loop's _claim.
+        """Fail the operations in flight of all process sets, and all later ones."""
+        # Any thread may call it. The caller must hold no lock except a loop's _claim.
         self._failure = self._failure or reason
         if lost_rank >= 0 and not self._world.lost_ranks:
             self._world.lost_ranks.add(lost_rank)
@@ -157,23 +157,23 @@ class ProcessSets:
             loop.forsake(error)
 
     def stop(self) -> None:
-        """Leave all sets once the other ranks have heard it."""
+        """Leave all sets once the other ranks have received the announcement."""
         if self._failure is not None and not self._world.lost_ranks:
-            # A process that dies closes its connections some time before the kernel says that it is gone.
+            # A process that dies closes its connections some time before the kernel reports its end.
             time.sleep(_DYING_S)
-        # First: from now on other ranks may end as they like.
+        # Stop watching first, because from now on other ranks may end at any time.
         self._peer_watch.close()
         loops = [self.loops[number] for number in sorted(self.loops, reverse=True)]
         if self._failure is not None:
             if self._world.name == world.GLOO:
-                # Those in the middle of something end when the others let go, and must not outlive the interpreter:
-                # a thread of Gloo's that gives back its tensor then aborts the process.
+                # Operations in progress end when the other ranks close their connections. Their threads must end before
+                # the interpreter: a Gloo thread that frees its tensor afterwards aborts the process.
                 for loop in loops:
                     loop.join(_LET_GO_S)
             # Over MPI a thread may be stuck in a call that never returns. It is a daemon, and MPI is not finalised.
             self._close_device_groups(broken=True)
             return
-        # Let all of them leave before joining the first, so that the sets end in parallel.
+        # Let all loops leave before joining the first, so that the sets end in parallel.
         for loop in loops:
             loop.leave()
         ended = [loop.join() for loop in loops]
@@ -183,12 +183,12 @@ class ProcessSets:
         self._close_device_groups(broken=not all(ended))
 
     def _peer_lost(self, rank: int, reason: str) -> None:
-        # Once all have heard the end, each goes when it likes.
+        # Once all ranks have received the end, each may exit at any time, which is no failure.
         if not self.loops[0].negotiation.has_heard_end:
             self.lost(reason, rank)
 
     def _end_overdue(self) -> None:
-        """Fail operations past the time limit."""
+        """Fail operations that exceed the time limit."""
         limit_s = self._settings.stall_shutdown_s
         if not limit_s or self._failure is not None:
             return
@@ -206,5 +206,5 @@ class ProcessSets:
 
 def _fail(loop: BackgroundLoop, reason: str) -> None:
     loop.fail(ShutDownError(f"{reason}. Nothing in flight can be completed; see that rank's log for the cause."))
-    # After `fail`: a waiting caller gets the reason, not the transport's error.
+    # Abandon after `fail`, so that a waiting caller gets the reason, not the transport's error.
     loop.transport.abandon(reason)

@@ -1,4 +1,4 @@
-"""The board of this process's collectives, and answers from torch's flight recorder for Gloo and NCCL.
+"""Notes of this process's running collectives, and answers from torch's flight recorder for Gloo and NCCL.
 
 A thread reads a named pipe, <folder>/ask_<rank>. Each line names the file in which to write the recorder's JSON. The thread
 needs the interpreter lock, which torch releases while a collective waits. It starts with the first `init_process_group`.
@@ -26,14 +26,14 @@ _is_made = False
 
 
 def answer_recorder_requests(path: str) -> None:
-    """Answer at this named pipe from the first process group on."""
+    """Answer recorder requests from this named pipe once a process group is created."""
     from paceline.system.lazy_import import when_loaded
 
     when_loaded(_MODULE, lambda module: _follow(module, path))
 
 
 def _follow(module: ModuleType, path: str) -> None:
-    """Make process-group constructors start the thread."""
+    """Make process-group constructors start the answering thread."""
     import functools
     import itertools
 
@@ -55,7 +55,7 @@ def _follow(module: ModuleType, path: str) -> None:
         setattr(module, name, call)
 
     put_on_board("init_process_group", "torch", itertools.repeat(0))
-    # Each rank of the world has to call it, also one that will not be in the group.
+    # Each rank of the world has to call `new_group`, including ranks that will not be in the group.
     put_on_board("new_group", "torch's groups", itertools.count(1))
 
 
@@ -84,7 +84,7 @@ def _serve(pipe: int, folder: str) -> None:
         for name in os.read(pipe, 4096).decode("utf-8", "replace").split():
             try:
                 _tell(os.path.join(folder, os.path.basename(name)))
-            except Exception:  # Another release of torch may have another recorder; the reader does without.
+            except Exception:  # other torch releases may lack this recorder
                 continue
 
 
@@ -110,7 +110,7 @@ os.register_at_fork(after_in_child=_close_pipe)
 
 
 def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
-    """Return this process's board, or None."""
+    """Return the notes of this process's running collectives, or None."""
     global _board, _is_made
     if not _is_made:
         _is_made = True
@@ -121,26 +121,26 @@ def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
         if folder and rank and nested_rank(environ) is None:
             try:
                 _board = RankBoard(os.path.join(folder, f"board_{rank}"))
-            except (OSError, ValueError):  # no room, or no such folder: a run goes on without
+            except (OSError, ValueError):  # no space, or no such folder: continue without notes
                 _board = None
     return _board
 
 
 def begin(text: str, number: int = 0) -> int:
-    """Note that a collective begins; return the note's slot."""
+    """Note that a collective begins; return the note's slot for `end`."""
     present = _board if _is_made else board()
     return -1 if present is None else present.begin(text, number)
 
 
 def end(place: int) -> None:
-    """Remove a note."""
+    """Remove the note of a collective that has ended."""
     if _board is not None:
         _board.end(place)
 
 
 @contextmanager
 def under_way(text: str, number: int = 0) -> Iterator[None]:
-    """Note a collective for the duration of the block."""
+    """Keep a note of a collective for the duration of the block."""
     place = begin(text, number)
     try:
         yield
@@ -149,7 +149,7 @@ def under_way(text: str, number: int = 0) -> Iterator[None]:
 
 
 def _forget() -> None:
-    # A data loader's worker shares the memory, and is in no collective.
+    # A data loader's forked worker shares the memory, but takes part in no collective.
     global _board, _is_made
     _board, _is_made = None, True
 

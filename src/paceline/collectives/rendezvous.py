@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroupGloo
     from torch.distributed.distributed_c10d import Store
 
-#: What torch's launchers set -> its name where horovodrun is the launcher.
+#: Variable that torch's launchers set -> the variable that horovodrun sets instead.
 _VARIABLES = {"RANK": "HOROVOD_RANK", "WORLD_SIZE": "HOROVOD_SIZE", "MASTER_ADDR": "", "MASTER_PORT": ""}
-#: Time limits, as torch's: until all ranks have joined, and for an operation that all ranks have begun.
+#: Time limits in seconds, as torch's: until all ranks have joined, and for an operation that all ranks have begun.
 _START_S, _OPERATION_S = 300.0, 1800.0
 
-#: The process's client of each store (and its server, on rank 0), and Gloo's network devices. They are kept to the end: the
-#: script's own process groups, and the next engine, use the same server.
+#: The process's client of each store (with its server, on rank 0), and Gloo's network devices. They are never freed:
+#: the script's own process groups and the next engine use the same server.
 _stores: dict[tuple[str, int], Store] = {}
 _devices: dict[str, ProcessGroupGloo.Device] = {}
 
-#: Before the tag of a signed value; no JSON begins with it.
+#: Precedes the tag of a signed value. No JSON begins with it.
 _SIGNED = b"\x01signed "
 _HEAD_BYTES = len(_SIGNED) + TAG_BYTES
 _LEAST_SECRET_BYTES = 16
@@ -47,9 +47,9 @@ _LEAST_SECRET_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """A namespace of the store where `size` ranks meet.
+    """A namespace of the key-value store where `size` ranks meet.
 
-    `address` is this machine's address for the others, `where` the store's address and port for messages, and `key` the run's
+    `address` is this machine's address for the other ranks, `where` the store's address and port for messages, `key` the run's
     secret or None.
     """
 
@@ -68,21 +68,21 @@ class Meeting:
         return SignedStore(self.raw_store(name), f"{self.prefix}/{name}", self.where, self.key)
 
     def store(self, name: str) -> Store:
-        """Return this part of the store for torch's process groups."""
+        """Return this part of the store as an object for torch's process groups."""
         return self.raw_store(name) if self.key is None else self.signed(name).for_torch()
 
     def raw_store(self, name: str) -> Store:
-        """Return this part of the store unsigned, of torch's own class."""
+        """Return this part of the store unsigned, as an object of torch's own class."""
         from torch.distributed.distributed_c10d import PrefixStore
 
         return PrefixStore(f"{self.prefix}/{name}", self.root)
 
     def link_key(self, nonce: bytes) -> bytes:
-        """Derive a key of the ranks from the first rank's nonce."""
+        """Derive the ranks' key for TCP links from the first rank's nonce."""
         return nonce if self.key is None else tag(self.key, "links", nonce)
 
     def part(self, name: str, members: Sequence[int]) -> Meeting:
-        """Return the meeting of some of its ranks, for those ranks."""
+        """Return the meeting of these members, which only they may call."""
         rank = members.index(self.rank)
         return replace(self, rank=rank, size=len(members), prefix=f"{self.prefix}/{name}")
 
@@ -98,11 +98,11 @@ class Meeting:
         return _devices[key]
 
     def wait_for_all(self) -> list[str]:
-        """Wait until every rank has come, and return the ranks' addresses."""
+        """Wait until every rank has arrived, and return the ranks' addresses."""
         store = self.signed("here")
         with self.translated("say that this rank is here"):
             store.set(str(self.rank), self.address)
-        # Asked again and again, though the store can wait: at its time limit it doesn't say which keys were missing.
+        # Poll, although the store can wait: its timeout error does not say which keys were missing.
         end_s = time.monotonic() + self.timeout_s
         pause_s = 0.002
         missing = list(range(self.size))
@@ -123,7 +123,7 @@ class Meeting:
 
     @contextmanager
     def translated(self, what: str) -> Iterator[None]:
-        """Turn torch's errors into one sentence."""
+        """Turn torch's errors into a one-sentence CollectivesError."""
         try:
             yield
         except (RuntimeError, OSError, EOFError) as error:
@@ -137,17 +137,17 @@ class Meeting:
 
 
 def meet(environ: Mapping[str, str], generation: int) -> Meeting:
-    """Return the meeting of all ranks once all have come."""
+    """Return the meeting of all ranks once all have arrived."""
     meeting = place_to_meet(environ, str(generation))
     far = [other for other in meeting.wait_for_all() if not _is_loopback(other)]
     if far and _is_loopback(meeting.address):
-        # The name of a machine often stands for a loopback address on that machine itself.
+        # On the machine itself its name often means a loopback address, so use the one on the route to another rank.
         return replace(meeting, address=links.own_address(far[0], 9))
     return meeting
 
 
 def place_to_meet(environ: Mapping[str, str], name: str) -> Meeting:
-    """Return a meeting under this name, and wait for nobody."""
+    """Return a meeting under this name without waiting for other ranks."""
     from paceline.collectives.settings import _number
 
     rank, size, host, port = place(environ)
@@ -162,7 +162,7 @@ def place_to_meet(environ: Mapping[str, str], name: str) -> Meeting:
     if not dist.is_available() or not hasattr(dist, "ProcessGroupGloo"):
         raise CollectivesError("this torch was built without Gloo. Install one from PyPI, or use MPI.")
     key, timeout_s = run_secret(environ), given_s or _START_S
-    # A store may outlive an attempt, as torchrun's does: keys of the one before must not be read as this one's.
+    # A store may outlive an attempt, as torchrun's does, so keys of different attempts must differ.
     attempt = "/".join(environ.get(name, "") for name in ("PACELINE_ATTEMPT", "TORCHELASTIC_RESTART_COUNT"))
     address, root = _store(dist, environ, rank, host, port, timeout_s)
     return Meeting(
@@ -179,7 +179,7 @@ def place_to_meet(environ: Mapping[str, str], name: str) -> Meeting:
 
 
 def place(environ: Mapping[str, str]) -> tuple[int, int, str, int]:
-    """Return rank, number of ranks, and the store's address and port."""
+    """Return the rank, the number of ranks, and the store's address and port."""
     texts = [environ.get(name) or environ.get(other, "") for name, other in _VARIABLES.items()]
     rank, size, host, port = texts
     if not rank and not size and environ.get("PACELINE_WORLD_SIZE") == "1":
@@ -195,7 +195,7 @@ def place(environ: Mapping[str, str]) -> tuple[int, int, str, int]:
 
 def _address(value: object, rank: int) -> str:
     try:
-        # Looked at although it is signed: where there is no secret anybody may have written it.
+        # Validate the address although it is signed: without a secret, any process may have written it.
         return str(ipaddress.ip_address(str(value).partition("%")[0])) and str(value)
     except ValueError:
         raise CollectivesError(f"rank {rank} sent the address {value!r}, which is not HOST:PORT.") from None
@@ -218,9 +218,9 @@ def _store(
                 port,
                 is_master=is_master,
                 timeout=timedelta(seconds=timeout_s),
-                # `wait_for_all` waits instead, and can name those that are missing.
+                # `wait_for_all` waits instead, because it can name the missing ranks.
                 wait_for_workers=False,
-                # torch's own rendezvous asks for the same: both use one server.
+                # torch's own rendezvous sets this too, so both share one server.
                 multi_tenant=True,
             )
         return links.own_address(host, port), _stores[host, port]
@@ -288,7 +288,7 @@ class SignedStore:
         return content
 
     def for_torch(self) -> Store:
-        """Return this part as a store of torch's, for Gloo."""
+        """Return this part of the store as a torch store, for Gloo."""
         # The caller must keep a reference: torch keeps only the C++ part.
         from torch.distributed.distributed_c10d import Store
 
@@ -325,7 +325,7 @@ class SignedStore:
 
 
 def run_secret(environ: Mapping[str, str] = os.environ) -> bytes | None:
-    """Return the secret of the ranks of this run, or None.
+    """Return the secret that the ranks of this run share, or None.
 
     Some launchers, such as torchrun, give none. Then nothing is signed, and a rank believes any process that reaches its port, as
     torch itself does.

@@ -26,7 +26,7 @@ BARRIER, JOIN, CHANGE_SETS = "barrier", "join", "process_set"
 Key = tuple[str, str]
 #: (rank, time) of each rank's request.
 Arrivals = Sequence[tuple[int, float]]
-#: Those of a `Request`, in its order.
+#: The fields of a `Request`, in their order.
 Fields = tuple[str, str, tuple[str, ...], tuple[tuple[int, ...], ...], str, float, float, int, tuple[int, ...], bool]
 
 
@@ -57,7 +57,7 @@ class Request(NamedTuple):
 class CollectiveTask:
     """An operation that this rank has submitted.
 
-    Arrays are contiguous; outs of None are created when filled.
+    Arrays are contiguous. An output of None is created when the operation runs.
     """
 
     request: Request
@@ -70,7 +70,7 @@ class CollectiveTask:
 
 
 class Agreement(NamedTuple):
-    """An operation for all ranks, or their disagreement.
+    """An operation that all ranks perform, or the error if they disagree.
 
     `request` is the first rank's. `slot` is the number for repeating the request, or -1. `rows` holds, for allgather, each
     array's first dimension on each rank; for alltoall, the rows that each rank sends to each. `joined` is the last rank to join.
@@ -84,8 +84,8 @@ class Agreement(NamedTuple):
 
 
 def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
-    """Return the ranks' agreement, or the first difference as error."""
-    # The lowest rank's, so that the message does not depend on who came first.
+    """Return the ranks' agreement, or one whose error is the first difference."""
+    # Compare with the lowest rank, so that the message does not depend on the order of arrival.
     first_rank = min(requests)
     first = requests[first_rank]
     if joined and first.kind not in (ALLREDUCE, BARRIER):
@@ -124,7 +124,7 @@ _COMPARED = {
 
 
 def _difference(first: Request, other: Request) -> tuple[str, object, object] | None:
-    """Return the first difference's name and values, or None."""
+    """Return the name and both values of the first difference, or None."""
     if first == other:
         return None
     values: list[tuple[str, object, object]] = [
@@ -134,7 +134,7 @@ def _difference(first: Request, other: Request) -> tuple[str, object, object] | 
     shapes = "tensor shapes"
     differ = first.shapes != other.shapes
     if first.kind in (ALLGATHER, ALLTOALL):
-        # The first dimension may differ; the number of them may not.
+        # The first dimension may differ between ranks, but the number of dimensions may not.
         shapes += " (beyond the first dimension)"
         differ = [(len(s), s[1:]) for s in first.shapes] != [(len(s), s[1:]) for s in other.shapes]
     if differ:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from paceline.collectives.errors import ArgumentError
 from paceline.system import processes
 
-#: Gathering times if the ranks have spare cores, and if their computation takes all cores: there each poll and each
-#: meeting of the ranks interrupts it. On two cores, a step of a transformer with 4 million parameters on two ranks
-#: was 4 to 12 % faster with 20 ms than with 1 ms. The rest is done as soon as a caller waits for it.
+#: Seconds to gather submissions if the ranks have spare cores, and if their computation takes all cores: each poll and
+#: each meeting of the ranks then interrupts it. On two cores, a step of a transformer with 4 million parameters on two
+#: ranks was 4 to 12 % faster with 20 ms than with 1 ms. Gathering ends as soon as a caller waits for a result.
 _SPARE_CYCLE_S, _BUSY_CYCLE_S = 0.001, 0.02
 
 
@@ -23,7 +23,7 @@ class EngineSettings:
         fusion_bytes: Small tensors of a type are reduced together in buffers of up to this size; 0 reduces each on its own. At
             most 1 MiB is used at a time: larger buffers leave the processor's cache, and are slower.
         cycle_s: How long the engine gathers submissions while no caller waits. None means 1 ms if the machine has a spare core
-            for each rank beside its OMP_NUM_THREADS, or shows it a GPU, else 20 ms.
+            for each rank beside its OMP_NUM_THREADS, or a GPU is visible, else 20 ms.
         looks: Polls by a waiting caller before it yields the core between two polls. `chosen` sets 1 if cores are fewer than
             ranks.
         cache_capacity: Number of names that are negotiated by number; 0 for none.

@@ -10,7 +10,7 @@ On GPUs the main thread does not wait in collectives, so only steps and data are
 
 from __future__ import annotations
 
-# Not typing's: a worker loads this before its script.
+# `typing` is not imported here, because a worker loads this module before its script and it should load fast.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 #: Interval between two queries of DistributedDataParallel, in seconds.
 _ASK_S = 1.0
-#: Weak references to the models.
+#: Weak references to the script's DistributedDataParallel models.
 _replicas: list[ref[DistributedDataParallel]] = []
 #: Time and step count of the last query.
 _last_query: tuple[float, int] | None = None
 
 
 def count_steps() -> None:
-    """Count from now on if the launcher wants it."""
+    """Install the hooks if the launcher has asked for the step clock."""
     from paceline.system import step_clock
     from paceline.system.lazy_import import when_loaded
 
@@ -44,11 +44,11 @@ def count_steps() -> None:
 
 
 def follow_collectives() -> None:
-    """Count waits in torch.distributed, which has just been loaded."""
+    """Count waits in torch.distributed, which the script has just imported."""
     from paceline import torch_private
     from paceline.system import step_clock
 
-    # A release that is otherwise made goes on without.
+    # A torch release without this class is not counted.
     work = torch_private.work_class()
     if work is not None:
         try:
@@ -68,7 +68,7 @@ def _stepped(optimizer: object, args: object, kwargs: object) -> None:
 
     from paceline.system.step_clock import clock
 
-    # One that is being compiled takes this for a part of the script.
+    # torch.compile would trace this hook as a part of the script.
     if sys.modules["torch"].compiler.is_compiling():
         return
     if (running := clock()) is not None:
@@ -105,7 +105,7 @@ def _follow_replicas(module: ModuleType) -> None:
 
 
 def _ask_replicas(clock: StepClock) -> None:
-    """Add the model's last waiting time for each new step."""
+    """Count each model's last waiting time once for each new step."""
     import time
 
     from paceline import torch_private
@@ -122,5 +122,5 @@ def _ask_replicas(clock: StepClock) -> None:
         if waited_s is None:
             _replicas.remove(reference)
         else:
-            # The last step stands for those before it.
+            # Use the last step's waiting time for all steps since the previous query.
             clock.waited(min((steps - made) * waited_s, now - before))

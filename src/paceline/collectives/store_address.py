@@ -1,4 +1,4 @@
-"""The address at which torch's key-value store listens: only MASTER_ADDR, where torch takes every address.
+"""The address at which torch's key-value store listens: MASTER_ADDR only, not every address as in torch.
 
 The store has no authentication. On one machine MASTER_ADDR is a loopback address, which no other machine reaches; elsewhere it
 is an address of the nodes' network.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
-# Not typing's: a worker loads this before its script.
+# `typing` is not imported here, because a worker loads this module before its script and it should load fast.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ _BACKLOG = 2048
 
 
 def keep_to_master_address(environ: Mapping[str, str] = os.environ) -> None:
-    """Let `init_process_group`'s store listen at MASTER_ADDR only.
+    """Make `init_process_group`'s store listen at MASTER_ADDR only.
 
     It may be called again. Nothing changes under torchrun, or if MASTER_ADDR is a name, which may mean another address on each
     machine. Loads nothing: it takes effect when torch.distributed is loaded.
     """
-    # Below torchrun the agent holds the store, and its workers only connect to it.
+    # Under torchrun the agent hosts the store, and its workers only connect to it.
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
     loaded = sys.modules.get(_MODULE)
@@ -45,7 +45,7 @@ def keep_to_master_address(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def made(kind: Callable[..., T], host: str, port: int, **options: object) -> T:
-    """Create a store whose server listens only at `host`, if possible."""
+    """Create a store whose server listens only at `host` if possible."""
     fd = store_listener(host, port) if options.get("is_master") else None
     return kind(host, port, **options, **({} if fd is None else {"master_listen_fd": fd}))
 
@@ -56,13 +56,13 @@ def _patch(module: ModuleType, environ: Mapping[str, str]) -> None:
         return
 
     class TCPStore(kind):  # type: ignore[misc]
-        """torch's store, whose server listens only at MASTER_ADDR."""
+        """A torch store whose server listens only at MASTER_ADDR."""
 
         _paceline = True
 
         def __init__(self, *args: Any, **options: Any) -> None:
             names = ("host_name", "port", "world_size", "is_master")
-            # Read now: a script may set it after it has imported torch. The first four arguments may be given by place.
+            # Read the variable now: a script may set it after importing torch. Four arguments may be positional.
             here = environ.get("MASTER_ADDR", "")
             named = {**dict(zip(names, args, strict=False)), **options}
             is_ours = named.get("is_master") and named.get("host_name") == here and len(args) <= len(names)
@@ -87,11 +87,11 @@ def store_listener(host: str, port: int) -> int | None:
         return None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as server:
-        # The port may be that of the attempt before, whose connections the kernel remembers for a minute.
+        # The previous attempt may have used this port, and the kernel remembers its connections for a minute.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((host, port))
         server.listen(_BACKLOG)
-        # Detached, so that it stays open: torch takes the descriptor over.
+        # Detach the descriptor so that it stays open: torch takes ownership of it.
         return server.detach()
     return None
 
@@ -100,7 +100,7 @@ def _is_address(host: str) -> bool:
     import ipaddress
 
     try:
-        # An IPv6 address may name its interface: fe80::1%eth0.
+        # An IPv6 address may include its interface: fe80::1%eth0.
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return False

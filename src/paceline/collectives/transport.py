@@ -17,11 +17,11 @@ from typing import Any, Protocol
 from paceline.collectives.numbers import Array, DType
 from paceline.system import processes
 
-#: Each rank reads all of the segments: with more ranks than this a reduction by MPI reads less.
+#: Most ranks that share segments. Each rank reads all segments, so with more ranks a reduction by MPI reads less.
 MOST_RANKS = 4
 _NAME = "paceline-segments"
 _TOKEN_BYTES = 16
-#: Before the segment's content: the token, and room, so that arrays begin at a page.
+#: Size before the segment's content: it holds the token, and lets arrays begin at a page.
 _HEAD_BYTES = mmap.PAGESIZE
 
 
@@ -38,7 +38,7 @@ class Transport(Protocol):
         """Send a message without waiting for its receiver."""
 
     def receive(self) -> tuple[int, bytes | bytearray] | None:
-        """Return the sender and bytes of a message, or None."""
+        """Return the sender and bytes of the next message, or None if none has arrived."""
 
     def allreduce(self, source: Array, target: Array, op: str) -> None:
         """Fill `target` with the reduced `source` arrays of all ranks. Both are flat, and may be the same array."""
@@ -53,33 +53,33 @@ class Transport(Protocol):
         """Fill `result` with all ranks' rows, `rows[rank]` from each."""
 
     def broadcast(self, array: Array, root: int) -> None:
-        """Replace the flat array of bytes by the root's."""
+        """Replace the flat array of bytes by the root's array."""
 
     def alltoall(self, array: Array, sent: Sequence[int], result: Array, received: Sequence[int]) -> None:
         """Fill `result` with the rows that the ranks send here. `sent[k]` rows of `array` go to rank k."""
 
     def exchange(self, array: Array, other: Array, partner: int) -> None:
-        """Fill the flat `other` with the partner's `array`."""
+        """Fill the flat `other` with the partner's `array`, and send it this rank's."""
 
     def share_segments(self, size: int) -> SharedSegments | None:
-        """Open memory that all ranks see, or return None. Each rank has `size` bytes. Every rank calls it."""
+        """Open memory that all ranks share, or return None. Each rank has `size` bytes. Every rank calls it."""
 
     def gather_objects(self, value: object) -> list[Any]:
-        """Return every rank's value."""
+        """Return every rank's value. Every rank calls it."""
 
     def split(self, members: Sequence[int], number: int) -> Transport | None:
         """Return the transport of these ranks, or None on the others. Every rank calls it with the same arguments."""
 
     def watched(self) -> dict[int, int]:
-        """Return file descriptors by rank that hang up at its end. Callers must not read from them."""
+        """Return {file descriptor: rank}; each hangs up when its rank ends. Callers must not read from them."""
 
     def close(self) -> None:
-        """Deliver the last messages and free everything."""
+        """Deliver the last messages and free all resources."""
 
     def abandon(self, reason: str) -> None:
-        """Let go in the middle of an operation.
+        """Close the connections even in the middle of an operation.
 
-        It sends the others the reason if possible. Any thread may call it.
+        The other ranks receive the reason if possible. Any thread may call it.
         """
 
 
@@ -144,21 +144,21 @@ class SharedSegments:
         self._maps, self._barrier, self._turn = maps, barrier, 0
 
     def fill(self, dtype: DType) -> Array:
-        """Return this rank's segment to fill before the meeting."""
+        """Return this rank's segment, which the caller fills before `meet`."""
         return self._segment(self.rank, dtype)
 
     def meet(self, dtype: DType) -> list[Array]:
-        """Return each rank's segment once all are filled."""
-        # They are readable until the next meeting.
+        """Return each rank's segment once all ranks have filled theirs."""
+        # The segments are readable until the next meeting.
         self._barrier()
         segments = [self._segment(rank, dtype) for rank in range(len(self._maps))]
         self._turn ^= 1
         return segments
 
     def close(self) -> None:
-        """Release the memory; the other ranks keep their view."""
+        """Release the memory; other ranks keep their own mappings."""
         for segments in self._maps:
-            with contextlib.suppress(BufferError):  # an error's traceback may still hold an array of it
+            with contextlib.suppress(BufferError):  # an error's traceback may still hold an array in this memory
                 segments.close()
 
     def _segment(self, rank: int, dtype: DType) -> Array:
@@ -182,8 +182,8 @@ def share_segments(
     token, fd = secrets.token_bytes(_TOKEN_BYTES), -1
     maps: list[mmap.mmap] = []
     try:
-        # OSError: out of files or memory. AttributeError: not Linux. The rank continues to `gather`, where the others wait
-        # for it.
+        # OSError: no more files or memory. AttributeError: not Linux. After an error the rank still calls `gather`,
+        # where the others wait for it.
         with contextlib.suppress(OSError, AttributeError):
             fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
             os.ftruncate(fd, _HEAD_BYTES + 2 * size)
@@ -191,8 +191,8 @@ def share_segments(
         files = gather((token, os.getpid(), fd))
         with contextlib.suppress(OSError, ValueError):
             maps = [_mapped(file, _HEAD_BYTES + 2 * size, mine=other == rank) for other, file in enumerate(files)]
-        # After this second exchange each may close its file: all have opened it by then, or never will. Ranks that share a
-        # core wait better in MPI.
+        # After this second exchange each rank may close its file: all ranks have opened it by then, or never will.
+        # Ranks that share a core do not use segments, because MPI's calls yield the core better.
         is_seen = all(gather(len(maps) == ranks <= processes.core_count()))
     finally:
         if fd >= 0:
@@ -201,7 +201,7 @@ def share_segments(
 
 
 def _mapped(file: tuple[bytes, int, int], size: int, *, mine: bool) -> mmap.mmap:
-    """Map a rank's segments, those of other ranks read-only."""
+    """Map a rank's segments into memory, read-only for those of other ranks."""
     token, pid, fd = file
     path = f"/proc/{pid}/fd/{fd}"
     if _NAME not in os.readlink(path):

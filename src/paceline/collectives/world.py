@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 MPI, GLOO, ALONE = "mpi", "gloo", "alone"
 _CHOICES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
-#: What the launchers of MPI set in each process: Open MPI, MPICH and its relatives, PMIx (srun --mpi=pmix), Cray.
+#: Variables that MPI launchers set in each process: Open MPI, MPICH and its relatives, PMIx (srun --mpi=pmix), Cray.
 _MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID")
 
 _generations: defaultdict[object, Iterator[int]] = defaultdict(itertools.count)
 _comm: Intracomm | None = None
 _comm_places: Sequence[PeerPlace] = ()
-#: Ranks that were lost, and the rendezvous that they were of. Another one may be joined, the same one not.
+#: Ranks that were lost, and the rendezvous that they belonged to, which can't be joined again. Another one can.
 _lost: tuple[set[int], object] = (set(), None)
 _lost_of_mpi: set[int] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankedWorld:
-    """The ranks that were started together.
+    """The ranks that were started together, and the transport to them.
 
     `name` is the transport's name. `lost_ranks` is filled as ranks die. `generation` counts the earlier engines of this process
     in this world.
@@ -103,7 +103,7 @@ def _join_mpi(environ: Mapping[str, str]) -> RankedWorld:
         )
     generation = next(_generations[MPI])
     # One communicator serves all engines of the process: replacing it takes all ranks, and one may be dead by then. The
-    # generation becomes the tag that separates an engine's messages from those of the engine before.
+    # generation becomes the tag that separates an engine's messages from those of earlier engines.
     if _comm is None:
         _comm = world.Dup()
         _comm_places = PeerPlace.of_all(MpiTransport(_comm), environ)

@@ -14,24 +14,24 @@ __all__ = ["install", "shim_dir"]
 
 
 def install(name: str, *, force: bool = False) -> None:
-    """Make `import <name>` find Paceline's own in this process. May be called again.
+    """Make `import <name>` load Paceline's package in this process. Idempotent.
 
-    force: put it before the real package of that name, where there is one.
+    force: use Paceline's package even where the real package of that name is installed.
 
     Raises:
         UserError: there is no such name here, or the real package is installed and `force` isn't set.
     """
     if name != "horovod":
         raise UserError(f"paceline.compat has no {name!r}. There is: 'horovod'.")
-    # Imported here, for the package reads HOROVOD_LOG_LEVEL and may change the engine's logger when it is loaded; `import
-    # paceline.compat` alone must not.
+    # Import it here: this package reads HOROVOD_LOG_LEVEL on import and may change the engine's logger, which
+    # `import paceline.compat` alone must not do.
     from paceline.compat.horovod import aliases
 
     aliases.install(force=force)
 
 
 def shim_dir() -> Path:
-    """Return the folder that makes `import horovod` work for every process that has it on PYTHONPATH."""
-    # `first` takes the name even where the real package is installed. `fallback` beside it, which horovodrun's ranks have,
-    # lets the real one win.
+    """Return the folder that makes `import horovod` work when it is on PYTHONPATH."""
+    # `first` replaces an installed Horovod. The folder `fallback`, on the path of horovodrun's ranks, gives an
+    # installed Horovod precedence.
     return Path(__file__).parent / "shim" / "first"

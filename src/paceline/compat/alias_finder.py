@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Any
 
 
-# Neither this nor the loader below is derived from importlib.abc's: to load those takes longer than all else here.
+# Finder and loader don't derive from importlib.abc's classes: importing that module takes longer than this one.
 class AliasFinder:
-    """Finds `<name>...` in `<own>...`.
+    """A module finder that imports `<name>.x` from the package `<own>`.
 
     absent: a module's name without the first part -> why it is not here, and what to do instead; also of all below it.
     hidden: modules of `own` that have no name there. renamed: a module's name without the first part -> that of ours.
@@ -34,7 +34,7 @@ class AliasFinder:
         self._renamed = renamed or {}
 
     def covers(self, module: str) -> bool:
-        """Return True for the package itself and for everything below it."""
+        """Return whether a module is the aliased package or one of its submodules."""
         return module == self.name or module.startswith(f"{self.name}.")
 
     def find_spec(
@@ -42,7 +42,7 @@ class AliasFinder:
     ) -> ModuleSpec | None:
         if not self.covers(fullname):
             return None
-        # Such as ".torch.mpi_ops"; the empty text for the package itself.
+        # The submodule's path, such as ".torch.mpi_ops", or "" for the package itself.
         rest = fullname[len(self.name) :]
         if (why := self.absent(rest[1:])) is not None:
             raise ModuleNotFoundError(f"No module named {fullname!r}: {why}", name=fullname)
@@ -55,24 +55,24 @@ class AliasFinder:
         return ModuleSpec(fullname, loader, origin=own.origin, is_package=bool(own.submodule_search_locations))
 
     def absent(self, rest: str) -> str | None:
-        """Why a module (its name without the first part) is not here, and what to use; None where nothing is known."""
+        """Return why Paceline lacks a submodule and what replaces it, or None if no reason is known."""
         return next((why for name, why in self._absent.items() if f"{rest}.".startswith(f"{name}.")), None)
 
     def install(self) -> None:
-        """Let imports ask this finder, before all others: that of sys.path would find the real package first."""
-        # While the code of the package that stands for this one on the path is being run, its entry stays.
+        """Put this finder before all others, so that it precedes the installed real package."""
+        # Keep the entry of a shim package whose code is still running: the import system expects it.
         self._forget(but_initialising=True)
         sys.meta_path.insert(0, self)
 
     def uninstall(self) -> None:
-        """Take the names away again; what was imported stays with whoever imported it."""
+        """Remove the aliases; modules that programs have already imported stay usable."""
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
         self._forget()
 
     def _forget(self, *, but_initialising: bool = False) -> None:
-        """Take its modules out of `sys.modules`, from where the import system would take them without asking it.
+        """Remove the aliased modules from `sys.modules`, so that imports ask the finder.
 
-        but_initialising: keep one whose code is being run, for the import system waits for it.
+        but_initialising: keep a module whose code is still running, because the import system expects it.
         """
         for name in [name for name in sys.modules if self.covers(name)]:
             if not (but_initialising and is_initialising(sys.modules[name])):
@@ -90,12 +90,12 @@ def spec_of(module: str) -> ModuleSpec | None:
 
 
 def is_initialising(module: ModuleType) -> bool:
-    # importlib sets it on the spec for as long as the module's code runs.
+    # importlib sets `_initializing` on the spec while the module's code runs.
     return bool(getattr(module.__spec__, "_initializing", False))
 
 
 def is_shim(path: str) -> bool:
-    """Whether a file or folder is one of ours that take a library's name on a path."""
+    """Return whether a path is in Paceline's shim folder, which replaces a library's name."""
     return "paceline/compat/shim/" in path.replace("\\", "/")
 
 
@@ -105,12 +105,12 @@ class _AliasLoader:
         self._spec: ModuleSpec | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        # Imported under its own name and handed over as it is: two copies would each have handles and process sets of their
-        # own.
+        # Return the module imported under its real name: a second copy would have separate handles and process
+        # sets.
         module = importlib.import_module(self._own)
         self._spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system has just given the module the alias's spec; it keeps its own.
+        # The import system has set the alias's spec on the module: restore the module's own spec.
         module.__spec__ = self._spec

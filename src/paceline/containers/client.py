@@ -1,4 +1,4 @@
-"""Long calls of an engine's client, and the reasons for their failures."""
+"""Run an engine's client for a long time, and find the reasons of its failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from paceline.containers.engine import ContainerEngine
 from paceline.errors import LauncherError
 
-# Enough to find the reason of a failure. A pull prints a line for each step of each layer.
+# Lines that are kept to find the reason of a failure. A pull prints a line for each step of each layer.
 _KEPT_LINES = 200
 
 _NO_PROGRAM = re.compile(r"executable file not found|executable file .* not found|no such file or directory", re.I)
@@ -22,9 +22,9 @@ _NO_PROGRAM = re.compile(r"executable file not found|executable file .* not foun
 def call(
     argv: Sequence[str], *, say: Callable[[str], None] = lambda line: None, environment: Mapping[str, str] | None = None
 ) -> tuple[int, list[str]]:
-    """Run the client; return exit code and last lines.
+    """Run an engine's client. Return its exit code and its last lines.
 
-    say: called with each line. If it raises, the client is killed.
+    say: called with each line. If `say` raises an exception, the client is killed.
 
     Raises:
         LauncherError: The client can't be started.
@@ -35,7 +35,7 @@ def call(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # A process group of its own: the run handles Ctrl-C, and ends the client with its children.
+            # A process group of its own: Ctrl-C reaches only the run, which ends the client with its children.
             start_new_session=True,
             env=environment,
             encoding="utf-8",
@@ -47,28 +47,28 @@ def call(
     assert process.stdout is not None
     with process.stdout as output:
         try:
-            # A progress bar ends its lines with a carriage return only.
+            # Replace the carriage return, with which a progress bar ends its lines.
             for line in map(str.rstrip, output):
                 if line:
                     lines.append(line)
                     say(line)
             return process.wait(), list(lines)
         finally:
-            # `say` has raised, so nothing would read the client's output or end it.
+            # `say` has raised an exception, so kill the client: no one would read its output any more.
             if process.returncode is None:
-                # With its children.
+                # Kill the client's children too.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 
 def reason(lines: Sequence[str]) -> str:
-    """Return the engine's last error, without prefixes."""
+    """Return the engine's last error message, without prefixes."""
     texts = [line.strip() for line in lines if line.strip()]
     errors = [line for line in texts if line.lower().startswith(("error", "fatal", "docker: ", "unable to"))]
-    # Progress and warnings come first; the last error ended the call.
+    # Progress and warnings come first, and the last error ended the call.
     last = (errors or texts or [""])[-1]
-    # The daemon's prefix twice: it stands alone, or after `docker:`, which must be removed first.
+    # The daemon's prefix occurs twice, because it stands alone or behind `docker:`, which must be removed first.
     for prefix in ("Error response from daemon:", "docker:", "Error:", "FATAL:", "Error response from daemon:"):
         last = last.removeprefix(prefix).strip()
     return last.rstrip(".")
@@ -77,9 +77,9 @@ def reason(lines: Sequence[str]) -> str:
 def start_failure(
     engine: ContainerEngine, image: str, program: str, exit_code: int, lines: Sequence[str]
 ) -> str | None:
-    """Return why no container ran `program`, or None.
+    """Return the reason why no container ran `program`, or None if a container ran it.
 
-    Call it only for a worker that has not reported its start: a script may return any code.
+    Call this only for a worker that has not reported its start, because a script may return any exit code.
 
     Args:
         engine: The engine.
@@ -88,11 +88,11 @@ def start_failure(
         exit_code: Of the client.
         lines: The client's last output.
     """
-    # The client's own codes: no container (apptainer: 255), program not executable, program not found.
+    # Exit codes of the client itself: no container (apptainer: 255), program not executable, program not found.
     if exit_code not in (125 if engine.keeps_containers else 255, 126, 127):
         return None
     message = reason(lines) or f"exit code {exit_code}"
-    # The runtime below an engine may report a missing program with another code; check its message.
+    # The runtime of an engine may report a missing program with another code, so check its message.
     if exit_code == 127 or (f'"{program}"' in message and _NO_PROGRAM.search(message)):
         return (
             f"custom_docker_image={image!r} has no program {program!r} ({engine.kind}: {message}). "

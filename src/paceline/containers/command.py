@@ -1,4 +1,4 @@
-"""The command line that runs a command in a container, as a pure function.
+"""Build the command line that runs a command in a container. The function is pure.
 
 Shared with the host:
 
@@ -27,16 +27,16 @@ from paceline.errors import LauncherError
 from paceline.job.plan import Command, Launch
 from paceline.system.lock_holder import user_name
 
-#: Label of each container with the run's id, to find them again.
+#: Label that each container has, with the run's id, so that the run's containers can be found.
 RUN_LABEL = "paceline.run"
 
-# Resolved: only real folders are mounted, and the file has the same path inside.
+# Links are resolved, because only real folders are mounted, and the file has the same path inside.
 INSIDE = str(Path(inside.__file__).resolve())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A mount of a host's folder or file."""
+    """A mount of a file or folder of the host in a container."""
 
     path: Path
     read_only: bool = False
@@ -49,7 +49,7 @@ class Mount:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFiles:
-    """The properties of a container's host, collected on that machine.
+    """The properties of the host of a container, collected on that machine.
 
     Attributes:
         inside: Path of `inside.py`.
@@ -65,7 +65,7 @@ class HostFiles:
 
     @classmethod
     def here(cls, engine: ContainerEngine, library_dir: Path) -> HostFiles:
-        """Return those of this machine."""
+        """Return the properties of this machine."""
         library = tuple(str(path) for path in _library(library_dir))
         return cls(inside=INSIDE, library=library, user=tuple(_user(engine)), names=_who())
 
@@ -90,19 +90,19 @@ def wrap(
     host: HostFiles | None = None,
     beside: int | None = None,
 ) -> Command:
-    """Return the command that runs `command` in a new container.
+    """Return the command that runs `command` in a container.
 
     Args:
-        command: A command with its PYTHONPATH (`with_paths`).
-        launch: Its launch.
+        command: The command, whose variables include PYTHONPATH (`with_paths`).
+        launch: The launch to which the command belongs.
         engine: The engine.
         image: The result of `check_image`.
-        shm_size: Size of a private /dev/shm. With neither this nor `memory`, the host's is used.
+        shm_size: Size of a private /dev/shm. Without `shm_size` and `memory`, the container uses the host's.
         memory: Container whose /dev/shm is shared (`hold_memory`).
         mounts: Data and the environment's folder, beside the run's folders.
         shell: The environment outside, used only for variables with a default in `command`.
-        host: The command's node, if it is not this machine.
-        beside: First rank of a running container, to run inside it if the engine can, else in a similar one.
+        host: The node on which the command runs, if it is not this machine.
+        beside: First rank of a running container, in which the command is run if the engine can, else in a similar one.
 
     Raises:
         LauncherError: A path can't be mounted.
@@ -112,15 +112,15 @@ def wrap(
     values = _variables(command, launch, shell or {}, host.names)
     folders = [
         Mount(path=launch.run_dir),
-        # Inside the run's folder, except in tests.
+        # This folder is inside the run's folder, except in tests.
         *([] if launch.work_dir.is_relative_to(launch.run_dir) else [Mount(path=launch.work_dir)]),
         Mount(path=launch.scratch_dir),
-        # Links lead there for files that were not copied.
+        # Links in the working folder lead here for files that were not copied.
         *([Mount(path=launch.original_dir, read_only=True)] if launch.original_dir else []),
         *(Mount(path=path, read_only=True) for path in (launch.library_dir, *map(Path, host.library))),
         *mounts,
     ]
-    # A PATH set by the user is used without the environment's programs in front.
+    # If the user has set PATH, use it without adding the environment's programs.
     options = (
         ["--path", prepared.bin_dir] if prepared.bin_dir and "PATH" not in launch.job.environment_variables else []
     )
@@ -128,10 +128,10 @@ def wrap(
     # them.
     for home in ("/tmp", "/var/tmp") if engine.keeps_containers else ():
         options += ["--home", home]
-    # Isolated and without site: the image's packages must not run before the environment is set.
+    # Run Python isolated and without site: the image's packages must not run before the environment is set.
     inner = (prepared.python, "-I", "-S", host.inside, *options, "--home", str(launch.scratch_dir), "--", *command.argv)
     marks = {name: command.environment[name] for name in ("PACELINE_RUN_ID", "PACELINE_RUN_DIR")}
-    # Only podman and docker can enter a running container; for apptainer, start a similar one.
+    # Only podman and docker can run a command in a running container. For apptainer, start a similar container.
     if beside is not None and engine.keeps_containers:
         name = container_name(launch, beside)
         words = [engine.path, "exec", "--workdir", str(launch.work_dir)]
@@ -150,12 +150,12 @@ def wrap(
         gpus=bool(launch.nodes[command.node_rank].gpus),
         user=host.user,
     )
-    # These two identify the processes of a run, and the client is one.
+    # The client gets the two variables by which the processes of a run are found, because it is one of them.
     return replace(command, argv=argv, environment=marks | for_client(engine, values), defaults={})
 
 
 def container_name(launch: Launch, rank: int) -> str:
-    """Return the name of the container whose lowest rank this is."""
+    """Return the name of the container in which this rank is the lowest."""
     return f"paceline-{launch.run_id}-{launch.attempt}-{rank}"
 
 
@@ -176,43 +176,43 @@ def run_argv(
 ) -> tuple[str, ...]:
     """Return the engine's command line that runs `command` in a container.
 
-    variables: names; the client has the values. user: the engine's options; None for this process's user.
+    variables: names, whose values the client has. user: the engine's options; None for this process's user.
     """
     mounted = [word for mount in distinct(mounts) for word in ("--mount", _mount_word(mount))]
     program, *arguments = command
     if not engine.keeps_containers:
-        # By default, apptainer passes the host's environment and home.
+        # By default, apptainer would pass on the host's environment and home.
         words = [engine.path, "exec", "--cleanenv", "--no-home", *mounted]
         words += ["--pwd", work_dir] if work_dir else []
         words += ["--nv"] if gpus else []
-        # No variables: apptainer reads them from the client's environment, see `for_client`.
+        # Pass no variables here: apptainer reads them from the client's environment, see `for_client`.
         return (*words, image, *command)
-    # No --init: the container shares the host's process ids. No log: the client's output is kept. No pull: the image has an id
-    # from `check_image`, unknown to registries. No health check: an image's own would run beside the workers.
+    # No --init: the container shares the host's process ids. No log: the client's output is kept. No pull: registries
+    # don't know an id from `check_image`. No health check: the image's own would run beside the workers.
     words = [engine.path, "run", "--rm", "--pull=never", "--log-driver=none", "--no-healthcheck", "--name", name]
     words += ["--detach"] if detach else []
     words += ["--label", f"{RUN_LABEL}={run_id}", "--network=host", "--pid=host", *ipc]
-    # Folders in the user's home keep their SELinux labels: relabelling (`:z`) would lock out other programs.
+    # Don't check SELinux labels: relabelling (`:z`) a folder in the user's home would lock out other programs.
     words += ["--security-opt", "label=disable", *(_user(engine) if user is None else user)]
     words += _gpu_words(engine) if gpus else []
     words += mounted
     words += ["--workdir", work_dir] if work_dir else []
-    # The name only: the engine takes the value from the client's environment, so no command line has it.
+    # Pass only the name: the engine takes the value from the client's environment, so no command line shows it.
     words += [word for variable in variables for word in ("--env", variable)]
-    # An image's entry point would take the command as its arguments.
+    # Replace the image's entry point, which would take the command as its arguments.
     return (*words, f"--entrypoint={program}", "--", image, *arguments)
 
 
 def for_client(engine: ContainerEngine, values: Mapping[str, str]) -> dict[str, str]:
-    """Return the client's variables that set these in the container."""
+    """Return the variables with which the client sets these variables in the container."""
     if engine.keeps_containers:
         return dict(values)
-    # APPTAINERENV_NAME sets NAME inside, even with --cleanenv.
+    # The variable APPTAINERENV_NAME sets NAME inside, even with --cleanenv.
     return {f"{engine.kind.upper()}ENV_{name}": value for name, value in values.items()}
 
 
 def _library(library_dir: Path) -> list[Path]:
-    """Return the targets of links on the workers' PYTHONPATH."""
+    """Return the targets of the links on PYTHONPATH, which must be mounted too."""
     links = sorted(library_dir.iterdir()) if library_dir.is_dir() else []
     package = Path(INSIDE).parent.parent
     # Skip a broken link: engines refuse to mount a missing path.
@@ -220,18 +220,18 @@ def _library(library_dir: Path) -> list[Path]:
 
 
 def distinct(mounts: Iterable[Mount]) -> list[Mount]:
-    """Remove mounts that others include, and sort outer folders first."""
+    """Remove mounts that other mounts include, and sort outer folders first."""
     by_target: dict[Path, Mount] = {}
     for mount in mounts:
-        # Engines take one mount per target. It is writable if either request is.
+        # Engines allow one mount per target. It is writable if one of the requests is.
         known = by_target.get(mount.target)
         by_target[mount.target] = replace(mount, read_only=mount.read_only and (known is None or known.read_only))
     kept: dict[Path, Mount] = {}
     for target in sorted(by_target, key=lambda path: len(path.parts)):
         mount = by_target[target]
-        # `parents` goes outwards, so this is the innermost mount with the target.
+        # `parents` goes outwards, so this finds the innermost mount that has the target.
         above = next((kept[parent] for parent in target.parents if parent in kept), None)
-        # Drop it only if the outer mount has the same files and rights.
+        # Drop the inner mount only if the outer mount has the same files and rights.
         if above is None or above.read_only != mount.read_only or mount.at or above.at:
             kept[target] = mount
     return list(kept.values())
@@ -245,7 +245,7 @@ def _ipc(shm_size: str | None, memory: str | None) -> tuple[str, ...]:
 
 def _mount_word(mount: Mount) -> str:
     """Format a mount as a CSV line, as engines parse it. A path may contain colons, commas and quotes."""
-    # Engines parse one CSV line, which can't contain a line break.
+    # A CSV line can't contain a line break, so such paths are refused.
     for path in (str(mount.path), str(mount.target)):
         if not path.startswith("/") or "\n" in path or "\r" in path:
             raise LauncherError(
@@ -257,47 +257,47 @@ def _mount_word(mount: Mount) -> str:
 
 
 def _variables(command: Command, launch: Launch, shell: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables under the names that cross into the container.
+    """Return the variables, with the names under which they enter the container.
 
-    Paceline's own names are the same on both sides, to identify the container's first process.
+    Variables of Paceline keep their names, by which the container's first process is found from outside.
     """
     users = launch.job.environment_variables
     values: dict[str, str] = {}
     for name, value in command.environment.items():
         if name == "PATH" and name not in users:
-            continue  # the host's
+            continue  # this PATH is the host's, so the image's is used
         values[name if name.startswith("PACELINE_") else inside.SET + name] = value
     for name, value in {**names, **command.defaults}.items():
         if name not in command.environment:
-            # As without a container, the user's shell takes precedence over a default. A default yields to the image's value.
+            # As without a container, the user's shell takes precedence over a default, and so does the image's value.
             own = name in command.defaults and name in shell
             values[(inside.SET if own else inside.DEFAULT) + name] = shell[name] if own else value
     return values
 
 
 def _who() -> dict[str, str]:
-    """Return variables with the user's name.
+    """Return the variables that have the user's name.
 
-    Without them `getpass.getuser()`, and so torch, fails for a user id missing in the image's /etc/passwd.
+    Without these, `getpass.getuser()` and so torch fail if the image's /etc/passwd lacks the user id.
     """
     name = user_name(os.getuid())
     return {"USER": name, "LOGNAME": name}
 
 
 def _user(engine: ContainerEngine) -> list[str]:
-    """Return the options for the same user inside."""
+    """Return the engine's options that give the container the same user."""
     uid, gid = os.getuid(), os.getgid()
     if engine.kind == "podman":
-        # Without keep-id, rootless podman would map this number to a subordinate id, which can't write to the run's folder.
+        # Without keep-id, rootless podman maps the user to a subordinate id, which can't write to the run's folder.
         return ["--userns=keep-id", f"--user={uid}:{gid}"] if engine.is_rootless and uid else [f"--user={uid}:{gid}"]
     if engine.is_rootless:
-        # Rootless docker has no keep-id: its root is the user outside, so files belong to the user.
+        # Rootless docker has no keep-id. Its root is the user outside, so files belong to the user.
         return ["--user=0:0"]
-    # Docker's daemon sets only one group; shared folders often need the others.
+    # Docker's daemon sets only one group, but shared folders often need the user's other groups.
     groups = sorted({group for group in os.getgroups() if group != gid}) if uid else []
     return [f"--user={uid}:{gid}", *(word for group in groups for word in ("--group-add", str(group)))]
 
 
 def _gpu_words(engine: ContainerEngine) -> list[str]:
-    # All GPUs: a subset would be renumbered from 0, and CUDA_VISIBLE_DEVICES would name others.
+    # Pass all GPUs: a subset would be numbered from 0, and CUDA_VISIBLE_DEVICES would name other GPUs.
     return ["--device=nvidia.com/gpu=all"] if engine.kind == "podman" else ["--gpus=all"]

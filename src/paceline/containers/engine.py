@@ -1,4 +1,4 @@
-"""Detection of a working container engine.
+"""Find a container engine that works.
 
 A program of the right name proves nothing: docker needs its daemon, and a `docker` may be podman or only print how to install
 docker. So an engine must print its name, and answer a question that only a working one can.
@@ -18,14 +18,14 @@ from typing import Any
 from paceline.errors import EngineError, LauncherError
 from paceline.system import processes
 
-#: The engine to use: a program on PATH, or a path.
+#: Variable that names the engine to use: a program on PATH, or a path.
 ENGINE_VARIABLE = "PACELINE_CONTAINER_ENGINE"
 
-#: In order of preference. Podman needs no daemon, and its containers are children of their run.
+#: Engines in the order of preference. Podman needs no daemon, and its containers are children of their run.
 _PROGRAMS = ("podman", "docker", "apptainer", "singularity")
-# "podman version 4.9.3", "Docker version 24.0.7, build afdd53b", "apptainer version 1.3.0", "singularity-ce version 4.1.0".
+# Such as "podman version 4.9.3", "Docker version 24.0.7, build afdd53b", "singularity-ce version 4.1.0".
 _NAMES_ITSELF = re.compile(r"(?im)^(podman|docker|apptainer|singularity)(?:-ce|-pro)?\s+version:?\s+v?([^\s,]+)")
-#: For a loaded machine; podman's first call after a boot sets up its storage.
+#: Seconds for an engine's answer: on a loaded machine, podman's first call after a boot sets up its storage.
 _ANSWER_S = 60.0
 
 
@@ -34,9 +34,9 @@ class ContainerEngine:
     """A working container engine.
 
     Attributes:
-        kind: "podman", "docker", "apptainer" or "singularity", from its own output.
-        path: Its client.
-        is_rootless: Whether the containers' root is the calling user; None if podman was not asked.
+        kind: "podman", "docker", "apptainer" or "singularity", as the program itself reports.
+        path: Path of the engine's client.
+        is_rootless: Whether root in a container is the calling user; None if podman was not asked.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class ContainerEngine:
 
     @property
     def keeps_containers(self) -> bool:
-        """Whether containers may outlast their client; apptainer's are plain processes."""
+        """Whether containers may outlast their client. Apptainer's never do."""
         return self.kind in ("podman", "docker")
 
     def to_json(self) -> dict[str, object]:
@@ -61,15 +61,15 @@ class ContainerEngine:
 
 
 def find_engine(environment: Mapping[str, str] | None = None, *, to_start: bool = True) -> ContainerEngine:
-    """Return the engine in `PACELINE_CONTAINER_ENGINE`, else the first that works.
+    """Return the engine that `PACELINE_CONTAINER_ENGINE` names, else one that works.
 
     Args:
-        environment: Variables; default: of this process.
-        to_start: Ask podman whether it is rootless, as starting containers needs. That takes 0.2 s.
+        environment: Variables; default: those of this process.
+        to_start: Also ask podman whether it is rootless, which starting containers needs. This takes 0.2 s.
 
     Raises:
         LauncherError: No engine works; the message lists the candidates, their problems, and the installation.
-        EngineError: No engine works, and one timed out.
+        EngineError: No engine works, and one engine timed out.
     """
     variables = os.environ if environment is None else environment
     named = variables.get(ENGINE_VARIABLE)
@@ -80,7 +80,7 @@ def find_engine(environment: Mapping[str, str] | None = None, *, to_start: bool 
             reasons.append(f"there is no {program} on PATH" if os.sep not in program else f"{program} can't be run")
             continue
         try:
-            # Absolute: processes of a run start in other folders, and PATH may have relative entries.
+            # Make the path absolute: processes of a run start in other folders, and PATH may have relative entries.
             answer = _ask(os.path.abspath(path), variables, to_start)
         except subprocess.TimeoutExpired as error:
             is_silent = True
@@ -114,7 +114,7 @@ def _ask(path: str, variables: Mapping[str, str], to_start: bool) -> ContainerEn
         return _podman(path, version, variables, to_start)
     if kind == "docker":
         return _docker(path, version, variables)
-    # Apptainer always runs as the calling user.
+    # Apptainer needs no question, because it always runs as the calling user.
     return ContainerEngine(kind=kind, path=path, version=version, is_rootless=True)
 
 
@@ -122,7 +122,7 @@ def _podman(path: str, version: str, variables: Mapping[str, str], to_start: boo
     if to_start:
         questions = [["info", "--format", "{{.Host.Security.Rootless}} {{.Host.ServiceIsRemote}}"]]
     else:
-        # Podman prints its version even if it does not work. Only a remote podman has a server.
+        # Podman prints its version even if it does not work. Only a remote podman reports a server.
         questions = [["ps", "--quiet"], ["version", "--format", "unknown {{if .Server}}true{{else}}false{{end}}"]]
     for question in questions:
         code, text = _output([path, *question], variables)
@@ -132,14 +132,14 @@ def _podman(path: str, version: str, variables: Mapping[str, str], to_start: boo
     if code != 0 or len(answer) < 2:
         return f"{path} does not work: {_last_line(text) or f'`podman {question[0]}` ended with exit code {code}'}"
     if answer[-1] == "true":
-        # The client of a `podman machine`, as on macOS, or of a remote host.
+        # This podman is the client of a `podman machine`, as on macOS, or of a remote host.
         return f"{path} serves another machine, where this one's folders are not"
     is_rootless = {"true": True, "false": False}.get(answer[-2])
     return ContainerEngine(kind="podman", path=path, version=version, is_rootless=is_rootless)
 
 
 def is_rootless(engine: ContainerEngine) -> bool:
-    """Return whether the engine is rootless, if it tells."""
+    """Return True if the engine is known to run rootless."""
     if engine.is_rootless is None:
         try:
             answer = _podman(engine.path, engine.version, os.environ, to_start=True)
@@ -152,7 +152,7 @@ def is_rootless(engine: ContainerEngine) -> bool:
 def _docker(path: str, version: str, variables: Mapping[str, str]) -> ContainerEngine | str:
     code, text = _output([path, "info", "--format", "server={{.ServerVersion}} {{json .SecurityOptions}}"], variables)
     server = re.search(r"server=(\S+) (.*)", text)
-    # Older clients return 0 and an empty version without a daemon.
+    # Older clients return 0 and an empty version if there is no daemon.
     if code != 0 or server is None:
         reason = _last_line(text) or f"`docker info` ended with exit code {code}"
         return f"{path} has no daemon that answers it: {reason}"
@@ -160,7 +160,7 @@ def _docker(path: str, version: str, variables: Mapping[str, str]) -> ContainerE
 
 
 def _output(argv: list[str], variables: Mapping[str, str]) -> tuple[int, str]:
-    """Return the exit code, and standard error followed by standard output.
+    """Return a program's exit code, and its standard error followed by its standard output.
 
     Raises:
         subprocess.TimeoutExpired: The program timed out.
@@ -169,7 +169,7 @@ def _output(argv: list[str], variables: Mapping[str, str]) -> tuple[int, str]:
         done = processes.said_by(argv, timeout_s=_ANSWER_S, environment=variables)
     except OSError as error:
         return -1, error.strerror or str(error)
-    # Callers use `_last_line`: the error message after a failure, else the answer.
+    # `_last_line` of this text is the error message after a failure, else the answer.
     if done.returncode != 0:
         return done.returncode, f"{done.stdout}\n{done.stderr}"
     return done.returncode, f"{done.stderr}\n{done.stdout}"

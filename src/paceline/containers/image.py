@@ -1,4 +1,4 @@
-"""Images: checks of names, pulls, and a probe of an image's Python."""
+"""Check the names of images, pull images, and inspect an image's Python."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from paceline.errors import LauncherError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]*")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)(?:b|[kmgt](?:i?b)?)?", re.I)
-#: A first part that is a registry, not a folder of Docker Hub: it has a dot or a port, or is localhost.
+#: First part of a name that is a registry, not a folder of Docker Hub: it has a dot or a port, or is localhost.
 _REGISTRY = re.compile(r"(localhost|[^/]*[.:][^/]*)/")
 
-# The oldest Python that Paceline supports.
+# Lowest version of Python that Paceline supports.
 _LEAST = (3, 10)
 _MARK = "paceline-probe:"
 
@@ -36,14 +36,14 @@ def check_image_name(image: str) -> None:
 
 
 def check_shm_size(shm_size: str) -> None:
-    """Raise LauncherError unless the size is valid."""
+    """Raise LauncherError unless this is a valid size of /dev/shm."""
     match = _SIZE.fullmatch(shm_size)
     if match is None or float(match[1]) == 0:
         raise LauncherError(f"shm_size={shm_size!r} is not a size. Write a number and a unit, such as '512m' or '8g'.")
 
 
 def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None]) -> str:
-    """Return the image's id, equal for all workers.
+    """Return the image's id, which is equal for all workers.
 
     Pull a missing image, with the pull's output passed to `say`. For apptainer return the name: it fetches and converts an
     image when it first runs it.
@@ -53,12 +53,12 @@ def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None])
     """
     check_image_name(image)
     if not engine.keeps_containers:
-        # Apptainer treats a name without a scheme as a file.
+        # Apptainer takes a name without a scheme for a file.
         return image if _is_file(image) or "://" in image else f"docker://{image}"
     if image_id := _id(engine, image):
         return image_id
     if image.startswith("localhost/"):
-        # Podman's prefix for locally built images, which no registry has.
+        # Podman puts this prefix before the names of locally built images, and no registry has them.
         raise LauncherError(
             f"custom_docker_image={image!r}: {engine.kind} has no such image on this machine "
             f"({engine.kind} images shows those it has). Build or load it, or name one of a registry."
@@ -66,7 +66,7 @@ def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None])
     name = full_name(image)
     say(f"{engine.kind} pull {name}")
     code, lines = call([engine.path, "pull", name], say=say)
-    # By the pulled name: the engine might resolve a short one to another image.
+    # Ask by the name that was pulled: the engine might resolve a short name to another image.
     if code == 0 and (image_id := _id(engine, name)):
         return image_id
     raise LauncherError(
@@ -77,7 +77,7 @@ def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None])
 
 
 def full_name(image: str) -> str:
-    """Add Docker's default registry to a name without one."""
+    """Add Docker's default registry to an image's name without a registry."""
     if _REGISTRY.match(image):
         return image
     return f"docker.io/{image}" if "/" in image else f"docker.io/library/{image}"
@@ -85,7 +85,7 @@ def full_name(image: str) -> str:
 
 def _id(engine: ContainerEngine, image: str) -> str:
     code, lines = call([engine.path, "image", "inspect", "--format", "id={{.Id}}", image])
-    # Marked, because `call` includes warnings on standard error.
+    # The format puts `id=` before the id, because `call` also returns warnings of standard error.
     image_id = next((line[3:] for line in lines if line.startswith("id=")), "")
     return image_id if code == 0 else ""
 
@@ -96,11 +96,11 @@ def _is_file(image: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePython:
-    """The Python of an image.
+    """The Python and Open MPI of an image.
 
     Attributes:
-        python: Its absolute path.
-        mpirun, mpirun_version: The image's Open MPI, or None.
+        python: Absolute path of the interpreter in the image.
+        mpirun, mpirun_version: Open MPI's mpirun in the image and its version, or None.
     """
 
     python: str
@@ -146,7 +146,7 @@ def probe(
     lines: list[str] = []
 
     def hear(line: str) -> None:
-        # Keep all: `call` returns only the last lines.
+        # Keep all lines, because `call` returns only the last ones.
         lines.append(line)
         if not line.startswith(_MARK):
             say(line)
@@ -161,7 +161,7 @@ def probe(
             f"custom_docker_image={shown!r}: its {python!r} is Python {'.'.join(map(str, version))}, and workers need "
             "3.10 or later. Choose an image with a newer one, or name another interpreter of it with python=."
         )
-    # Ignore other MPIs: launchers use Open MPI's options.
+    # Ignore other MPIs, because launchers use Open MPI's options.
     open_mpi = re.search(r"\(Open MPI\) (\d+)\.(\d+)", data["mpirun_version"])
     return ImagePython(
         python=data["executable"] or python,
@@ -172,7 +172,7 @@ def probe(
 
 
 def _answer(lines: Sequence[str]) -> dict[str, Any] | None:
-    # Marked, because an entry point, a pull or a shell profile may print other lines.
+    # Find the answer by its mark, because an entry point, a pull or a shell profile may print other lines.
     found = next((line for line in reversed(lines) if line.startswith(_MARK)), "")
     try:
         data: dict[str, object] = json.loads(found[len(_MARK) :])
@@ -183,7 +183,7 @@ def _answer(lines: Sequence[str]) -> dict[str, Any] | None:
 
 def _why_not(engine: ContainerEngine, image: str, python: str, code: int, lines: Sequence[str]) -> str:
     text = "\n".join(lines)
-    # Python's message for a missing script, which should be mounted from this machine.
+    # Python prints this if the script is missing, which should be mounted from this machine.
     if INSIDE in text and "No such file" in text:
         return (
             f"{engine.kind} does not see this machine's folders in its containers ({INSIDE!r} is not there): "

@@ -27,7 +27,7 @@ def main(argv: "list[str]") -> None:
     if argv == ["--hold"]:
         import signal
 
-        # The process that holds /dev/shm open; any signal without a handler ends it.
+        # Sleep, to hold /dev/shm open. Any signal without a handler ends this process.
         while True:
             signal.pause()
     end = argv.index("--")
@@ -36,28 +36,28 @@ def main(argv: "list[str]") -> None:
     environment = given(dict(os.environ))
     for option, value in pairs:
         if option == "--path":
-            # An empty part of PATH would mean the working directory.
+            # Leave out empty parts of PATH: they would mean the working directory.
             environment["PATH"] = os.pathsep.join(part for part in (value, environment.get("PATH", os.defpath)) if part)
     homes = [value for option, value in pairs if option == "--home"]
-    # A HOME set by the user is used even if it is not writable.
+    # A HOME that the user has set is used even if it is not writable.
     if SET + "HOME" not in os.environ and homes:
         environment["HOME"] = home(environment.get("HOME", "/"), homes)
     try:
-        # exec, not a child: signals and the exit code are then the command's own.
+        # Replace this process by exec, so that signals and the exit code are the command's own.
         os.execvpe(command[0], command, environment)
     except OSError as error:
         sys.stderr.write("paceline: {!r} could not be started in the container: {}\n".format(command[0], error))
-        # As in shells. `start_failure` takes it for a missing program.
+        # Return the code that shells use. `start_failure` reads it as a missing program.
         sys.exit(127)
 
 
 def given(environment: "dict[str, str]") -> "dict[str, str]":
     """Move the prefixed variables to their own names."""
-    # Over a copy: the loop removes names.
+    # Iterate over a copy, because the loop removes names.
     for name in list(environment):
         if name.startswith(DEFAULT):
             environment.setdefault(name[len(DEFAULT) :], environment.pop(name))
-    # After the defaults, so that a given value takes precedence over an image's or a default.
+    # Set given values after the defaults, so that they replace a value of the image or a default.
     for name in list(environment):
         if name.startswith(SET):
             environment[name[len(SET) :]] = environment.pop(name)
@@ -65,17 +65,17 @@ def given(environment: "dict[str, str]") -> "dict[str, str]":
 
 
 def home(images: str, others: "list[str]") -> str:
-    """Return a writable HOME in the image.
+    """Return the image's HOME if it is writable, else a new folder.
 
     It goes with the container: caches of libraries neither fill the run's folder nor mix with those of the host's interpreters.
     """
-    # Engines set "/" for a user missing in the image's /etc/passwd.
+    # Engines set HOME to "/" for a user that the image's /etc/passwd does not have.
     if images != "/" and os.path.isdir(images) and os.access(images, os.W_OK | os.X_OK):
         return images
     for top in others:
         path = os.path.join(top, "home-{}".format(os.getpid()))
         try:
-            # Fails if the name exists, so the folder is never another user's.
+            # `mkdir` fails if the name exists, so the folder is never another user's.
             os.mkdir(path, 0o700)
         except OSError:
             continue
@@ -84,12 +84,12 @@ def home(images: str, others: "list[str]") -> str:
 
 
 def probe() -> None:
-    # Imported here: every worker's start runs this file without needing them.
+    # Import these modules only here: each worker starts with this file, and does not need them.
     import json
     import shutil
     import subprocess
 
-    # Images made with conda may have mpirun only beside the interpreter, on a PATH that needs an activation.
+    # In images made with conda, mpirun may be only beside the interpreter, and not on PATH without an activation.
     beside = os.path.join(os.path.dirname(os.path.abspath(sys.executable or "")), "mpirun")
     mpirun, text = shutil.which("mpirun") or shutil.which(beside), ""
     if mpirun:
@@ -104,7 +104,7 @@ def probe() -> None:
         "mpirun_version": text,
         "uid": os.getuid(),
     }
-    # On a line of its own, even if earlier output has no final line break.
+    # Begin a new line, in case earlier output has no line break at its end.
     sys.stdout.write("\n{}{}\n".format("paceline-probe:", json.dumps(facts)))
 
 

@@ -40,22 +40,22 @@ _NAMES = (
     *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
 )
-# Mounted whole, these would expose too much, and hide the image's content.
+# Never mount these folders as a whole: that would expose too much, and hide the image's content.
 _TOPS = frozenset(map(Path, ("/", "/etc", "/home", "/opt", "/root", "/tmp", "/var")))
-# Each container has its own.
+# Each container has its own of these folders.
 _KERNELS = ("/proc", "/sys", "/dev", "/run")
-# A file in these, such as a certificate, may be mounted; a host's folder would replace the image's system.
+# A file in these, such as a certificate, may be mounted. A folder would replace a part of the image's system.
 _IMAGES_OWN = ("/usr", "/lib", "/lib64", "/bin", "/sbin")
-# Size of a chunk, and of the hashed part of an archive.
+# Bytes of a chunk, and of the part of an archive that is hashed.
 _READ_BYTES = 4 << 20
 _SETTINGS = (".config/pip/pip.conf", ".pip/pip.conf", ".netrc")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """An environment on top of an image.
+    """A pip environment on top of an image.
 
-    packages: "name==version" of its packages.
+    packages: "name==version" of the installed packages.
     """
 
     prefix: str
@@ -77,7 +77,7 @@ def ensure_layer(
     say: Callable[[str], None],
     environment: Mapping[str, str] | None = None,
 ) -> Layer:
-    """Return the layer with these packages, building it if it is missing.
+    """Return the layer with these packages. Build it if it is missing.
 
     pip inside sees the user's configuration, indexes, cache, and local files of the lines. Credentials are passed only in
     variables and files.
@@ -92,32 +92,32 @@ def ensure_layer(
         is_exact: The lines are a complete lock.
         mounts: Further mounts.
         say: Called with each line of output.
-        environment: Source of pip's settings; default: this process.
+        environment: Variables that have pip's settings; default: those of this process.
 
     Raises:
         EnvironmentBuildError: pip failed, or no container could be started.
     """
-    # Without pip's settings: the same lines from another index give the same layer.
+    # The key leaves out pip's settings: the same lines give the same layer, even from another index.
     content = json.dumps([image, python, list(requirements), is_exact, _states(requirements)])
     key = hashlib.sha256(content.encode()).hexdigest()[:20]
     folder = Path(os.path.abspath(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Without the lock first: a build holds it for minutes.
+        # Look without the lock first, because a build holds it for minutes.
         if (found := read_layer(folder, key)) is not None:
             return found
         waits = "another process installs these packages on top of the image; waiting for it"
         with locks.locked(folder / f"{key}.lock", on_wait=lambda: say(waits)):
             if (found := read_layer(folder, key)) is not None:
                 return found
-            # With the lock but without a record, this is the rest of a failed attempt.
+            # With the lock but without a record, this folder is left from a failed attempt.
             shutil.rmtree(folder / key, ignore_errors=True)
             prefix, made = folder / key / "layer", folder / key / secrets.token_hex(4)
             made.mkdir(parents=True)
             (made / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
             pip = _pip()
             options = ["install", "--disable-pip-version-check", "--no-warn-script-location", "--progress-bar=off"]
-            # A lock is complete: pip would resolve again, and might add packages.
+            # A lock is complete, so use --no-deps: pip would resolve again, and might add packages.
             options += ["--no-deps"] if is_exact else []
             options += ["--requirement", str(made / "requirements.txt")]
             result = str(made / "installed.json")
@@ -127,12 +127,12 @@ def ensure_layer(
                 image,
                 _in_container(python, (python, _SCRIPT, str(prefix), str(pip), result, *options), str(made)),
                 run_id=run_id,
-                # Random: the container of a killed attempt may still have its name.
+                # A random name, because the container of a killed attempt may still have its name.
                 name=f"paceline-{run_id}-layer-{secrets.token_hex(2)}",
                 mounts=[
                     Mount(path=Path(INSIDE).parent.parent, read_only=True),
                     Mount(path=pip, read_only=True),
-                    # The same folder twice: under its own path for pip's files, and at `prefix`, the path that the
+                    # Mount the folder twice: under its own path for pip's files, and at `prefix`, the path that the
                     # environment's programs contain.
                     Mount(path=made),
                     Mount(path=made, at=prefix),
@@ -142,14 +142,14 @@ def ensure_layer(
                 variables=tuple(variables),
             )
             say(f"{engine.kind}: installing {', '.join(requirements)} on top of the image")
-            # The client has the values in its environment, the command line only their names.
+            # The client has the values in its environment, and the command line only their names.
             code, lines = call(argv, say=say, environment={**os.environ, **for_client(engine, variables)})
             if code != 0:
                 raise EnvironmentBuildError(_reason(code, lines))
             layer = _layer(prefix, result)
-            # Rename first: a record must never name a missing folder.
+            # Rename the folder first, because a record must never name a missing folder.
             os.rename(made, prefix)
-            # The record proves that the layer is complete, so both must survive a power failure together.
+            # The record proves that the layer is complete, so sync both: they must survive a power failure together.
             write_json(folder / f"{key}.json", asdict(layer), sync=True)
             return layer
     except OSError as error:
@@ -160,48 +160,48 @@ def ensure_layer(
 
 
 def _of_pip(environment: Mapping[str, str], requirements: Sequence[str]) -> tuple[dict[str, str], list[Mount]]:
-    """Return pip's variables and files for the container.
+    """Return the variables and files that pip in the container needs.
 
-    The files are its configuration, its cache, and those that these or the requirements name.
+    The files are pip's configuration, its cache, and the files that the configuration or the requirements name.
     """
     home = Path(environment.get("HOME") or os.path.expanduser("~"))
     cache = Path(environment.get("PIP_CACHE_DIR") or Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "pip")
-    # Only an existing cache can be mounted, and a user who has never run pip has none.
+    # Mount the cache only if it exists: a user who has never run pip has none.
     with gone_is_fine():
         cache.mkdir(parents=True, exist_ok=True)
     values = {name: value for name, value in environment.items() if name.startswith(_PREFIX) or name in _NAMES}
     files = [*(home / name for name in _SETTINGS), Path("/etc/pip.conf"), Path(environment.get("PIP_CONFIG_FILE", ""))]
     files = [path.absolute() for path in files if path.is_file()]
     named = [*requirements, *values.values()]
-    # Configuration files also name local indexes, certificates and folders.
+    # Mount local indexes, certificates and folders that the configuration files name.
     for path in files:
         with gone_is_fine():
             named.append(path.read_text(encoding="utf-8", errors="replace"))
     mounts = [Mount(path=path, read_only=True) for path in files]
     mounts += [mount for text in named for mount in named_files(text)]
     mounts += [Mount(path=cache.absolute())] if cache.is_dir() else []
-    # pip searches its configuration below HOME, and files are mounted under their own paths.
+    # pip searches for its configuration below HOME, and files are mounted under their own paths.
     values |= {"HOME": str(home), "PIP_CACHE_DIR": str(cache)}
     return {inside.SET + name: value for name, value in values.items()}, mounts
 
 
 def named_files(text: str) -> Iterator[Mount]:
-    """Yield mounts for each absolute path or `file://` URL in the text.
+    """Yield a mount for each absolute path or `file://` URL in the text.
 
-    A project's folder is writable: its build writes files there, as outside.
+    The folder of a project is writable, because its build writes files there, as without a container.
     """
     for word in re.split(r"file://|[\s=@;\[\]\"']+", text):
-        # Unquoted first: a file name may contain a "%" or "#".
+        # Try the word as it is first, because a file name may contain a "%" or "#".
         path = Path(word if os.path.exists(word) else unquote(word.partition("#")[0]))
         if path.is_absolute() and path.exists() and not _is_the_systems(path):
             if path.name == "simple" and not _is_the_systems(path.parent):
-                path = path.parent  # an index of packages whose pages lead to files beside it
+                path = path.parent  # mount the index's parent folder: the index's pages link to files beside it
             is_project = any((path / name).is_file() for name in ("pyproject.toml", "setup.py"))
             yield Mount(path=Path(os.path.normpath(path)), read_only=not is_project)
 
 
 def _is_the_systems(path: Path) -> bool:
-    """Return True if mounting the host's folder would hide the image's system."""
+    """Return True if mounting this path would hide a part of the image's system."""
     path = Path(os.path.normpath(path))
     if path in _TOPS or any(path.is_relative_to(top) for top in _KERNELS):
         return True
@@ -209,9 +209,9 @@ def _is_the_systems(path: Path) -> bool:
 
 
 def _states(requirements: Sequence[str]) -> list[tuple[str, int, str]]:
-    """Return path, size and hash of the local files in the lines.
+    """Return path, size and hash of the local files that the lines name.
 
-    Changed files are other packages. No times: files sent to two nodes must give the same layer.
+    Changed files mean other packages. Times are left out: files sent to two nodes must give the same layer.
     """
     states = []
     for mount in (mount for line in requirements for mount in named_files(line)):
@@ -222,7 +222,7 @@ def _states(requirements: Sequence[str]) -> list[tuple[str, int, str]]:
         for path in paths:
             with gone_is_fine(), open(path, "rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                # The end of a long archive: there a wheel lists its files with checksums. A folder's file is hashed whole.
+                # Of a long archive, hash the end, where a wheel lists its checksums. Hash a folder's files whole.
                 file.seek(0 if is_folder else max(0, size - _READ_BYTES))
                 digest = hashlib.sha256()
                 while part := file.read(_READ_BYTES):
@@ -256,26 +256,26 @@ def _reason(code: int, lines: Sequence[str]) -> str:
         line.removeprefix("ERROR:").strip() for line in lines if line.startswith(("ERROR:", "Error:", "paceline:"))
     ]
     message = (errors or [line.strip() for line in lines[-1:]] or [f"exit code {code}"])[-1]
-    # pip's last error often only summarizes the one before it.
+    # Include the error before the last one, which pip's last error often only summarizes.
     if len(errors) > 1 and message.startswith("No matching distribution"):
         message = f"{message.rstrip('.')}: {errors[-2]}"
     return f"the packages could not be installed on top of the image: {message.rstrip('.')}."
 
 
 def read_layer(folder: Path, key: str) -> Layer | None:
-    """Return the layer of this key if it is complete."""
+    """Return the layer with this key if it is complete, else None."""
     data = read_json(folder / f"{key}.json")
     try:
         layer = Layer(**{**data, "packages": tuple(data["packages"])})
     except (KeyError, TypeError):
         return None
-    # The workspace may have been moved, but environments can't be.
+    # Ignore a layer after the workspace was moved: environments can't be moved.
     return layer if Path(layer.prefix).parent == folder / key and os.path.isdir(layer.prefix) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptLayer:
-    """A complete layer, and when a run last held it."""
+    """A complete layer, and the time when a run last held it."""
 
     key: str
     layer: Layer
@@ -283,12 +283,12 @@ class KeptLayer:
 
 
 def key_of(layer: Layer) -> str:
-    """Return the key of a layer, the name of its folder."""
+    """Return the key of a layer, which is its folder's name."""
     return Path(layer.prefix).parent.name
 
 
 def all_layers(folder: Path) -> list[KeptLayer]:
-    """Return the layers in `<workspace>/environments/images`, the last used first."""
+    """Return all layers in the folder, sorted by last use, the latest first."""
     layers = []
     for path in folder.glob("*.json"):
         layer = read_layer(folder, path.stem)
@@ -299,16 +299,16 @@ def all_layers(folder: Path) -> list[KeptLayer]:
 
 @contextlib.contextmanager
 def hold_layer(folder: Path, key: str) -> Iterator[None]:
-    """Protect the layer from pruning, until the block or the process ends.
+    """Protect the layer from `prune_layers`, until the `with` block or the process ends.
 
     Raises:
-        EnvironmentBuildError: It has been pruned; the next build makes it again.
+        EnvironmentBuildError: The layer has been pruned. The next build makes it again.
     """
-    # Shared by any number of runs; `prune_layers` needs an exclusive lock.
+    # Any number of runs share this lock. `prune_layers` needs an exclusive lock.
     with locks.shared(_lock(folder, key)) as fd:
         if read_layer(folder, key) is None:
             raise EnvironmentBuildError(f"environment {key} has just been pruned. Ask for it once more.")
-        # The lock file's time is the last use, which `prune_layers` reads.
+        # Set the lock file's time, which `prune_layers` reads as the last use.
         os.utime(fd)
         yield
 
@@ -316,12 +316,12 @@ def hold_layer(folder: Path, key: str) -> Iterator[None]:
 def prune_layers(
     folder: Path, *, unused_for_s: float = 0.0, only: Collection[str] | None = None, dry_run: bool = False
 ) -> list[KeptLayer]:
-    """Remove unused layers, and return them.
+    """Remove unused layers, and return the removed layers.
 
     Args:
         folder: `<workspace>/environments/images`.
         unused_for_s: Least time since the last use.
-        only: Only these keys.
+        only: If given, remove only layers with these keys.
         dry_run: Remove nothing.
     """
     removed = []
@@ -330,16 +330,16 @@ def prune_layers(
             continue
         if time.time() - kept.used_at < unused_for_s:
             continue
-        # The lock file stays: a new file of that name would be another lock.
+        # Keep the lock file: a process that has it open and one that creates a new file would hold two different locks.
         fd = locks.take(_lock(folder, kept.key))
         if fd is None:
-            # In use by a run, or being built.
+            # The layer is in use by a run, or being built.
             continue
-        # Check again with the lock: a run may have used it since the listing.
+        # Check the time again with the lock: a run may have used the layer since the listing.
         if time.time() - _used_at(folder, kept.key) >= unused_for_s:
             removed.append(kept)
             if not dry_run:
-                # The record first: without it the folder is invalid.
+                # Remove the record first, because a folder without a record is not valid.
                 (folder / f"{kept.key}.json").unlink(missing_ok=True)
                 shutil.rmtree(folder / kept.key, ignore_errors=True)
         os.close(fd)
@@ -349,15 +349,15 @@ def prune_layers(
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the rest of failed or killed installations."""
+    """Remove the files of failed or killed builds."""
     for path in folder.glob("*/"):
-        # Python 3.10 also returns files for this pattern.
+        # In Python 3.10 the pattern also returns files.
         if (
             path.is_dir()
             and read_layer(folder, path.name) is None
             and (fd := locks.take(_lock(folder, path.name))) is not None
         ):
-            # Check again with the lock: a build may have finished.
+            # Check the record again with the lock: a build may have finished.
             if read_layer(folder, path.name) is None:
                 shutil.rmtree(path, ignore_errors=True)
             os.close(fd)

@@ -32,16 +32,16 @@ def main(argv: list[str]) -> int:
     python = os.path.join(prefix, "bin", "python")
     own = _site_packages(python)
     with open(os.path.join(own, "_paceline_image.pth"), "w") as file:
-        # `site` runs this line at each start. `addsitedir` also reads the image's .pth files, which a plain path would not.
+        # `site` runs this line at each start. Unlike a plain path, `addsitedir` also reads the image's .pth files.
         for folder in _of_this_python():
             file.write(f"import site; site.addsitedir({folder!r})\n")
-    # The environment sees the image's packages, so pip treats them as installed.
+    # pip treats the image's packages as installed, because the environment sees them.
     code = subprocess.call([python, pip, *arguments])
     if code != 0:
         return code
     from importlib import metadata
 
-    # Only the environment's own folder: the image's packages are not part of the layer.
+    # List only the environment's own folder, because the image's packages are not part of the layer.
     versions = sorted({f"{each.metadata['Name']}=={each.version}" for each in metadata.distributions(path=[own])})
     with open(result, "w") as file:
         json.dump({"packages": versions}, file)

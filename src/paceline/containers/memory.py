@@ -1,4 +1,4 @@
-"""A shared /dev/shm of a given size for a node's workers in several containers.
+"""Share one /dev/shm of a given size between a node's workers in several containers.
 
 With a size, an engine gives each container its own /dev/shm, so NCCL finds no shared memory between workers and uses the
 network. Therefore an idle container holds the memory, and the workers join it. The first worker can't hold it: it may end
@@ -27,7 +27,7 @@ def wrap_all(
     mounts: Sequence[Mount] = (),
     shell: Mapping[str, str] | None = None,
 ) -> list[Command]:
-    """Wrap all commands of an attempt.
+    """Wrap the commands of all workers of an attempt.
 
     With `shm_size`, start a container that holds the memory on each node with several containers. End it with `remove` after
     the attempt.
@@ -36,10 +36,10 @@ def wrap_all(
         LauncherError: The memory can't be allocated, or a path can't be mounted.
     """
     holders: dict[int, str] = {}
-    # Apptainer always uses the host's /dev/shm.
+    # Apptainer has no private /dev/shm: its containers always use the host's.
     if shm_size and engine.keeps_containers:
         node_ranks = [command.node_rank for command in commands]
-        # A single container on a node needs no holder: `wrap` sets its size.
+        # A node with a single container needs no container that holds the memory: `wrap` sets its size.
         for node_rank in sorted({rank for rank in node_ranks if node_ranks.count(rank) > 1}):
             holders[node_rank] = _hold(launch, node_rank, engine, image, shm_size, mounts)
     return [
@@ -69,11 +69,11 @@ def _hold(
         run_id=launch.run_id,
         name=name,
         mounts=[Mount(path=Path(INSIDE).parent.parent, read_only=True), *mounts],
-        # Others join its IPC namespace by name (--ipc=container:NAME).
+        # The workers' containers join this container's IPC namespace by its name (--ipc=container:NAME).
         ipc=("--ipc=shareable", f"--shm-size={shm_size}"),
         detach=True,
     )
-    # A detached client returns once the container runs, so others can join it.
+    # A detached client returns once the container runs, so the workers can join it then.
     code, lines = call(argv)
     if code != 0:
         message = (

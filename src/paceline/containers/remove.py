@@ -1,4 +1,4 @@
-"""Removal of a run's remaining containers, after their clients were killed."""
+"""Remove the containers that a run has left, after their clients were killed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from paceline.containers.command import RUN_LABEL
 from paceline.containers.engine import ContainerEngine, is_rootless
 
-# A hanging daemon must not keep a run from ending.
+# Seconds for each call, so that a hanging daemon does not keep a run from ending.
 _CALL_S = 60.0
 _TRIES = 5
 _LOOK_S = 0.25
-#: Time that docker's daemon may need, under load, to create a container for a killed client.
+#: Seconds that a loaded docker daemon may need to create a container for a client that was killed.
 SETTLE_S = 2.0
 
 
 def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) -> int:
-    """Kill and remove every container of the run.
+    """Kill and remove every container of a run.
 
-    Call it only when no worker of the run is needed any more.
+    Call this only when all workers of the run have ended or may be killed.
 
     Args:
         engine: The engine.
@@ -31,21 +31,21 @@ def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) 
         return 0
     removed: set[str] = set()
     deadline = time.monotonic() + (settle_s if engine.kind == "docker" else 0.0)
-    # Repeat: an engine may still be creating one for a killed client.
+    # Repeat this, because an engine may still be creating a container for a killed client.
     for _ in range(_TRIES):
-        # Wait only for the first: after a removal, an empty list means that none is left.
+        # Wait only for the first containers: after a removal, an empty list means that none is left.
         while not (containers := _containers(engine, run_id)) and not removed and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         if not containers:
             break
         removed.update(containers)
-        # Before the removal: afterwards podman no longer knows the runtime.
+        # Ask for the runtimes before the removal, after which podman no longer knows them.
         runtimes = _runtimes(engine, containers)
-        # With volumes, and at once: the grace period is over. Docker's --force kills at once, podman's would wait ten seconds.
+        # Kill at once, because the grace period is over: docker's --force does so, podman's would wait ten seconds.
         _output(
             [engine.path, "rm", "--force", "--volumes", *(["--time=0"] if engine.kind == "podman" else []), *containers]
         )
-        # For containers that podman forgets without telling the runtime; otherwise this does nothing.
+        # Delete containers that podman forgot without telling the runtime. For others this does nothing.
         for runtime in runtimes:
             for container in containers:
                 _delete(runtime, container)
@@ -64,7 +64,7 @@ def _delete(runtime: Sequence[str], container: str) -> None:
 def _containers(engine: ContainerEngine, run_id: str) -> list[str]:
     listed = [engine.path, "ps", "--all", "--no-trunc"]
     ids = _output([*listed, "--quiet", "--filter", f"label={RUN_LABEL}={run_id}"]).split()
-    # A client killed while creating a container leaves a name and storage without labels.
+    # Also find containers by name: a client that is killed while creating one leaves it without labels.
     if engine.kind == "podman":
         for line in _output([*listed, "--external", "--format", "{{.ID}} {{.Names}}"]).splitlines():
             container, _, name = line.partition(" ")
@@ -74,7 +74,7 @@ def _containers(engine: ContainerEngine, run_id: str) -> list[str]:
 
 
 def _runtimes(engine: ContainerEngine, containers: Sequence[str]) -> list[list[str]]:
-    """Return the runtime programs that podman used for these containers.
+    """Return the runtime programs with which podman runs these containers.
 
     If podman is killed between the runtime's first step and its own record, it removes the container without telling the
     runtime, and state and control group stay until the next boot. Docker's daemon is not affected.
@@ -82,7 +82,7 @@ def _runtimes(engine: ContainerEngine, containers: Sequence[str]) -> list[list[s
     if engine.kind != "podman":
         return []
     shown = _output([engine.path, "container", "inspect", "--format", "{{.OCIRuntime}}", *containers])
-    # A rootless podman's runtime keeps its state in the user's namespace, which `unshare` enters.
+    # Use `unshare` to enter the user's namespace, in which the runtime of a rootless podman keeps its state.
     inside = [engine.path, "unshare"] if shown and is_rootless(engine) else []
     return [[*inside, runtime] for runtime in dict.fromkeys(shown.split())]
 
@@ -100,6 +100,6 @@ def _output(argv: Sequence[str]) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        # Without an answer, assume none: the caller may retry, and must not fail.
+        # Without an answer, assume an empty one: the caller may retry, and must not fail.
         return ""
     return done.stdout

@@ -1,11 +1,11 @@
 """Datastores, datasets, and their distribution over ranks.
 
-The public names, loaded on first use.
+This package exports the public names. Most are imported on first use.
 """
 
 from __future__ import annotations
 
-# Imported now: it has its module's name, and loading the module later would replace it.
+# Import `partition` now: it has its module's name, and a later import of the module would replace it.
 from paceline.data.sampling.partition import partition
 from paceline.system.lazy_import import face
 

@@ -1,4 +1,4 @@
-"""The doctor: finds faults of a compute target before a run waits for it in vain.
+"""The doctor: find faults of a compute target before a run waits in vain.
 
 doctor.py       the examination, check after check
 examination.py  the state that checks share, and requests to nodes with a timeout

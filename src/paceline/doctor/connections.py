@@ -1,4 +1,4 @@
-"""Connections between the nodes: a common network, and ports on it."""
+"""Check the connections between nodes: a common network, and ports on this network."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from paceline.doctor.examination import (
 from paceline.doctor.on_node import Asked
 from paceline.system.names import counted
 
-#: Up to this number of nodes all connect to all; beyond, each to the next and to the one across the ring.
+#: Up to this number of nodes, each connects to all others. Beyond, it connects to the next and to the opposite one.
 _ALL_PAIRS = 16
-#: Time for the listeners to start and for all connections.
+#: Seconds for the listeners to start and for all connections to be made.
 _CONNECT_S = 15.0
 _LISTEN_S = _CONNECT_S + 15.0
 
 
 def check_network(examination: Examination) -> Iterator[Finding]:
-    """Find the network over which the nodes will talk."""
+    """Find the network over which the nodes can reach each other."""
     interfaces = {patient.name: patient.link.hello.interfaces for patient in examination.well}
     examination.places = places = common_network(interfaces, examination.interface)
     if places:
@@ -60,7 +60,7 @@ def check_network(examination: Examination) -> Iterator[Finding]:
 
 
 def check_ports(examination: Examination) -> Iterator[Finding]:
-    """Let each node listen on a port while the others connect."""
+    """Check that each node can listen on a port and that others can connect to it."""
     places, patients = examination.places, examination.well
     if places is None:
         yield skipped("ports", "no common network to try")
@@ -72,10 +72,10 @@ def check_ports(examination: Examination) -> Iterator[Finding]:
     peers = _peers([patient.name for patient in patients])
     token = secrets.token_hex(8)
     for patient in patients:
-        # The listener ends after this number of connections.
+        # Number of connections after which the listener ends.
         count = sum(patient.name in others for others in peers.values())
         request = {"port": ports[patient.name], "address": places[patient.name].address, "token": token, "count": count}
-        # Daemon threads, which listen while others connect and end with the program.
+        # Use daemon threads, which listen while other nodes connect, and which end with the program.
         threading.Thread(target=_listen, args=(patient, {**request, "timeout_s": _LISTEN_S}), daemon=True).start()
 
     def question(patient: Patient) -> Asked:
@@ -113,7 +113,7 @@ def free_port(patient: Patient) -> int:
 
 
 def _listen(patient: Patient, asked: Asked) -> None:
-    # The connecting nodes report the failures.
+    # Ignore failures of the listener, because the connecting nodes report them.
     with suppress(NoAnswerError):
         patient.ask("on_node", "listen", asked, timeout_s=_LISTEN_S + 5.0)
 
@@ -124,6 +124,6 @@ def _peers(names: list[str]) -> dict[str, list[str]]:
     if len(names) <= _ALL_PAIRS:
         return {name: [other for other in names if other != name] for name in names}
     count = len(names)
-    # The next node reveals a node that is cut off, the one across the ring a split network.
+    # Connecting to the next node shows if a node is cut off, and to the opposite node if the network is split.
     steps = (1, count // 2)
     return {name: [names[(index + step) % count] for step in steps] for index, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""The examination of a compute target, from its settings to an all-reduce over its nodes.
+"""Examine a compute target, from its settings to an all-reduce over its nodes.
 
 Each check builds on the ones before. A check that an earlier failure makes impossible is reported as skipped.
 """
@@ -36,19 +36,19 @@ _ADVICE = "Let the node take its time from the network: `timedatectl set-ntp tru
 
 @dataclass(frozen=True)
 class Offset:
-    """The lead of a node's clock over this machine's, within `error_s`."""
+    """How far a node's clock is ahead of this machine's, within `error_s`."""
 
     seconds: float
     error_s: float
 
     @property
     def surely_s(self) -> float:
-        """Return the lower bound of the difference."""
+        """Return the lower bound of the absolute difference."""
         return max(0.0, abs(self.seconds) - self.error_s)
 
 
 def check_clocks(examination: Examination) -> Iterator[Finding]:
-    """Return findings for each node, and among the nodes."""
+    """Compare the nodes' clocks with this machine's clock, and with each other."""
     answers, failed = examination.ask_all("clock", _offset, _SAMPLES * _QUESTION_S)
     yield from failed
     for name, offset in answers.items():
@@ -77,7 +77,7 @@ def _between(found: dict[str, Offset]) -> Finding:
 
 
 def _offset(patient: Patient) -> Offset:
-    """Return the best of some samples: that with the shortest round trip."""
+    """Return the best of several measurements: that with the shortest round trip."""
     samples = []
     for _ in range(_SAMPLES):
         sent_at = time.time()
@@ -87,9 +87,9 @@ def _offset(patient: Patient) -> Offset:
             theirs = float(done.stdout)
         except ValueError:
             raise NoAnswerError(f"its Python told no time: {done.stderr.decode(errors='replace')[-200:]}") from None
-        # As NTP does: assume the node's time is that of the middle of the round trip.
+        # As in NTP, assume that the node read its time in the middle of the round trip.
         samples.append(Offset(theirs - (sent_at + answered) / 2, (answered - sent_at) / 2))
-    # The shortest round trip has the least delay.
+    # The measurement with the shortest round trip has the least error.
     return min(samples, key=lambda offset: offset.error_s)
 
 
@@ -107,9 +107,9 @@ def _seconds(seconds: float) -> str:
     return f"{abs(seconds) * 1e3:.0f} ms" if abs(seconds) < 1 else f"{abs(seconds):.1f} s"
 
 
-#: Time for the engine's answer about its nodes.
+#: Seconds for the engine to report on its nodes.
 STATUS_S = 30.0
-#: Time to acquire the nodes: an allocation may wait in a queue.
+#: Seconds to acquire the nodes. The allocation may wait in a queue.
 NODES_S = 180.0
 
 _ON_NODES: tuple[tuple[str, Callable[[Examination], Iterator[Finding]]], ...] = (
@@ -139,7 +139,7 @@ def examine(
     nodes_s: float = NODES_S,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Finding]:
-    """Yield each finding at once.
+    """Examine a target. Yield each finding as soon as it is known.
 
     A target that is not `Examined` is reported as skipped. `node_count` None leaves the number to the kind. `nodes_s` limits
     the wait for the nodes. `python` is the scripts' interpreter; None means the target's `script_python(links)`, else that of
@@ -174,7 +174,7 @@ def examine(
             return
         of_scripts = getattr(target, "script_python", None)
         if python is None and of_scripts is not None:
-            # The target asks its nodes, which may hang.
+            # Limit the time, because the target sends a request to its nodes, which may hang.
             packages = within(lambda: of_scripts([patient.link for patient in patients]), STATUS_S)
             python = None if isinstance(packages, Exception) else packages
         examination = Examination(
@@ -184,7 +184,7 @@ def examine(
             python=python,
             interface=interface,
         )
-        # Checks are generators, so that findings appear at once.
+        # Each check is a generator, so that its findings appear at once.
         for title, check in _ON_NODES:
             say(title)
             if not examination.well:
@@ -222,12 +222,12 @@ def _check_status(target: Examined) -> Iterator[Finding]:
 def _open(
     target: Examined, node_count: int | None, limit_s: float
 ) -> tuple[list[Link], str | None, Callable[[], None]]:
-    """Return the links or the failure, and a release.
+    """Return links to the nodes, a failure or None, and a function that releases them.
 
-    The waiting thread releases nodes that arrive after the timeout.
+    If the nodes arrive after the timeout, the thread that waits for them releases them.
     """
-    # Either the waiting thread closes the stack or this one does. `decided` guards the choice: a side holds it while it
-    # sets its flag and reads the other's.
+    # Only one of the two threads closes the stack: the waiting thread or this one. `decided` guards the choice: each
+    # thread holds it while it sets its own flag and reads the flag of the other.
     stack, decided = contextlib.ExitStack(), threading.Lock()
     has_entered = is_late = False
 
@@ -255,7 +255,7 @@ def _open(
 
 
 def _close(stack: contextlib.ExitStack) -> None:
-    # Closing the link of a hanging node may hang, too.
+    # Limit the time, because closing the link of a hanging node may hang too.
     within(stack.close, 20.0)
 
 

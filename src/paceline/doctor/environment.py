@@ -1,6 +1,6 @@
-"""Packages of the scripts: torch, mpi4py and Open MPI, equal on all nodes.
+"""Check the packages of scripts: torch, mpi4py and Open MPI must be equal on all nodes.
 
-A script may need none of them, so a package that all nodes lack is no failure; one that some lack is.
+A script may need none of them. So a package that all nodes lack is no failure, but one that only some lack is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from paceline.system.names import counted
 
 
 def check_environment(examination: Examination) -> Iterator[Finding]:
-    """Return findings on packages and Open MPI."""
+    """Return findings on the scripts' packages and on Open MPI."""
     for module in MODULES:
         packages = {
             name: modules.get(module) or PackageFacts(error=str(modules.get("error", "gave no answer")))
@@ -26,7 +26,7 @@ def check_environment(examination: Examination) -> Iterator[Finding]:
 
 
 def has_module(examination: Examination, module: str) -> bool:
-    """Return True if every answering node can import it."""
+    """Return True if every node that has answered can import the module."""
     return bool(examination.facts) and all(
         "version" in ((facts.get("modules") or {}).get(module) or {}) for facts in examination.facts.values()
     )
@@ -60,7 +60,7 @@ def _check_module(module: str, found: Mapping[str, PackageFacts]) -> Iterator[Fi
             )
     differ = differing_nodes(versions)
     if differ:
-        # Patch releases differ in fixes, and their ranks mostly understand each other.
+        # Fail only if minor releases differ: ranks with different patch releases mostly understand each other.
         minors = {".".join(found[name]["version"].split(".")[:2]) for name in versions}
         yield Finding(
             check=module,

@@ -1,6 +1,6 @@
 """The state that the checks of an examination share, and requests to its nodes.
 
-A node that has not answered in time gets no further request: it would wait behind the first.
+A node that has not answered in time gets no further request, which would wait behind the first request.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from paceline.remote.link.link import CommandEnd, Link
 
 
-#: Time for facts of a node: importing torch from a cold network folder takes tens of seconds.
+#: Seconds for a node to report its facts: importing torch from a cold network folder takes tens of seconds.
 FACTS_S = 90.0
 
 OK, WARN, FAIL, SKIPPED = "ok", "warn", "fail", "skipped"
 
-#: Added to a request's own time limit.
+#: Seconds for the way to the node and back, added to the time limit of a request.
 _SLACK_S = 5.0
 
 Result = TypeVar("Result")
 
-#: Bridges of containers and virtual machines: all hosts have the same address on them, and they reach no other host.
+#: Bridges of containers and virtual machines: they have the same address on all hosts, and reach no other host.
 _OF_NO_USE = ("docker", "podman", "cni", "virbr", "veth", "br-", "lxc", "lxdbr", "tailscale-")
 
-#: interface -> (IPv4 address, prefix length)
+#: Name of an interface -> (IPv4 address, prefix length)
 Interfaces = Mapping[str, tuple[str, int]]
 
 
 class PythonFacts(TypedDict, total=False):
-    """The scripts' interpreter on a node, if it runs."""
+    """The scripts' interpreter on a node, or the reason why it does not run."""
 
     path: str
     version: str
@@ -46,7 +46,7 @@ class PythonFacts(TypedDict, total=False):
 
 
 class PackageFacts(TypedDict, total=False):
-    """A package of the scripts' interpreter, or Open MPI with its path."""
+    """A package of the scripts' interpreter, or Open MPI with the path of mpirun."""
 
     version: str
     detail: str
@@ -57,7 +57,7 @@ class PackageFacts(TypedDict, total=False):
 
 
 class SpaceFacts(TypedDict, total=False):
-    """The bytes of a folder's file system."""
+    """The free and total bytes of the file system that holds a folder."""
 
     free: int
     total: int
@@ -65,7 +65,7 @@ class SpaceFacts(TypedDict, total=False):
 
 
 class GpuFacts(TypedDict, total=False):
-    """The GPUs of nvidia-smi: name, driver and MiB of each."""
+    """The GPUs that nvidia-smi lists: name, driver and MiB of each."""
 
     devices: list[list[str]]
     has_tool: bool
@@ -73,7 +73,7 @@ class GpuFacts(TypedDict, total=False):
 
 
 class StackFacts(TypedDict):
-    """The rules for py-spy on a node, and its refusal."""
+    """The rules that allow or refuse py-spy on a node, and the refusal of py-spy itself."""
 
     ptrace_scope: str
     may_trace: bool
@@ -82,7 +82,7 @@ class StackFacts(TypedDict):
 
 
 class Facts(TypedDict, total=False):
-    """The answer of `on_node.facts`. A broken interpreter has neither `modules` nor `open_mpi`."""
+    """The facts that `on_node.facts` reports. A broken interpreter has neither `modules` nor `open_mpi`."""
 
     host: str
     agent_python: str
@@ -97,13 +97,13 @@ class Facts(TypedDict, total=False):
 
 @dataclass
 class Examination:
-    """The state of an examination.
+    """The state of an examination, which its checks share.
 
     Attributes:
-        python: Interpreter of the scripts; None: that of each node's agent.
+        python: Interpreter of the scripts. None means the interpreter of each node's agent.
         folder: Folder on the nodes for runs and snapshots.
         interface: Network interface to use.
-        workspace_dir: Workspace on this machine.
+        workspace_dir: Folder of the workspace on this machine.
         facts: Facts by node, once known.
         places: Addresses by node, once a network is chosen.
     """
@@ -118,7 +118,7 @@ class Examination:
 
     @property
     def well(self) -> list[Patient]:
-        """Return the nodes that still answer."""
+        """Return the nodes that still answer requests."""
         return [patient for patient in self.patients if patient.gone is None]
 
     def python_of(self, patient: Patient) -> str:
@@ -127,10 +127,10 @@ class Examination:
     def ask_all(
         self, check: str, question: Callable[[Patient], Result], timeout_s: float
     ) -> tuple[dict[str, Result], list[Finding]]:
-        """Ask each node that still answers."""
+        """Send a request to each node that still answers."""
         results: dict[str, Result] = {}
         failed = []
-        # The node is `gone` from now on, so that later checks do not wait for it.
+        # Mark the node as `gone`, so that later checks do not wait for it.
         for name, answer in everywhere(self.well, question, timeout_s).items():
             if isinstance(answer, NoAnswerError):
                 failed.append(
@@ -153,12 +153,12 @@ def skipped(check: str, why: str) -> Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The result of a check of a node, or of all nodes.
+    """The result of a check of one node, or of all nodes.
 
     Attributes:
         level: "ok"; "warn": runs may work; "fail": runs will not work; "skipped": not checked, because of another finding or
             without anything to check.
-        node: None for the target or all nodes.
+        node: Name of the node; None for the target or for all nodes.
         seen: The result, with values.
         advice: The next step.
     """
@@ -188,12 +188,12 @@ def size_text(size: float) -> str:
 
 
 class NoAnswerError(Exception):
-    """A missing or unusable answer of a node; the message describes it."""
+    """A missing or unusable answer of a node. The message describes the problem."""
 
 
 @dataclass
 class Patient:
-    """A node under examination, or why it is gone."""
+    """A node under examination, and the reason if it no longer answers."""
 
     link: Link
     gone: str | None = None
@@ -204,28 +204,28 @@ class Patient:
 
     @property
     def python(self) -> str:
-        """Return the interpreter of the node's agent."""
+        """Return the path of the interpreter that runs the node's agent."""
         return str(self.link.hello.python[0])
 
     def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float = 60.0) -> CommandEnd:
-        """Run a command on the node, and return its output.
+        """Run a command on the node, and return the command's output.
 
         Raises:
-            NoAnswerError: It did not end in time, or the node is lost.
+            NoAnswerError: The command did not end in time, or the node is lost.
         """
         return self.call(lambda: self.link.run(argv, input=input, timeout_s=timeout_s), timeout_s)
 
     def call(self, request: Callable[[], Result], timeout_s: float = 60.0) -> Result:
-        """Make a request over the link, and return its result.
+        """Make a request to the node's agent over the link, and return its result.
 
         Raises:
-            NoAnswerError: It failed, or the node is lost.
+            NoAnswerError: The request failed, or the node is lost.
         """
         if self.gone:
             raise NoAnswerError(self.gone.removeprefix(f"{self.name}: "))
         try:
             return request()
-        # An OSError is the node's own answer, such as "no such file". An error of a living link is a timeout.
+        # An OSError is the node's response, such as "no such file". Another error of a working link is a timeout.
         except (OSError, PacelineError) as error:
             self.gone = self.link.lost
             if self.gone or not isinstance(error, PacelineError):
@@ -241,12 +241,12 @@ class Patient:
         python: str | None = None,
         timeout_s: float = 60.0,
     ) -> dict[str, object]:
-        """Run a program of this folder on the node.
+        """Run a program of the doctor's folder on the node, and return its answer.
 
         `program` is "on_node" or "reduce_on_node", and `python` the interpreter, by default the agent's own.
 
         Raises:
-            NoAnswerError: It gave no answer; the message has its last line.
+            NoAnswerError: The program gave no answer. The message has the last line of its output.
         """
         words = foreign_python.words(python or self.python, mode, installed=True)
         done = self.run(words, input=program_of(program, mode, asked), timeout_s=timeout_s)
@@ -254,16 +254,16 @@ class Patient:
 
 
 def program_of(program: str, mode: str, asked: Mapping[str, object], *, ends_at_once: bool = True) -> bytes:
-    """Return the text of a program of this folder, for `Patient.ask`."""
+    """Return the text of a program of the doctor's folder, for a node's Python."""
     path = Path(__file__).with_name(f"{program}.py")
     return foreign_python.program(str(path), mode, asked, ends_at_once=ends_at_once)
 
 
 def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, object]:
-    """Return the value that a program of the doctor printed.
+    """Return the value that a program of the doctor has printed on a node.
 
     Raises:
-        NoAnswerError: It printed none.
+        NoAnswerError: The program printed no value.
     """
     answer = foreign_python.answer_in(stdout)
     if answer is not None:
@@ -275,17 +275,17 @@ def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, object
 def everywhere(
     patients: Sequence[Patient], question: Callable[[Patient], Result], timeout_s: float
 ) -> dict[str, Result | NoAnswerError]:
-    """Ask all nodes at once, each up to `timeout_s`."""
+    """Send a request to all nodes at the same time. Each has up to `timeout_s`."""
     answers = all_within({patient.name: partial(question, patient) for patient in patients}, timeout_s + _SLACK_S)
     results: dict[str, Result | NoAnswerError] = {}
     for patient in patients:
         answer = answers[patient.name]
         if isinstance(answer, TimeoutError):
-            # Its thread still waits, and a second request would wait behind it.
+            # The thread of this request still waits, and a second request would wait behind it.
             patient.gone = f"gave no answer in {timeout_s + _SLACK_S:g} s and was not asked again"
             results[patient.name] = NoAnswerError(patient.gone)
         elif isinstance(answer, Exception) and not isinstance(answer, NoAnswerError):
-            # A value of another shape, or a plug-in's link.
+            # The answer has an unexpected form, or the error comes from a plug-in's link.
             results[patient.name] = NoAnswerError(f"{type(answer).__name__}: {answer}")
         else:
             results[patient.name] = answer
@@ -294,7 +294,7 @@ def everywhere(
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkPlace:
-    """The address at which others reach a node."""
+    """The address at which other nodes reach a node."""
 
     interface: str
     address: str
@@ -302,25 +302,25 @@ class NetworkPlace:
 
 
 def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -> dict[str, NetworkPlace] | None:
-    """Return each node's address in a common network.
+    """Return each node's address in a network that all nodes have.
 
-    With `wanted` only that interface counts. The largest network wins, then the first. A single node has its loopback.
+    With `wanted`, only the interface of this name counts. The largest network is chosen. A single node uses loopback.
     """
     places = {name: _places(interfaces, wanted, len(nodes) == 1) for name, interfaces in nodes.items()}
     networks = [{place.network for place in node_places} for node_places in places.values()]
-    # Compare networks: interfaces have different names on other nodes.
+    # Compare networks, not interfaces, which may have different names on other nodes.
     common = set.intersection(*networks) if networks else set()
-    # The same address on two nodes: each has its own bridge.
+    # Skip an address that two nodes have: it belongs to a bridge on each of them.
     common = {network for network in common if len(_addresses(places, network)) == len(nodes)}
     if not common:
         return None
-    # The shortest prefix is the largest network; text breaks ties, so that every examination chooses alike.
+    # The shortest prefix is the largest network. Of equal ones, each examination chooses the first as text.
     best = min(common, key=lambda network: (ipaddress.ip_network(network).prefixlen, network))
     return {name: next(place for place in node_places if place.network == best) for name, node_places in places.items()}
 
 
 def same_machine(nodes: Mapping[str, Interfaces]) -> list[str]:
-    """Return the first nodes that have the same addresses, or none."""
+    """Return the first group of nodes that have the same addresses, or an empty list."""
     alike: dict[frozenset[str], list[str]] = {}
     for name, interfaces in nodes.items():
         alike.setdefault(addresses_of(interfaces), []).append(name)
@@ -328,7 +328,7 @@ def same_machine(nodes: Mapping[str, Interfaces]) -> list[str]:
 
 
 def addresses_of(interfaces: Interfaces) -> frozenset[str]:
-    """Return a node's addresses for others, including those of private networks."""
+    """Return the addresses, public or private, at which others may reach a node."""
     return frozenset(
         address
         for name, (address, _) in interfaces.items()

@@ -1,4 +1,4 @@
-"""The equipment of each node: Python, space, limits of the user, GPUs."""
+"""Check the equipment of each node: Python, disk space, limits of the user, GPUs."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from paceline.remote.agent.boot import OLDEST
 from paceline.system.names import counted
 
 MODULES = ("torch", "mpi4py")
-#: Folder -> bytes below which the check fails, or warns. Guesses: a snapshot with an environment layer fits the first.
+#: Bytes below which the check fails, and bytes below which it warns. Guesses: a snapshot with a layer fits the first.
 _FOLDER_BYTES = (200_000_000, 5_000_000_000)
 _TMP_BYTES = (50_000_000, 1_000_000_000)
-#: A container's default of 64 MB is too small for Open MPI's and NCCL's segments, and for data loaders.
+#: 64 MB, the default of containers, is too small for segments of Open MPI and NCCL, and for data loaders.
 _SHM_BYTES = (16_000_000, 512_000_000)
-#: A rank has a socket to each other rank, and data loaders pass tensors as file descriptors.
+#: Limits for open files: a rank has a socket to each other rank, and data loaders pass tensors as descriptors.
 _NOFILE = (256, 4096)
 
 
 def learn_facts(examination: Examination) -> Iterator[Finding]:
-    """Ask each node for its facts."""
+    """Ask each node for its facts, and store them for later checks."""
 
     def question(patient: Patient) -> Facts:
         request = {
@@ -41,7 +41,7 @@ def learn_facts(examination: Examination) -> Iterator[Finding]:
             "space": [examination.folder, "/tmp", "/dev/shm"],
             "modules": MODULES,
             "library_dir": patient.link.hello.library,
-            # Within the request's own limit, so that a slow import is reported as such, not as a silent node.
+            # Less than the request's own limit, so that a node reports a slow import instead of not answering.
             "timeout_s": FACTS_S - 20.0,
         }
         return cast(Facts, patient.ask("on_node", "facts", request, timeout_s=FACTS_S))
@@ -51,7 +51,7 @@ def learn_facts(examination: Examination) -> Iterator[Finding]:
 
 
 def check_python(examination: Examination) -> Iterator[Finding]:
-    """Check that the scripts' interpreter exists and is new enough."""
+    """Check that the interpreter of scripts exists on each node, and is new enough."""
     versions = {}
     for name, facts in examination.facts.items():
         python = facts["python"]
@@ -80,7 +80,7 @@ def check_python(examination: Examination) -> Iterator[Finding]:
 
 
 def check_space(examination: Examination) -> Iterator[Finding]:
-    """Check the space for runs, in /tmp and in memory."""
+    """Check the space in the folder for runs, in /tmp and in shared memory."""
     wanted = {examination.folder: _FOLDER_BYTES, "/tmp": _TMP_BYTES, "/dev/shm": _SHM_BYTES}
     for name, facts in examination.facts.items():
         for path, (fails, warns) in wanted.items():
@@ -94,7 +94,7 @@ def check_space(examination: Examination) -> Iterator[Finding]:
                     advice=f"Let {path} be written by this user, or set another folder on the target.",
                 )
                 continue
-            # A container's shared memory counts by its size; its present use is temporary.
+            # A container's shared memory counts by its size, because its present use is temporary.
             free = space["total"] if path == "/dev/shm" and space["free"] >= fails else space["free"]
             level = FAIL if free < fails else WARN if free < warns else OK
             yield Finding(
@@ -108,7 +108,7 @@ def check_space(examination: Examination) -> Iterator[Finding]:
 
 def check_limits(examination: Examination) -> Iterator[Finding]:
     """Check the user's limits: open files, and locked memory for InfiniBand."""
-    # RDMA locks memory; Ethernet does not.
+    # Check locked memory only with InfiniBand: RDMA locks memory, and Ethernet does not.
     with_fabric = {
         patient.name
         for patient in examination.patients
@@ -137,7 +137,7 @@ def check_limits(examination: Examination) -> Iterator[Finding]:
 
 
 def check_stacks(examination: Examination) -> Iterator[Finding]:
-    """Check what `paceline stacks` can see on each node."""
+    """Check whether `paceline stacks` can use py-spy on each node."""
     for name, facts in examination.facts.items():
         seen, advice = _stacks(facts["stacks"])
         yield Finding(check="stacks", node=name, level=OK, seen=seen, advice=advice)
@@ -164,7 +164,7 @@ def _stacks(found: StackFacts) -> tuple[str, str]:
 
 
 def check_gpus(examination: Examination) -> Iterator[Finding]:
-    """Check that all nodes have the same GPUs."""
+    """Check that all nodes have the same number and models of GPUs."""
     summaries = {}
     for name, facts in examination.facts.items():
         gpus = facts["gpus"]
@@ -198,7 +198,7 @@ def check_gpus(examination: Examination) -> Iterator[Finding]:
 
 
 def differing_nodes(values: dict[str, str]) -> str:
-    """Return the values with their nodes, or "" if equal."""
+    """Return a text with each value and its nodes, or "" if all values are equal."""
     by_value: dict[str, list[str]] = {}
     for name, value in values.items():
         by_value.setdefault(value, []).append(name)

@@ -1,4 +1,4 @@
-"""The doctor's program on a node: `facts`, `listen` and `connect`.
+"""The doctor's program that runs on a node: `facts`, `listen` and `connect`.
 
 A Python there gets it as text (`paceline.remote.foreign_python`), so it needs only the standard library and imports nothing of
 Paceline. Everything that it asks may hang (a driver, a lost file system), so each request has a time limit, and killed programs
@@ -29,10 +29,10 @@ from typing import Any
 Asked = dict[str, Any]
 Answer = dict[str, Any]
 
-#: Prefix of the result of `_MODULES`: an imported module may print anything.
+#: Prefix of the line with the result of `_MODULES`, because an imported module may print other lines.
 _MARK = "PACELINE-MODULES "
 
-#: For the scripts' interpreter, which may be any Python.
+#: Program for the scripts' interpreter, which may be any Python.
 _MODULES = r"""
 import json, sys
 found = {}
@@ -61,7 +61,7 @@ sys.stdout.write("\nPACELINE-MODULES " + json.dumps(found) + "\n")
 
 
 def facts(asked: Asked) -> Answer:
-    """Return this node's facts: python, space, modules."""
+    """Return the facts about this node: Python, disk space, modules."""
     python = asked["python"]
     timeout_s = float(asked["timeout_s"])
     known: Answer = {
@@ -87,8 +87,8 @@ def facts(asked: Asked) -> Answer:
 
 
 def space(path: str) -> Answer:
-    """Return a file system's free and total bytes."""
-    there = path  # create nothing: of a missing folder, the nearest existing parent counts
+    """Return the free and total bytes of the file system that holds a path."""
+    there = path  # create nothing: if the folder is missing, check its nearest existing parent
     while not os.path.isdir(there) and os.path.dirname(there) != there:
         there = os.path.dirname(there)
     try:
@@ -102,7 +102,7 @@ def space(path: str) -> Answer:
 
 
 def gpus() -> Answer:
-    """Return the GPUs of nvidia-smi, or its failure."""
+    """Return the GPUs that nvidia-smi lists, or its failure."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return {"devices": [], "has_tool": False}
@@ -115,8 +115,8 @@ def gpus() -> Answer:
 
 
 def open_mpi(python: str, library_dir: str) -> Answer:
-    """Return the mpirun for scripts of this interpreter: {"path", "version"} or {"error"}."""
-    # The launcher's own search, in its own process: a target knows no launcher.
+    """Return the mpirun that scripts of this interpreter use: {"path", "version"} or {"error"}."""
+    # Use the launcher's own search, in a process of its own, because this program can't import Paceline.
     code = (
         "import sys; from paceline.launchers.mpi import find_open_mpi; from paceline.errors import PacelineError\n"
         "try: found = find_open_mpi(sys.argv[1]); print(found.mpirun); print('%d.%d' % found.version)\n"
@@ -130,11 +130,11 @@ def open_mpi(python: str, library_dir: str) -> Answer:
 
 
 def listen(asked: Asked) -> Answer:
-    """Answer `count` connections on a port that bring the token: {"answered": number}."""
+    """Answer `count` connections that send the token: {"answered": number}."""
     deadline = time.monotonic() + asked["timeout_s"]
     answered = 0
     with socket.socket() as server:
-        # The port was free a moment ago; ignore earlier connections in TIME_WAIT.
+        # Reuse the address: the port was free a moment ago, and earlier connections may be in TIME_WAIT.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((asked["address"], asked["port"]))
         server.listen(128)
@@ -153,9 +153,9 @@ def listen(asked: Asked) -> Answer:
 
 
 def connect(asked: Asked) -> Answer:
-    """Connect to all peers at once."""
+    """Connect to all peers at the same time, and return the result for each."""
     results: Answer = {}
-    # At once: a firewall that drops packets costs the time limit once.
+    # Connect at the same time: if a firewall drops packets, the time limit passes only once.
     threads = [threading.Thread(target=_connect, args=(asked, *peer, results), daemon=True) for peer in asked["peers"]]
     for thread in threads:
         thread.start()
@@ -180,7 +180,7 @@ def _connect(asked: Asked, name: str, address: str, port: int, results: Answer) 
                 return
             error = "somebody else answers there"
         except ConnectionRefusedError as refused:
-            error = str(refused.strerror)  # the listener may start later
+            error = str(refused.strerror)  # the listener may not have started yet, so try again
         except OSError as failed:
             error = str(failed.strerror or failed)
         time.sleep(0.1)
@@ -188,8 +188,8 @@ def _connect(asked: Asked, name: str, address: str, port: int, results: Answer) 
 
 
 def output(argv: list[str], timeout_s: float, environment: dict[str, str] | None = None) -> tuple[str, str]:
-    """Return (standard output, "") of a program, or ("", reason)."""
-    # Files, not pipes: a grandchild could keep a pipe open.
+    """Return (standard output, "") of a program, or ("", reason of its failure)."""
+    # Use files instead of pipes, because a grandchild could keep a pipe open.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             process = subprocess.Popen(
@@ -200,7 +200,7 @@ def output(argv: list[str], timeout_s: float, environment: dict[str, str] | None
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # not reaped: it may hang in a system call
+            os.killpg(process.pid, signal.SIGKILL)  # do not wait for it: the process may hang in a system call
             return "", f"{os.path.basename(argv[0])} gave no answer in {timeout_s:.0f} s"
         out.seek(0)
         err.seek(0)
@@ -212,7 +212,7 @@ def output(argv: list[str], timeout_s: float, environment: dict[str, str] | None
 
 
 def marked(text: str, error: str) -> Answer:
-    """Return the value in the marked line of a program's output."""
+    """Return the value in that line of a program's output that begins with the mark."""
     if error:
         return {"error": error}
     lines = [line for line in text.splitlines() if line.startswith(_MARK)]
@@ -220,14 +220,14 @@ def marked(text: str, error: str) -> Answer:
 
 
 def stacks(python: str) -> Answer:
-    """Return what py-spy may see here.
+    """Return what py-spy is allowed to see on this node.
 
-    The refusal is that for a process which py-spy has not started, such as a worker; "" means that it may look.
+    "refused" is py-spy's message for a process that it has not started, such as a worker; "" if it is allowed.
     """
     spy = shutil.which("py-spy", path=os.pathsep.join((os.path.dirname(python), os.environ.get("PATH", ""))))
     return {
         "ptrace_scope": _line("/proc/sys/kernel/yama/ptrace_scope"),
-        # CAP_SYS_PTRACE is number 19, capabilities(7).
+        # Bit 19 of the capabilities is CAP_SYS_PTRACE, see capabilities(7).
         "may_trace": bool(int(_field("/proc/self/status", "CapEff") or "0", 16) >> 19 & 1),
         "py_spy": spy,
         "refused": _refused(spy, python) if spy else "",
@@ -235,7 +235,7 @@ def stacks(python: str) -> Answer:
 
 
 def _refused(spy: str, python: str) -> str:
-    # A container, a security module or an old py-spy may refuse in spite of these rules, so try it.
+    # Try py-spy: a container, a security module or an old py-spy may refuse in spite of these rules.
     try:
         seen = subprocess.Popen(
             [python, "-c", "import time; print(flush=True); time.sleep(60)"],
@@ -245,10 +245,10 @@ def _refused(spy: str, python: str) -> str:
             start_new_session=True,
         )
     except OSError:
-        return ""  # reported elsewhere
+        return ""  # another check reports that this interpreter does not run
     assert seen.stdout is not None
     try:
-        # py-spy finds no interpreter in a process that has not loaded it yet.
+        # Wait for the process's first line: py-spy finds no interpreter in a process that has not loaded it yet.
         if not select.select([seen.stdout], [], [], 20.0)[0]:
             return ""
         return output([spy, "dump", "--nonblocking", "--pid", str(seen.pid)], 20.0)[1]

@@ -1,4 +1,4 @@
-"""A small all-reduce over all nodes, by torch's Gloo and by MPI."""
+"""Check a small all-reduce over all nodes, by torch's Gloo and by MPI."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from paceline.doctor.reduce_mpi import open_mpi_of, over_mpi
 from paceline.system.names import counted
 from paceline.targets.polling import all_within
 
-#: float32 elements: 4 MiB.
+#: Number of float32 elements to reduce, which are 4 MiB.
 _ELEMENTS = 1 << 20
-#: Time within the program, and around it with the import of torch.
+#: Seconds for the all-reduce, and for the whole program, which may have to import torch.
 _LIMIT_S = 30.0
 _PROGRAM_S = 90.0
 
@@ -28,18 +28,18 @@ _MPI_ADVICE = (
     "another MPI, are what it most often is."
 )
 
-#: Each rank's answer, or its failure.
+#: Rank -> the rank's answer, or its failure.
 Answers = Mapping[int, Answer | Exception]
 
 
 def check_gloo(examination: Examination) -> Iterator[Finding]:
-    """Reduce 4 MiB by Gloo, if all nodes have torch."""
+    """Check that the nodes can reduce 4 MiB by Gloo, if all have torch."""
     lacks = "" if has_module(examination, "torch") else "torch is not on all nodes"
     yield from _check(examination, "gloo all-reduce", lacks, _over_gloo, _GLOO_ADVICE)
 
 
 def check_mpi(examination: Examination) -> Iterator[Finding]:
-    """Reduce 4 MiB by MPI, if all nodes have mpi4py."""
+    """Check that the nodes can reduce 4 MiB by MPI, if all have mpi4py."""
     mpirun = open_mpi_of(examination)
     has_all = mpirun is not None and has_module(examination, "mpi4py")
     lacks = "" if has_all else "mpi4py and the same Open MPI are not on all nodes"
@@ -58,7 +58,7 @@ def _check(
     reduce: Callable[[Examination, Sequence[Patient], Mapping[str, NetworkPlace]], Answers],
     advice: str,
 ) -> Iterator[Finding]:
-    """Run the all-reduce, and return its findings."""
+    """Run the all-reduce on all ranks, and return findings about it."""
     places, patients = examination.places, examination.well
     if lacks:
         yield skipped(check, lacks)
@@ -66,7 +66,7 @@ def _check(
     if places is None or not all(patient.name in places for patient in patients):
         yield skipped(check, "no common network to try")
         return
-    # A single node runs two processes.
+    # A single node runs two ranks, because one rank would send nothing.
     ranks = patients if len(patients) > 1 else patients * 2
     try:
         answers = reduce(examination, ranks, places)
@@ -100,5 +100,5 @@ def _over_gloo(examination: Examination, ranks: Sequence[Patient], places: Mappi
         python = examination.python_of(ranks[rank])
         return ranks[rank].ask("reduce_on_node", "gloo", request, python=python, timeout_s=_PROGRAM_S)
 
-    # At once: the ranks wait for each other in the all-reduce.
+    # Send all requests at the same time, because the ranks wait for each other in the all-reduce.
     return all_within({rank: partial(answer, rank) for rank in range(len(ranks))}, _PROGRAM_S + 5.0)

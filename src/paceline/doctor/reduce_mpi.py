@@ -1,4 +1,4 @@
-"""The doctor's all-reduce by mpirun and mpi4py, over the agents.
+"""Run the doctor's all-reduce by mpirun and mpi4py, over the nodes' agents.
 
 As in a run, no node needs a login on another.
 """
@@ -22,7 +22,7 @@ _POLL_S = 0.1
 
 
 def open_mpi_of(examination: Examination) -> tuple[str, int] | None:
-    """Return the nodes' common mpirun and its major version."""
+    """Return the mpirun that all nodes have, and its major version."""
     mpis = [facts.get("open_mpi", {}) for facts in examination.facts.values()]
     installed = {(mpi["path"], int(mpi["version"].split(".")[0])) if "version" in mpi else None for mpi in mpis}
     return installed.pop() if len(installed) == 1 else None
@@ -38,11 +38,11 @@ def over_mpi(
     """Return rank 0's measurement: {"ms": ..., "size": ...}.
 
     Raises:
-        NoAnswerError: mpirun failed; the message has its last words.
+        NoAnswerError: mpirun failed. The message has the last lines of its output.
     """
     patients = ranks if ranks[0] is not ranks[-1] else ranks[:1]
     scratch = f"/tmp/paceline-{secrets.token_hex(4)}"
-    # To the end, where MPI finalizes.
+    # The program must run to its end, where MPI finalizes.
     source = program_of("reduce_on_node", "mpi", {"elements": elements}, ends_at_once=False)
     try:
         sockets = [_prepare(patient, scratch, source) for patient in patients]
@@ -58,7 +58,7 @@ def over_mpi(
 
 
 def _prepare(patient: Patient, scratch: str, source: bytes) -> str:
-    # The agent removes the folder at its end.
+    # The agent removes this folder when it ends.
     socket: str = patient.call(lambda: patient.link.make_scratch(scratch))
     patient.call(lambda: patient.link.put_file(f"{scratch}/reduce.py", source))
     return socket
@@ -72,21 +72,21 @@ def _reduced(
     scratch: str,
     shell: Sequence[str],
 ) -> dict[str, object]:
-    """Return rank 0's measurement.
+    """Run mpirun, and return the measurement of rank 0.
 
     Raises:
-        NoAnswerError: mpirun failed; the message has its last words.
+        NoAnswerError: mpirun failed. The message has the last lines of its output.
     """
     nodes = [
         Node(node_rank=rank, name=patient.name, address=places[patient.name].address, cores=1)
         for rank, patient in enumerate(patients)
     ]
     log, first = f"{scratch}/mpirun.log", patients[0]
-    # Requests of mpirun for its daemons come over the first node's link; the other nodes' agents start them.
+    # mpirun's requests to start its daemons arrive over the first node's link. The other nodes' agents start them.
     RshCalls([patient.link for patient in patients], nodes, {}, log)
     words = [mpirun[0], *_options([places[patient.name] for patient in patients], mpirun[1], shell)]
     words += [examination.python_of(first), f"{scratch}/reduce.py"]
-    # Each Open MPI names the folder of its sockets and segments differently; all are removed with `scratch`.
+    # Versions of Open MPI name this folder, for sockets and segments, differently. It is removed with `scratch`.
     environment = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -106,13 +106,13 @@ def _reduced(
 
 
 def _options(places: Sequence[NetworkPlace], major: int, shell: Sequence[str]) -> list[str]:
-    """Return mpirun's options as in a run."""
+    """Return the options of mpirun, which are those of a run."""
     words = ["--bind-to", "none"]
     if len(places) == 1:
         return [*words, *(["--map-by", "slot:OVERSUBSCRIBE"] if major >= 5 else ["--oversubscribe"]), "-n", "2"]
     agent, runtime = ("ssh", "--prtemca") if major >= 5 else ("rsh", "--mca")
     settings = {f"plm_{agent}_agent": shlex.join(shell), f"plm_{agent}_no_tree_spawn": "1", "plm": agent}
-    # Whole networks: Open MPI 5.0 crashes (SIGSEGV) on a /32.
+    # Name whole networks, because Open MPI 5.0 crashes (SIGSEGV) on a /32.
     networks = ",".join(sorted({place.network for place in places}))
     settings["oob_tcp_if_include"] = networks
     words += ["--mca", "btl_tcp_if_include", networks]
@@ -124,7 +124,7 @@ def _options(places: Sequence[NetworkPlace], major: int, shell: Sequence[str]) -
 def _wait(patient: Patient, pid: int) -> int | None:
     deadline = time.monotonic() + _PROGRAM_S
     while time.monotonic() < deadline:
-        # The agent reports each end once. The doctor runs no other command here whose end could be lost.
+        # The agent reports each ended command once. No other command runs here, so no report is lost in this loop.
         for ended in patient.link.ends():
             if ended.pid == pid:
                 return ended.code
@@ -137,6 +137,6 @@ def _wait(patient: Patient, pid: int) -> int | None:
 
 
 def _without_frames(text: bytes) -> bytes:
-    """Return mpirun's output without rulers and blank lines."""
+    """Return mpirun's output without its rulers and blank lines."""
     lines = [line for line in text.splitlines() if line.strip(b"-= ") and b"mpirun noticed" not in line]
     return os.linesep.encode().join(lines[:40])

@@ -1,4 +1,4 @@
-"""The doctor's all-reduce on a node, by torch over Gloo or by mpi4py.
+"""The doctor's all-reduce on a node, by torch's Gloo or by mpi4py.
 
 A Python there gets it as text (`paceline.remote.foreign_python`), or as a file by mpirun. Imports are by name: the program
 belongs to the scripts' interpreter, and Paceline itself needs none of these packages.
@@ -16,13 +16,13 @@ import socket
 import time
 from typing import Any
 
-#: The first round creates the connections.
+#: Number of rounds. The first round takes longer, because it creates the connections.
 _ROUNDS = 3
 
 
 def gloo(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the milliseconds of the fastest all-reduce."""
-    # Before the import of torch, which reads the variable.
+    """Return the milliseconds of the fastest of some all-reduces by Gloo."""
+    # Set the variable before the import of torch, which reads it.
     os.environ["OMP_NUM_THREADS"] = "1"
     if asked["interface"]:
         os.environ["GLOO_SOCKET_IFNAME"] = asked["interface"]
@@ -39,16 +39,16 @@ def gloo(asked: dict[str, Any]) -> dict[str, Any]:
         distributed.all_reduce(values)
         times.append((time.monotonic() - start) * 1e3)
         _check(float(values[0]), float(values[-1]), size)
-    # The store's server must outlive the other ranks' use.
+    # Rank 0, which serves the store, must not end before the other ranks have used it.
     distributed.barrier()
     return {"ms": min(times), "size": size, "hosts": [socket.gethostname()]}
 
 
 def mpi(asked: dict[str, object]) -> dict[str, object] | None:
-    """Return the measurement by mpi4py on rank 0, None on other ranks."""
+    """Return the measurement by mpi4py on rank 0, and None on other ranks."""
     module = importlib.import_module("mpi4py.MPI")
     numbers = importlib.import_module("array")
-    # mpi4py initializes MPI on import, and finalizes it at the program's end.
+    # mpi4py initializes MPI on import, and finalizes it when the program ends.
     world = module.COMM_WORLD
     mine = numbers.array("f", [float(world.rank + 1)]) * asked["elements"]
     times = []

@@ -1,6 +1,6 @@
-"""Folders that nodes share: the one for runs, and this machine's workspace.
+"""Check which folders nodes share: the folder for runs, and this machine's workspace.
 
-Runs work if all nodes see a folder, or none does, but not if only some see it.
+Runs work if all nodes see the same folder, or each node has its own, but not if only some share it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from paceline.doctor.examination import FAIL, OK, WARN, Examination, Finding, NoAnswerError, Patient, skipped
 
 _QUESTION_S = 20.0
-#: A network file system may show an old state of a folder.
+#: Seconds for which a network file system may show an old state of a folder.
 _LOOK_AGAIN_S = 1.0
 
 
 def check_sharing(examination: Examination) -> Iterator[Finding]:
-    """Check the folder and the workspace on the nodes."""
+    """Check which nodes see the same folder for runs, and which see the workspace."""
     if len(examination.well) > 1:
         yield from _check_folder(examination)
     yield from _check_workspace(examination)
@@ -32,7 +32,7 @@ def _check_folder(examination: Examination) -> Iterator[Finding]:
     path = f"{examination.folder}/.doctor-{token}"
     try:
         is_there = first.call(lambda: first.link.exists(examination.folder))
-        # The token distinguishes this file from that of a simultaneous examination.
+        # The token distinguishes this file from the file of another examination at the same time.
         first.call(lambda: first.link.put_file(path, token.encode()))
     except NoAnswerError as error:
         yield Finding(

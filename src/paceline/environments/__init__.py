@@ -1,6 +1,6 @@
 """Python environments, built from a job's packages and cached by content.
 
-The names that other packages use, loaded on first use: nodes load parts of this package without the resolvers and their
+The public names are loaded on first use: nodes load parts of this package without the resolvers and their
 libraries.
 """
 

@@ -1,4 +1,4 @@
-"""The interpreter that an environment is made from, and its installed packages."""
+"""The base interpreter from which an environment is made, and its installed packages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.system.files import read_json, stamp_of, write_json
 
 _TIMEOUT_S = 60
 
-# Runs `facts` in another interpreter, without PYTHON* variables and modules of the working directory.
+# Program that runs `facts` in another interpreter, without PYTHON* variables and the working directory's modules.
 _ASK = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; exec(sys.argv[1]); print(__import__('json').dumps(facts()))"
 )
@@ -47,11 +47,11 @@ def facts():
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """An interpreter.
+    """The facts about a base interpreter.
 
     Attributes:
-        site_folders: Folders of its packages, in search order.
-        user_folder: The user's own folder, searched first; None if unused.
+        site_folders: Folders of the interpreter's packages, in search order.
+        user_folder: The user's own package folder, which is searched first. None if it is not used.
     """
 
     python: str
@@ -64,12 +64,12 @@ class Base:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """All existing folders with installed packages."""
+        """All existing folders that have packages of the interpreter."""
         user = () if self.user_folder is None or os.environ.get("PYTHONNOUSERSITE") else (self.user_folder,)
         return tuple(Path(folder) for folder in dict.fromkeys((*user, *self.site_folders)) if os.path.isdir(folder))
 
     def identity(self) -> dict[str, str]:
-        """Return the facts that an environment made from the interpreter depends on."""
+        """Return the facts about the interpreter that are part of an environment's key."""
         return {
             "python": self.python,
             "version": self.version,
@@ -79,9 +79,9 @@ class Base:
         }
 
     def installed(self) -> list[str]:
-        """List distributions from folder names, without reading files.
+        """List the installed distributions by their folders' names, without reading files.
 
-        An editable package adds its modification time: the name does not change with its requirements.
+        For an editable package, the name does not change with its requirements, so the modification time is added.
         """
         distributions = []
         for folder in self.folders:
@@ -89,14 +89,14 @@ class Base:
                 for entry in entries:
                     if entry.name.endswith((".dist-info", ".egg-info", ".egg-link")):
                         distributions.append(entry.name)
-                    # These add editable packages and other folders; a changed line mostly changes the size.
+                    # These files add editable packages and other folders. A changed line mostly changes the size.
                     elif entry.name.endswith(".pth"):
                         distributions.append(f"{entry.name} {entry.stat().st_size}")
         return sorted(set(distributions))
 
 
 def base(python: str, cache_dir: Path) -> Base:
-    """Return the facts about an interpreter, running another one only once.
+    """Return the facts about an interpreter, from the cache if they are there.
 
     Raises:
         EnvironmentSpecError: The interpreter does not exist, or does not run.
@@ -110,7 +110,7 @@ def base(python: str, cache_dir: Path) -> Base:
             f"{sys.executable!r}."
         )
     path = os.path.abspath(path)
-    # Before running it, so that a change in between invalidates the cached facts.
+    # Take the stamp before running the interpreter, so that a change in between invalidates the cached facts.
     stamp = _stamp(path)
     if (path, stamp) not in _known:
         _known[path, stamp] = _from_cache(path, stamp, cache_dir) or _ask(path, stamp, cache_dir)
@@ -123,7 +123,7 @@ _known: dict[tuple[str, str], Base] = {}
 @cache
 def _here() -> Base:
     names: dict[str, object] = {}
-    # The code that another interpreter runs, so both report the same facts.
+    # Run the same code as another interpreter does, so that both report the same facts.
     exec(_FACTS, names)
     facts = names["facts"]
     assert callable(facts)
@@ -137,8 +137,8 @@ def _made(values: dict[str, object]) -> Base:
 
 
 def _stamp(path: str) -> str:
-    """Return a value that changes with the interpreter."""
-    # These two determine the folder of the user's packages.
+    """Return a text that changes if the interpreter or the user's home changes."""
+    # These two variables determine the folder of the user's packages.
     stamps = [os.environ.get("PYTHONUSERBASE", ""), os.path.expanduser("~")]
     for each in (path, os.path.join(os.path.dirname(os.path.dirname(path)), "pyvenv.cfg")):
         stamps.append("-".join(map(str, stamp_of(each) or ("-",))))
@@ -162,27 +162,27 @@ def _from_cache(path: str, stamp: str, cache_dir: Path) -> Base | None:
 
 
 def _ask(path: str, stamp: str, cache_dir: Path) -> Base:
-    # Our PYTHONPATH and PYTHONHOME would add our packages to the other interpreter's.
+    # Remove PYTHONPATH and PYTHONHOME: they would add our packages to those of the other interpreter.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     if user_base := os.environ.get("PYTHONUSERBASE"):
         environment["PYTHONUSERBASE"] = user_base
     try:
         words = [path, "-c", _ASK, _FACTS]
         done = processes.said_by(words, timeout_s=_TIMEOUT_S, environment=environment, cwd="/")
-        # The last line: a `sitecustomize` may print earlier ones.
+        # Read the last line, because a `sitecustomize` may print lines before it.
         base_found = _made(json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else None
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError, TypeError, KeyError) as error:
         raise EnvironmentSpecError(f"{path!r} does not run as a Python interpreter: {error}.") from error
     if base_found is None:
         output = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        # A traceback ends with the error; other messages begin with it.
+        # A traceback has the error in its last line, other messages in their first line.
         reason = output[-1 if output[0].startswith("Traceback") else 0].strip().rstrip(".")
         raise EnvironmentSpecError(f"{path!r} does not run as a Python interpreter: {reason}.")
     if base_found.python != path:
-        return base_found  # a script that starts one, which may be another the next time
+        return base_found  # a script that may start another interpreter the next time, so don't cache
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         write_json(_cache_file(path, cache_dir), {"asked": path, "stamp": stamp, "base": asdict(base_found)})
     except OSError:
-        pass  # the next process asks again, that is all
+        pass  # without the cache, the next process only has to run the interpreter again
     return base_found

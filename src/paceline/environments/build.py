@@ -1,4 +1,4 @@
-"""Build of one environment in its final place: venvs and conda prefixes can't be moved."""
+"""Build an environment directly at its final path, because venvs and conda prefixes can't be moved."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def check(environment: EnvironmentSpec, base: Base) -> None:
 def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say: Say, lock_fd: int) -> Built:
     """Build the environment at `prefix`, which does not exist yet.
 
-    lock_fd: inherited by the programs of the build.
+    lock_fd: descriptor of the environment's lock, which the build's programs inherit.
 
     Raises:
-        EnvironmentBuildError: The build failed. Its partial result stays, and is never used.
+        EnvironmentBuildError: The build failed. The incomplete environment stays, and is never used.
     """
     started = time.monotonic()
     variables = venv.build_environment()
@@ -57,17 +57,17 @@ def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say:
         if not own_python:
             say(f"no Python is among the conda packages: the environment takes that of {base.python}")
     if not own_python:
-        # With conda packages but without a conda Python, the venv is created over the conda prefix.
+        # If the conda packages include no Python, the venv is created over the conda prefix.
         venv.make(prefix, base, uv, variables, say, lock_fd, over=environment.uses_conda)
     seen = base.folders if environment.layered else ()
     if seen:
         venv.show(seen, prefix)
     python = prefix / "bin" / "python"
     if own_python:
-        # From now on the conda Python decides which wheels fit.
+        # From now on the conda Python is the base, which decides which wheels fit.
         base = replace(base, python=str(python), version=_python_of(packages).partition(" ")[2])
     installer = Installer(prefix=prefix, python=python, base=base, seen=seen, uv=uv, say=say, lock_fd=lock_fd)
-    # A conda Python includes packages that no pip line requested; they are not part of the lock.
+    # A conda Python comes with packages that no pip line requested. They are not part of the lock.
     before = installer.own().versions() if own_python else set()
     installer.install(environment)
     own = installer.own()
@@ -95,7 +95,7 @@ def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say:
 def _variables(environment: EnvironmentSpec, prefix: Path) -> dict[str, str]:
     if not environment.uses_conda:
         return {"VIRTUAL_ENV": str(prefix)}
-    # Unlike a venv's Python, a conda Python would search the user's site-packages.
+    # Stop the conda Python from searching the user's site-packages, as a venv's Python does not search them either.
     return {"CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": str(prefix), "CONDA_SHLVL": "1", "PYTHONNOUSERSITE": "1"}
 
 
@@ -113,6 +113,6 @@ def _size(folder: Path) -> int:
         for name in names:
             with gone_is_fine():
                 status = os.lstat(os.path.join(top, name))
-                # uv and conda hard-link files: count each file once, by its blocks.
+                # uv and conda hard-link files, so count the disk blocks of each file once.
                 blocks[status.st_ino] = status.st_blocks
     return 512 * sum(blocks.values())

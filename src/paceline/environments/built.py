@@ -1,4 +1,4 @@
-"""Records of finished environments."""
+"""Records of the environments that are completely built."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 from paceline.job.environment import EnvironmentSpec
 from paceline.system.serialization import plain_fields
 
-#: Written last: a folder without it is the rest of a failed build.
+#: Name of the record's file, which a build writes last: a folder without it is left from a failed build.
 RECORD = "paceline-environment.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """A finished environment.
+    """A completely built environment.
 
     Attributes:
-        python: Its interpreter.
-        bin_dir: Its programs, first on PATH.
-        variables: Further variables of its processes.
-        base_python: The interpreter that it was made from.
-        is_layered: Whether it also sees the packages of `base_python`.
+        python: The environment's interpreter.
+        bin_dir: The folder of the environment's programs, first on PATH.
+        variables: Further variables that processes in the environment get.
+        base_python: The interpreter from which the environment was made.
+        is_layered: Whether the environment also sees the packages of `base_python`.
         environment: The request.
         locked: The request with the installed versions.
         pip, conda: Installed packages, "name==version" and "name=version=build".
         size_bytes: On disk; shared files count once.
-        last_used_utc: Last time that it was found or held.
+        last_used_utc: Last time when a run found or held the environment.
     """
 
     key: str
@@ -64,11 +64,11 @@ class Built:
         )
 
     def asked_as(self, environment: EnvironmentSpec) -> Built:
-        """Return the record for an equal environment with other name and variables."""
+        """Return the record for a request that differs only in name and variables."""
         locked = replace(environment, locked_pip=self.locked.locked_pip, locked_conda=self.locked.locked_conda)
         return replace(self, environment=environment, locked=locked)
 
 
 def utc(seconds: float) -> str:
-    """Format seconds since 1970 as in records of environments."""
+    """Format seconds since 1970 as a UTC time, as records of environments have it."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")

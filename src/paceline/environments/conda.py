@@ -28,7 +28,7 @@ _ANSWER = "conda-answer.json"
 
 
 def check(environment: EnvironmentSpec) -> None:
-    """Raise EnvironmentSpecError if the environment can't be solved.
+    """Raise EnvironmentSpecError if the conda packages can't be solved.
 
     The reasons: py-rattler is missing, a spec is invalid, or a channel's folder does not exist.
     """
@@ -78,13 +78,13 @@ def install(
         "channels": [_url(channel) for channel in environment.conda_channels or DEFAULT_CHANNELS],
         "locked": list(environment.locked_conda),
     }
-    # This process's sys.path: the submitting environment may come from PYTHONPATH.
+    # Pass on this process's sys.path, because Paceline itself may come from the submitter's PYTHONPATH.
     environ = {**variables, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    # A separate process: rattler has native threads, and a build must end with its parent.
+    # Run rattler in a separate process: it has native threads, and a build must end with its parent.
     code, lines = program.run(
         [sys.executable, "-m", "paceline.environments.conda"], environ, say, lock_fd=lock_fd, stdin=json.dumps(request)
     )
-    # A file: standard output has the progress, and native code may write to it.
+    # Write the answer to a file: standard output has the progress, and native code may write to it.
     try:
         outcome = json.loads(answer.read_bytes()) if answer.exists() else None
     except ValueError:
@@ -101,7 +101,7 @@ def install(
 
 
 def _flat(error: BaseException) -> str:
-    # rattler draws the causes as a tree over several lines.
+    # Join the lines: rattler draws the causes as a tree over several lines.
     text = " ".join(re.sub(r"[├└─│]+", " ", str(error)).split())
     parts = [part.strip().rstrip(".") for part in text.split("Caused by:")]
     return ": ".join(dict.fromkeys(parts))
@@ -130,7 +130,7 @@ def _main() -> int:
         answer = asyncio.run(_solve_and_install(request))
     except Exception as error:
         answer = {"error": f"{_flat(error)}."}
-        # The log gets the tree of causes, the answer one line.
+        # Print the tree of causes for the log. The answer has the causes in one line.
         print(f"error: {error}", flush=True)
     Path(request["answer"]).write_text(json.dumps(answer), encoding="utf-8")
     return 1 if "error" in answer else 0
@@ -148,7 +148,7 @@ async def _solve_and_install(request: dict[str, Any]) -> dict[str, Any]:
             request["channels"],
             request["specs"],
             gateway=rattler.Gateway(client=client),
-            # Properties of the machine that packages may require, such as glibc and CUDA.
+            # Detect properties of the machine that packages may require, such as glibc and CUDA.
             virtual_packages=rattler.VirtualPackage.detect(rattler.VirtualPackageOverrides.from_env()),
         )
     for record in records:
@@ -164,7 +164,7 @@ async def _solve_and_install(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_hash(record: Any) -> None:
-    """Verify the hash of a local archive; rattler verifies only downloads."""
+    """Verify the hash of a local archive, because rattler verifies only downloads."""
     import hashlib
 
     folder = channel_folder(record.url)
@@ -191,7 +191,7 @@ def _locked(text: str) -> Any:
     url, _, digest = text.partition("#")
     file_name = url.rsplit("/", 1)[-1]
     stem = re.sub(r"\.(conda|tar\.bz2)$", "", file_name)
-    # name-version-build.conda: only the name may contain dashes.
+    # A file is called name-version-build.conda, and only the name may contain dashes.
     name, version, build = stem.rsplit("-", 2)
     channel, subdir = url.rsplit("/", 2)[0], url.rsplit("/", 2)[1]
     record = rattler.PackageRecord(
@@ -208,5 +208,5 @@ def _locked(text: str) -> Any:
 if __name__ == "__main__":
     exit_code = _main()
     sys.stdout.flush()
-    # Native threads may still run, and sometimes crash an interpreter during shutdown.
+    # Skip Python's shutdown: native threads may still run, and sometimes crash the interpreter then.
     os._exit(exit_code)

@@ -31,8 +31,8 @@ Examples:
         Args:
             name: Name of the environment.
             file_path: The requirements file.
-            python: Base interpreter; default: this one.
-            layered: Add the packages to those of the base.
+            python: Base interpreter; default: the interpreter of this process.
+            layered: Add the packages to those of the base interpreter.
 
         Raises:
             EnvironmentSpecError: A file is missing or not UTF-8, or pip can't parse a line.
@@ -55,7 +55,7 @@ Examples:
 
     @classmethod
     def from_existing(cls, name: str | None, python: str | os.PathLike[str]) -> Environment:
-        """Use an existing interpreter as it is.
+        """Use an existing interpreter, without installing any packages.
 
         Args:
             name: Name of the environment.
@@ -72,7 +72,7 @@ Examples:
         If the latest version is equal, return that version.
 
         Raises:
-            EnvironmentSpecError: It has no name.
+            EnvironmentSpecError: The environment has no name.
         """
         return registry.register(self, workspace)
 
@@ -81,12 +81,12 @@ Examples:
         """Return a registered environment.
 
         Args:
-            workspace: Workspace that it is registered in.
+            workspace: Workspace in which the environment is registered.
             name: Name of the environment.
             version: Version number; default: the latest.
 
         Raises:
-            EnvironmentSpecError: It does not exist.
+            EnvironmentSpecError: The workspace has no such environment or version.
         """
         return registry.get(cls, workspace, name, version)
 

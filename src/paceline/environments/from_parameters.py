@@ -1,4 +1,4 @@
-"""Environments from an estimator's parameters or command line options."""
+"""Make environments from an estimator's parameters or from command line options."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def described(
     docker_image: str | None,
     shm_size: str | None,
 ) -> EnvironmentSpec:
-    """Return the environment that the options describe.
+    """Return the environment that the parameters or options describe.
 
     Files are searched in source_directory, then in the working directory.
 
@@ -84,7 +84,7 @@ def described(
         path = _file("pip_requirements_file", pip_requirements_file, source_directory)
         environment = Environment.from_pip_requirements(None, path)
     values |= {
-        # With conda, the environment may have its own interpreter, which has nothing to layer over.
+        # With conda packages, the environment may get its own interpreter, which has no base packages to add to.
         "layered": layered and not conda,
         "pip_packages": packages,
         "conda_packages": conda,
@@ -103,7 +103,7 @@ def _check_types(source_directory: object, given: Mapping[str, object], layered:
 
 
 def _check_sense(given: Mapping[str, object], layered: bool) -> None:
-    """Refuse options without effect: the caller expects one."""
+    """Raise JobError for options that have no effect, because the caller expects an effect."""
     image, shm_size, channels = given["custom_docker_image"], given["shm_size"], given["conda_channels"]
     for is_senseless, text in (
         (

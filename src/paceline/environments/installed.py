@@ -1,4 +1,4 @@
-"""Installed distributions and their unmet requirements."""
+"""Find installed distributions, and their unmet requirements."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Visible:
-    """The distributions in some folders, the first of each.
+    """The distributions in some folders. Of several with one name, the first is used.
 
-    base: evaluates markers for this Python.
+    base: interpreter for which markers are evaluated.
     """
 
     def __init__(self, folders: Sequence[Path], base: Base) -> None:
@@ -30,13 +30,13 @@ class Visible:
                 self.found.setdefault(canonical(name), distribution)
 
     def versions(self) -> set[str]:
-        """Return "name==version" of each."""
+        """Return "name==version" of each distribution."""
         return {f"{name}=={distribution.version}" for name, distribution in self.found.items()}
 
     def missing(
         self, requirements: Iterable[Requirement], constraints: Sequence[Requirement] = (), *, urls_too: bool = True
     ) -> list[Requirement]:
-        """Return requirements that are missing or have a wrong version, transitively.
+        """Return unmet requirements, including those of dependencies.
 
         If a requirement is met but a dependency is missing, return only the dependency. Returned requirements have no markers.
 
@@ -52,7 +52,7 @@ class Visible:
         while todo:
             requirement, asks_for_url = todo.pop()
             name = canonical(requirement.name)
-            # The text includes the URL. Whether a URL counts as met depends on the requiring package.
+            # The text includes the URL. Whether a requirement's URL matters depends on the package that requires it.
             mark = (str(bare(requirement)), asks_for_url, frozenset(requirement.extras))
             if mark in seen:
                 continue
@@ -66,12 +66,12 @@ class Visible:
                 plain = bare(requirement)
                 lacking[str(plain)] = plain
                 continue
-            # A URL in the metadata of a package is met by any installation. Only requested packages must come from their URL.
+            # Any installation meets a dependency with a URL. Only requested packages must be installed from their URL.
             todo += [(each, False) for each in self._requires(distribution, requirement.extras)]
         return [lacking[text] for text in sorted(lacking)]
 
     def required_by(self, names: Iterable[str]) -> list[Requirement]:
-        """Return the requirements of these distributions, for this Python."""
+        """Return the requirements of these distributions that apply to this Python."""
         return [each for name in sorted(names) if name in self.found for each in self._requires(self.found[name], ())]
 
     def broken(self, names: Iterable[str]) -> list[tuple[str, Requirement]]:
@@ -84,7 +84,7 @@ class Visible:
         ]
 
     def locks(self, versions: Iterable[str]) -> tuple[str, ...]:
-        """Return requirements that install exactly these "name==version" again, from their origin."""
+        """Return requirements that install these "name==version" again, from where they came."""
         return tuple(sorted(_lock(name, self.found[name]) for name in (text.split("==")[0] for text in versions)))
 
     def _requires(self, distribution: Distribution, extras: Iterable[str]) -> list[Requirement]:
@@ -95,7 +95,7 @@ class Visible:
             try:
                 requirement = Requirement(text)
             except InvalidRequirement:
-                continue  # old metadata; pip can't read it either
+                continue  # old metadata have lines that pip can't read either
             if self._applies(requirement, set(extras)):
                 missing.append(requirement)
         return missing
@@ -106,15 +106,15 @@ class Visible:
         if requirement.marker is None:
             return True
         try:
-            # Also without an extra: a marker that names no extra always applies.
+            # Evaluate the marker without an extra too: a marker that names no extra always applies.
             return any(requirement.marker.evaluate({**self._markers, "extra": extra}) for extra in ("", *extras))
         except UndefinedEnvironmentName:
-            # Treat an unknown marker as true, to include too much instead of too little.
+            # Treat a marker with an unknown variable as true: an unnecessary package does less harm than a missing one.
             return True
 
 
 def bare(requirement: Requirement) -> Requirement:
-    """Return the requirement without its marker: `extra == "x"` is false elsewhere."""
+    """Return the requirement without its marker, which may be false elsewhere."""
     from copy import copy
 
     plain = copy(requirement)
@@ -123,11 +123,11 @@ def bare(requirement: Requirement) -> Requirement:
 
 
 def name_of_project(folder: Path) -> str | None:
-    """Return a source folder's distribution name, if declared."""
+    """Return the distribution name that a source folder declares, or None."""
     import configparser
 
     try:
-        # Since Python 3.11.
+        # Python has `tomllib` since 3.11.
         tomllib = importlib.import_module("tomllib")
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
         if isinstance(project.get("name"), str):
@@ -144,7 +144,7 @@ def name_of_project(folder: Path) -> str | None:
 
 
 def canonical(name: str) -> str:
-    """Normalize the name of a distribution."""
+    """Normalize the name of a distribution, as PyPI does."""
     from packaging.utils import canonicalize_name
 
     return canonicalize_name(name)
@@ -154,10 +154,10 @@ def _meets(distribution: Distribution, requirement: Requirement) -> bool:
     from packaging.version import InvalidVersion
 
     try:
-        # `contains` would refuse an installed pre-release, which is there on purpose.
+        # Allow pre-releases: `contains` would refuse one by default, but an installed one was chosen on purpose.
         return requirement.specifier.contains(distribution.version, prereleases=True)
     except (InvalidVersion, TypeError):
-        # Old packages may have an invalid version: it meets only a requirement without one.
+        # An old package may have an invalid version, which meets only a requirement without a version.
         return not str(requirement.specifier)
 
 
@@ -176,7 +176,7 @@ def _markers(base: Base) -> dict[str, str]:
 
 
 def _lock(name: str, distribution: Distribution) -> str:
-    # The origin of a distribution, unless it came from an index (PEP 610).
+    # pip records the origin of a distribution that did not come from an index (PEP 610).
     text = distribution.read_text("direct_url.json")
     try:
         origin: dict[str, Any] = json.loads(text) if text else {}

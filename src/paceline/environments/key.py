@@ -1,4 +1,4 @@
-"""Content keys of environments, and their local sources: packages, folders and channels."""
+"""Compute the content keys of environments, and find their local packages, folders and channels."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from paceline.errors import EnvironmentSpecError
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.local_paths import LocalPath, is_editable, local_path
 
-#: Increased when environments are built in another way.
+#: Version of the way in which environments are built. Increase it when that way changes.
 _MAKING = 1
 _LENGTH = 20
 _PASSED_OVER = frozenset(
     {".git", ".hg", "__pycache__", ".venv", "venv", ".tox", ".mypy_cache", ".paceline", "node_modules"}
 )
-#: Files that an editable install reads once; its code is read on each import.
+#: Files that an editable install reads once. The package's code is not among them: each import reads it.
 _METADATA = ("pyproject.toml", "setup.cfg", "setup.py")
 
-#: Maps a path to its replacement.
+#: A function that returns the replacement of a path.
 Where = Callable[[Path], Path]
 _FIND_LINKS = re.compile(r"(?:-f|--find-links)(?:\s+|=)(/.*)")
 
 
 def key(environment: EnvironmentSpec, base: Base) -> str:
-    """Return an environment's key, 20 hex digits.
+    """Return the key of an environment's content, 20 hex digits.
 
-    Name, version, variables and image are not part of it.
+    The environment's name, version, variables and image are not part of the key.
 
     Raises:
         EnvironmentSpecError: pip can't parse a requirement, or a local path can't be read.
@@ -44,10 +44,10 @@ def key(environment: EnvironmentSpec, base: Base) -> str:
     content: dict[str, object] = {
         "making": _MAKING,
         "base": base.identity(),
-        # A layer holds what the base lacks, so it depends on the base's packages.
+        # A layer has the packages that the base lacks, so it depends on the packages of the base.
         "installed": base.installed() if environment.layered else None,
         "python_version": environment.python_version,
-        # In order: a later option may override an earlier one.
+        # Keep the order of options, because a later option may override an earlier one.
         "options": [line.text for line in lines if line.option is not None],
         "requirements": sorted({_canonical(line) for line in lines if line.option is None}),
         "constraints": sorted({_canonical(line) for line in constraints_of(environment)}),
@@ -91,14 +91,14 @@ def _content(local: LocalPath) -> str:
 
 
 def source_files(top: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (relative name, file) of an install's sources, in a stable order.
+    """Yield (relative name, file) of the sources of a local package, in a stable order.
 
     Raises:
         OSError: A folder can't be read.
     """
-    # By default `os.walk` skips unreadable folders, and different trees would get one key.
+    # Raise for an unreadable folder: `os.walk` would skip it, and different trees would get the same key.
     for folder, folders, files in os.walk(top, onerror=_raise):
-        # Skip what an install from here leaves behind.
+        # Skip files that an install from this folder leaves behind.
         folders[:] = sorted(
             name for name in folders if name not in _PASSED_OVER and name != "build" and not name.endswith(".egg-info")
         )
@@ -114,9 +114,9 @@ def _raise(error: OSError) -> None:
 
 def _add(digest: hashlib._Hash, path: Path, name: str) -> None:
     digest.update(os.fsencode(name) + b"\0")
-    # Stat a broken link itself.
+    # For a broken link, use the stat of the link itself.
     status = os.stat(path) if path.exists() else os.lstat(path)
-    # Reading a pipe would block, and a device has no end.
+    # Skip pipes and devices: reading a pipe would block, and a device has no end.
     if not stat.S_ISREG(status.st_mode):
         digest.update(b"special\0")
         return
@@ -127,20 +127,20 @@ def _add(digest: hashlib._Hash, path: Path, name: str) -> None:
 
 
 def paths_of(environment: EnvironmentSpec) -> list[Path]:
-    """Return all local paths in order, existing or not."""
+    """Return all local paths of an environment in order, whether they exist or not."""
     paths: list[Path] = []
 
     def note(path: Path) -> Path:
         paths.append(path)
         return path
 
-    # Only to call `note` for every path.
+    # `moved` calls `note` for every path. Its result is not needed here.
     moved(environment, note)
     return list(dict.fromkeys(paths))
 
 
 def moved(environment: EnvironmentSpec, where: Where) -> EnvironmentSpec:
-    """Replace each local path of an environment by `where(path)`."""
+    """Return the environment with each local path replaced by `where(path)`."""
     text = environment.pip_requirements
     return replace(
         environment,
@@ -156,7 +156,7 @@ def _moved(line: str, where: Where) -> str:
     if links := _FIND_LINKS.fullmatch(line):
         return f"--find-links {where(Path(links[1]))}"
     path = None if line.startswith("-") and not is_editable(line) else local_path(line)
-    # Both pip and uv read this line. A line without a path stays unchanged.
+    # pip and uv can both read the new line. A line without a path stays unchanged.
     return line if path is None else replace(path, path=where(path.path)).line()
 
 

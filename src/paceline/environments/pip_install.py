@@ -1,4 +1,4 @@
-"""Installation of pip packages: by uv if possible, else by pip.
+"""Install pip packages, by uv if possible, else by pip.
 
 uv does not see packages outside the environment. So for a layer, requirements that the base meets are not requested, and all
 other packages of the base are excluded from the resolution. Then the metadata of all visible packages are checked, as `pip
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 _ROUNDS = 4
-#: uv's output for an unknown option or unsupported feature.
+#: What uv prints if it does not know an option or does not support a feature.
 _REFUSALS = ("unexpected argument", "unexpected '-'", "unsupported", "not supported", "unrecognized")
 
 _LONGEST = 600
 _ERROR = re.compile(r"(?:[A-Za-z_.]*(?:Error|Exception)\b|error:|fatal(?: error)?:)")
-#: Build stages in pip's output, which say nothing about the cause.
+#: Lines of pip that only name a stage of the build, and say nothing about the cause.
 _STAGES = ("error: metadata-generation-failed", "error: subprocess-exited-with-error", "error: failed-wheel-build")
-#: Options of a requirement that uv does not have.
+#: Options that a requirement may have for pip, and that uv does not have.
 _OF_PIP = ("--config-setting", "--global-option", "-C")
 _NOISE = re.compile(r"^(warning|hint|DEBUG|WARNING|\[notice\]|note|Using Python|Resolved |Prepared |   Building )")
 
@@ -50,7 +50,7 @@ class Installer:
 
     Attributes:
         python: Interpreter of the environment.
-        seen: Folders of the base that the environment sees.
+        seen: Package folders of the base that the environment sees.
     """
 
     prefix: Path
@@ -64,11 +64,11 @@ class Installer:
     _constraints: list[RequirementLine] = field(default_factory=list)
     _wanted: list[RequirementLine] = field(default_factory=list)
     _settings: PipSettings | None = None
-    #: Percent-encoded passwords, by the variables that requirements refer to.
+    #: Variable that requirements refer to -> its password, percent-encoded for URLs.
     _added: dict[str, str] = field(default_factory=dict)
 
     def install(self, environment: EnvironmentSpec) -> None:
-        """Install the packages of the environment, or of its lock.
+        """Install the packages of the environment, or of its lock if it has one.
 
         Raises:
             EnvironmentBuildError: uv or pip failed; the message has the reason.
@@ -82,7 +82,7 @@ class Installer:
             locked = [
                 line for text in environment.locked_pip for line in parse(text, "locked_pip", None, numbered=False)
             ]
-            # A lock is complete, so resolve nothing else.
+            # A lock names all packages, so install them without resolving dependencies.
             self._run(locked, "--no-deps")
         elif wanted and not self.seen:
             self._run(wanted)
@@ -96,7 +96,7 @@ class Installer:
         return Visible([site_packages(self.prefix)], self.base)
 
     def locks(self, own: Visible, versions: Sequence[str]) -> tuple[str, ...]:
-        """Return requirements that install exactly these versions again.
+        """Return requirements that install exactly these versions again, as a lock.
 
         A requested URL with variables stays: their values are secret.
         """
@@ -120,20 +120,20 @@ class Installer:
             self.say("the base has all that is asked for: nothing is installed")
             return
         names = {name for line in others if (name := _name_of(line)) is not None}
-        # An excluded package is excluded even if it is requested, so all names must be known.
+        # uv excludes a package even if it is requested, so excluding is safe only if all requested names are known.
         rounds = _ROUNDS if len(names) == len(others) else 0
         excluded = set(before.found) - names
-        # Exclude the packages of the base; request what turns out to be missing in the next round.
+        # Exclude the packages of the base. The next round requests those that turn out to be missing.
         for _ in range(rounds):
             excluded -= {canonical(requirement.name) for requirement in missing}
             requested = [as_written.get(str(each)) or _line(each) for each in missing]
             if not self._run([*requested, *others], excluded=sorted(excluded)):
-                return  # pip has done it
+                return  # `_run` has installed the packages by pip instead of uv
             now = self.visible()
             still = now.missing(
                 [*named, *_extras_of(others), *now.required_by(self.own().found)], limits, urls_too=False
             )
-            # Requesting a package again that uv has just excluded would not help.
+            # Do not request a package again that was already requested in this round: that would not help.
             more = [each for each in still if str(each) not in set(map(str, missing))]
             if not still:
                 self._warn(now, before)
@@ -146,7 +146,7 @@ class Installer:
         self._pip(wanted)
 
     def _warn(self, now: Visible, before: Visible) -> None:
-        """Report packages of the base with an unsuitable version."""
+        """Report packages of the base whose requirements the layer's versions do not meet."""
         own = set(self.own().found)
         for name, requirement in now.broken(set(before.found) - own):
             if canonical(requirement.name) in own:
@@ -178,7 +178,7 @@ class Installer:
         )
         if code == 0:
             return True
-        # uv's exit code for a refused command line or file; 1 means no solution.
+        # Exit code 2 of uv means that it refused the command line or a file; 1 means that there is no solution.
         if code == 2 and any(word in line.lower() for line in output for word in _REFUSALS):
             self.say("uv refuses this: pip installs")
             self._pip(lines, *more)
@@ -186,7 +186,7 @@ class Installer:
         raise EnvironmentBuildError(_sentence(of_uv(output)))
 
     def _settings_of_pip(self) -> PipSettings:
-        """Return the user's configuration with this environment's options. pip runs only once."""
+        """Return the user's pip settings with this environment's options. pip is run only once to read them."""
         if self._settings is None:
             self._settings = pip_settings.read(build_environment())
             self._settings.add(self._options)
@@ -194,7 +194,7 @@ class Installer:
 
     def _pip(self, lines: Sequence[RequirementLine], *more: str) -> None:
         file = self._write("requirements.txt", [line.text for line in (*self._options, *lines)])
-        # As `pip --python` does, but as our own child, which ends with us and holds the lock.
+        # Run pip as `pip --python` does, but as our own child process, which ends with us and holds the lock.
         command = [str(self.python), str(_pip_folder()), "install", *more]
         command += [
             "--disable-pip-version-check",
@@ -206,14 +206,14 @@ class Installer:
         ]
         command += self._limits("-c", more)
         secrets = [*self._settings_of_pip().secrets(), *_secrets_in([*self._options, *lines])]
-        # pip's mark for a call by another interpreter; without it pip searches the interpreter again.
+        # pip's own variable for a call by another interpreter. Without it, pip would search for the interpreter again.
         variables = {**build_environment(), **self._added, "_PIP_RUNNING_IN_SUBPROCESS": "1"}
         code, output = program.run(command, variables, self.say, lock_fd=self.lock_fd, secrets=secrets)
         if code != 0:
             raise EnvironmentBuildError(_sentence(of_pip(output)))
 
     def _limits(self, option: str, more: Sequence[str]) -> list[str]:
-        # --no-deps means a lock, which needs no constraints.
+        # --no-deps is used for a lock, which needs no constraints.
         if not self._constraints or more:
             return []
         return [option, str(self._write("constraints.txt", [line.text for line in self._constraints]))]
@@ -260,7 +260,7 @@ def _name_of(line: RequirementLine) -> str | None:
         return name_of_project(line.path.path)
     if line.path is None:
         url = urlsplit(line.value)
-        # git+https://host/project#egg=name
+        # A line such as git+https://host/project#egg=name
         if egg := parse_qs(url.fragment).get("egg"):
             return canonical(egg[0].partition("[")[0])
     file_name = line.path.path.name if line.path is not None else unquote(url.path).rpartition("/")[2]
@@ -271,7 +271,7 @@ def _name_of(line: RequirementLine) -> str | None:
 
 
 def _extras_of(lines: Sequence[RequirementLine]) -> list[Requirement]:
-    """Return the requested local packages with extras."""
+    """Return the requested extras of local packages, as requirements by name."""
     from packaging.requirements import Requirement
 
     return [
@@ -282,20 +282,20 @@ def _extras_of(lines: Sequence[RequirementLine]) -> list[Requirement]:
 
 
 def _refreshed(lines: Sequence[RequirementLine]) -> list[str]:
-    """Return uv options to rebuild source folders.
+    """Return the options that make uv build source folders again.
 
     uv compares only the times of pyproject.toml and setup.py.
     """
     folders = [line for line in lines if line.path is not None and line.path.path.is_dir()]
     names = [_name_of(line) for line in folders]
-    # One has an unknown name: rebuild everything.
+    # The name of a folder's package is unknown, so let uv build all packages again.
     if None in names:
         return ["--refresh"]
     return [word for name in names for word in ("--refresh-package", str(name))]
 
 
 def _for_uv(environment: Mapping[str, str], translated: Mapping[str, str]) -> dict[str, str]:
-    """Return uv's environment: its own settings, else pip's translated ones."""
+    """Return uv's variables: the user's uv settings, else translated pip settings."""
     kept = {name: value for name, value in environment.items() if name.startswith("UV_")}
     return {**environment, **translated, **kept, "UV_NO_PROGRESS": "1"}
 
@@ -316,7 +316,7 @@ def _sentence(reason: str) -> str:
 
 
 def of_uv(lines: Sequence[str]) -> str:
-    """Return uv's first error in a sentence or two."""
+    """Return the first error in uv's output, in a sentence or two."""
     for number, line in enumerate(lines):
         match = re.match(r"\s*(?:error:|×)\s*(.*)", line)
         if match is None:
@@ -330,7 +330,7 @@ def of_uv(lines: Sequence[str]) -> str:
                 causes.append(cause[1] or cause[2] or "")
             elif text and not _NOISE.match(text):
                 causes[-1] = f"{causes[-1]} {text}".strip()
-        # After a failed resolution, the causes say everything.
+        # After a failed resolution, uv's causes contain all that matters.
         reasons = [part.rstrip(". ") for part in (head, *causes) if part]
         return _short(
             ": ".join(reasons[1:] if len(reasons) > 1 and reasons[0].startswith("No solution found") else reasons)
@@ -339,10 +339,10 @@ def of_uv(lines: Sequence[str]) -> str:
 
 
 def of_pip(lines: Sequence[str]) -> str:
-    """Return pip's error lines and conflicts."""
+    """Return the error lines and the conflicts in pip's output."""
     reasons: list[str] = []
     for number, line in enumerate(lines):
-        # The indented lines below may name the package.
+        # The indented lines below an error may name the package.
         below = [each.strip() for each in takewhile(lambda each: each.startswith("    "), lines[number + 1 :])]
         if line.startswith("The conflict is caused by:"):
             reasons.insert(0, "; ".join(below[:4]))

@@ -1,4 +1,4 @@
-"""The user's pip configuration, translated for uv: files and `PIP_*` variables.
+"""Translate the user's pip configuration, from files and `PIP_*` variables, for uv.
 
 Values may contain credentials, so uv gets them through its environment, never on a command line.
 """
@@ -17,7 +17,7 @@ from paceline.environments.requirements import RequirementLine
 from paceline.job.secret_values import credentials_in, encoded, with_encoded_user
 from paceline.system import processes
 
-#: Settings that do not change what is installed.
+#: Settings of pip that do not change what is installed.
 _WITHOUT_EFFECT = frozenset(
     {
         *("break-system-packages", "cache-dir", "compile", "disable-pip-version-check", "exists-action", "format"),
@@ -25,7 +25,7 @@ _WITHOUT_EFFECT = frozenset(
         *("progress-bar", "no-warn-script-location", "quiet", "require-virtualenv", "root-user-action", "src"),
         *("user", "verbose", "debug", "resume-retries", "upgrade-strategy", "version", "editable", "use-pep517"),
         *("dry-run", "report", "help"),
-        # These choose the destination, which Paceline sets for uv and pip.
+        # These settings choose the destination, which Paceline sets itself for uv and pip.
         *("target", "prefix", "root", "python"),
     }
 )
@@ -42,21 +42,21 @@ _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 
 @dataclass(kw_only=True)
 class PipSettings:
-    """pip's configuration with a requirements file's options.
+    """The user's pip configuration, with the options of a requirements file.
 
-    for_pip: the reason why uv can't use it, or "".
+    for_pip: the reason why uv can't be used with these settings, or "".
     """
 
     values: dict[str, list[str]] = field(default_factory=dict)
     for_pip: str = ""
 
     def add(self, lines: Iterable[RequirementLine]) -> None:
-        """Merge the options of a requirements file as pip does."""
+        """Add an option of a requirements file to the configuration, as pip does."""
         for line in lines:
             value = _filled_in(line.value)
             match (line.option or "").lstrip("-"):
                 case "index-url":
-                    # Replaces all configured indexes, including the extra ones.
+                    # An index replaces all configured indexes, including the extra ones.
                     self.values |= {"index-url": [value], "extra-index-url": []}
                 case "no-index":
                     self.values |= {"no-index": ["1"], "index-url": [], "extra-index-url": []}
@@ -73,8 +73,8 @@ class PipSettings:
                     self.values[name] = [*self.values.get(name, []), value]
 
     def uv_variables(self) -> dict[str, str]:
-        """Return uv's variables. Set `for_pip` for a setting without a counterpart."""
-        # pip takes the best version of all indexes. By default uv takes the first index with the package.
+        """Return the settings as uv's variables. Set `for_pip` if uv lacks a counterpart."""
+        # Let uv take the best version of all indexes, as pip does, not the first index with the package.
         variables: dict[str, str] = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
         for name, values in self.values.items():
             if values and name not in _WITHOUT_EFFECT:
@@ -88,7 +88,7 @@ class PipSettings:
         return self._flag("no-index", value)
 
     def secrets(self) -> list[str]:
-        """Return the users, passwords and tokens to mask."""
+        """Return the users, passwords and tokens that logs must not show."""
         parts = [secret for values in self.values.values() for secret in credentials_in(" ".join(values))]
         return [*parts, *map(unquote, parts)]
 
@@ -98,7 +98,7 @@ class PipSettings:
             case "index-url":
                 return {"UV_DEFAULT_INDEX": value}
             case "extra-index-url":
-                # For pip, a missing folder is an empty index.
+                # pip treats a missing folder as an empty index, and uv does not.
                 return {"UV_INDEX": " ".join(each for each in values if _is_there(each))}
             case "find-links":
                 there = [each for each in values if _is_there(each)]
@@ -106,7 +106,7 @@ class PipSettings:
                     self.for_pip = "find-links has a comma"
                 return {"UV_FIND_LINKS": ",".join(there)} if there else {}
             case "no-index":
-                return {}  # uv has an option for it, and no variable
+                return {}  # uv has a command line option for this setting, and no variable
             case "trusted-host":
                 return {"UV_INSECURE_HOST": " ".join(values)}
             case "cert":
@@ -116,7 +116,7 @@ class PipSettings:
             case "proxy":
                 return dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), value)
             case "timeout" | "default-timeout" if _is_number(value):
-                # uv takes whole seconds.
+                # uv takes only whole seconds.
                 return {"UV_HTTP_TIMEOUT": str(max(1, int(float(value))))}
             case "retries" if value.isdigit():
                 return {"UV_HTTP_RETRIES": value}
@@ -124,7 +124,7 @@ class PipSettings:
                 return _FLAGS[name] if self._flag(name, value) else {}
             case "no-deps" if not self._flag(name, value):
                 return {}
-            # uv splits the variable at spaces.
+            # uv splits the variable at spaces, so a path with a space can't be passed.
             case "constraint" | "build-constraint" if not any(" " in each for each in values):
                 return {f"UV_{name.upper().replace('-', '_')}": " ".join(values)}
             case "only-binary" | "no-binary":
@@ -156,8 +156,8 @@ class PipSettings:
 
 
 def read(environment: Mapping[str, str]) -> PipSettings:
-    """Read the settings of `pip install` with this interpreter's pip."""
-    # pip takes 0.3 s. Only pip knows which files count and how to read them; variables are read here.
+    """Read the settings that `pip install` with this interpreter would use."""
+    # Run pip only if needed, because it takes 0.3 s. Only pip knows which files count; variables are read here.
     if not _has_files(environment):
         return PipSettings(values=_merged({":env:": _variables(environment)}))
     words = [sys.executable, "-m", "pip", "config", "list"]
@@ -168,7 +168,7 @@ def read(environment: Mapping[str, str]) -> PipSettings:
 
 
 def parse(listed: str) -> dict[str, list[str]]:
-    """Parse the output of `pip config list`. The section install overrides global, variables override both."""
+    """Parse the output of `pip config list`. The section install overrides global, and variables override both."""
     sections: dict[str, dict[str, list[str]]] = {"global": {}, "install": {}, ":env:": {}}
     for line in listed.splitlines():
         left, equals, right = line.partition("=")
@@ -176,11 +176,11 @@ def parse(listed: str) -> dict[str, list[str]]:
         if not equals or not dot or section not in sections:
             continue
         try:
-            # pip prints values as Python literals.
+            # pip prints each value as a Python literal.
             value = ast.literal_eval(right)
         except (ValueError, SyntaxError):
             continue
-        # Lists use several lines or spaces; pip does not allow a space in a path either.
+        # pip separates the items of a list by line breaks or spaces, and does not allow a space in a path either.
         values = with_encoded_user(str(value)).split()
         if values:
             sections[section][name.replace("_", "-")] = values
@@ -207,9 +207,9 @@ def _merged(sections: Mapping[str, Mapping[str, list[str]]]) -> dict[str, list[s
 
 
 def _has_files(environment: Mapping[str, str]) -> bool:
-    """Return True if pip would read a configuration file."""
+    """Return True if pip would read any configuration file."""
     if named := environment.get("PIP_CONFIG_FILE"):
-        # With the null device pip reads no file at all: https://pip.pypa.io/en/stable/topics/configuration/.
+        # If the variable names the null device, pip reads no file: https://pip.pypa.io/en/stable/topics/configuration/.
         return named != os.devnull
     home = os.path.expanduser("~")
     folders = [
@@ -231,9 +231,9 @@ def _is_number(text: str) -> bool:
 
 
 def encoded_variables(text: str, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Percent-encode passwords that replace `${NAME}` in URLs.
+    """Percent-encode the passwords that variables `${NAME}` put into URLs.
 
-    Return the text with new variable names, and these variables with the encoded values.
+    Return the text with new names of variables, and the new variables with the encoded values.
     """
     added: dict[str, str] = {}
 

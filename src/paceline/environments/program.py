@@ -1,4 +1,4 @@
-"""Runner of build programs: streams their output, masks secrets, and ends with its parent."""
+"""Run the programs of a build: stream their output, mask secrets, and end them with their parent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.errors import EnvironmentBuildError
 from paceline.job.secret_values import hidden
 from paceline.system import processes
 
-#: Called with each line of a build's output.
+#: Function that is called with each line of a build's output.
 Say: TypeAlias = "Callable[[str], None]"
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -31,11 +31,11 @@ def run(
 
     Args:
         command: Program and arguments.
-        environment: Its variables.
+        environment: Variables of the program.
         say: Called with each line.
         lock_fd: A locked file that the program and its children inherit, so the lock is free once all have ended.
         secrets: Values to mask beside credentials in URLs.
-        stdin: Text for its standard input.
+        stdin: Text for the program's standard input.
 
     Raises:
         EnvironmentBuildError: The program can't be started.
@@ -54,8 +54,8 @@ def run(
             errors="replace",
             # The lock belongs to the open file, so it lasts while any program of the build has it open.
             pass_fds=() if lock_fd is None else (lock_fd,),
-            # An orphaned build would write into the next one's files. The function makes two C calls and takes no lock, so
-            # other threads are safe. This thread stays until the program ends.
+            # The program dies with its parent: an orphaned build would write into the next build's files. This
+            # function takes no lock, so other threads are safe. The calling thread stays until the program ends.
             preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509
         )
     except OSError as error:
@@ -64,19 +64,19 @@ def run(
     try:
         if stdin is not None:
             assert process.stdin is not None
-            # A program that ends at once reads nothing; exit code and output give the reason.
+            # A program that ends at once does not read its input. The exit code and the output have the reason.
             with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
                 pipe.write(stdin)
         assert process.stdout is not None
         for raw in process.stdout:
-            # Mask before anything else: the line goes to the terminal, a log file and perhaps an error.
+            # Mask secrets first, because the line goes to the terminal, a log file and perhaps an error message.
             line = hidden(_ESCAPES.sub("", raw).rstrip(), secrets)
             lines.append(line)
             if line:
                 say(line)
         return process.wait(), lines
     except BaseException:
-        # After Ctrl-C or an error in `say`. On SIGTERM, pip and uv remove their temporary files.
+        # End the program after Ctrl-C or an error in `say`. On SIGTERM, pip and uv remove their temporary files.
         process.terminate()
         try:
             process.wait(timeout=5)

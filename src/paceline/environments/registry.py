@@ -1,4 +1,4 @@
-"""Versioned registry of environments.
+"""The registered environments of a workspace, each with its versions.
 
 <workspace>/environments/registered/<name>/<version>.json
 """
@@ -20,12 +20,12 @@ from paceline.system.registry import Versions
 
 
 def register(environment: Spec, workspace: Any) -> Spec:
-    """Register the environment, and return it with its version.
+    """Register an environment in a workspace, and return it with its version.
 
     If the latest version is equal, return that version.
 
     Raises:
-        EnvironmentSpecError: It has no name, a variable looks like a secret, or the disk can't be written.
+        EnvironmentSpecError: The environment has no name, a variable looks like a secret, or the disk can't be written.
     """
     name = environment.name
     if name is None:
@@ -41,7 +41,7 @@ def register(environment: Spec, workspace: Any) -> Spec:
         with registry.locked():
             if known := registry.versions(name):
                 latest = _load(type(environment), registry, name, known[-1])
-                # Ignore the version, which registering assigns.
+                # Compare without the version, which registering assigns.
                 if replace(latest, version=None) == replace(environment, version=None):
                     return latest
             version = registry.add(name, lambda version: replace(environment, version=version).to_json())
@@ -53,10 +53,10 @@ def register(environment: Spec, workspace: Any) -> Spec:
 
 
 def get(kind: type[Spec], workspace: Any, name: str, version: int | None = None) -> Spec:
-    """Return a registered environment as a `kind`; by default the latest version.
+    """Return a registered environment, by default its latest version, as a `kind`.
 
     Raises:
-        EnvironmentSpecError: It does not exist; the message lists those that do.
+        EnvironmentSpecError: The environment does not exist. The message lists those that exist.
     """
     check_name(name)
     registry = _registry(workspace)
@@ -74,7 +74,7 @@ def get(kind: type[Spec], workspace: Any, name: str, version: int | None = None)
 
 
 def all_latest(kind: type[Spec], workspace: Any) -> dict[str, Spec]:
-    """Return the latest version of each environment, in order of name."""
+    """Return the latest version of each registered environment, sorted by name."""
     return {name: get(kind, workspace, name) for name in _registry(workspace).names()}
 
 

@@ -1,6 +1,6 @@
-"""Parsers of requirements files, as strict as pip, and of conda environment files.
+"""Parse requirements files, as strictly as pip, and conda environment files.
 
-Included files replace their line, so that one text is complete.
+The lines of an included file replace the line that includes it, so that one text is complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.job.environment import EnvironmentSpec
 
 
-#: Options of a requirements file with a value, including short names.
+#: Options of a requirements file that have a value, including their short names.
 _WITH_VALUE = {
     "-i": "--index-url",
     "--pypi-url": "--index-url",
@@ -51,9 +51,9 @@ class RequirementLine:
     """A parsed line of a requirements file.
 
     Attributes:
-        option: Such as "--index-url", with `value`; None for a requirement.
+        option: Name such as "--index-url", whose value is `value`; None for a requirement.
         path: A local folder or archive.
-        requirement: A package. Both are None for a plain URL.
+        requirement: A requirement on a package. For a plain URL, `path` and `requirement` are None.
         tail: `--hash=...` and similar options.
     """
 
@@ -66,14 +66,14 @@ class RequirementLine:
 
     @property
     def text(self) -> str:
-        """The line in a form that pip and uv read."""
+        """The line's text, in a form that pip and uv read."""
         if self.option:
             return f"{self.option} {self.value}".rstrip()
         return self.path.line() if self.path is not None else f"{self.value} {self.tail}".rstrip()
 
 
 def read(file_path: str | os.PathLike[str]) -> tuple[str, tuple[str, ...]]:
-    """Return requirements with included files, and the constraints.
+    """Return the requirements and the constraints of a file and its included files.
 
     Raises:
         EnvironmentSpecError: A file is missing or not UTF-8, includes itself, or pip can't parse a line.
@@ -81,13 +81,13 @@ def read(file_path: str | os.PathLike[str]) -> tuple[str, tuple[str, ...]]:
     lines: list[str] = []
     constraints: list[str] = []
     for line, is_constraint in _walk(Path(os.path.abspath(os.path.expanduser(file_path))), (), False):
-        # As in pip, options in a constraints file apply to everything.
+        # As in pip, options in a constraints file apply to all requirements, so they are kept with these.
         (constraints if is_constraint and not line.option else lines).append(line.text)
     return "".join(f"{line}\n" for line in lines), tuple(constraints)
 
 
 def lines_of(environment: EnvironmentSpec) -> list[RequirementLine]:
-    """Parse `pip_requirements` and `pip_packages`.
+    """Parse the environment's `pip_requirements` and `pip_packages`.
 
     Raises:
         EnvironmentSpecError: pip can't parse a line.
@@ -110,7 +110,7 @@ def lines_of(environment: EnvironmentSpec) -> list[RequirementLine]:
 
 
 def constraints_of(environment: EnvironmentSpec) -> list[RequirementLine]:
-    """Parse `pip_constraints`.
+    """Parse the environment's `pip_constraints`.
 
     Raises:
         EnvironmentSpecError: pip can't parse a line.
@@ -123,7 +123,7 @@ def constraints_of(environment: EnvironmentSpec) -> list[RequirementLine]:
 
 
 def parse(text: str, source: str, folder: Path | None, *, numbered: bool = True) -> Iterator[RequirementLine]:
-    """Parse a requirements file. folder: base of relative paths.
+    """Parse the text of a requirements file. folder: base of relative paths.
 
     Raises:
         EnvironmentSpecError: pip can't parse a line; the message names source, line and reason.
@@ -156,10 +156,10 @@ def _walk(path: Path, above: tuple[Path, ...], is_constraint: bool) -> Iterator[
 
 
 def read_text(path: Path, what: str) -> str:
-    """Return the text of a user's file.
+    """Return the text of a file that a user has written.
 
     Raises:
-        EnvironmentSpecError: It can't be read, or is not UTF-8.
+        EnvironmentSpecError: The file can't be read, or is not UTF-8.
     """
     try:
         data = path.read_bytes()
@@ -179,10 +179,10 @@ def read_text(path: Path, what: str) -> str:
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield (first line number, line): continuations joined, without comments and empty lines."""
     joined, first = "", 0
-    # The extra line ends a last line with a backslash.
+    # The additional empty line ends a last line that has a backslash at its end.
     for number, line in enumerate([*text.splitlines(), ""], start=1):
         first = first or number
-        # As in pip, a backslash at the end of a comment joins nothing.
+        # As in pip, a backslash at the end of a comment does not join the next line to it.
         if line.endswith("\\") and not re.match(r"\s*#", line):
             joined += line[:-1]
             continue
@@ -215,10 +215,10 @@ def _parse_line(line: str, where: str, folder: Path | None) -> RequirementLine:
 
 
 def _parse_option(line: str, where: str, folder: Path | None) -> RequirementLine:
-    # "--index-url=URL" or "--index-url URL"; the URL may contain a "=".
+    # An option is written as "--index-url=URL" or "--index-url URL", and the URL may contain a "=".
     match = re.match(r"(--[^\s=]+)(?:=|\s+|$)(.*)", line, re.DOTALL) or re.match(r"(\S+)\s*(.*)", line, re.DOTALL)
     word, value = match.groups() if match else (line, "")
-    # "-rmore.txt": a short option's value may follow without a space.
+    # The value of a short option may follow without a space, as in "-rmore.txt".
     if not line.startswith("--") and len(word) > 2 and word[:2] in _WITH_VALUE:
         word, value = word[:2], line[2:]
     value = value.strip()
@@ -236,7 +236,7 @@ def _parse_option(line: str, where: str, folder: Path | None) -> RequirementLine
     if option == "--find-links" and "://" not in value:
         there = Path(os.path.expanduser(value))
         inside = (folder or Path.cwd()) / there
-        # As in pip: relative to the file if it exists there, else to the working directory.
+        # As in pip, the path is relative to the file if it exists there, else to the working directory.
         value = os.path.abspath(inside if inside.exists() else there)
     return RequirementLine(where=where, option=option, value=value)
 
@@ -264,7 +264,7 @@ class CondaFile(TypedDict):
 
 
 def read_conda_file(file_path: str | os.PathLike[str]) -> CondaFile:
-    """Read an environment file as fields of an `Environment`.
+    """Read a conda environment file. Return its content as fields of an `Environment`.
 
     Raises:
         EnvironmentSpecError: The file is missing, not YAML, or has an unknown entry.
@@ -340,7 +340,7 @@ def _text(item: object, refusal: str) -> str:
 
 def _channel(item: object, path: Path) -> str:
     text = _text(item, f"{str(path)!r}: channels has {item!r}, which is not a name or a URL.")
-    # A channel's folder is relative to the file.
+    # Make the path of a channel's folder relative to the file that names it.
     if text.startswith(("./", "../")) or text in (".", ".."):
         return os.path.abspath(path.parent / text)
     return os.path.expanduser(text)

@@ -1,6 +1,6 @@
-"""Removal of the Azure SDK's packages from environments: Paceline provides their names.
+"""Remove the Azure SDK's packages from environments, because Paceline provides their names.
 
-Installed, they would add 60 outdated packages, and log to a missing service.
+If they were installed, they would add 60 outdated packages, and log to a service that does not exist.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from paceline.job.environment import Spec
 # Matches `azureml-core==1.2`, `azureml_core[x]>=1; python_version<"3"` and `conda-forge::azureml-sdk=1.2`, not paths or
 # options.
 _NAME = re.compile(r"^\s*(?:[\w.-]+::)?(azureml(?:[-_.][\w.-]*)?)\s*(\[[^]]*\])?\s*(?:$|[=<>!~;@#\s])", re.IGNORECASE)
-#: Dependencies of removed packages that scripts use.
+#: Removed package -> those of its dependencies that scripts use, which are installed in its place.
 _INSTEAD = {"azureml-mlflow": ("mlflow-skinny",), "azureml-dataset-runtime": (), "azureml-dataprep": ()}
 
 
 def without_sdk_packages(environment: Spec) -> tuple[Spec, list[str]]:
-    """Return the environment without SDK packages, and the removals."""
+    """Return the environment without the SDK's packages, and the removed requirements."""
     notices: dict[str, str] = {}
     lines = environment.pip_requirements
     if lines is not None:
@@ -31,12 +31,12 @@ def without_sdk_packages(environment: Spec) -> tuple[Spec, list[str]]:
         conda_packages=tuple(_kept(environment.conda_packages, notices, stands_for=False)),
         locked_pip=tuple(_kept(environment.locked_pip, notices)),
     )
-    # The same object without a change, so that a registered environment keeps its identity.
+    # Return the same object if nothing was removed, so that a registered environment keeps its identity.
     return (kept, list(notices.values())) if notices else (environment, [])
 
 
 def is_sdk_package(line: str) -> bool:
-    """Return True if a requirement names a package of the SDK."""
+    """Return True if a requirement names a package of the Azure SDK."""
     return _NAME.match(line) is not None
 
 

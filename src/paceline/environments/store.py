@@ -34,7 +34,7 @@ class EnvironmentStore:
         self._folder = Path(os.path.abspath(folder))
 
     def find(self, environment: EnvironmentSpec, base_python: str) -> Built | None:
-        """Return the environment if it is built for this base, else None.
+        """Return the environment if it is already built for this base, else None.
 
         Raises:
             EnvironmentSpecError: A requirement can't be parsed, or the interpreter does not exist.
@@ -43,7 +43,7 @@ class EnvironmentStore:
         return None if built is None else built.asked_as(environment)
 
     def ensure(self, environment: EnvironmentSpec, base_python: str, say: Say) -> Built:
-        """Return the environment, built if necessary.
+        """Return the environment, and build it if necessary.
 
         Args:
             environment: The request.
@@ -52,32 +52,32 @@ class EnvironmentStore:
 
         Raises:
             EnvironmentSpecError: The request can't be built; nothing was changed.
-            EnvironmentBuildError: The build failed; `<key>.log` has its output.
+            EnvironmentBuildError: The build failed. The file `<key>.log` has its output.
         """
         base = self._base(base_python)
         key = key_of(environment, base)
-        # Without the lock first: almost every run finds its environment here.
+        # Look without the lock first, because almost every run finds its environment here.
         built = self._found(key)
         if built is None:
             build.check(environment, base)
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 with self._locked(key, say) as fd:
-                    # Again with the lock: its previous holder may have built it.
+                    # Look again with the lock, because its previous holder may have built the environment.
                     built = self._found(key) or self._build(key, environment, base, say, fd)
             except OSError as error:
                 raise self._failed(key, _os_reason(error)) from error
-        # `prune` uses this time, and the environment is not held yet.
+        # Update the time of the last use: `prune` reads it, and no lock protects the environment yet.
         self._touch(built.key)
         return built.asked_as(environment)
 
     def all(self) -> list[Built]:
-        """Return all complete environments, the last used first."""
+        """Return all complete environments, sorted by last use, the latest first."""
         environments = [built for name in names_in(self._folder) if (built := self._read(name)) is not None]
         return sorted(environments, key=lambda built: (built.last_used_utc, built.key), reverse=True)
 
     def get(self, key_prefix: str) -> Built:
-        """Return the environment whose key has this prefix.
+        """Return the environment whose key begins with this prefix.
 
         Raises:
             EnvironmentSpecError: No or several keys match.
@@ -96,14 +96,14 @@ class EnvironmentStore:
 
     @contextlib.contextmanager
     def hold(self, built: Built) -> Iterator[int]:
-        """Protect the environment from `prune`, until the block or the process ends.
+        """Protect the environment from `prune`, until the `with` block or the process ends.
 
-        Yields the open lock, for a process that calls exec (`os.set_inheritable`).
+        Yields the descriptor of the lock, for a process that calls exec (`os.set_inheritable`).
 
         Raises:
-            EnvironmentBuildError: It has been pruned; `ensure` builds it again.
+            EnvironmentBuildError: The environment has been pruned. `ensure` builds it again.
         """
-        # Shared by any number of runs; `prune` needs an exclusive lock and skips this one.
+        # Any number of runs share this lock. `prune` needs an exclusive lock, and skips environments in use.
         with locks.shared(self._lock(built.key)) as lock:
             if self._read(built.key) is None:
                 raise EnvironmentBuildError(f"environment {built.key} has just been pruned. Ask for it once more.")
@@ -113,11 +113,11 @@ class EnvironmentStore:
     def prune(
         self, *, unused_for_s: float = 0.0, only: Collection[str] | None = None, dry_run: bool = False
     ) -> list[Built]:
-        """Remove unused environments and the rest of interrupted builds. Return those removed.
+        """Remove unused environments and the files of interrupted builds. Return the removed environments.
 
         Args:
             unused_for_s: Least time since the last use.
-            only: Only these keys.
+            only: If given, remove only environments with these keys.
             dry_run: Remove nothing.
         """
         removed = []
@@ -128,7 +128,7 @@ class EnvironmentStore:
             if now - self._used(built.key) < unused_for_s:
                 continue
             with self._free(built.key) as is_free:
-                # Check again with the lock: a run may have used it since the listing.
+                # Check the time again with the lock: a run may have used the environment since the listing.
                 if is_free and self._read(built.key) is not None and now - self._used(built.key) >= unused_for_s:
                     removed.append(built)
                     if not dry_run:
@@ -160,18 +160,18 @@ class EnvironmentStore:
         try:
             built = Built.from_json(read_json(self._folder / key / RECORD))
         except (KeyError, TypeError, ValueError, AttributeError):
-            return None  # none, or written by another version
-        # The workspace may have been moved, but environments can't be.
+            return None  # there is no record, or another version has written it
+        # Ignore an environment after the workspace was moved: environments can't be moved.
         if built.prefix != self._folder / key or not os.path.exists(built.python):
             return None
         return replace(built, last_used_utc=utc(self._used(key)))
 
     def _build(self, key: str, environment: EnvironmentSpec, base: Base, say: Say, fd: int) -> Built:
         prefix = self._folder / key
-        # With the lock but without a record, this is the rest of a killed build.
+        # With the lock but without a record, an existing folder is left from a killed build.
         remove_tree(prefix)
         log = self.log_path(key)
-        # Line-buffered, to inspect a build that hangs.
+        # Line-buffered, so that the log shows how far a hanging build came.
         with open(log, "w", encoding="utf-8", buffering=1) as file:
 
             def tell(line: str) -> None:
@@ -180,7 +180,7 @@ class EnvironmentStore:
 
             try:
                 built = build.build(key, environment, base, prefix, tell, fd)
-                # Written last and synced: the record implies that everything else exists.
+                # Write the record last and synced: the record implies that all other files exist.
                 write_json(prefix / RECORD, built.to_json(), sync=True)
             except EnvironmentBuildError as error:
                 remove_tree(prefix)
@@ -205,7 +205,7 @@ class EnvironmentStore:
         return EnvironmentBuildError(f"the environment could not be built: {reason}{more}")
 
     def _lock(self, key: str) -> Path:
-        """Return the lock file, which outlives the environment."""
+        """Return the path of the lock file, which remains after the environment is removed."""
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder / f"{key}.lock"
 
@@ -217,7 +217,7 @@ class EnvironmentStore:
 
     @contextlib.contextmanager
     def _free(self, key: str) -> Iterator[bool]:
-        # Without waiting: a held lock means that it is in use or being built.
+        # Don't wait for a held lock: the environment is in use or being built.
         fd = locks.take(self._lock(key))
         try:
             yield fd is not None
@@ -233,17 +233,17 @@ class EnvironmentStore:
         return changed_at(self._folder / f"{key}.lock")
 
     def _remove(self, key: str) -> None:
-        # The record first, so that an interrupted removal leaves nothing valid.
+        # Remove the record first, so that an interrupted removal leaves no valid environment.
         (self._folder / key / RECORD).unlink(missing_ok=True)
         remove_tree(self._folder / key)
 
     def _sweep(self) -> None:
-        """Remove the rest of interrupted builds, and dangling aliases."""
+        """Remove files of interrupted builds, and aliases of removed environments."""
         with gone_is_fine():
             for name in os.listdir(self._folder):
                 if _is_key(name) and self._read(name) is None:
                     with self._free(name) as is_free:
-                        # Check again with the lock: a build may have finished.
+                        # Check the record again with the lock: a build may have finished.
                         if is_free and self._read(name) is None:
                             self._remove(name)
         with gone_is_fine():

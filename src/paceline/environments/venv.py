@@ -1,4 +1,4 @@
-"""Empty virtual environments, which may see their base's packages."""
+"""Create empty virtual environments, which may see the packages of their base."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError
 from paceline.job.secret_values import with_encoded_user
 
-#: The last file that `site` reads, so that editable packages of the layer come first.
+#: Name of a .pth file that `site` reads last, so that the layer's editable packages precede the base's packages.
 LAYER_FILE = "zzz_paceline_base.pth"
 
-#: Variables that would show packages of the caller's shell, or change the destination.
+#: Variables that would add packages of the caller's shell to the build, or change its destination.
 _LEFT_OUT = frozenset(
     {
         *("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "__PYVENV_LAUNCHER__"),
@@ -29,8 +29,8 @@ _LEFT_OUT = frozenset(
 
 
 def build_environment() -> dict[str, str]:
-    """Return the variables for the programs of a build."""
-    # A space in a password would split the URL of an index or proxy.
+    """Return the environment variables for the programs of a build."""
+    # Percent-encode spaces: a space in a password would split the URL of an index or proxy.
     kept = {
         name: with_encoded_user(value) if name.upper().startswith("PIP_") or name.upper().endswith("_PROXY") else value
         for name, value in os.environ.items()
@@ -40,10 +40,10 @@ def build_environment() -> dict[str, str]:
 
 
 def find_uv() -> str | None:
-    """Return the path of uv, or None."""
+    """Return the path of the program uv, or None if uv is not installed."""
     import shutil
 
-    # Prefer the uv installed beside Paceline to one on PATH.
+    # Prefer the uv that is installed beside Paceline to a uv on PATH.
     try:
         import uv
 
@@ -64,7 +64,7 @@ def make(
 ) -> None:
     """Create the virtual environment at `prefix`, without pip.
 
-    over: the folder has other content.
+    over: the folder at `prefix` has other content already, which stays.
 
     Raises:
         EnvironmentBuildError: uv and the interpreter's venv module both failed.
@@ -76,7 +76,7 @@ def make(
         code, lines = program.run(command, environment, say, lock_fd=lock_fd)
         if code == 0:
             return
-    # uv may be missing, or refuse an unknown interpreter; its venv module may still work.
+    # uv may be missing, or refuse an interpreter that it does not know. The interpreter's venv module may still work.
     code, more_lines = program.run(
         [base.python, "-I", "-m", "venv", "--without-pip", str(prefix)], environment, say, lock_fd=lock_fd
     )
@@ -87,7 +87,7 @@ def make(
 
 
 def site_packages(prefix: Path) -> Path:
-    """Return the folder for packages."""
+    """Return the site-packages folder of an environment."""
     folders = sorted(prefix.glob("lib/*/site-packages"))
     if not folders:
         raise EnvironmentBuildError(
@@ -97,7 +97,7 @@ def site_packages(prefix: Path) -> Path:
 
 
 def show(folders: Sequence[Path], prefix: Path) -> None:
-    """Add these folders of packages, with their .pth files."""
+    """Make an environment see the packages in these folders, including their .pth files."""
     # `site` runs a line that begins with `import` at each start (https://docs.python.org/3/library/site.html).
     lines = [f"import site; site.addsitedir({os.fspath(folder)!r})" for folder in folders]
     (site_packages(prefix) / LAYER_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

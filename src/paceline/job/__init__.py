@@ -1,1 +1,1 @@
-"""The job as frozen data that goes to JSON and back: job, environment, data references, plan."""
+"""Define the job as frozen data that is converted to JSON and back: job, environment, data references, plan."""

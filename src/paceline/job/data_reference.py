@@ -1,6 +1,6 @@
-"""Data that a run reads from a datastore or stores there, as frozen data with JSON both ways.
+"""Define the data that a run reads from a datastore or stores there, as frozen data that converts to JSON and back.
 
-Jobs contain them, and workers read them: standard library alone.
+Jobs contain these classes, and workers load them, so this module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any, Literal
 
 from paceline.errors import DataError
 
-#: The variable `<prefix><name>` holds an input's or output's folder in a worker. The SDK's prefix, and ours.
+#: The variable `<prefix><name>` holds an input's or output's folder in a worker; the SDK's prefix and Paceline's.
 PATH_VARIABLES = ("AZUREML_DATAREFERENCE_", "PACELINE_INPUT_")
 
-#: The input with the model that a run continues from; the SDK's name.
+#: Name of the input with the model that a run continues from, as in the SDK.
 MODEL_LOCATION = "MODEL_LOCATION"
 
 MODES = ("mount", "download", "upload", "direct")
 PARTITIONS = ("node", "rank")
-# It becomes part of an environment variable's name.
+# The name becomes part of an environment variable's name.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Files in one place.
+    """Files at one location in a datastore, at a URL, or on this machine.
 
     datastore: its name; None if `path` is a URL or an absolute path on this machine. path: a folder, a file, or a pattern with
     `*`, `?` or `**`; "" is the whole store.
@@ -43,15 +43,15 @@ class DataReference:
 
     Args:
         name: Letters, digits and `_`.
-        sources: Places of the files; a single one for an upload.
+        sources: Locations of the files; an upload has exactly one.
         mode: "download": a copy that the node's workers and later runs share. "mount": the original if the store is a
             folder of this machine, else a download. "upload": an empty folder whose files are stored at the end.
             "direct": a dataset that the script opens by name, from downloaded files.
-        partition: "node" or "rank": each gets a part of the files. None: all files.
+        partition: "node" or "rank": each node or rank gets a part of the files. None: each gets all files.
         overwrite: Whether an upload may replace existing files.
         path_on_compute: Another path of the folder, relative to the script's working directory.
         inside: For an upload, a name in the folder that the script gets instead of the folder, for a file or folder that
-            it creates. A resumed run finds it under the same name.
+            it creates. A resumed run finds this file or folder under the same name.
         dataset: "name:version" of the files' dataset.
         fingerprint: Fingerprint of the dataset's content when it was registered.
         table: How to read a table, as the dataset's JSON; None for plain files.
@@ -91,7 +91,7 @@ class DataReference:
             raise DataError(f"as_partition(by={self.partition!r}): give by='node' or by='rank'.")
         if self.inside is not None and not _NAME.fullmatch(str(self.inside)):
             raise DataError(f"inside={self.inside!r} of {self.name!r}: letters, digits and '_'.")
-        # An upload needs exactly one destination.
+        # An upload needs exactly one destination, which is a folder.
         if self.mode == "upload" and (len(self.sources) != 1 or self.partition or "*" in self.sources[0].path):
             raise DataError(f"as_upload() of {self.name!r} takes one folder of one datastore, unpartitioned.")
 
@@ -101,7 +101,7 @@ class DataReference:
 
     @property
     def is_output(self) -> bool:
-        """Whether the run stores files there, and fetches none."""
+        """Whether the reference is an upload: the run stores files there, and fetches none."""
         return self.mode == "upload"
 
     def as_mount(self) -> DataReference:
@@ -133,7 +133,7 @@ class DataReference:
     def register_on_complete(
         self, name: str, description: str | None = None, tags: Mapping[str, str] | None = None
     ) -> DataReference:
-        """Return the output with registration of its files as a dataset version once the run is Completed.
+        """Return the upload, changed to register its files as a dataset version once the run is Completed.
 
         Args:
             name: Name of the dataset.
@@ -141,7 +141,7 @@ class DataReference:
             tags: Tags of the new version.
 
         Raises:
-            DataError: The reference is no upload.
+            DataError: The reference is not an upload.
         """
         if not self.is_output:
             raise DataError(f"register_on_complete({name!r}): {self.name!r} is not an output. Say as_upload() first.")
@@ -153,7 +153,7 @@ class DataReference:
 
         Each file is in exactly one part.
         """
-        # A mount is the original place, which cannot be split.
+        # A mount is the original folder, which cannot be split, so it becomes a download.
         return replace(self, partition=by, mode="download" if self.mode == "mount" else self.mode)
 
     def as_named_input(self, name: str) -> DataReference:

@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.errors import JobError
 from paceline.job.job import Job
 
-#: Beginnings of files that the kernel executes: a script with its interpreter, or a binary (ELF).
+#: First bytes of files that the kernel executes: a script with its interpreter, or a binary (ELF).
 _BEGINNINGS = (b"#!", b"\x7fELF")
 
 
@@ -26,15 +26,15 @@ def entry_file(job: Job, directory: Path, *, is_here: bool = False) -> str | Non
     if not directory.is_dir():
         return None  # the snapshot reports it
     if job.entry_module is not None:
-        # `python -m` searches from the working directory.
+        # `python -m` searches for modules from the working directory.
         found = _of_module(job.entry_module, directory / (job.working_directory or ""))
         name = found and os.path.normpath(os.path.join(job.working_directory or "", found))
         return name if name and name.split(os.sep)[0] != ".." else None
-    # The snapshot uses plain names: `./train.py` is `train.py`.
+    # The snapshot uses normalized names: `./train.py` is `train.py`.
     script = os.path.normpath(job.entry_script).replace(os.sep, "/")
     path = directory / script
     if not path.is_file():
-        # Files of the source take precedence over programs, so check PATH only here.
+        # Files of the source take precedence over programs on PATH, so check PATH only if there is no such file.
         if job.may_be_on_path:
             if is_here:
                 _check_on_path(job, directory)
@@ -52,10 +52,10 @@ def _of_module(module: str, directory: Path) -> str | None:
             return candidate
     if (directory / path).is_dir():
         raise JobError(f"entry_module {module!r} is a package without a __main__.py. Name a module in it, or add it.")
-    # The source has nothing of this name, so the module is installed, such as torch.distributed.run.
+    # The source has no module of this name, so the module is an installed one, such as torch.distributed.run.
     if not (directory / top).is_dir() and not (directory / f"{top}.py").is_file():
         return None
-    # At most a thousand, because difflib compares the name with each.
+    # Take at most a thousand names, because difflib compares the module's name with each.
     known = [_name(found, directory) for found in sorted((directory / top).rglob("*.py"))[:1000]]
     close = difflib.get_close_matches(module, known, n=1) or known[:1]
     hint = f" Did you mean {close[0]}?" if close else ""
@@ -68,7 +68,7 @@ def _name(path: Path, directory: Path) -> str:
 
 
 def _check_on_path(job: Job, directory: Path) -> None:
-    """Refuse a program that is not on PATH. The PATH of an image or a future environment is unknown."""
+    """Refuse a program that is not on PATH. The PATH of an image or of an environment yet to be built is unknown."""
     if job.environment.docker_image is not None or job.environment.needs_build:
         return
     # A job's own PATH applies to the program.
@@ -89,7 +89,7 @@ def _check_program(name: str, path: Path) -> None:
             f"entry_script {name!r} must be a Python file (.py), a script that begins with #!, or a binary. Name one of them, or "
             "write its interpreter into its first line, such as #!/bin/bash."
         )
-    # The owner's bit: the submitting user owns the copy.
+    # Check the owner's permission: the submitting user will own the copy.
     if not path.stat().st_mode & 0o100:
         raise JobError(f"entry_script {name!r} is not executable. Make it so: chmod +x {path}")
 

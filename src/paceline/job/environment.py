@@ -1,4 +1,4 @@
-"""The packages of a run's interpreter, as frozen data with JSON both ways; `paceline.environments` builds them."""
+"""Define the packages of a run's interpreter, as frozen data; `paceline.environments` builds them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class EnvironmentSpec:  # noqa: PLW1641 - a frozen dataclass is given its hash
         environment_variables: Variables of every worker. Those of a job override them.
         docker_image: Image of the workers' containers.
         shm_size: Size of the containers' /dev/shm, such as "2g".
-        locked_pip: Exact versions ("einops==0.8.1") in place of pip's choice.
-        locked_conda: Exact packages (URLs with `#sha256`) in place of the solver's choice.
+        locked_pip: Exact versions ("einops==0.8.1"), used instead of pip's choice.
+        locked_conda: Exact packages (URLs with `#sha256`), used instead of the solver's choice.
 
     Raises:
         EnvironmentSpecError: Values contradict each other, or a URL has a password.
@@ -65,7 +65,7 @@ class EnvironmentSpec:  # noqa: PLW1641 - a frozen dataclass is given its hash
         """Return whether all values are equal, also between this class and `paceline.Environment`."""
         if not isinstance(other, EnvironmentSpec):
             return NotImplemented
-        # This class's fields: a dataclass's own __eq__ compares no two classes.
+        # Compare the fields of this class, because a dataclass's own __eq__ never equates instances of two classes.
         return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(EnvironmentSpec))
 
     @property

@@ -1,4 +1,4 @@
-"""Rules for the values of an `EnvironmentSpec`, with the standard library alone, for workers.
+"""Check the values of an `EnvironmentSpec`, with only the standard library, because workers load this.
 
 The functions take the specification as `Any`, because its module imports this one.
 """
@@ -27,7 +27,7 @@ _LISTS = {
     "locked_conda": "https://conda.anaconda.org/conda-forge/noarch/x-1-0.conda#<sha256>",
 }
 
-#: A token in the path of a conda channel.
+#: Pattern of a token in the path of a conda channel.
 _CONDA_TOKEN = re.compile(r"/t/(?!\$\{)[^/\s]+/")
 # `python`, `python=3.11` and `conda-forge::python>=3.10`, but not `python-dateutil` or `python_abi`.
 _CONDA_PYTHON = re.compile(r"(?:.*::)?python(?![\w.-])", re.IGNORECASE)
@@ -53,7 +53,7 @@ def normalise(environment: Any) -> None:
                     "(--requirements)."
                 )
             values = tuple(absolute(value) for value in values)
-        # The class is frozen, but only its __post_init__ calls this.
+        # The class is frozen, so set the attribute this way; only __post_init__ of the class calls this.
         object.__setattr__(environment, field, values)
     variables = environment.environment_variables
     if not isinstance(variables, Mapping):
@@ -103,7 +103,7 @@ def names_python(spec: str) -> bool:
 
 
 def _strings(field: str, values: Any, example: str) -> tuple[str, ...]:
-    # A str is iterable, and its letters would pass for packages.
+    # A str is iterable, and its letters would be taken for packages.
     if isinstance(values, str):
         raise EnvironmentSpecError(f"{field}={values!r} is one string. Write {field}=[{values!r}].")
     if not isinstance(values, Iterable) or isinstance(values, (bytes, Mapping)):
@@ -131,12 +131,12 @@ def _check_scalars(environment: Any) -> None:
         raise EnvironmentSpecError(f"version={version!r} is not a whole number from 1 on.")
     for field in ("python", "python_version", "pip_requirements", "docker_image", "shm_size"):
         value = getattr(environment, field)
-        # An empty requirements file is valid.
+        # An empty text of a requirements file is valid.
         if value is not None and (
             not isinstance(value, str) or "\0" in value or not (value or field == "pip_requirements")
         ):
             raise EnvironmentSpecError(f"{field}={value!r} is not a text. Give a string, or None.")
-        # They become words of command lines, and lines of an engine's files.
+        # These values become words of command lines, and lines of a container engine's files.
         if value is not None and field != "pip_requirements" and not is_one_line(value):
             raise EnvironmentSpecError(f"{field}={value!r} has a line break or a control character. Leave it out.")
     _check_image(environment.docker_image or "")
@@ -161,7 +161,7 @@ def _check_image(image: str) -> None:
 
 
 def _check_secret(field: str, value: str) -> None:
-    # Logs would show the value itself.
+    # Don't show the value, because logs would contain it.
     if credentials_in(value):
         raise EnvironmentSpecError(
             f"{field} has a URL with a password or a token in it, which would be kept with the run. Write ${{NAME}} in its "

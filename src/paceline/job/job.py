@@ -1,7 +1,7 @@
-"""The job: what to run, as frozen data with JSON both ways.
+"""Define the job: what to run, as frozen data that converts to JSON and back.
 
-Estimators make jobs; targets, supervisors and launchers read them. Rules on the job's own values are checked here. Rules on the
-machine (is there a GPU, an mpirun) belong to target and launcher.
+Estimators make jobs; targets, supervisors and launchers read them. This module checks rules on the job's own values.
+Targets and launchers check rules on the machine (is there a GPU, an mpirun).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.system.gaps import DEFAULT_LIMIT, LEAST_LIMIT
 from paceline.system.names import did_you_mean
 from paceline.system.serialization import plain_fields
 
-#: Version of the format; readers refuse newer ones.
+#: Version of the format; readers refuse newer versions.
 JOB_VERSION = 2
 
 #: Distributed backend -> launcher of its workers.
@@ -36,7 +36,7 @@ BACKENDS: dict[str, str] = {
 }
 Backend: TypeAlias = Literal["mpi", "gloo", "nccl", "ps", "tensorflow"]
 
-#: Variables that the launcher sets for each worker: a common value would be wrong.
+#: Variables that the launcher sets for each worker: a value for all workers would be wrong.
 RANK_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
@@ -53,17 +53,17 @@ RANK_VARIABLES = (
 #: Variables that every worker gets.
 RUN_VARIABLES = ("PACELINE_ATTEMPT", "PACELINE_RUN_ID", "PACELINE_RUN_DIR", "PACELINE_RANK", "PACELINE_WORLD_SIZE")
 
-#: Whether a worker sees its own device, or all of its node and uses its local rank.
+#: Whether a worker sees only its own GPU, or all GPUs of its node and selects one by its local rank.
 GPU_VISIBILITIES = ("worker", "node")
 GpuVisibility: TypeAlias = Literal["worker", "node"]
 
 #: Seconds between SIGTERM and SIGKILL, as in Slurm, Kubernetes and torchrun.
 DEFAULT_GRACE_S = 30.0
-#: torch's timeout of NCCL collectives, and a third of Gloo's.
+#: The timeout of NCCL collectives in torch, and a third of the timeout of Gloo collectives.
 DEFAULT_HANG_S = 600.0
-#: Minimum seconds between two growths of an elastic run. A guess: each costs half a minute.
+#: Minimum seconds between two restarts of an elastic run for more nodes. A guess: each restart costs half a minute.
 DEFAULT_ELASTIC_S = 300.0
-#: What to do with a hanging run.
+#: Reactions to a hanging run.
 ON_HANG = ("report", "fail", "restart")
 OnHang: TypeAlias = Literal["report", "fail", "restart"]
 
@@ -86,10 +86,10 @@ class Job:
             "tensorflow" or "ps" (processes with `TF_CONFIG`, without and with parameter servers).
         compute_target: Name of the compute target.
         process_count_per_node: Number of workers on each node.
-        node_count: Number of nodes. For an elastic run, the fewest and the most: (2, 4) or "2..4". They become
-            `node_range`, and `node_count` becomes the most, or in the job of one attempt its number of nodes.
+        node_count: Number of nodes. For an elastic run, its minimum and maximum: (2, 4) or "2..4". These become
+            `node_range`, and `node_count` becomes the maximum, or in the job of one attempt its number of nodes.
         node_range: Set from `node_count`.
-        elastic_seconds: Minimum seconds between two growths of an elastic run.
+        elastic_seconds: Minimum seconds between two restarts of an elastic run for more nodes.
         worker_count: Number of workers; only with "ps".
         parameter_server_count: Number of parameter servers; only with "ps". World size is the sum of both.
         use_gpu: One GPU for each worker.
@@ -100,11 +100,11 @@ class Job:
         environment: The script's interpreter and packages.
         environment_variables: Variables of every worker; they override Paceline's own. A `secret(...)` among them moves to
             `secrets`.
-        secrets: Variable -> place of its value ("env:HF_TOKEN"), which is read at submission and never recorded.
+        secrets: Variable -> source of its value ("env:HF_TOKEN"), which is read at submission and never recorded.
         inputs: Data in a folder for each worker, and folders whose files are stored at the end.
         send: Paths in the source directory whose files are sent to nodes that do not see the submitter's folders, whatever
             their size, instead of being copied.
-        files: Path in the working directory -> text of a file there, which replaces one of the source.
+        files: Path in the working directory -> text of a file there, which replaces a file of the source.
         max_run_duration_seconds: Limit from the start of the first attempt; None for no limit.
         grace_period_seconds: Seconds between SIGTERM and SIGKILL.
         max_restarts: Number of further attempts after the loss of a node, worker or launcher, a preemption or a port
@@ -162,7 +162,7 @@ class Job:
         _check_entry(self.entry_script, self.entry_module)
         _check_working_directory(self.working_directory)
         _check_strings("arguments", self.arguments)
-        # Counts before the backend, whose rules use them.
+        # Check counts before the backend, whose rules use the counts.
         _take_range(self)
         _check_count("process_count_per_node", self.process_count_per_node, 1)
         _check_count("max_restarts", self.max_restarts, 0)
@@ -175,7 +175,7 @@ class Job:
         if self.max_run_duration_seconds is not None:
             _check_seconds("max_run_duration_seconds", self.max_run_duration_seconds, zero=False)
         _check_seconds("grace_period_seconds", self.grace_period_seconds, zero=True)
-        # After the secrets, whose names may clash with inputs' variables.
+        # Check inputs after the secrets, whose names may clash with inputs' variables.
         _check_inputs(self)
         _check_send(self.send)
         _check_files(self.files)
@@ -204,19 +204,19 @@ class Job:
 
     @property
     def world_size(self) -> int:
-        """The number of workers, with parameter servers."""
+        """The number of workers, including parameter servers."""
         if self.distributed_backend == "ps":
             return (self.worker_count or 1) + self.parameter_server_count
         return self.node_count * self.process_count_per_node
 
     @property
     def least_nodes(self) -> int:
-        """The fewest nodes that the run accepts."""
+        """The minimum number of nodes that the run accepts."""
         return self.node_range[0] if self.node_range else self.node_count
 
     @property
     def size_text(self) -> str:
-        """The nodes and the processes of each, as for `-j`: "2x4", "2..4x2"."""
+        """The number of nodes and of processes on each, in the form of `-j`: "2x4", "2..4x2"."""
         return f"{range_text(*(self.node_range or (self.node_count,) * 2))}x{self.process_count_per_node}"
 
     def resized(self, node_count: int) -> Job:
@@ -240,7 +240,7 @@ class Job:
 
     @property
     def may_be_on_path(self) -> bool:
-        """Whether the entry may be a program of the nodes: it is no path, and not Python."""
+        """Whether the entry may be a program on the nodes' PATH: it has no folder in its name, and is not Python."""
         return not self.is_python and "/" not in self.entry_script
 
     @property
@@ -259,10 +259,10 @@ class Job:
         return self.distributed_backend in ("ps", "tensorflow")
 
     def with_values(self, values: Mapping[str, str]) -> Job:
-        """Return the job for its workers, with the values of its secrets. Never write it to a file."""
+        """Return the job for its workers, with the values of its secrets. Never write this job to a file."""
         if not self.secrets:
             return self
-        # Without its secrets, because a name may not have a value and a place. Values for `notify` are not for the workers.
+        # Remove `secrets`: a name must not have both a value and a source. Values for `notify` are not for workers.
         own = {name: value for name, value in values.items() if name in self.secrets}
         return replace(self, environment_variables={**self.environment_variables, **own}, secrets={})
 
@@ -289,7 +289,7 @@ class Job:
             raise JobError(
                 f"job version {version!r}, but this Paceline reads version {JOB_VERSION}. Read it with the one that wrote it."
             )
-        # A record drops unknown fields, a job never: without one it would run as something else.
+        # Records drop unknown fields, but jobs never: without the field, the job would run as something else.
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(values) - known):
             raise JobError(f"unknown job fields {unknown}; known are {sorted(known)}.")
@@ -303,7 +303,7 @@ class Job:
 
 
 def _take_range(job: Job) -> None:
-    """Move a range in `node_count` to `node_range`. A range of one number is that number."""
+    """Move a range in `node_count` to `node_range`. A range with equal ends becomes a number."""
     given = job.node_count
     if job.node_range is None:
         least, most = node_range(given)
@@ -335,7 +335,7 @@ def _check_entry(entry_script: object, module: object) -> None:
         )
     if "\0" in entry_script:
         raise JobError(f"entry_script={entry_script!r} holds a NUL character. Rename the file.")
-    # Normalize first: `a/../../x` leaves the folder.
+    # Normalize the path first: `a/../../x` leaves the folder.
     if os.path.isabs(entry_script) or os.path.normpath(entry_script).split(os.sep)[0] == "..":
         raise JobError(
             f"entry_script={entry_script!r} lies outside source_directory. "
@@ -415,7 +415,7 @@ def _check_files(files: object) -> None:
 
 def _is_below(path: str) -> bool:
     parts = path.split("/")
-    # `outputs` in the working directory is a link to the run's own outputs.
+    # Refuse `outputs`: in the working directory it is a link to the run's own outputs.
     return not ("" in parts or ".." in parts or "." in parts or parts[0] == "outputs" or "\0" in path)
 
 
@@ -436,12 +436,12 @@ def _check_path_on_compute(job: Job, reference: DataReference) -> None:
 
 
 def _of_version_1(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields under their current names. Version 1 stored packages and inputs without using them."""
+    """Return the fields under their current names. Packages and inputs, which version 1 never used, are left out."""
     kept = dict(values)
     python = kept.pop("python", None)
     for name in ("pip_packages", "pip_requirements", "conda_packages", "conda_dependencies", "inputs"):
         kept.pop(name, None)
-    # Workers of version 1 saw all GPUs of their node, and a rerun must find the same.
+    # Workers of version 1 saw all GPUs of their node, and a rerun must find the same GPUs.
     return kept | {"environment": {"python": python} if python else {}, "gpu_visibility": "node"}
 
 
@@ -451,14 +451,14 @@ def _check_count(name: str, value: object, least: int) -> None:
 
 
 def _check_seconds(name: str, value: object, *, zero: bool) -> None:
-    # NaN is neither below 0 nor equal to it, and would pass the next checks.
+    # Check for NaN first: it is neither below 0 nor equal to 0, and would pass the next checks.
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not ok or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
         raise JobError(f"{name}={value!r} is not a number of seconds {'of 0 or more' if zero else 'above 0'}.")
 
 
 def _check_share(share: object, *, use_gpu: bool) -> None:
-    # NaN is not above 0 either.
+    # The comparison refuses NaN too.
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
         raise JobError(f"gpu_share={share!r} is not a number above 0 and up to 1. Write 0.5 for two runs on each GPU.")
     if share != 1 and not use_gpu:
@@ -520,14 +520,14 @@ def _take_secrets(job: Job) -> None:
     given: dict[str, Any] = {"environment_variables": job.environment_variables, "secrets": job.secrets}
     for name, value in given.items():
         if not isinstance(value, Mapping):
-            # Never show an invalid secret: it may be the value itself.
+            # Never show an invalid secret: what the user gave may be the value itself.
             raise JobError(f"{name}={repr(value) if name != 'secrets' else '...'} is not a dict of strings.")
     variables: dict[str, Any] = dict(job.environment_variables)
     secrets = dict(job.secrets)
-    # A list, because the loop removes entries from the dictionary.
+    # Make a list first, because the loop removes entries from the dictionary.
     for name in [name for name, given_value in variables.items() if isinstance(given_value, Secret)]:
         place = variables.pop(name).place
-        # The same place twice is no contradiction.
+        # Giving the same source twice is no contradiction.
         if secrets.setdefault(name, place) != place:
             raise JobError(f"secrets and environment_variables both set {name}. Remove one of them.")
     object.__setattr__(job, "environment_variables", variables)
@@ -535,13 +535,13 @@ def _take_secrets(job: Job) -> None:
 
 
 def _check_secrets(job: Job) -> None:
-    # A secret's name follows the rules of variables; its value is unknown here.
+    # A secret's name follows the rules of variables; the secret's value is unknown here, so use "".
     _check_variables(dict.fromkeys(job.secrets, ""))
     for name, place in job.secrets.items():
         if name in job.environment_variables:
             raise JobError(f"secrets and environment_variables both set {name}. Remove one of them.")
         if name.startswith(("SLURM_", "SRUN_")):
-            # Slurm's srun takes such variables for its own options, so their values would appear on a command line.
+            # Slurm's srun takes variables of such names for its options, and their values would appear in a command.
             raise JobError(f"secrets sets {name}, a name that Slurm reads itself. Give the value another name.")
         check_place(place)
 

@@ -1,6 +1,6 @@
-"""Requirements that name a folder or archive on this machine: `./pkg`, `-e .`, `dist/pkg-1.0-py3-none-any.whl`.
+"""Handle requirements that name a folder or archive on this machine: `./pkg`, `-e .`, `dist/pkg-1.0-py3-none-any.whl`.
 
-Paths become absolute at once, because another process builds the environment in another folder.
+Paths become absolute at once, because the process that builds the environment runs in another folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EXTRAS = re.compile(r"(?P<extras>\[[A-Za-z0-9,._\s-]*\])$")
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPath:
-    """The path in a requirement. extras: with brackets. tail: a marker after ` ;`, options such as `--hash`."""
+    """The path in a requirement. extras: with brackets. tail: a marker after ` ;`, or options such as `--hash`."""
 
     path: Path
     is_editable: bool = False
@@ -41,7 +41,7 @@ class LocalPath:
 
     def line(self) -> str:
         """Return a line for a requirements file that pip and uv read alike, even with spaces in the path."""
-        # Escape all other characters, such as spaces, which end the path in a requirements file.
+        # Escape all other characters, such as spaces, because a space ends the path in a requirements file.
         if self.name or re.fullmatch(r"[\w./+~-]*", str(self.path), re.ASCII):
             return str(self)
         return f"{'-e ' if self.is_editable else ''}{self._url()}{self.extras}{self.tail}"
@@ -62,7 +62,7 @@ def local_path(requirement: str, folder: Path | None = None) -> LocalPath | None
     """
     text = requirement.strip()
     if _VARIABLE.search(text):
-        return None  # expanded when the line is read
+        return None  # pip expands the variable when it reads the line
     editable = _EDITABLE.match(text)
     text = text[editable.end() :].strip() if editable else text
     name = extras = tail = ""
@@ -80,7 +80,7 @@ def local_path(requirement: str, folder: Path | None = None) -> LocalPath | None
     else:
         if not name and (found := _EXTRAS.search(text)):
             text, extras = text[: found.start()].rstrip(), found["extras"]
-        # `einops` is a package's name, even if there is such a folder; the folder is `./einops`.
+        # `einops` is a package's name, even if such a folder exists; a requirement for the folder is `./einops`.
         if not (editable or name or _looks_like_a_path(text)):
             return None
         path = Path(os.path.expanduser(text))
@@ -88,7 +88,7 @@ def local_path(requirement: str, folder: Path | None = None) -> LocalPath | None
 
 
 def absolute(requirement: str, folder: Path | None = None) -> str:
-    """Return the requirement with an absolute path; other requirements stay."""
+    """Return the requirement with an absolute path; return a requirement without a path unchanged."""
     found = local_path(requirement, folder)
     return requirement if found is None else str(found)
 
@@ -106,6 +106,6 @@ def _absolute(path: Path, folder: Path | None) -> Path:
     there = Path(os.path.abspath((folder or Path.cwd()) / path))
     if folder is None or there.exists():
         return there
-    # Late: the working directory may be gone or closed to this user.
+    # Look up the working directory only here: it may be gone or closed to this user.
     here = Path(os.path.abspath(path))
     return here if here.exists() else there

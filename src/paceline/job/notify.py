@@ -1,8 +1,8 @@
-"""Notifications at a run's end: their forms, and which parts may be recorded.
+"""Check notifications of a run's end: their forms, and which parts may be recorded.
 
     slack:env:SLACK_URL     teams:keyring:hooks/me     webhook:file:~/.hook     mail:ann@example.com     command:./told.sh --all
 
-A webhook's URL is a secret: everybody who has it can post there. So it is named by its place, as a job's secrets are.
+A webhook's URL is a secret: everybody who has it can post there. So a job names the URL's source, as for secrets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from paceline.errors import JobError
 from paceline.job.secret_values import hidden, is_place
 
-#: Forms whose address is a secret.
+#: Forms of notifications whose address is a secret.
 HOOKS = ("slack", "teams", "webhook")
 FORMS = "slack:PLACE, teams:PLACE, webhook:PLACE, mail:ADDRESS, command:WORDS"
 
@@ -24,7 +24,7 @@ _ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"-][^\s@,;:<>()\[\]\\\"]*@[^\s@,;:<>(
 
 
 def check_notify(given: object) -> tuple[str, ...]:
-    """Return valid notifications, with absolute paths of commands, because the supervisor runs elsewhere.
+    """Return valid notifications, with absolute paths of commands, because the supervisor runs in another folder.
 
     Raises:
         JobError: A notification is invalid. The message shows no URL.
@@ -53,13 +53,13 @@ def check_commands(notify: Sequence[str]) -> None:
 
 
 def place_of(one: str) -> str | None:
-    """Return the place of the address, such as "env:SLACK_URL"; None if the address is no secret."""
+    """Return the source of the address, such as "env:SLACK_URL"; None if the address is not a secret."""
     kind, _, rest = one.partition(":")
     return rest if kind in HOOKS else None
 
 
 def key_of(one: str) -> str:
-    """Return the key of the address among a run's secrets, which no variable can have."""
+    """Return the key of the address among a run's secrets; no environment variable can have this name."""
     return f"notify {one}"
 
 
@@ -98,6 +98,6 @@ def _check(one: str) -> None:
         if not words:
             raise JobError(f"notify={one!r} has no command. Write command:./told.sh.")
     else:
-        # Anything but a word may be a webhook's address without its scheme.
+        # Show only a plain word: any other text may be a webhook's address without its scheme.
         shown = repr(kind) if kind.isalpha() and len(kind) <= 16 else "what was given (not shown: it may be a secret)"
         raise JobError(f"notify: {shown} is unknown. Write one of {FORMS}.")

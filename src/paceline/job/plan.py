@@ -1,4 +1,4 @@
-"""The types that targets and launchers exchange: nodes, slots, commands.
+"""Define the types that targets and launchers exchange: nodes, slots, commands.
 
 A target returns `Node`s; preparing a node results in a `NodeSetup`; a job has one `RankSlot` per worker; a launcher turns slots
 into `Command`s, which the target starts. Targets and launchers never import each other.
@@ -13,15 +13,15 @@ from typing import Any
 
 from paceline.job.job import Job
 
-#: Variable with the interpreter of the remote shell's program, where the nodes' own is invisible: in a container.
+#: Variable with the interpreter of the remote shell's program inside a container, where the node's own is invisible.
 REMOTE_SHELL_PYTHON = "PACELINE_REMOTE_SHELL_PYTHON"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One machine of a run, or its stand-in on `local`.
+    """One machine of a run, or one of several simulated on target `local`.
 
-    address: for other nodes. cores: cores that the run may use there, at least 1. gpus: leased devices, as in
+    address: for the other nodes. cores: cores that the run may use there, at least 1. gpus: leased devices, as in
     `CUDA_VISIBLE_DEVICES`. interface, network: the network interface with `address`, and its network ("10.0.0.0/24"), if known.
     """
 
@@ -36,7 +36,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSetup:
-    """What a node has ready for its workers.
+    """The results of preparing a node, which its workers need.
 
     python: the script's interpreter. variables: for its environment (`VIRTUAL_ENV`). bin_dir: folders of the environment's
     programs, put first on PATH; None leaves PATH. is_isolated: ignore the shell's PYTHONPATH and the user's own packages. inputs:
@@ -71,7 +71,7 @@ class NodeSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlot:
-    """The place of one worker. role: "worker", or "ps" for TensorFlow's parameter servers; index: within its role."""
+    """The position of one worker. role: "worker", or "ps" for a TensorFlow parameter server; index: within its role."""
 
     rank: int
     node_rank: int
@@ -99,7 +99,7 @@ class Starter:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """All facts of one attempt that a launcher gets.
+    """All facts on one attempt that a launcher gets.
 
     run_dir: the run's folder on the nodes. work_dir: the workers' working directory. source_dir: the copy of the snapshot; None
     for `work_dir`. original_dir: its original, if links lead there. prepared: one for each node. library_dir: a folder with
@@ -139,10 +139,10 @@ class Launch:
 class Command:
     """A command line that a target starts on one node.
 
-    ranks: the workers that it runs. is_launcher: it starts them (mpirun), and each reports its own end; else it is the only
-    worker itself. environment: set in any case. defaults: set unless the node has the variable. log: appended file of standard
-    output and error. shells: one per node, which run a command line of the remote shell as their last word; `/bin/sh -c` on nodes
-    without one here.
+    ranks: the workers that the command runs. is_launcher: it starts these workers (mpirun), and each reports its own end;
+    else it is the only worker itself. environment: set in any case. defaults: set unless the node has the variable. log:
+    file to which output and error are appended. shells: one per node, which run a command line of the remote shell as their
+    last word; `/bin/sh -c` on nodes without one here.
     """
 
     argv: tuple[str, ...]
@@ -158,13 +158,13 @@ class Command:
 def places(job: Job) -> tuple[RankSlot, ...]:
     """Return one slot per worker of `job`: consecutive ranks share a node, node sizes differ by at most one.
 
-    Parameter servers take the last ranks.
+    Parameter servers have the last ranks.
     """
     per_node, left = divmod(job.world_size, job.node_count)
     workers = job.world_size - job.parameter_server_count
     result: list[RankSlot] = []
     for node_rank in range(job.node_count):
-        # The first nodes take one worker more.
+        # If the division leaves a rest, the first nodes take one worker more each.
         size = per_node + (node_rank < left)
         for local_rank in range(size):
             rank = len(result)
@@ -192,7 +192,7 @@ def node_sizes(job: Job) -> list[int]:
 
 def port_count(job: Job) -> int:
     """Return the number of ports that an attempt needs on its first node."""
-    # Always with torch's and JAX's ports: the script's imports are not known in advance.
+    # Count torch's and JAX's ports in any case: the script's imports are not known in advance.
     return 2 + (job.world_size if job.uses_tf_config else 0)
 
 
@@ -203,7 +203,7 @@ def preview_ports(job: Job) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class StartedCommand:
-    """A running command. pid: on its node."""
+    """A running command. pid: its process id on its node."""
 
     command: Command
     pid: int

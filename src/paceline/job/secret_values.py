@@ -1,7 +1,7 @@
-"""Variables whose values are not recorded: their places, and the detection of likely secrets.
+"""Handle variables whose values are not recorded: the sources of the values, and the detection of likely secrets.
 
-A job holds only places. `submit` reads the values, which go to the workers in a file for the user alone (`RunFolder.secrets`)
-that the run's end removes. docs/secrets.md describes each target.
+A job holds only the sources. `submit` reads the values, which go to the workers in a file that only the user can read
+(`RunFolder.secrets`) and that the run's end removes. docs/secrets.md describes each target.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from urllib.parse import quote, quote_plus
 
 from paceline.errors import JobError
 
-#: Places of a value, as for credentials of datastores (`paceline.data.stores.credentials`).
+#: Kinds of sources of a value, as for credentials of datastores (`paceline.data.stores.credentials`).
 _KINDS = ("env", "keyring", "file")
 PLACES = "'env:VARIABLE', 'keyring:service/user' or 'file:PATH' (mode 600, '#field' for one field of a JSON file)"
 
-#: Shown instead of a value.
+#: Text that is shown instead of a value.
 HIDDEN = "***"
 
-# Between underscores: TOKENIZERS_PARALLELISM and MAX_TOKENS are no secrets.
+# The words stand between underscores: TOKENIZERS_PARALLELISM and MAX_TOKENS are no secrets.
 _NAME = re.compile(
     r"(?i)(?:^|_)(?:token|secret|password|passwd|passphrase|apikey|api_key|access_key|private_key|secret_key|auth_key"
     r"|account_key|pat)(?:_|$)"
 )
-#: Endings of names that describe a secret.
+#: Endings of names that describe a secret, but don't hold it.
 _HARMLESS_NAME = re.compile(r"(?i)_(?:file|path|dir|id|ids|name|type|url|count|limit|length|size|ttl|kind)$")
-# Switches and numbers: HF_HUB_DISABLE_IMPLICIT_TOKEN=1 holds no secret.
+# Switches and numbers are no secrets, such as HF_HUB_DISABLE_IMPLICIT_TOKEN=1.
 _HARMLESS_VALUE = re.compile(r"(?i)|-?[0-9.]+|true|false|yes|no|on|off|none|null")
 # Formats of tokens: Hugging Face, GitHub, GitLab, OpenAI, Slack, AWS and Google; then a JWT, a private key, and a URL with a
 # password.
@@ -47,15 +47,15 @@ _USER_PART = re.compile(
     r"|(?:(?![a-z][a-z0-9+.-]{0,30}://)[^/\n])*)"
     r"@(?!\s)"
 )
-# The same without a scheme: "me:password@host", also after "NAME=" and in a comma-separated list. Ports, IPv6 addresses, image
-# digests and mail:ann@example.com are no passwords.
+# The same pattern without a scheme: "me:password@host", also after "NAME=" and in a comma-separated list. Ports, IPv6
+# addresses, image digests and mail:ann@example.com are no passwords.
 _PASSWORD = re.compile(
     r"(?:^|[\s,;=])(?!mail(?:to)?:[^\s:@]+@)(?P<user>[^\s:@/=,;\[\"'(){}<>]+:(?!\s|//|\d+(?:[/?#\s'\"`,;)]|$)|[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(?:%\w+)?(?:[,\s]|$))"
     r"[^\n]+)@(?!\s|sha256:)"
 )
-#: Variables that hold addresses, perhaps with a password and without a scheme.
+#: Names of variables that hold addresses, perhaps with a password and without a scheme.
 _ADDRESS_NAME = re.compile(r"(?i)(?:^|_)(?:proxy|url|uri|dsn|database|host|address|endpoint|server|index)(?:_|$)")
-#: URLs with a user name alone, or an Azure container, where no token is a user.
+#: A user part that is only a user name, or an Azure container; schemes in which the user part may be a token instead.
 _USER_NAME = re.compile(r"[\w.~+%\\-]*")
 _TOKEN_SCHEMES = ("http", "https", "s3", "s3a", "gs", "gcs")
 #: A user part of variables that are expanded later: "${USER}:${TOKEN}", "me:${TOKEN}".
@@ -66,10 +66,10 @@ _ENCODED = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*")
 
 @dataclass(frozen=True)
 class Secret:
-    """A value that is read at submission and never recorded. place: one of `PLACES`.
+    """A value that is read at submission and never recorded. place: the source of the value, in a form of `PLACES`.
 
     Raises:
-        JobError: The place is invalid; the message does not show it, in case it is the value.
+        JobError: The source is invalid; the message does not show it, because it may be the value.
     """
 
     place: str
@@ -82,26 +82,26 @@ def secret(name: str) -> Secret:
     """Return a secret for an estimator's environment_variables.
 
     Args:
-        name: A variable of the submitting program ("HF_TOKEN"), or a place: "env:HF_TOKEN", "keyring:service/user" or
+        name: A variable of the submitting program ("HF_TOKEN"), or a source: "env:HF_TOKEN", "keyring:service/user" or
             "file:~/.token" (mode 600; "#field" selects a field of a JSON file).
 
     Raises:
-        JobError: The name is neither; the message does not show it, in case it is the value.
+        JobError: The name is invalid; the message does not show it, because it may be the value.
 
     Examples:
         >>> script = pl.PyTorch(entry_script="train.py", environment_variables={"HF_TOKEN": pl.secret("HF_TOKEN")})
     """
-    # A token such as hf_... would pass for a variable's name and be recorded.
+    # A token such as hf_... could be taken for a variable's name and be recorded.
     if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and not _VALUE.fullmatch(name):
         return Secret(f"env:{name}")
     return Secret(name)
 
 
 def check_place(place: object) -> None:
-    """Check a place, which need not hold a value yet.
+    """Check the source of a value, which need not hold the value yet.
 
     Raises:
-        JobError: The place is invalid; the message does not show it.
+        JobError: The source is invalid; the message does not show it.
     """
     if not is_place(place):
         raise JobError(
@@ -111,7 +111,7 @@ def check_place(place: object) -> None:
 
 
 def is_place(place: object) -> bool:
-    """Return whether this is the name of a place."""
+    """Return whether this is a valid source of a value."""
     kind, _, rest = place.partition(":") if isinstance(place, str) else ("", "", "")
     return kind in _KINDS and bool(rest) and (kind != "keyring" or "/" in rest)
 
@@ -129,15 +129,15 @@ def shown(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def hidden(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return the text with *** instead of credentials in URLs and of the given values.
+    """Return the text with *** in place of credentials in URLs and of the given secret values.
 
     The text between a scheme and the last `@` before the path is hidden, unless it is only a user's name; in web and bucket
     addresses a name is hidden too, as it may be a token. `${NAME}` stays.
     """
     known = {form for secret in secrets for form in forms(secret)}
-    # Longest first: one may be the beginning of another.
+    # Replace the longest value first: one value may be the beginning of another.
     for form in sorted(known, key=len, reverse=True):
-        # Very short values occur in too many words.
+        # Skip very short values, which occur in too many words.
         if len(form) >= 4:
             text = text.replace(form, HIDDEN)
     return _USER_PART.sub(lambda found: f"{found['scheme']}://{HIDDEN}@" if _is_credential(found) else found[0], text)
@@ -146,7 +146,7 @@ def hidden(text: str, secrets: Iterable[str] = ()) -> str:
 def credentials_in(value: str) -> list[str]:
     """Return the user part of `me:password@host` and the parts of the password.
 
-    For a whole value, not for text around one: a message may show single parts of a comma-separated list.
+    `value` must be a whole value, not text around one: a message may show single parts of a comma-separated list.
     """
     if "@" not in value:
         return []

@@ -7,16 +7,16 @@ from typing import Any
 
 from paceline.errors import JobError
 
-#: Written between the fewest and the most nodes.
+#: Text between the minimum and the maximum number of nodes.
 _BETWEEN = ".."
 _RANGE = re.compile(r"(\d+)(?:\.\.(\d+))?", re.ASCII)
 
 
 def node_range(given: Any) -> tuple[int, int]:
-    """Return the fewest and the most nodes of `node_count`: 3, (2, 4), [2, 4] or "2..4".
+    """Return the minimum and the maximum of `node_count`: 3, (2, 4), [2, 4] or "2..4".
 
     Raises:
-        JobError: It is none of these, or its ends are swapped.
+        JobError: The value has none of these forms, or its ends are swapped.
     """
     ends = given
     if isinstance(given, str):
@@ -44,10 +44,10 @@ def node_range(given: Any) -> tuple[int, int]:
 
 
 def _as_given(given: object, least: int, most: int) -> str:
-    """Return a range in the form of the given one, for a message."""
+    """Return a range in the form in which the user gave it, for a message."""
     return range_text(least, most) if isinstance(given, str) else f"({least}, {most})"
 
 
 def range_text(least: int, most: int) -> str:
-    """Return the range as on the command line: "2..4", or "2"."""
+    """Return the range in the form of the command line: "2..4", or "2"."""
     return f"{least}{_BETWEEN}{most}" if least != most else str(least)

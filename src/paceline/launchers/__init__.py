@@ -1,4 +1,4 @@
-"""Launchers, which turn a job and its nodes into the command lines of the workers."""
+"""Turn a job and its nodes into the command lines of the workers."""
 
 from paceline.launchers.base import Launcher, get_launcher, launcher_names
 

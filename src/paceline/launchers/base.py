@@ -11,13 +11,13 @@ from paceline.system import plugins
 
 
 class Launcher(Protocol):
-    """A launcher turns a launch into command lines. It only reads what is installed, and starts nothing."""
+    """A launcher, which turns a launch into command lines. It only reads what is installed, and starts no worker."""
 
     def check(self, job: Job) -> None:
         """Refuse a job that can't be launched from this machine, before anything starts.
 
         Raises:
-            LauncherError: With the missing part, and how to install it.
+            LauncherError: A part is missing; the message names it and how to install it.
         """
 
     def commands(self, launch: Launch) -> list[Command]:
@@ -32,7 +32,7 @@ def get_launcher(name: str) -> Launcher:
     """Return a launcher by name.
 
     Raises:
-        LauncherError: It does not exist; the message lists the others.
+        LauncherError: There is no such launcher; the message lists the launchers that exist.
     """
     launcher = plugins.load(_GROUP, _OWN, name)
     if launcher is None:

@@ -1,4 +1,4 @@
-"""The environment variables of workers, as pure functions of a launch and a place.
+"""Return the environment variables of workers, as pure functions of a launch and a rank's position in it.
 
 The names are those that frameworks read; docs/worker-environment.md lists the readers. User settings are never replaced:
 `environment_variables` override everything, and the shell's variables override our defaults. Only shell variables that
@@ -19,7 +19,7 @@ from paceline.job.plan import Command, Launch, NodeSetup, RankSlot
 from paceline.runs.folder import RunFolder
 from paceline.system import run_variables
 
-#: Variables from a launcher above the submitting process: a Slurm step, an mpirun, a torchrun, Paceline.
+#: Prefixes of variables from a launcher that started the submitting process: Slurm, mpirun, torchrun or Paceline.
 _FOREIGN_PREFIXES = (
     "OMPI_",
     "PMIX_",
@@ -39,16 +39,16 @@ _FOREIGN = frozenset(
         *("HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"),
     )
 )
-#: User settings under those prefixes.
+#: Variables with these prefixes that are user settings.
 _USERS_OWN = (
     *("OMPI_ALLOW_RUN_AS_ROOT", "PACELINE_MPIRUN", "PACELINE_GPUS", "PACELINE_LEASES", "PACELINE_SNAPSHOT_LIMIT"),
     *("PACELINE_CONTAINER_ENGINE", "PACELINE_DATA_CACHE", "PACELINE_STACKS_SIGNAL", "PACELINE_SCHEDULING"),
     *("PACELINE_TRACKERS", "PACELINE_SEPARATE_WORKERS"),
     "HOROVOD_GLOO_TIMEOUT_SECONDS",
 )
-#: Set by jobs of drivers that use the Azure names.
+#: Variable that is set in jobs of drivers that use the Azure names.
 AZURE_VARIABLE = "AZUREML_ARM_WORKSPACE_NAME"
-#: User settings of Open MPI, unless an mpirun is above: it passes its own under the same names.
+#: Prefixes of user settings of Open MPI. An mpirun above this process passes its own settings by these names.
 _MPI_SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
 
 
@@ -90,7 +90,7 @@ def of_run(launch: Launch) -> dict[str, str]:
 
 
 def _of_launcher(launch: Launch) -> dict[str, str]:
-    """Return a launcher's variables: a script that sees them assumes that it is one of several processes."""
+    """Return the variables of a launcher, by which a script assumes that it is one of several processes."""
     head, size = launch.nodes[0].address, str(launch.job.world_size)
     return {
         "WORLD_SIZE": size,
@@ -103,7 +103,7 @@ def _of_launcher(launch: Launch) -> dict[str, str]:
         "JAX_NUM_PROCESSES": size,
         "HOROVOD_SIZE": size,
         "HOROVOD_CROSS_SIZE": str(launch.job.node_count),
-        # Read by scripts for Azure's Batch AI, the SDK's first service.
+        # Scripts for Azure's Batch AI, the SDK's first service, read these variables.
         "AZ_BATCHAI_PYTORCH_INIT_METHOD": f"tcp://{head}:{launch.ports[0]}",
         "AZ_BATCH_MASTER_NODE": f"{head}:{launch.ports[0]}",
         "AZ_BATCHAI_MPI_MASTER_NODE": head,
@@ -136,7 +136,7 @@ def _of_elastic(launch: Launch) -> dict[str, str]:
 
 
 def of_place(launch: Launch, place: RankSlot) -> dict[str, str]:
-    """Return the variables of a worker's node and its place there."""
+    """Return the variables of a worker's node and its position on the node."""
     values: dict[str, str] = {}
     if launch.job.has_launcher:
         values = {
@@ -190,21 +190,21 @@ def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
         return {} if launch.job.compute_target == "local" else threads
     values = threads | {
         "PYTHONUNBUFFERED": "1",
-        # Open MPI does not handle signals that have a handler: its own handler would print addresses.
+        # Open MPI's own handler would print addresses, but it leaves a signal alone that has a handler already.
         "PYTHONFAULTHANDLER": "1",
-        # Ranks that iterate over a set of strings, as transformers models do, need the same order.
+        # Ranks that iterate over a set of strings, as transformers models do, need the same hash seed.
         "PYTHONHASHSEED": "0",
     }
     if launch.job.distributed_backend in ("gloo", "mpi") and not launch.job.use_gpu:
-        # Without a GPU and this variable, accelerate treats each process as the only one.
+        # Without a GPU and this variable, accelerate treats each process as the only process.
         values["ACCELERATE_USE_CPU"] = "true"
     if launch.job.distributed_backend == "mpi":
-        # torch's memory in huge pages: data between processes is mapped page by page, so an all-reduce of 16 MiB is a third
+        # Let torch use huge pages: data between processes is mapped page by page, so an all-reduce of 16 MiB is a third
         # faster.
         values["THP_MEM_ALLOC_ENABLE"] = "1"
         if not launch.remote_shell and launch.starter is None:
-            # On one machine ranks share memory. Open MPI's TCP would listen at all addresses, on a port per rank, and has no
-            # option against it.
+            # On one machine, ranks communicate by shared memory. Open MPI's TCP would listen at all addresses, on a port per
+            # rank, and has no option against it.
             values["OMPI_MCA_btl"] = "^tcp"
     if interface := launch.nodes[place.node_rank].interface:
         # Gloo and NCCL would use the interface of the host's name, which an offline laptop can't resolve, and which may be in
@@ -216,7 +216,7 @@ def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
 def with_paths(command: Command, launch: Launch, shell: Mapping[str, str]) -> Command:
     """Return the command with the PYTHONPATH, variables and PATH of the script's environment.
 
-    PYTHONPATH has the folder with `paceline` alone, then the user's own.
+    PYTHONPATH has the folder that holds only `paceline`, then the user's own folders.
     """
     prepared, users = launch.prepared[command.node_rank], launch.job.environment_variables
     values = of_interpreter(prepared, users, launch.library_dir, shell)
@@ -253,7 +253,7 @@ def worker_argv(launch: Launch, node_rank: int, *options: str) -> tuple[str, ...
     The worker program is given by path: `-m` would put the working directory, with the user's modules, before the standard
     library while Paceline loads.
     """
-    # By path: Python then puts only this file's folder first on sys.path, and the program removes it.
+    # Start it by path: Python then puts only this file's folder first on sys.path, and the program removes it.
     main = launch.library_dir / "paceline" / "worker" / "__main__.py"
     return (
         launch.prepared[node_rank].python,
@@ -267,7 +267,7 @@ def worker_argv(launch: Launch, node_rank: int, *options: str) -> tuple[str, ...
 
 
 def _script(launch: Launch) -> str:
-    """Return the script's path from the working directory, or the name of a program of the nodes."""
+    """Return the script's path relative to the working directory, or the name of a program on the nodes."""
     name = launch.job.entry_script
     if launch.source_dir in (None, launch.work_dir) or launch.job.may_be_on_path:
         return name
@@ -275,7 +275,7 @@ def _script(launch: Launch) -> str:
 
 
 def watch_dir(launch: Launch) -> Path:
-    """Return a node's folder, in memory if possible, for data of workers that others read."""
+    """Return a node's folder, in memory if possible, for data of workers that other processes read."""
     return launch.scratch_dir / f"watch_{launch.attempt}"
 
 

@@ -1,11 +1,11 @@
-"""Start workers by Open MPI: one mpirun, or a starter of the target such as Slurm's srun.
+"""Start workers by Open MPI: with one mpirun, or a starter of the target such as Slurm's srun.
 
 Each worker's output goes to its own file, and the process that waits for the worker reports its end (`paceline.worker`).
 Neither mpirun's forwarding of output nor its exit code is used: Open MPI 5 exits with 0 when it loses a host, and any exit of
 a worker makes it kill the others within half a second, even during a checkpoint or before their error reports.
 
-A starter takes one command line for all workers, so it has the places of all, and each worker picks its own by its rank
-(`paceline.worker.ranks`).
+A starter takes one command line for all workers, so the line has the values of all workers, and each worker picks
+its own by its rank (`paceline.worker.ranks`).
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from paceline.launchers.mpi_hosts import (
 from paceline.runs.folder import RunFolder
 from paceline.system import processes
 
-#: Selects the mpirun if the search finds the wrong one.
+#: Path of the mpirun to use, if the search finds the wrong one.
 MPIRUN_VARIABLE = "PACELINE_MPIRUN"
 #: mpirun refuses to run as root unless two variables allow it. Containers usually run as root.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
-#: Loads the library without initialising it.
+#: Code that loads the MPI library without initialising it.
 _CODE = (
     "import mpi4py; mpi4py.rc.initialize = mpi4py.rc.finalize = False; "
     "from mpi4py import MPI; print(MPI.Get_library_version())"
 )
 _TIMEOUT_S = 20
 
-#: Prefixes of the starter's variables: user settings under them are for the workers, and must not become options.
+#: Prefixes of the starter's variables: user settings with these prefixes are for the workers, not options of it.
 _STARTERS = ("SLURM_", "SRUN_")
-#: Tell Open MPI 4 that srun has started it; without them each worker is a world of its own.
+#: Variables that tell Open MPI 4 that srun has started it; without them each worker has a separate world of size 1.
 _KEPT_FOR_4 = ("SLURM_NODELIST", "SLURM_STEP_ID", "SLURM_JOBID")
 
 
@@ -71,7 +71,7 @@ class MpiLauncher:
     def check(self, job: Job) -> None:
         made_anew = job.environment.needs_build and not job.environment.layered
         if job.compute_target == "local" and job.environment.docker_image is None and not made_anew:
-            # The content of a new environment or an image is only known at the launch.
+            # Check only an existing interpreter: the content of a new environment or image is known at the launch.
             find_open_mpi(job.environment.python or sys.executable)
 
     def commands(self, launch: Launch) -> list[Command]:
@@ -103,7 +103,7 @@ def _open_mpi(launch: Launch) -> OpenMpi:
 
 
 def _of_image(launch: Launch) -> OpenMpi:
-    """Return the Open MPI of the workers' image: the one outside would not find its files there."""
+    """Return the Open MPI of the workers' image: another Open MPI would not find its files there."""
     found = launch.prepared[0].open_mpi
     if found is None or found[1] < (4, 0):
         what = f"has Open MPI {found[1][0]}.{found[1][1]}" if found else "has no mpirun of Open MPI"
@@ -117,15 +117,15 @@ def _of_image(launch: Launch) -> OpenMpi:
 def find_open_mpi(python: str) -> OpenMpi:
     """Return the Open MPI for workers of this interpreter.
 
-    `PACELINE_MPIRUN` decides. Otherwise the candidates are, in order: the first on PATH; the `openmpi` package in the
-    worker's environment; the one in the submitting environment. The first with the version that the worker's mpi4py loads is
-    used, else the first.
+    `PACELINE_MPIRUN` decides. Else the candidates are, in order: the first mpirun on PATH; the `openmpi` package in
+    the worker's environment; the package in the submitting environment. The first candidate with the version that the
+    worker's mpi4py loads is used, else the first candidate.
 
     Raises:
-        LauncherError: There is no supported one, or mpi4py is built for another MPI.
+        LauncherError: There is no supported Open MPI, or mpi4py is built for another MPI.
     """
     named = os.environ.get(MPIRUN_VARIABLE)
-    # Unresolved: a virtual environment's programs are beside the link to its interpreter.
+    # Don't resolve links: a virtual environment's programs are beside the link to its interpreter.
     beside = [str(Path(interpreter).parent / "mpirun") for interpreter in (python, sys.executable)]
     seen: list[str] = []
     candidates = _open_mpis((named,) if named else (shutil.which("mpirun"), *dict.fromkeys(beside)), seen)
@@ -159,7 +159,7 @@ def _of_library(first: OpenMpi, others: Iterator[OpenMpi], python: str) -> OpenM
 
 
 def _open_mpis(candidates: Iterable[str | None], seen: list[str]) -> Iterator[OpenMpi]:
-    """Yield the programs that are an mpirun of Open MPI 4 or later. `seen` collects the others."""
+    """Yield the programs that are an mpirun of Open MPI 4 or later. `seen` collects texts on the other programs."""
     for candidate in candidates:
         if candidate is None or not os.access(candidate, os.X_OK):
             continue
@@ -177,7 +177,7 @@ def _dotted(version: tuple[int, int]) -> str:
 
 def _version_text(mpirun: str) -> str:
     try:
-        # A first start from a slow network disk takes seconds.
+        # The timeout is long, because a first start from a slow network disk takes seconds.
         variables = processes.with_home(os.environ)
         done = processes.said_by([mpirun, "--version"], timeout_s=20, environment=variables)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -191,7 +191,7 @@ def _options(launch: Launch, mpi: OpenMpi) -> list[str]:
     Plain --oversubscribe maps by core, so local ranks would not follow ranks.
     """
     if mpi.version[0] >= 5:
-        # Unbound: Open MPI would bind each worker with all its threads to a core or a socket.
+        # Don't bind: Open MPI would bind each worker with all its threads to a core or a socket.
         options = ["--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"]
     else:
         options = ["--oversubscribe", "--map-by", "slot", "--bind-to", "none"]
@@ -208,9 +208,9 @@ def _open_mpi_variables(launch: Launch, version: tuple[int, int]) -> dict[str, s
 
 
 def scratch_variables(folder: str, major: int) -> dict[str, str]:
-    """Return variables that keep Open MPI's sockets and shared memory in a folder that is removed at the end."""
+    """Return variables that keep Open MPI's sockets and shared memory in a folder that is removed at the run's end."""
     return {
-        # Open MPI 5 calls shared memory sm, 4 calls it vader; each ignores the other variable.
+        # Open MPI 5 calls shared memory sm, and Open MPI 4 calls it vader; each ignores the other's variable.
         "OMPI_MCA_btl_sm_backing_directory": folder,
         "OMPI_MCA_btl_vader_backing_directory": folder,
         "PRTE_MCA_prte_tmpdir_base" if major >= 5 else "OMPI_MCA_orte_tmpdir_base": folder,
@@ -218,10 +218,10 @@ def scratch_variables(folder: str, major: int) -> dict[str, str]:
 
 
 def _workers(launch: Launch) -> list[str]:
-    """Return `-n 4 worker`, or one context per host, or one per worker.
+    """Return mpirun's arguments: `-n 4 worker` for all workers, or one context per host, or one context per worker.
 
-    Workers need their own contexts if those of a node differ in more than ranks, or if several nodes are on one machine: Open
-    MPI sees one host there, with wrong local ranks.
+    Workers need separate contexts if the workers of a node differ in more than ranks, or if several nodes are on one machine:
+    Open MPI sees one host there, with wrong local ranks.
     """
     places = launch.places
     if len(launch.nodes) == 1 and not _differ_by_rank(launch):
@@ -259,7 +259,7 @@ def _worker(launch: Launch, place: RankSlot, skip: tuple[str, ...]) -> list[str]
 
 @dataclass(frozen=True)
 class MpiLibrary:
-    """An MPI library as it describes itself.
+    """An MPI library, as it describes itself.
 
     version: (major, minor) of Open MPI; None for another MPI.
     """
@@ -275,7 +275,7 @@ def mpi4py_library(python: str) -> MpiLibrary | None:
     Starting the interpreter takes a tenth of a second.
     """
     try:
-        # In a separate process: a loaded library stays loaded, and a broken one may crash.
+        # Use a separate process: a loaded library stays loaded, and a broken library may crash.
         environment = processes.with_home(os.environ)
         done = processes.said_by([python, "-c", _CODE], timeout_s=_TIMEOUT_S, environment=environment)
     except (OSError, subprocess.TimeoutExpired):
@@ -290,10 +290,10 @@ def mpi4py_library(python: str) -> MpiLibrary | None:
 
 
 def starter_command(launch: Launch, starter: Starter, major: int, variables: Mapping[str, str]) -> Command:
-    """Return the command that starts all workers.
+    """Return the starter's command that starts all workers.
 
     major: The version of Open MPI.
-    variables: For Open MPI.
+    variables: Variables for Open MPI.
 
     Raises:
         LauncherError: The nodes differ, or the workers run in containers.
@@ -317,7 +317,7 @@ def starter_command(launch: Launch, starter: Starter, major: int, variables: Map
             **environment.of_run(launch),
             **variables,
             **{name: value for name, value in users.items() if name not in for_workers},
-            # Last: the starter's needs override user settings, which workers take from the command line.
+            # These come last: the starter's variables override user settings, which workers take from the command line.
             **starter.environment,
         },
         defaults=defaults,
@@ -329,7 +329,7 @@ def starter_command(launch: Launch, starter: Starter, major: int, variables: Map
 
 
 def _place_words(launch: Launch) -> list[str]:
-    """Return `--for 0-1 --on NODE --set ...` of each node, followed by the differences between its workers."""
+    """Return `--for 0-1 --on NODE --set ...` for each node, followed by the differences between its workers."""
     words: list[str] = []
     for node in launch.nodes:
         places = [place for place in launch.places if place.node_rank == node.node_rank]

@@ -1,7 +1,7 @@
-"""Options of mpirun for nodes that are separate machines.
+"""Return the options of mpirun for nodes that are separate machines.
 
 Open MPI's daemons are started through the run's own remote shell, so nodes need no logins on each other. They communicate by
-the nodes' chosen addresses instead of the first interface found. Keepalive detects a cut link, which otherwise takes hours.
+the nodes' chosen addresses instead of the first interface found. Keepalive detects a broken link, which takes hours otherwise.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from paceline.errors import LauncherError
 from paceline.job.plan import Launch, NodeSetup, RankSlot, node_sizes
 from paceline.launchers import environment
 
-#: Seconds until the first probe, seconds between probes, and how many failures mean a lost link.
+#: Seconds until the first probe, seconds between probes, and the number of failed probes that mean a lost link.
 _KEEPALIVE = {"time": "5", "intvl": "2", "probes": "2"}
 
-#: Variables that a starter sets for each worker if a node's workers share a command line.
+#: Variables that a starter sets separately for each worker if a node's workers share a command line.
 GIVEN = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK")
 
 #: Variables that differ between nodes, and are set for each worker.
@@ -33,7 +33,7 @@ def host_options(launch: Launch, major: int) -> list[str]:
     networks = networks_of(launch)
     if networks:
         settings["oob_tcp_if_include"] = networks
-    # no_tree_spawn: the first node starts all daemons through the one remote shell; by default daemons start each other as a
+    # no_tree_spawn: the first node starts all daemons through the run's remote shell; by default daemons start each other as a
     # tree. plm: in an allocation Open MPI would use Slurm to start them.
     if major >= 5:
         runtime = "--prtemca"
@@ -43,8 +43,8 @@ def host_options(launch: Launch, major: int) -> list[str]:
         settings |= {"plm": "rsh", "plm_rsh_agent": shell, "plm_rsh_no_tree_spawn": "1"}
     words = ["--host", hosts]
     if launch.prepared[0].container:
-        # A background daemon would end with its container, whose first process has ended. But in the foreground it keeps its
-        # shell, of which mpirun allows 128 by default.
+        # A background daemon would end with its container, whose first process has ended. But in the foreground the daemon
+        # keeps its shell, of which mpirun allows 128 by default.
         words += ["--leave-session-attached"]
         settings[f"plm_{settings['plm']}_num_concurrent"] = str(len(launch.nodes))
     for name, value in settings.items():
@@ -55,14 +55,14 @@ def host_options(launch: Launch, major: int) -> list[str]:
 def networks_of(launch: Launch) -> str:
     """Return the networks of the nodes' addresses for Open MPI; "" if unknown.
 
-    Whole networks: PRRTE 3 crashes half the time on a list of addresses.
+    It returns whole networks, because PRRTE 3 crashes half the time on a list of addresses.
     """
     networks = sorted({node.network or "" for node in launch.nodes})
     return "" if "" in networks else ",".join(networks)
 
 
 def values_of_place(launch: Launch, place: RankSlot, skip: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the variables of a worker's place, except the user's and those to skip."""
+    """Return the variables of a worker's node and rank, except the user's variables and those in `skip`."""
     left_out = {*skip, *launch.job.environment_variables}
     values = environment.of_place(launch, place)
     if launch.remote_shell:
@@ -79,7 +79,7 @@ def set_words(values: Mapping[str, str]) -> list[str]:
 def context_options(launch: Launch, place: RankSlot) -> list[str]:
     """Return the options of a worker's context: its host and exported variables.
 
-    Workers on another host do not inherit the environment, and options before the first context only apply to that one.
+    Workers on another host do not inherit the environment, and options before the first context apply only to it.
     """
     host = ["--host", f"{launch.nodes[place.node_rank].address}:{place.local_world_size}"]
     return [*host, *(word for name in _forwarded(launch) for word in ("-x", name))]
@@ -99,10 +99,10 @@ def _forwarded(launch: Launch) -> list[str]:
 
 
 def check_same_mpi(launch: Launch) -> None:
-    """Refuse nodes with different images, Open MPIs or interpreters.
+    """Refuse nodes with different images, Open MPI installations or interpreters.
 
     Raises:
-        LauncherError: Two nodes differ; with the values of both.
+        LauncherError: Two nodes differ; the message has the values of both.
     """
     first = launch.prepared[0]
     for node, prepared in zip(launch.nodes, launch.prepared, strict=True):

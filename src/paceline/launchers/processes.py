@@ -1,6 +1,6 @@
 """Start each worker as a plain process: for single workers, gloo, nccl and TensorFlow's servers.
 
-Torch is not imported and there is no agent between supervisor and worker: workers only need the variables that
+Torch is not imported, and there is no agent between supervisor and worker: workers need only the variables that
 `init_process_group` reads.
 """
 
@@ -13,7 +13,7 @@ from paceline.runs.folder import RunFolder
 
 
 class ProcessesLauncher:
-    """Starts each worker as a process of its own."""
+    """Starts each worker as a separate process."""
 
     def check(self, job: Job) -> None:
         """Accept every job."""

@@ -1,4 +1,4 @@
-"""Models: registered versions of files that a run made, with their lineage.
+"""Models: registered, versioned copies of files that a run has made, with their lineage.
 
     <workspace>/models/<name>/<version>/model.json     the record (`record`), without which there is no version
     <workspace>/models/<name>/<version>/files/...       the registered files
@@ -7,7 +7,7 @@
     <workspace>/models/.blobs/<size>/<sha256>           each content once; files of versions are hard links to it
     <workspace>/models/.parts/<token>/                  unfinished registrations
 
-Nothing here loads a model: files are read as bytes, pickles never unpickled.
+This package never loads a model: it reads files as bytes, and never unpickles a pickle.
 """
 
 from paceline.models.registry import resolve

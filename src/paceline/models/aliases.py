@@ -1,8 +1,8 @@
-"""Aliases of versions, as an append-only log: the last line of an alias counts.
+"""Aliases of model versions in an append-only log, in which an alias's last line counts.
 
     {"alias": "production", "version": 3, "was": 2, "time_utc": "...", "by": "ada"}
 
-So a change is atomic even if its process is killed, and the log is the history.
+Appending a line is atomic even if the process is killed, and the log is also the history.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def current(versions: VersionFolders, name: str) -> dict[str, int]:
 
 
 def history(versions: VersionFolders, name: str, alias: str | None = None) -> list[AliasChange]:
-    """Return every change, oldest first, of one alias or all."""
+    """Return every change of one alias, or of all aliases, oldest first."""
     changes: list[AliasChange] = []
     for line in json_lines(_log(versions, name)):
         match line:
@@ -60,7 +60,7 @@ def move(versions: VersionFolders, name: str, alias: str, version: int | None) -
     """
     check_alias(alias)
     try:
-        # A removal takes this lock too, so an alias never points at a removed version.
+        # Removing a version takes this lock too, so an alias never points at a removed version.
         with versions.locked():
             known = versions.versions(name)
             if version is not None and version not in known:

@@ -21,7 +21,7 @@ _MAX_LISTED = 5
 class Changed:
     """A changed file.
 
-    why: the end of a sentence that begins with its name, such as "has changed".
+    why: the end of a sentence that begins with the file's name, such as "has changed".
     """
 
     name: str
@@ -87,7 +87,7 @@ def _names(folder: Path) -> Iterator[str]:
 def copy(files: Path, record: ModelRecord, target: Path, *, exist_ok: bool = False) -> Path:
     """Copy the registered files into `target`, and return the path.
 
-    The copy is atomic: after a kill the old one is still there, or none.
+    The copy is atomic: after a kill, `target` holds the old copy or none.
 
     Args:
         files: The version's folder of files.
@@ -96,7 +96,7 @@ def copy(files: Path, record: ModelRecord, target: Path, *, exist_ok: bool = Fal
         exist_ok: Replace an existing copy.
 
     Raises:
-        ModelError: The name exists and exist_ok is False, or the copy can't be written.
+        ModelError: The copy exists and exist_ok is False, or the copy can't be written.
         ModelChangedError: A file has changed since its registration.
     """
     path = target / record.top
@@ -121,7 +121,7 @@ def copy(files: Path, record: ModelRecord, target: Path, *, exist_ok: bool = Fal
                         f"file {file.name!r} of model {record.id} has other content than was registered. "
                         f"`paceline model verify {record.id}` looks at all of them."
                     )
-                # Kept files are read-only because they are shared; a copy belongs to its owner.
+                # Registered files are read-only because versions share them. Make the user's own copy writable.
                 os.chmod(copied, 0o644)
                 os.utime(copied)
             if os.path.lexists(path):

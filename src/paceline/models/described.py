@@ -1,4 +1,4 @@
-"""JSON forms of a version for `--json`, and texts about it. Keys are only ever added."""
+"""JSON forms of a model version for `--json`, and texts about it. New releases only add keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.system.files import read_json
 
 
 def summary(model: Model) -> dict[str, Any]:
-    """Return the keys of `list` and `register`."""
+    """Return the JSON object of a version for `list` and `register`."""
     record = model.record
     return {
         "id": model.id,
@@ -36,7 +36,7 @@ def summary(model: Model) -> dict[str, Any]:
 
 
 def details(model: Model) -> dict[str, Any]:
-    """Return the keys of `show`: those of `summary` and all others."""
+    """Return the JSON object of a version for `show`, with the keys of `summary` and more."""
     record = model.record
     return {
         **summary(model),
@@ -57,7 +57,7 @@ def pickles(record: ModelRecord) -> list[str]:
 
 
 def can_be_made_again(model: Model) -> bool:
-    """Return True if `paceline rerun` can repeat its run."""
+    """Return True if `paceline rerun` can repeat the run that made the model."""
     workspace = Path(model.workspace.path)
     run = read_json(workspace / "runs" / str(model.run_id) / "job.json") if model.run_id else None
     if not isinstance(run, dict) or not run.get("job") or not run.get("snapshot_id"):

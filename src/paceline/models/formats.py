@@ -23,7 +23,7 @@ from paceline.system.safetensors import TensorEntry, read_header
 
 #: Formats that contain a pickle, alone or in an archive, which their readers run.
 HOLDS_PICKLE = frozenset({"pickle", "torch", "joblib", "numpy-objects"})
-#: Display names.
+#: Display name of each format.
 TITLES = {
     "safetensors": "safetensors",
     "pickle": "pickle",
@@ -97,7 +97,7 @@ _SKLEARN_VERSION = re.compile(
 def format_of(path: Path, name: str | None = None) -> str:
     """Return a file's format, a key of `TITLES`, or "".
 
-    name: the original name, if the path has another.
+    name: the file's original name, if `path` has another name.
 
     Raises:
         OSError: The file can't be read.
@@ -114,7 +114,7 @@ def format_of(path: Path, name: str | None = None) -> str:
         return format_name
     if head[8:9] == b"{" and header(path) is not None:
         return "safetensors"
-    # A pickle of protocol 0 or 1 has no magic number, only its name.
+    # A pickle of protocol 0 or 1 has no magic number, so only the file's name identifies it.
     return _ENDINGS.get(ending, "")
 
 
@@ -167,7 +167,7 @@ def _of_zip(path: Path, ending: str) -> str:
                     return "numpy-objects"
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
         return _ENDINGS.get(ending, "")
-    # torch puts all entries below one folder, named after the file.
+    # torch puts all zip entries below one folder that is named after the file.
     inner = {name.partition("/")[2] for name in names}
     if "data.pkl" in inner:
         return "torchscript" if any(name.startswith("code/") for name in inner) else "torch"
@@ -201,7 +201,7 @@ def framework_of(folder: Path, files: Sequence[ModelFile], run: Lineage) -> tupl
     if framework is None:
         framework, version = _of_pickles(folder, files)
     if framework is None and formats & {"safetensors", "pickle", "joblib"}:
-        # Many frameworks write these formats, so use the run's framework.
+        # Many frameworks write the files' formats, so use the run's framework.
         framework = run.get("framework")
         if framework is None and "safetensors" in formats:
             framework = "pytorch" if _version("pytorch", run) else None
@@ -272,7 +272,7 @@ class Header:
 
 
 def header(path: Path) -> Header | None:
-    """Read a safetensors header; None for other files.
+    """Return the header of a safetensors file, or None for other files.
 
     Raises:
         OSError: The file can't be read.

@@ -1,4 +1,4 @@
-"""Content-addressed files: copied and hashed in one pass, hard-linked if they exist.
+"""Content-addressed storage of model files: new contents are copied, known ones hard-linked.
 
     <models>/.blobs/<size>/<sha256>         whole files, mode 0444, all with the same modification time
     <models>/.blobs/<size>/<sha256>-<uid>   a copy of another user, who may not link the first user's file
@@ -40,7 +40,7 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class KeptFile:
-    """A whole file. is_new: whether its content is new."""
+    """A file that was kept. is_new: whether no stored file had the same content."""
 
     sha256: str
     size_bytes: int
@@ -58,7 +58,7 @@ def keep(
 
     Args:
         source: The file to read.
-        blobs: The folder of contents.
+        blobs: The folder of all blobs.
         target: A path on the same file system, in an existing folder.
         on_read: Called with the number of bytes read.
 
@@ -76,19 +76,19 @@ def keep(
 
 
 def take(blobs: Path, size_bytes: int, sha256: str, target: Path) -> bool:
-    """Link an existing content to `target`, if it is whole."""
+    """Hard-link the blob of this content to `target`. Return False if no whole blob exists."""
     return _link(blob_path(blobs, size_bytes, sha256), target, size_bytes)
 
 
 def unneeded(blobs: Path) -> Iterator[tuple[Path, int]]:
-    """Yield (path, bytes) of each content without a version."""
+    """Yield (path, bytes) of each blob that no version uses."""
     for path, status in _all(blobs):
         if status.st_nlink == 1:
             yield path, status.st_size
 
 
 def drop(blob: Path) -> int:
-    """Remove an unused content and return the freed bytes.
+    """Remove an unused blob and return the freed bytes.
 
     A concurrent registration that finds it has its own link, and keeps the content.
     """
@@ -105,7 +105,7 @@ def drop(blob: Path) -> int:
 
 
 def blob_path(blobs: Path, size_bytes: int, sha256: str) -> Path:
-    """Return the path of a content, existing or not."""
+    """Return the path of the blob with this size and hash, whether or not it exists."""
     return blobs / str(size_bytes) / sha256
 
 
@@ -127,7 +127,7 @@ def sha256_of(path: Path, on_read: Callable[[int], object] = lambda size: None) 
 def _keep(source: ModelSourceFile, blobs: Path, target: Path, on_read: Callable[[int], object]) -> KeptFile:
     fd = source.open()
     try:
-        # No ctime: a new hard link changes it as well.
+        # The stamp has no ctime, because a new hard link changes the ctime as well.
         stamp, before = stamp_of(fd), os.fstat(fd)
         sha256 = whole = None
         # Only hash a file that resembles an existing content, to need no space for a copy. Otherwise, or if the hash differs,
@@ -150,7 +150,7 @@ def _keep(source: ModelSourceFile, blobs: Path, target: Path, on_read: Callable[
 
 
 def _alike(fd: int, size: int, blobs: Path) -> Path | None:
-    """Return a content with the same samples, or None."""
+    """Return a blob with the same size and sampled bytes, or None."""
     mine = _samples(fd, size)
     for name in names_in(blobs / str(size)):
         with gone_is_fine():
@@ -176,11 +176,11 @@ def _hash(fd: int, on_read: Callable[[int], object]) -> str:
 
 
 def _hash_both(fd: int, blob: Path, on_read: Callable[[int], object]) -> tuple[str, Path | None]:
-    """Return the file's hash, and the equal blob. Both are read at once, which takes no longer than one."""
+    """Return the file's hash, and the blob if it is equal. Two threads read the files concurrently."""
     kept: list[str] = []
 
     def hash_kept() -> None:
-        with gone_is_fine():  # gone by now, or a disk that can't read it: it is no whole content then
+        with gone_is_fine():  # a removed or unreadable blob does not count as equal
             kept.append(sha256_of(blob))
 
     other = threading.Thread(target=hash_kept, name="paceline-model-hash")
@@ -193,7 +193,7 @@ def _hash_both(fd: int, blob: Path, on_read: Callable[[int], object]) -> tuple[s
 
 
 def _copy(fd: int, target: Path, on_read: Callable[[int], object]) -> str:
-    # Readable: a clone is hashed in place.
+    # Open for reading too, because a clone is hashed in place.
     out = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         sha256 = _hash(out, on_read) if _clone(fd, out) else _pump(fd, out, on_read)
@@ -246,7 +246,7 @@ def _pump(fd: int, out: int, on_read: Callable[[int], object]) -> str:
             full.put((buffer, size))
             done = 0
             while done < size:
-                # A nearly full disk writes a part, and fails at the next call.
+                # On a nearly full disk, `write` writes only a part, and the next call fails.
                 done += os.write(out, buffer[done:size])
             on_read(size)
     finally:
@@ -256,7 +256,7 @@ def _pump(fd: int, out: int, on_read: Callable[[int], object]) -> str:
 
 
 def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> bool:
-    """Link a whole content to `target`, if there.
+    """Link a blob of this content to `target`. Return False if there is no whole blob.
 
     All bytes are read, unless `whole` is a blob that was just read: a disk may lose bytes without a change of size or time.
     """
@@ -269,12 +269,12 @@ def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> boo
             os.link(name, target, follow_symlinks=False)
             return True
         except OSError:
-            continue  # none there, another user's, or a file system without hard links
+            continue  # the blob is missing or another user's, or the file system has no hard links
     return False
 
 
 def _share(blob: Path, copy: Path, size: int) -> bool:
-    """Share a new copy. Return False if an existing blob replaces it."""
+    """Make a new copy a blob. Return False if an existing blob replaces the copy."""
     beside = copy.with_name(f".{copy.name[:100]}.{os.urandom(4).hex()}")
     for name in _names(blob) * _TRIES:
         try:
@@ -290,13 +290,13 @@ def _share(blob: Path, copy: Path, size: int) -> bool:
             continue  # somebody has removed the empty folder
         except OSError as error:
             if error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV):
-                return True  # without hard links, each version has a copy of its own
+                return True  # without hard links, each version has its own copy
             raise
     return True
 
 
 def _names(blob: Path) -> list[Path]:
-    """Return the possible paths of a content, one per user. Linux forbids links to another user's file."""
+    """Return the possible paths of a blob for this user. Linux may forbid links to another user's file."""
     return [blob, blob.with_name(f"{blob.name}-{os.geteuid()}")]
 
 

@@ -1,6 +1,6 @@
-"""The lineage of a model: its run, at the time of the registration.
+"""The lineage of a model: facts about its run at the time of the registration.
 
-The model's record holds all of it, because a run may be removed before its model.
+The model's record contains the whole lineage, because a run may be removed before its model.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _environment(folder: RunFolder, record: RunRecord) -> RunEnvironment:
 
 
 def _is_own(record: RunRecord) -> bool:
-    """Return True in a process of the run."""
+    """Return True if this process belongs to the run."""
     if record.kind == "interactive" and store.was_here(record) and record.owner.get("pid") == os.getpid():
         return True
     return os.environ.get("PACELINE_RUN_ID") == record.run_id
@@ -208,7 +208,7 @@ def installed_here() -> dict[str, object]:
 def ask(python: str, variables: dict[str, str]) -> dict[str, object]:
     """Return `installed_here` of another interpreter, or {} if it does not answer.
 
-    variables: added to its environment.
+    variables: added to the interpreter's environment variables.
     """
     if os.path.realpath(python) == os.path.realpath(sys.executable) and not variables and sys.prefix == _prefix(python):
         return installed_here()
@@ -234,5 +234,5 @@ def ask(python: str, variables: dict[str, str]) -> dict[str, object]:
 
 
 def _prefix(python: str) -> str:
-    """Return the environment of an interpreter."""
+    """Return the folder of the Python environment that contains an interpreter."""
     return os.path.dirname(os.path.dirname(os.path.abspath(python)))

@@ -72,7 +72,7 @@ def push(workspace_dir: Path, record: ModelRecord, uri: str) -> PushedToMlflow:
 
 
 def _there(client: Any, record: ModelRecord) -> Any:
-    # Names have no quotes, so they can't end the filter string.
+    # Model names have no quotes, so a name can't end the filter string.
     for version in client.search_model_versions(f"name='{record.name}'"):
         if (
             version.tags.get(_DIGEST) == record.digest
@@ -113,7 +113,7 @@ def _registered(client: Any, workspace_dir: Path, record: ModelRecord, folder: P
 def _experiment(client: Any, name: str) -> str:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        # Another process may create it at the same time.
+        # Another process may create the experiment at the same time.
         with contextlib.suppress(Exception):
             return str(client.create_experiment(name))
         experiment = client.get_experiment_by_name(name)

@@ -1,4 +1,4 @@
-"""The handle on a registered version, with the Azure SDK's calls."""
+"""The handle on a registered model version, with the Azure SDK's methods."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.services.service import DeployOptions, Service
     from paceline.workspace import Workspace
 
-# `list` is a method of the class.
+# An alias of list[str], because inside the class `list` is a method.
 _Names: TypeAlias = "list[str]"
 _Changes: TypeAlias = "list[aliases.AliasChange]"
 
@@ -200,7 +200,7 @@ class Model:
 
     @property
     def framework(self) -> str | None:
-        """Its framework, such as "pytorch", or None."""
+        """The model's framework, such as "pytorch", or None if unknown."""
         return self._record.framework
 
     @property
@@ -210,12 +210,12 @@ class Model:
 
     @property
     def run_id(self) -> str | None:
-        """The id of the run that made it, or None."""
+        """The id of the run that made the model, or None."""
         return self._record.run_id
 
     @property
     def run(self) -> Run | None:
-        """The `Run` that made it, or None.
+        """The `Run` that made the model, or None.
 
         Raises:
             RunNotFoundError: The run was removed. The record still has its lineage.
@@ -229,7 +229,7 @@ class Model:
 
     @property
     def properties(self) -> dict[str, str]:
-        """The properties, by name. They may be added, not changed."""
+        """The properties, by name. New properties may be added, and existing ones never change."""
         return registry.notes_of(self._dir, self._record).properties
 
     @property
@@ -262,7 +262,7 @@ class Model:
         return self.path / self._record.top
 
     def verify(self) -> None:
-        """Compare every byte of every file.
+        """Check every byte of every file against the registered hashes.
 
         Raises:
             ModelChangedError: A file has changed, is missing, or was not registered; the message lists them.
@@ -286,7 +286,7 @@ class Model:
         return str(check.copy(self._files(), self._record, Path(target_dir), exist_ok=exist_ok))
 
     def push(self, to: str, verify: bool = False) -> bool:
-        """Store this version in a datastore. Return False if it was there.
+        """Store this version in a datastore. Return False if the datastore had it already.
 
         An interrupted push resumes.
 
@@ -404,7 +404,7 @@ class Model:
 
 def remove(model: Model) -> int:
     """Remove a version as `Model.delete` does, and return the freed bytes."""
-    # A service reads the files for each process it starts: it would fail at the next restart.
+    # Refuse while a service uses the version: it reads the files at each restart of a process.
     if services := model.workspace.services_of(model.id):
         raise ModelError(
             f"{model.id} is served by {' and '.join(map(repr, services))}. Let it serve another model first: paceline service "

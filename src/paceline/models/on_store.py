@@ -67,7 +67,7 @@ def place(text: str) -> Source:
 def push(
     workspace_dir: Path, record: ModelRecord, to: Source, progress: Progress | None = None, *, verify: bool = False
 ) -> Pushed:
-    """Store a version, without files that exist there. It appears when complete.
+    """Store a version, skipping files that exist there. Readers see it only when complete.
 
     Args:
         workspace_dir: Folder of the workspace.
@@ -97,7 +97,7 @@ def push(
             progress,
             by_content=True,
         )
-        # Whole files have been read already.
+        # Files that are not in `wanted` have been checked already.
         infos = _contents(store, to, path) if wanted else {}
         if short := [
             one.name for one in record.files if one.sha256 in wanted and not _is_whole(store, infos, one, verify)
@@ -107,7 +107,7 @@ def push(
         content = {**record.to_json(), "notes": asdict(notes)}
         is_new = there is None and put_new(store, json.dumps(content).encode() + b"\n", document)
         if not is_new:
-            # Another process may have stored one at the same time.
+            # Another process may have stored a record at the same time.
             _check_same(record, read_bytes(store, document) or b"", store)
         return Pushed(
             place=to.path if to.datastore is None else f"{to.datastore}:{to.path}",
@@ -182,7 +182,7 @@ def _listed(store: Store, source: Source, path: str) -> list[FileInfo]:
     try:
         return list_source(store, source, path)
     except DataError:
-        return []  # nothing there yet
+        return []  # no version is stored yet
 
 
 def _contents(store: Store, source: Source, path: str) -> dict[str, FileInfo]:
@@ -270,7 +270,7 @@ def _fetch(
     for record_file in came.values():
         record_file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        fetched.rmdir()  # unless somebody else pulls
+        fetched.rmdir()  # fails while another process pulls
 
 
 def _job(info: FileInfo, target: Path) -> FileToFetch:

@@ -28,8 +28,8 @@ class MetricSummary(TypedDict):
 class RunEnvironment(TypedDict, total=False):
     """A run's environment.
 
-    asked is the request, locked the same with exact versions. packages and python_version are those of the interpreter,
-    read "in the run" or "at registration" (seen).
+    asked: the requested environment. locked: the requested environment with exact versions. packages, python_version:
+    of the run's interpreter. seen: when the packages were read, "in the run" or "at registration".
     """
 
     asked: dict[str, object]
@@ -124,7 +124,7 @@ class ModelRecord:
 
     @property
     def run_id(self) -> str | None:
-        """The id of the run that made it, or None."""
+        """The id of the run that made the model, or None."""
         return self.run.get("run_id")
 
     @property
@@ -148,6 +148,6 @@ class ModelRecord:
 
 
 def digest_of(files: Sequence[ModelFile]) -> str:
-    """Return the SHA-256 of all hashes and names, sorted."""
+    """Return the SHA-256 over the sorted hashes and names of all files."""
     lines = (f"{file.sha256}  {file.name}\n" for file in sorted(files, key=lambda file: file.name))
     return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()

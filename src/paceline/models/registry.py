@@ -25,7 +25,7 @@ from paceline.system.files import remove_tree
 from paceline.system.names import did_you_mean, some
 from paceline.system.registry import VersionFolders
 
-#: Names that a message lists at most.
+#: Most names that a message lists.
 _MAX_LISTED = 10
 
 
@@ -43,7 +43,7 @@ def models_dir(workspace_dir: Path) -> Path:
 
 
 def blobs_dir(workspace_dir: Path) -> Path:
-    """Return the folder of contents."""
+    """Return the folder of all blobs (`keep`)."""
     return models_dir(workspace_dir) / ".blobs"
 
 
@@ -53,7 +53,7 @@ def parts_dir(workspace_dir: Path) -> Path:
 
 
 def versions_of(workspace_dir: Path) -> VersionFolders:
-    """Return the versions, as folders."""
+    """Return the `VersionFolders` of all models."""
     return VersionFolders(models_dir(workspace_dir), NAME, DOCUMENT)
 
 
@@ -124,7 +124,7 @@ def add(
 
 
 def add_pulled(workspace_dir: Path, record: ModelRecord, folder: Path) -> None:
-    """Make a staged folder the version of its record.
+    """Rename a staged folder to the version that its record names.
 
     Raises:
         ModelError: The version exists by now, or can't be written.
@@ -240,7 +240,7 @@ def _check_outside(source: ModelSource, workspace_dir: Path) -> None:
 
 
 def listed(found: Sequence[object]) -> str:
-    """List the first items, and the number of others."""
+    """Return text that lists the first items and the number of further items."""
     return some([*map(str, found)], _MAX_LISTED) or "none"
 
 
@@ -262,7 +262,7 @@ def resolve(workspace_dir: Path, reference: str | ModelReference) -> ModelRecord
     versions = versions_of(workspace_dir)
     there = aliases.current(versions, meant.name)
     if meant.alias not in there:
-        load(workspace_dir, meant.name)  # says where there is no such model at all
+        load(workspace_dir, meant.name)  # raises if the model does not exist at all
         raise ModelNotFoundError(
             f"model {meant.name!r} has no alias {meant.alias!r}.{did_you_mean(meant.alias, there)} "
             f"It has: {', '.join(there) or 'none'}. "

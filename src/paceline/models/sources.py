@@ -22,7 +22,7 @@ _MAX_LISTED = 5
 class ModelSourceFile:
     """A source file.
 
-    name: in the model. top: the folder below which no link is followed, or None.
+    name: the file's name in the model. top: the folder below which no link is followed, or None.
     """
 
     name: str
@@ -37,7 +37,7 @@ class ModelSourceFile:
         """
         if self.top is not None:
             return links.open_below(os.fspath(self.top), self.path.relative_to(self.top).as_posix())
-        # NONBLOCK: opening a pipe that has replaced the file would block.
+        # O_NONBLOCK, because opening a pipe that has replaced the file would block.
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
@@ -47,7 +47,7 @@ class ModelSourceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """The source of a model, with the caller's text."""
+    """The source files of a model, and the caller's text that named them."""
 
     top: str
     is_folder: bool

@@ -23,7 +23,7 @@ from paceline.system.files import gone_is_fine, names_in, remove_tree, tree_size
 #: Prefix of a version that is being removed; any process may finish the removal.
 GONE = "gone-"
 _LOCK = "lock"
-#: More than the moment between creating a folder and locking it.
+#: Age in seconds below which an unlocked folder may be one that its process is about to lock.
 _FRESH_S = 60.0
 #: Locks of another machine may be invisible here, so its folders count as abandoned after this time without a write.
 _ABANDONED_S = 3600.0
@@ -42,7 +42,7 @@ def staged(parts: Path) -> Iterator[Path]:
 
 
 def ready(files: Path) -> Path:
-    """Remove the lock and return the folder to rename. From now on only age makes it abandoned."""
+    """Remove the lock and return the folder to rename, which then counts as abandoned only by age."""
     (files.parent / _LOCK).unlink(missing_ok=True)
     return files.parent
 
@@ -81,6 +81,6 @@ def _last_change_s(path: Path) -> float:
     for folder, _, names in os.walk(path):
         for name in ("", *names):
             with gone_is_fine():
-                # The ctime: the modification time of a kept file is fixed.
+                # Use the ctime, because the modification time of a kept file is fixed.
                 latest = max(latest, os.lstat(os.path.join(folder, name)).st_ctime)
     return latest

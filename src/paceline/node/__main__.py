@@ -32,7 +32,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system.files import write_json
 
 if __name__ == "__main__":
-    # Loaded modules stay until the end: spare the collector from scanning them (`main` enables it).
+    # Loaded modules stay until the end: keep the garbage collector from scanning them (`main` enables it).
     gc.disable()
 
 
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     record = store.stored(folder)
     assert record.job is not None, "only submitted runs have nodes"
     job = record.job
-    # A node of `ThisHost`, which only checks or stores outputs, counts as one, and the range need not allow that.
+    # A node of `ThisHost`, which only checks or stores outputs, counts as one, which the job's range may not allow.
     if "--nodes" in argv and verb == "prepare":
         job = job.resized(int(argv[argv.index("--nodes") + 1]))
     work: dict[str, tuple[Callable[[], dict[str, object]], Path]] = {
@@ -56,19 +56,19 @@ def main(argv: list[str]) -> int:
     make, path = work[verb]
     try:
         result = make()
-    # Signals are not caught: they end the process without a result, and the supervisor reports which one.
+    # Signals are not caught: a signal ends the process without a result, and the supervisor reports its name.
     except Exception as error:
         result = {"failure": _failure(error)}
     finally:
         output.close()
-    # Last: the supervisor reads the result after the end of this process.
+    # Write the result last: the supervisor reads it after the end of this process.
     path.parent.mkdir(exist_ok=True)
     write_json(path, result)
     return 1 if "failure" in result else 0
 
 
 def _failure(error: Exception) -> dict[str, str]:
-    """Return cause and message for the failure report."""
+    """Return the cause and the message for the failure report."""
     if isinstance(error, (EnvironmentBuildError, EnvironmentSpecError)):
         return {"cause": "environment", "message": str(error)}
     if isinstance(error, (LauncherError, EngineError)) and not isinstance(error, TransferError):
@@ -93,7 +93,7 @@ def clean(job: Job, folder: RunFolder) -> dict[str, object]:
     if any(not reference.is_output for reference in job.inputs):
         from paceline.data.transfer.cache import DataCache
 
-        # Only the run's view of the cache; the files stay for other runs.
+        # Remove only the run's view of the cache; the files stay for other runs.
         DataCache().drop_views(folder.run_id)
     return {}
 

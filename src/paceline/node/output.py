@@ -16,10 +16,10 @@ from paceline.runs.folder import RunFolder
 
 _WIDTH = 24
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
-#: Seconds between two updates of the bar.
+#: Seconds between two updates of the progress bar.
 _EVERY_S = 0.2
 
-#: Whether standard output ends with a bar, without a line end, and when it was drawn. Global, as standard output is.
+#: Whether standard output ends with a bar that has no newline, and when it was drawn. Global, like standard output.
 _drawn = False
 _drawn_at = 0.0
 
@@ -31,7 +31,7 @@ def say(text: str) -> None:
 
 
 class Bar:
-    """The progress bar of one transfer, called with bytes and files, done and total."""
+    """The progress bar of one transfer. Its call takes the finished and total bytes and files."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -58,7 +58,7 @@ def bar_text(what: str, done_bytes: int, total_bytes: int, done_files: int, tota
 
 
 def close() -> None:
-    """End the line of a bar."""
+    """End the line of a progress bar."""
     global _drawn
     if _drawn:
         _drawn = False
@@ -67,7 +67,7 @@ def close() -> None:
 
 
 def check_outputs(references: Iterable[DataReference], came: Arrived) -> dict[str, object]:
-    """Check that outputs can be stored from this machine. Those for the submitting machine were checked there.
+    """Check that this machine can store the outputs. The submitting machine has checked the outputs that it stores.
 
     Raises:
         TransferError, DataError: A store can't be written, or has files that must not be replaced.
@@ -81,9 +81,9 @@ def check_outputs(references: Iterable[DataReference], came: Arrived) -> dict[st
 
 
 def store_outputs(job: Job, folder: RunFolder, node_rank: int) -> dict[str, object]:
-    """Upload each output folder, and remove it if complete. Outputs for the submitting machine stay.
+    """Upload each output folder, and remove a folder that is complete. Outputs for the submitting machine stay.
 
-    Return the result, with excluded names.
+    Return the result, with the names of excluded files.
 
     Raises:
         TransferError, DataError: A file can't be stored.
@@ -104,7 +104,7 @@ def store_outputs(job: Job, folder: RunFolder, node_rank: int) -> dict[str, obje
             )
             left = uploaded.left_out
             stored.append(reference.to_json() | {"files": uploaded.files, "bytes": uploaded.bytes})
-            # Only after everything is stored: on an earlier failure the owner finds all files here.
+            # Remove it only after everything is stored: after an earlier failure the user finds all files here.
             path.unlink() if path.is_symlink() else shutil.rmtree(path)
         left_out += [{"name": f"uploads/{reference.name}/{name}".removesuffix("/."), "why": why} for name, why in left]
     return {"outputs": stored, "left_out": left_out}

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False) -> dict[str, Any]:
     """Prepare everything that the node's workers need. Return a `NodeSetup` as JSON.
 
-    apart: Also create the workers' folder.
+    apart: Also create the workers' folder, because the supervisor has not.
     """
     came = as_here(folder)
     if apart:
-        # The supervisor creates it if nodes see its folder; others create their own, and some of them may share one.
+        # The supervisor creates it if nodes see its folder. Other nodes create their own, which some of them may share.
         with locks.locked(folder.path / "work.lock"):
             if not folder.work.exists():
                 work_dir.make(folder, is_shared=False, sent=came.linked())
@@ -56,7 +56,7 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
     if job.launcher == "mpi" and "open_mpi" not in built:
         from paceline.launchers.mpi import find_open_mpi
 
-        # The supervisor's machine may have another Open MPI. After the environment, whose packages may contain Open MPI.
+        # The supervisor's machine may have another Open MPI. Search after building the environment, which may have one.
         mpi = find_open_mpi(built["python"])
         built["open_mpi"] = (mpi.mpirun, mpi.version)
     prepared = NodeSetup(
@@ -74,7 +74,7 @@ def _mounts(
 ) -> list[Mount]:
     """Return the mounts for a run's data: its folders, and the targets of links in them."""
     if all(reference.is_output for reference in references):
-        return []  # they are in the run's folder
+        return []  # the data are in the run's folder
     from paceline.containers import Mount
     from paceline.data.stores.filesystem import place_of
 
@@ -82,7 +82,7 @@ def _mounts(
     for reference in references:
         if reference.is_output:
             continue
-        # Shared data is read-only; a folder that is the place itself may be writable.
+        # Data that runs share is read-only; a folder that is the data's original place may be writable.
         is_itself = folder.run_id not in Path(inputs[reference.name]).parts and not came.is_carried(reference)
         mounts.append(Mount(path=Path(inputs[reference.name]), read_only=not is_itself))
         for source in came.reference(reference).sources:
@@ -104,10 +104,10 @@ def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int
     store = EnvironmentStore(folder.path.parent.parent / "environments")
     built = store.ensure(came.environment(environment), base, say)
     say(f"Environment {built.key} is ready ({time.monotonic() - started:.1f} s).")
-    # By one node only: the others have the same environment, and may share this file.
+    # Only one node writes this: the others have the same environment, and may share this file.
     if node_rank == 0:
         write_json(folder.environment, came.as_submitted(built.to_json()))
-    # After a layer's programs those of its base: torchrun, ninja.
+    # Search a layer's programs first, then those of its base environment, such as torchrun and ninja.
     folders = [str(built.bin_dir), *([os.path.dirname(built.base_python)] if built.is_layered else [])]
     return {
         "python": str(built.python),
@@ -120,9 +120,9 @@ def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int
 def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: Arrived, *, apart: bool) -> Path:
     """Create an empty output folder.
 
-    Outputs of nodes with folders of their own are stored by the supervisor's machine, which also checks them.
+    The supervisor's machine stores and checks the outputs of nodes with folders of their own.
     """
-    # By node 0 only, which stores them.
+    # Only node 0 checks, because it stores the outputs.
     if node_rank == 0 and not apart:
         check_outputs([reference], came)
     path = folder.uploads / reference.name
@@ -133,7 +133,7 @@ def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: A
 def _input(
     reference: DataReference, job: Job, folder: RunFolder, node_rank: int, came: Arrived
 ) -> tuple[Path, dict[str, object]]:
-    """Fetch an input. Return the workers' path, and the data for the run's record."""
+    """Fetch an input. Return the path for the workers, and the data for the run's record."""
     from paceline.data.datasets.content import content_fingerprint, with_content
     from paceline.data.transfer.cache import DataCache
     from paceline.data.transfer.fetch import fetch
@@ -187,7 +187,7 @@ def prepare_container(
 ) -> dict[str, object]:
     """Return the part of `NodeSetup` that describes the container.
 
-    mounts: Needed by the workers beside the run's folder.
+    mounts: Mounts that the workers need besides the run's folder.
     came: Files that came to this machine with the run.
 
     Raises:
@@ -203,7 +203,7 @@ def prepare_container(
         found = look(python=environment.python or "python3")
         layer = None
         if environment.needs_build:
-            # Built in a container of the image, whose Python and C library determine the wheels.
+            # Build the layer in a container of the image, whose Python and C library determine the wheels.
             layer = ensure_layer(
                 folder.path.parent.parent / "environments" / "images",
                 engine,
@@ -214,12 +214,12 @@ def prepare_container(
                 is_exact=bool(environment.locked_pip),
                 say=say,
             )
-            # Read-only: several runs share the layer.
+            # The mount is read-only, because several runs share the layer.
             mount = Mount(path=Path(layer.prefix), read_only=True)
             mounts = [*mounts, mount]
             kept = _kept(environment, layer)
             write_json(folder.environment, came.as_submitted(kept))
-            # Again, since the layer may have installed an mpirun.
+            # Examine the image again, since the layer may have installed an mpirun.
             found = look(python=layer.python, mounts=[mount])
     except (LauncherError, EngineError) as error:
         raise EnvironmentBuildError(str(error)) from error

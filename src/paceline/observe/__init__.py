@@ -1,1 +1,1 @@
-"""Observation of a run's workers: stacks, wait graph, stragglers, profiles and load; `node` runs on each node."""
+"""Observe a run's workers: stacks, wait graph, stragglers, profiles and load; `node` runs on each node."""

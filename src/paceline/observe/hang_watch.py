@@ -1,4 +1,4 @@
-"""Detection of hangs: no output for `hang_seconds`, and no worker makes progress.
+"""Detect hangs: no output for `hang_seconds`, and no worker makes progress.
 
 output or a metric arrives  ->  the workers are not examined
 silence for hang_seconds    ->  three stack dumps of all workers, some seconds apart (`wait_graph.gets_on`)
@@ -26,15 +26,15 @@ from paceline.system.files import write_json, write_whole
 if TYPE_CHECKING:
     from paceline.observe.stacks import RunStacks
 
-#: Seconds between two dumps that are compared: a part of the limit, within these bounds.
+#: Seconds between two dumps that are compared: a fraction of `hang_seconds`, within these bounds.
 _SHORTEST_S, _LONGEST_S = 1.0, 10.0
-#: Minimum seconds between two looks at the sizes of logs and metrics.
+#: Minimum seconds between two checks of the sizes of logs and metrics.
 _SIZES_S = 5.0
 _SHOWN = 3
 
 
 class HangWatch:
-    """A hang detector for one attempt. note: called with the record's entry, or None without a hang."""
+    """A hang detector for one attempt. note: called with the record's entry, or with None when a hang ends."""
 
     def __init__(self, launch: Launch, folder: RunFolder, looks: Looks, note: Callable[[Hang | None], None]) -> None:
         self._launch, self._folder, self._looks, self._note = launch, folder, looks, note
@@ -47,9 +47,9 @@ class HangWatch:
         self._is_looking = False
         self._first: WorkersReport | None = None
         self._hangs = False
-        #: Pairs of dumps without progress.
+        #: Number of successive pairs of dumps without progress.
         self._still = 0
-        #: Why the attempt must end, if the job asks for that.
+        #: Why the attempt must end, if the job wants a hang to end it.
         self.failure: FailureReport | None = None
 
     def look(self) -> None:
@@ -69,7 +69,7 @@ class HangWatch:
         self._looks.begin(self._take)
 
     def _take(self, told: WorkersReport) -> None:
-        """Compare this dump with the one before."""
+        """Compare this dump with the previous dump."""
         now = time.monotonic()
         self._is_looking = False
         if now - self._last_s < self._limit_s:
@@ -77,7 +77,7 @@ class HangWatch:
         if self._first is None:
             self._first, self._next_look = told, now + self._pause_s
             return
-        # Loaded late: few runs are silent for so long.
+        # The import is late: few runs are silent for so long.
         from paceline.observe.stacks import RunStacks
         from paceline.observe.wait_graph import gets_on
 
@@ -87,7 +87,7 @@ class HangWatch:
             self._still = 0
             self._get_on(why)
         elif not self._hangs and self._still == 0:
-            # A loop may be met twice in one place, so compare once more.
+            # Two dumps may meet a loop in the same line, so compare once more.
             self._still, self._first, self._next_look = 1, told, now + self._pause_s
         elif not self._hangs:
             self._still = 0
@@ -104,7 +104,7 @@ class HangWatch:
         text = hang_text(stacks)
         path = self._folder.hang_report(self._launch.attempt)
         # A later hang replaces the report of an earlier one.
-        with contextlib.suppress(OSError):  # other parts report a full disk
+        with contextlib.suppress(OSError):  # the modules that write logs report a full disk
             write_whole(path, f"Nothing has come since {self._last_utc}.\n{text}\n\n{stacks}\n")
             write_json(path.with_suffix(".json"), stacks.to_json())
         say(f"the run hangs: nothing has come since {self._last_utc}. {text}")
@@ -133,7 +133,7 @@ class HangWatch:
 
 
 def hang_text(stacks: RunStacks) -> str:
-    """Return the reason for the hang in a few sentences, or the positions of all ranks."""
+    """Return the reason for the hang in a few sentences; without a known reason, the positions of all ranks."""
     said = stacks.waiting or stacks.places
     more = f" And {len(said) - _SHOWN} more." if len(said) > _SHOWN else ""
     return " ".join(said[:_SHOWN]) + more

@@ -1,4 +1,4 @@
-"""Samples of the load of a run's nodes and workers, taken every few seconds.
+"""Sample the load of a run's nodes and workers every few seconds.
 
 metrics/node_<n>.jsonl, load_<rank>.jsonl     series, as metric logs with seconds since 1970 as steps
 attempts/<k>/load.json                        the last sample, and the ranks' pace (`paceline.observe.stragglers`)
@@ -22,20 +22,20 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
 from paceline.system.files import write_json
 
-# Loaded with the first sample: short runs have none, and their supervisors start sooner.
+# The import comes with the first sample: short runs have none, and their supervisors start sooner.
 if TYPE_CHECKING:
     from paceline.observe.stragglers import Counted, RunPace
 
 #: Seconds between two samples; 0 disables them.
 SECONDS_VARIABLE, SECONDS = "PACELINE_SAMPLE_SECONDS", 5.0
-#: (after seconds, values that are merged into one): frequent while somebody may be watching, rare in the days after, so that the
-#: file stays small.
+#: (after seconds, values that are merged into one): frequent while people may be watching, rare in the days after, so that
+#: the file stays small.
 _THINNED = ((600.0, 6), (6 * 3600.0, 24))
-#: Values of a worker's load that do not become series: process counts, and totals since its start.
+#: Values of a worker's load that are not stored as series: process counts, and totals since the worker's start.
 _NOT_KEPT = ("pid", "processes", "age_s", "steps", "data_s", "wait_s")
-#: Samples kept for the report of a worker that ran out of memory.
+#: Number of samples that are kept for the report of a worker that ran out of memory.
 _REMEMBERED = 60
-#: Windows for the current straggler, windows that are kept, and the oldest of them, which are merged in pairs.
+#: Number of windows for the current straggler, of windows that are kept, and of the oldest, which are merged in pairs.
 _RECENT, _MOST, _OLD = 12, 240, 200
 
 
@@ -52,10 +52,10 @@ class Sample:
 
 
 class LoadWatch:
-    """Sampler of the nodes' load. The first look only starts the measurement.
+    """Sampler of the nodes' load. The first call of `look` only starts the measurement.
 
-    pids: returns the known processes by rank. look_where: called once with the ranks of a straggler; it may call `note_place`
-    later.
+    pids: returns the known processes by rank. look_where: called once with the ranks of a straggler; it may later call
+    `note_place`.
     """
 
     def __init__(
@@ -83,16 +83,16 @@ class LoadWatch:
         self.samples: deque[Sample] = deque(maxlen=_REMEMBERED)
 
     def look(self) -> None:
-        """Sample the nodes if it is time to."""
+        """Sample the nodes if the time of the next sample has come."""
         now = time.monotonic()
         if self._ask is None or not self._every_s or now < self._next:
             return
         self._next = now + self._every_s
         if self._is_first:
-            # Do not ask yet: many runs end before their first sample.
+            # Don't sample yet: many runs end before their first sample.
             self._is_first, self._next = False, now + self._every_s / 2
             return
-        # Neither a full disk nor a silent node may end a run because of its load curves.
+        # A full disk or a silent node must not end a run because of its load curves.
         with contextlib.suppress(OSError, EngineError):
             self._take(self._ask(self._workers()))
         # Ask slow nodes less often, so that the supervisor waits little.
@@ -123,7 +123,7 @@ class LoadWatch:
 
     def _workers(self) -> dict[int, WatchedWorkers]:
         pids = self._pids()
-        # Processes in a container have other pids.
+        # Processes in a container have other pids outside it.
         is_apart = self._launch.prepared[0].container is not None
         found: dict[int, WatchedWorkers] = {}
         for place in self._launch.places:
@@ -177,7 +177,7 @@ class LoadWatch:
         if len(window) == sum(place.role == "worker" for place in self._launch.places) and is_training(window):
             self._windows.append(window)
         if len(self._windows) > _MOST:
-            # Merge old windows of a long training: their totals stay, and memory stays bounded.
+            # Merge the old windows of a long training: their totals stay, and memory stays bounded.
             self._windows = [
                 _joined(pair) for pair in zip(self._windows[:_OLD:2], self._windows[1:_OLD:2], strict=True)
             ] + (self._windows[_OLD:])
@@ -197,13 +197,13 @@ class LoadWatch:
             self._flush(name)
 
     def _flush(self, name: str) -> None:
-        """Write one value for the kept ones: their mean, or for memory the maximum."""
+        """Write one value for the values kept so far: their mean, or for memory their maximum."""
         kept = self._kept.pop(name)
         kind, _, number = name.partition(" ")
         if name not in self._logs:
             path = self._folder.node_log(int(number)) if kind == "node" else self._folder.load_log(int(number))
             self._logs[name] = MetricLog(path)
-        # Time as the step, so that the page draws all nodes on one axis.
+        # The time is the step, so that the live page draws all nodes on one axis.
         at = int(kept[-1]["at_s"])
         for value in dict.fromkeys(value for one in kept for value in one if value != "at_s"):
             found = [one[value] for one in kept if value in one]
@@ -234,7 +234,7 @@ def _joined(pair: tuple[dict[int, Counted], dict[int, Counted]]) -> dict[int, Co
 
 
 def sample_seconds(environ: Mapping[str, str]) -> float:
-    """Return the seconds between two samples from the variable, at least 1, or 0 for none."""
+    """Return the seconds between two samples from the variable, at least 1; 0 means no samples."""
     try:
         seconds = float(environ.get(SECONDS_VARIABLE, SECONDS))
     except ValueError:

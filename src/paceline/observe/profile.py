@@ -1,4 +1,4 @@
-"""Profiles of a run's workers: stacks that a program on each node samples while they run."""
+"""Profile a run's workers: a program on each node samples their stacks while they run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from paceline.runs.folder import RunFolder
 #: Default seconds and samples per second, and their limits.
 SECONDS, RATE = 30.0, 100.0
 MOST_SECONDS, MOST_RATE = 600.0, 500.0
-#: Maximum number of functions to show.
+#: Maximum number of functions in the text.
 SHOWN = 10
-#: Shares of ranks that differ by this much are shown one by one.
+#: If the shares of ranks differ by at least this much, the text lists them one by one.
 _APART = 0.1
-#: Frames below every worker's script.
+#: Files whose frames are outside every worker's script.
 _OURS = ("/paceline/worker/script.py", "/paceline/worker/__main__.py")
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
@@ -30,7 +30,7 @@ _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 class FunctionTime:
     """A function's share of the main threads' time, 0 to 1.
 
-    own: in the function itself. whole: with all functions that it calls. by_rank: rank -> own.
+    own: time in the function itself. whole: own time and that of all functions that it calls. by_rank: rank -> own.
     """
 
     function: str
@@ -43,7 +43,7 @@ class FunctionTime:
 
 @dataclass(frozen=True)
 class RunProfile:
-    """The samples of a run's workers. told: plain values, as in `to_json`."""
+    """The samples of a run's workers. told: the samples as plain JSON values, as in `to_json`."""
 
     told: WorkersReport
 
@@ -60,7 +60,7 @@ class RunProfile:
     def functions(self, *, below: bool = False, limit: int = SHOWN) -> list[FunctionTime]:
         """Return the functions in which the main threads spent most time, the longest first.
 
-        below: count the processes that workers started, such as a DataLoader's.
+        below: also count the processes that workers started, such as a DataLoader's.
         """
         shares = {rank: _shares(one, below=below) for rank, one in self.ranks.items() if "stacks" in one}
         shares = {rank: both for rank, both in shares.items() if both[0]}
@@ -112,7 +112,7 @@ class RunProfile:
     def save(self, path: str | Path) -> Path:
         """Write all samples as a file for https://www.speedscope.app, and return its path.
 
-        It has a profile for each thread of each rank.
+        The file has one profile for each thread of each rank.
         """
         target = Path(path)
         target.write_text(json.dumps(self.speedscope()), encoding="utf-8")
@@ -174,7 +174,7 @@ def take(folder: RunFolder, *, seconds: float = SECONDS, rate: float = RATE) -> 
     Raises:
         UserError: `seconds` or `rate` is out of bounds.
         RunStateError: The run is not alive, or its supervisor does not answer or is too old.
-        TargetError: Its supervisor cannot be reached.
+        TargetError: The run's supervisor cannot be reached.
     """
     if not 1 <= seconds <= MOST_SECONDS:
         raise UserError(f"seconds={seconds:g}: give a number from 1 to {MOST_SECONDS:g}.")
@@ -184,7 +184,7 @@ def take(folder: RunFolder, *, seconds: float = SECONDS, rate: float = RATE) -> 
 
 
 def _stacks(one: WorkerFacts) -> Iterator[tuple[str, list[tuple[str, str, int]], int]]:
-    """Yield (thread, frames from outermost without Paceline's, count) of each stack."""
+    """Yield (thread, frames from the outermost, without Paceline's, count) of each stack."""
     frames = [(str(function), str(file), int(line)) for function, file, line in one.get("frames", ())]
     for where, numbers, count in one.get("stacks", ()):
         stack = [frames[number] for number in numbers if not frames[number][1].endswith(BETWEEN)] or [
@@ -199,7 +199,7 @@ _Shares = tuple[dict[tuple[str, str], float], dict[tuple[str, str], float], dict
 
 
 def _shares(one: WorkerFacts, *, below: bool) -> _Shares:
-    """Return (file, function) -> own share, share with callees, and a line."""
+    """Return (file, function) -> own share, share with called functions, and a line."""
     own, whole, lines = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[tuple[str, str], int]]()
     total = 0
     for where, stack, count in _stacks(one):
@@ -222,7 +222,7 @@ def _parts(counts: Mapping[tuple[str, str], int], total: int) -> dict[tuple[str,
 
 
 def _place(frames: list[tuple[str, str, int]], told: WorkersReport) -> tuple[str, str, int]:
-    """Return (file, function, line) of the innermost frame of the script, else of the innermost frame."""
+    """Return (file, function, line) of the script's innermost frame, or else of the innermost frame."""
     own = next((frame for frame in reversed(frames) if wait_graph.is_own(frame[1], told)), frames[-1])
     return own[1], own[0], own[2]
 

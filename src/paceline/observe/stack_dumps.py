@@ -1,7 +1,7 @@
-"""Stack dumps and profiles of an attempt's workers, taken by a program on each node.
+"""Take stack dumps and profiles of an attempt's workers, by a program on each node.
 
 The programs are `paceline.observe.node.look` and `sampler`. They are started like workers, so they end with the run, and their
-output comes back as logs do.
+output is fetched as logs are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT_S = 20.0
 
 @dataclass
 class _Look:
-    """One request. done: called with the result. asked_ranks: only these ranks."""
+    """One request to the nodes. done: called with the result. asked_ranks: the ranks to examine."""
 
     number: int
     done: Callable[[WorkersReport], None]
@@ -40,7 +40,7 @@ class _Look:
 
 
 class Looks:
-    """The requests for one attempt's workers.
+    """The open requests for stacks of one attempt's workers.
 
     shells: the workers' shell environment on each node. about: rank -> facts that the supervisor adds. command_of: (rank,
     program, words) -> command that runs the program beside the rank's worker.
@@ -68,10 +68,10 @@ class Looks:
     def begin_profile(
         self, done: Callable[[WorkersReport], None], *, seconds: float, rate: float, ranks: Sequence[int] | None = None
     ) -> None:
-        """Sample the stacks of these workers, default all; `done` is called as in `begin`."""
+        """Sample the stacks of these workers, by default of all; `done` is called as in `begin`."""
         every = [place.rank for place in self._launch.places]
         asked = {"seconds": seconds, "rate": rate}
-        # The program limits the time of its own children.
+        # The program itself limits the time of its child processes.
         self._begin(done, "observe/node/sampler.py", every if ranks is None else ranks, asked, seconds + 2 * LIMIT_S)
 
     def _begin(
@@ -95,7 +95,7 @@ class Looks:
             words = (str(there), str(environment.watch_dir(self._launch)), json.dumps({"ranks": ranks, **asked}))
             command = self._command_of(ranks[0], program, *words)
             try:
-                # Not in the workers' folder, whose file server may be the one that does not answer.
+                # Don't start in the workers' folder: its file server may be what does not answer.
                 started = self._nodes.start(command, Path("/"), self._shells[node_rank])
             except OSError as error:
                 one.notes.append(f"{self._launch.nodes[node_rank].name} can't be asked: {error.strerror or error}")
@@ -127,13 +127,13 @@ class Looks:
                 one.done(self._told(one))
 
     def ended(self, ended: ProcessExit) -> None:
-        """Note that a process ended which may be one of these programs."""
+        """Record the end of a process, which may be one of the started programs."""
         for one in self._under_way:
             if (ended.pid, ended.node_rank) in one.waiting:
                 one.ended.add((ended.pid, ended.node_rank))
 
     def close(self) -> None:
-        """Abandon all open requests."""
+        """Abandon all open requests; their `done` is not called."""
         for one in self._under_way:
             for _, output in one.waiting.values():
                 output.unlink(missing_ok=True)
@@ -159,7 +159,7 @@ class Looks:
         }
 
     def _groups(self, wanted: frozenset[int]) -> list[tuple[int, ...]]:
-        """Group these ranks by the node, or container, that one program can examine."""
+        """Group these ranks by the node, or the container, in which one program can examine them."""
         apart = self._launch.prepared[0].container is not None and self._launch.job.launcher != "mpi"
         groups: dict[int, list[int]] = {}
         for place in self._launch.places:

@@ -1,4 +1,4 @@
-"""The stacks of a run's workers, requested from its supervisor over an exec channel."""
+"""Get the stacks of a run's workers from its supervisor over an exec channel."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from paceline.runs.execute import Files
 from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import Channel, ExecRequest
 
-#: Nodes have 20 seconds; a login host or a bucket adds its delay.
+#: Timeout in seconds. Nodes have 20 seconds; a login host or a bucket adds its delay.
 LIMIT_S = 60.0
 _LOOK_S = 0.01
 _RECORD_S = 2.0
-#: Frames between a script and torch that only measure time.
+#: Files with frames between a script and torch that only measure time.
 BETWEEN = ("/paceline/system/step_clock.py", "/paceline/collectives/step_hooks.py")
-#: Frames below every worker and thread.
+#: Files with the outermost frames of every worker and thread.
 _BELOW = ("/paceline/worker/script.py", "/paceline/worker/__main__.py", "/threading.py")
 
 
 @dataclass(frozen=True)
 class RunStacks:
-    """The positions of a run's workers at one moment. told: plain values, as in `to_json`."""
+    """The positions of a run's workers at one moment. told: the positions as plain JSON values, as in `to_json`."""
 
     told: WorkersReport
 
     @property
     def waiting(self) -> list[str]:
-        """Sentences on who waits for whom, the cause first; empty if no rank waits."""
+        """Sentences on which ranks wait for which, the cause first; empty if no rank waits."""
         return wait_graph.sentences(self.told)
 
     @property
@@ -68,7 +68,7 @@ class RunStacks:
             for process in (one, *one.get("children", ())):
                 threads = process.get("threads") or []
                 what = "" if process is one else _program(process, one)
-                # Compare only values that are equal on ranks that do the same: no pids, no addresses.
+                # Compare only values that are equal on ranks with equal work: neither pids nor addresses.
                 key = json.dumps([what, threads or process.get("silent", ""), process.get("state") in ("T", "t")])
                 group = found.setdefault(key, ([], what, threads))
                 if rank not in group[0]:
@@ -96,7 +96,7 @@ class RunStacks:
 
 
 def _without_ours(thread: Thread) -> Thread | None:
-    """Return the thread without frames of Paceline and of imports; None for Paceline's own threads."""
+    """Return the thread without frames of Paceline and of imports, or None if it is Paceline's own thread."""
     frames = [
         frame
         for frame in thread["frames"]
@@ -110,7 +110,7 @@ def _without_ours(thread: Thread) -> Thread | None:
 
 
 def _program(process: ProcessFacts, worker: WorkerFacts) -> str:
-    """Describe a child process of a worker. A forked one has the worker's command line."""
+    """Describe a child process of a worker. A forked child has the worker's command line."""
     if process["command"] == worker.get("command"):
         return "a process forked from it"
     return f"process {str(process['command'])[:80]}"
@@ -119,11 +119,11 @@ def _program(process: ProcessFacts, worker: WorkerFacts) -> str:
 def take(folder: RunFolder, *, native: bool = False, limit_s: float = LIMIT_S) -> RunStacks:
     """Return the stacks of a live run.
 
-    native: also frames of C, by py-spy, which stops each process for some milliseconds.
+    native: also return frames of C, by py-spy, which stops each process for some milliseconds.
 
     Raises:
         RunStateError: The run is not alive, or its supervisor does not answer or is too old.
-        TargetError: Its supervisor cannot be reached.
+        TargetError: The run's supervisor cannot be reached.
     """
     return RunStacks(ask(folder, {"stacks": {"native": native}}, limit_s))
 

@@ -1,10 +1,10 @@
-"""The time of a run's ranks, and stragglers: pure functions of the steps that ranks counted.
+"""Measure how ranks spend their time, and find stragglers: pure functions of the steps that ranks counted.
 
     window      the time between two samples, with each rank's steps, seconds waiting for data, and seconds waiting for others
     own time    a rank's window without waiting for others: in a synchronous training, all wait for the slowest
     straggler   ranks whose own time is a quarter longer in nearly every window, while the others wait for them
 
-Windows in which a rank made no step are ignored: a checkpoint, an evaluation on rank 0 alone, the start.
+Windows in which a rank made no step are ignored, such as a checkpoint, an evaluation on rank 0 alone, or the start.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 
 from paceline.observe.wait_graph import ranks_words
 
-#: A straggler's own time is at least this many times the others'.
+#: A straggler's own time is at least this many times the own time of other ranks.
 FACTOR = 1.25
-#: Minimum number of windows, and the share of them in which a straggler must be slow.
+#: Minimum number of windows, and minimum share of windows in which a straggler must be slow.
 WINDOWS, STEADY = 6, 0.8
-#: Minimum share of time that the others wait; shorter waits are the cost of messages.
+#: Minimum share of time that other ranks wait; shorter waits are the cost of messages.
 WAITS = 0.1
-#: At a run's end, report stragglers that cost the others this many seconds and this share of their time.
+#: At a run's end, report stragglers that cost other ranks at least this many seconds and this share of their time.
 LOST_S, LOST = 30.0, 0.1
-#: If waiting for others cannot be measured: a straggler's additional share of waiting for data.
+#: Where waits for others cannot be measured, the additional share of its time that a straggler waits for data.
 DATA_MORE = 0.2
 
 
@@ -48,7 +48,7 @@ class Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPace:
-    """One rank's time during training.
+    """How one rank spent its time during training.
 
     step_s: seconds per step. compute, data, others: shares of its time, 0 to 1: computing, waiting for the next batch, waiting
     for other ranks.
@@ -65,11 +65,11 @@ class RankPace:
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """Ranks that hold up the others.
+    """Ranks that hold up the other ranks.
 
     factor: their own time per step as a multiple of the others'. own_s, others_s: these times in seconds. lost_s: seconds that
-    the others have waited so far. why: "data" if they wait for batches, else "compute". place: the most frequent position, such
-    as "data.py:41, `load`", with its share place_share; None if it was not sampled.
+    the others have waited so far. why: "data" if the straggler waits for batches, else "compute". place: its most frequent
+    position, such as "data.py:41, `load`", with the share of it in place_share; None if it was not sampled.
     """
 
     ranks: tuple[int, ...]
@@ -83,7 +83,7 @@ class Straggler:
     place_share: float = 0.0
 
     def text(self, *, is_over: bool = False) -> str:
-        """Return a sentence: who is slow, by how much, and where."""
+        """Return a sentence on which ranks are slow, by how much, and where."""
         one = len(self.ranks) == 1
         be = ("was" if one else "were") if is_over else ("is" if one else "are")
         where = f" on {self.node}" if self.node else ""
@@ -144,7 +144,7 @@ class RunPace:
 
 
 def lines(pace: RunPace) -> list[str]:
-    """Return the ranks' pace as lines, equal ranks together, and the stragglers."""
+    """Return the ranks' pace as lines, with equal ranks on one line, and the stragglers."""
     rows: dict[str, list[int]] = {}
     for rank, one in sorted(pace.ranks.items()):
         shares = (("computing", one.compute), ("waiting for data", one.data), ("waiting for others", one.others))
@@ -223,7 +223,7 @@ def seconds_text(seconds: float) -> str:
 def _by_data(
     windows: Sequence[Mapping[int, Counted]], total: Mapping[int, Counted], nodes: Mapping[int, str]
 ) -> Straggler | None:
-    """Return the straggler by waiting for data, where waiting for others cannot be seen, as on GPUs."""
+    """Find the straggler by its waits for data, if waits for others cannot be measured, as on GPUs."""
 
     def shares(window: Mapping[int, Counted]) -> dict[int, float]:
         return {rank: one.data_s / one.passed_s for rank, one in window.items()}
@@ -246,7 +246,7 @@ def _by_data(
 def _straggler(
     slow: set[int], nodes: Mapping[int, str], own_s: float, others_s: float, lost_s: float, is_data: bool
 ) -> Straggler:
-    # A single node's name says nothing.
+    # If there is only one node, its name says nothing.
     names = {nodes.get(rank, "") for rank in slow} if len(set(nodes.values())) > 1 else {""}
     return Straggler(
         ranks=tuple(sorted(slow)),
@@ -260,7 +260,7 @@ def _straggler(
 
 
 def _own(window: Mapping[int, Counted]) -> dict[int, float]:
-    """Return each rank's seconds without waiting for others, scaled to equal steps."""
+    """Return each rank's seconds without waiting for others, scaled to the same number of steps."""
     steps = [one.steps for one in window.values()]
     if max(steps) - min(steps) <= 1:
         return {rank: max(0.0, one.passed_s - one.others_s) for rank, one in window.items()}

@@ -1,12 +1,12 @@
-"""The wait graph: sentences on who waits for whom in a stack dump of all workers, as pure functions.
+"""Derive from a stack dump of all workers which rank waits for which, in sentences; pure functions.
 
 op            an open collective: an entry of a board or of torch's recorder, with the ranks in it
 missing       ranks of its group that have not started it
 stands        position of a rank outside collectives: its own code, a debugger, the kernel, stopped, gone
 
-Two dumps show whether a worker progresses (`gets_on`): it, or a process below it, computes, reads or writes, or has reached
-another line of the script. A worker in the same collective and place does not, although it may spin while it waits. A worker in a
-debugger waits for a person, which is no hang.
+Two dumps show whether a worker progresses (`gets_on`): the worker, or a process below it, computes, reads or writes, or has
+reached another line of the script. A worker in the same collective at the same line does not progress, although it may spin
+while it waits. A worker in a debugger waits for a person, and that is not a hang.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.observe.node.messages import Collective, Frame, ProcessFacts, Work
 from paceline.system.collective_state import ranks_of
 from paceline.system.units import size_text
 
-#: Further sentences add nothing.
+#: Maximum number of sentences; further sentences add nothing.
 _MOST = 6
 _DEBUGGERS = ("pdb.py", "bdb.py", "ipdb/__main__.py", "pudb/", "debugpy/", "pydevd")
 #: Kernel functions that wait for a file server: NFS, CIFS, Lustre, FUSE, Ceph, GPFS.
@@ -42,9 +42,9 @@ _FILE_SERVERS = (
 _INSTALLED = re.compile(r"(?:/lib/python3[^/]*)?/(?:site|dist)-packages/|/lib/python3[^/]*/|^<frozen |/paceline/")
 _STOPPED = "T"
 
-#: Share of a core, of a worker and its children; polling threads take less.
+#: Minimum share of a core, used by a worker and its children, that counts as progress; polling threads use less.
 _CPU = 0.05
-#: Bytes per second, likewise.
+#: Minimum bytes per second that count as progress.
 _IO = 16_000
 
 
@@ -61,7 +61,7 @@ class Op:
 
 
 def sentences(told: WorkersReport) -> list[str]:
-    """Return why the workers wait, the cause first; empty if none waits or stands still."""
+    """Return why the workers wait, the cause first; empty if no worker waits or stands still."""
     ranks = {int(rank): found for rank, found in told["ranks"].items()}
     found, explained = [], set[int]()
     blocked = ops(told)
@@ -88,7 +88,7 @@ def ops(told: WorkersReport) -> list[Op]:
     found: dict[tuple[object, ...], Op] = {}
     for rank, one in ranks.items():
         for entry in entries(one):
-            # If all ranks start them in one order, their number identifies them; else kind and name do.
+            # If all ranks start collectives in the same order, a number identifies a collective; else kind and name do.
             key = (
                 (entry["channel"], entry["number"])
                 if entry["number"]
@@ -102,7 +102,7 @@ def ops(told: WorkersReport) -> list[Op]:
                 op.others[rank] = entry
     joined = {rank for op in found.values() if op.entry["kind"] == "join" for rank in op.ages}
     for op in found.values():
-        # Compare the others with the collective that most ranks are in.
+        # Compare the other ranks with the collective that most ranks are in.
         _let_most_rule(op, told)
         there = set(op.ages) | set(op.others) | (joined if not op.entry["number"] else set())
         op.missing = [
@@ -160,7 +160,7 @@ def trouble(one: WorkerFacts, told: WorkersReport) -> str | None:
 
 
 def in_debugger(one: WorkerFacts) -> str | None:
-    """Return a worker's debugger: a module's name, or "process 123" for gdb and the like; or None."""
+    """Return a worker's debugger: a module's name, or "process 123" for gdb and similar debuggers; or None."""
     if one.get("tracer"):
         return f"process {one['tracer']}"
     for thread in one.get("threads") or ():
@@ -189,7 +189,7 @@ def stands(rank: int, told: WorkersReport) -> str:
 def op_text(entry: Collective) -> str:
     """Return a collective in words: "all_reduce 512 (bucket 3, [3, 4] float, 1.2 MB)"."""
     number = f" {entry['number']}" if entry["number"] else ""
-    # Horovod's interface puts the kind before the script's name.
+    # Horovod's interface puts the kind in front of the name that the script gave.
     given = str(entry["name"]).removeprefix(f"{entry['kind']}.")
     name = f" {given!r}" if given else ""
     size = size_text(entry["bytes"]) if entry["bytes"] else ""
@@ -232,7 +232,7 @@ def _sentence(op: Op, told: WorkersReport, ranks: Mapping[int, WorkerFacts], ins
 
 
 def _whereabouts(missing: Sequence[int], told: WorkersReport, inside: Mapping[int, Op], op: Op) -> str:
-    """Return the positions of the missing ranks, equal ones together."""
+    """Return the positions of the missing ranks, with equal positions together."""
     places: dict[str, list[int]] = {}
     for rank in missing:
         other = inside.get(rank)
@@ -256,7 +256,7 @@ def _whereabouts(missing: Sequence[int], told: WorkersReport, inside: Mapping[in
 
 
 def _no_double(text: str) -> str:
-    # `stands` may speak of a child process.
+    # The text of `stands` may begin with a child process.
     return text.replace("It its ", "Its ").replace("it its ", "its ").replace("each its ", "its ")
 
 
@@ -315,7 +315,7 @@ def gets_on(first: WorkersReport, second: WorkersReport) -> str | None:
         if after.get("exit_code") is not None or after.get("gone"):
             continue
         if "pid" not in after or before.get("pid") != after["pid"]:
-            # Its node did not report it, or it has just started.
+            # The node of this rank did not report it, or the rank has just started.
             return f"nothing is known of rank {rank}"
         if (text := _gets_on(before, after, passed_s, second)) is not None:
             return f"rank {rank} {text}"
@@ -339,7 +339,7 @@ def _gets_on(before: WorkerFacts, after: WorkerFacts, passed_s: float, told: Wor
         if known is None:
             return f"has started process {one['pid']}"
         cpu_s += one["cpu_s"] - known["cpu_s"]
-        # The worker itself wrote its answer to the first dump.
+        # The worker itself wrote its answer to the first dump, so subtract these bytes.
         io_bytes += one["io_bytes"] - known["io_bytes"] - known.get("answer_bytes", 0)
         if _own_place(one, told) != _own_place(known, told):
             return f"has a process {one['pid']} that has come to another place"
@@ -358,5 +358,5 @@ def _same_collective(before: WorkerFacts, after: WorkerFacts) -> bool:
 
 
 def _own_place(one: ProcessFacts, told: WorkersReport) -> list[tuple[str, int]]:
-    """Return the script's own open calls, outermost last; calls inside libraries are no progress."""
+    """Return the script's own open calls, the outermost last; calls inside libraries do not count as progress."""
     return [(frame["file"], frame["line"]) for frame in _main(one) if is_own(frame["file"], told)]

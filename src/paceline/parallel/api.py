@@ -185,8 +185,8 @@ def parallelize(
 
             batch = sample
             if batch is None and loader is not None:
-                # A layout for the sample only. The one that "auto" will take is not known yet, and the global batch is the same
-                # with any.
+                # Build a layout only to take a sample: the layout that "auto" will choose is not known yet, and the
+                # global batch is the same with every layout.
                 batch = feed(loader, task, mesh.build(place, strategies.Layout(data=place.size))).sample()
             choice = auto.choose(task, optimizer, batch, place, memory_bytes)
             strategy = choice.strategy
@@ -244,7 +244,7 @@ def _build(
     memory_bytes: int | None,
     again: str | Sequence[str] | None,
 ) -> Executor:
-    """Return the executor of this layout. The model is changed in place.
+    """Return the executor of this layout. It changes the model in place.
 
     `sample` returns a global batch or None.
     """
@@ -289,7 +289,7 @@ def _build(
     from paceline.parallel.replicas.core import Plain
 
     if again is not None:
-        # After the search for layers to cut, which recognises layers by their class.
+        # Mark recomputed blocks only after the search for layers to cut, which recognises layers by their class.
         notes = [*notes, f"computed again in the backward pass: {', '.join(fold(recompute(task.model, again)))}"]
     if layout.shard == 1:
         give_memory(world.device, task.model)
@@ -355,14 +355,14 @@ def _check_options(clip_norm: object, precision: object, check: object, weights:
             raise ParallelError(message)
 
 
-#: Parameter names of a loss that calls the model itself, or that takes the whole batch.
+#: Parameter names by which to recognise a loss that calls the model itself, or that takes the whole batch.
 _MODELS, _BATCHES = ("model", "net", "network", "module"), ("batch", "batch_data")
 
 
 def _check_loss(loss: object) -> None:
-    """Refuse what is no loss of (output, target).
+    """Refuse a loss whose parameters are not (output, target).
 
-    Called so, a loss of (model, batch) would fail with "'Tensor' object is not callable", or silently train on rows of the
+    A loss of (model, batch) would fail here with "'Tensor' object is not callable", or silently train on rows of the
     target.
     """
     if loss is None:

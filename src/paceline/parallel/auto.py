@@ -32,7 +32,7 @@ from paceline.parallel.strategy import DataParallel, Joinable
 from paceline.parallel.task import Task
 from paceline.system.memory import memory
 
-#: The part of the memory to plan with. The rest is for buckets, fragmentation and the loader. A guess.
+#: The fraction of the memory to plan with. The rest is for buckets, fragmentation and the loader. The value is a guess.
 USABLE = 0.8
 
 
@@ -56,7 +56,7 @@ class LayoutChoice:
 def choose(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: object, place: WorldPlace, memory_bytes: int | None
 ) -> LayoutChoice:
-    """Return the fastest strategy that fits. Collective.
+    """Return the fastest strategy that fits in memory. Collective.
 
     `sample` is a global batch. With None, activations and times are unknown and count as 0.
 
@@ -65,7 +65,7 @@ def choose(
     """
     if place.size == 1:
         return LayoutChoice(strategy=DataParallel(), reason="DataParallel(): there is one worker.")
-    # The weights are in memory already and are counted in the needs, so count their memory as available.
+    # The parameters are allocated already, and the forecast counts them as needed, so count their memory as available.
     held = sum(param.nbytes for param in task.model.parameters() if not param.is_meta)
     own = memory_bytes or available_bytes(place.device) + held
     # Every worker holds the same amount, so the worker with the least memory decides.
@@ -81,7 +81,7 @@ def choose(
 
 
 def decide(measured: Measured, workers: int, memory_bytes: int, microbatches: int, at_once: int) -> LayoutChoice:
-    """Return the strategy and its reason from these numbers alone.
+    """Return the strategy and its reason, computed from the arguments alone.
 
     Raises:
         ParallelError: No layout fits.
@@ -139,14 +139,14 @@ def measure(
 
 
 def available_bytes(device: torch.device) -> int:
-    """Return the bytes this process may still allocate.
+    """Return the number of bytes that this process may still allocate.
 
-    The other workers on this machine are assumed to need as much.
+    The workers of this machine share its free memory equally.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     local = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
-    # The machine's memory is shared by its workers. The limit is this process's own.
+    # The workers of this machine share its memory, while `ulimit -d` limits each process alone.
     return min(memory().available // local, _left_of_limit())
 
 

@@ -24,7 +24,7 @@ from paceline.parallel.reduce import local
 if TYPE_CHECKING:
     from paceline.parallel.executor import ParallelHandle
 
-#: A number, a function of the number of earlier updates, or None for the mean of all updates.
+#: The decay: a number, a function of the number of earlier updates, or None for the mean of the weights at all updates.
 Decay = float | Callable[[int], float] | None
 
 
@@ -45,7 +45,7 @@ class _Follower:
 
     @property
     def state(self) -> list[int]:
-        """Return the updates and the steps so far."""
+        """Return the numbers of updates and of steps so far."""
         return [self.count, self._steps]
 
     @state.setter
@@ -54,7 +54,7 @@ class _Follower:
 
     @torch.no_grad()
     def stepped(self) -> None:
-        """Follow one step of the optimizer."""
+        """Follow one step of the optimizer: update the average every `every` steps."""
         self._steps += 1
         if self._steps % self._every:
             return
@@ -62,7 +62,7 @@ class _Follower:
         self.count += 1
 
     def _update(self, keep: float) -> None:
-        """Set values to keep * value + (1 - keep) * source."""
+        """Set each averaged value to keep * value + (1 - keep) * source."""
         raise NotImplementedError
 
 
@@ -82,7 +82,7 @@ class Average(_Follower):
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Let the model compute with the average."""
+        """Let the model compute with the averaged weights within the block."""
         if self.is_applied:
             raise ParallelError("average.applied() is open already. Leave its block before opening it again.")
         held = {name: tensor.detach() for name, tensor in hold(self._par).model_tensors().items()}
@@ -99,7 +99,7 @@ class Average(_Follower):
             self.is_applied = False
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Return the whole average on the CPU, on every rank.
+        """Return the whole averaged model on the CPU, on every rank.
 
         The names are the model's, so `model.load_state_dict` takes it anywhere.
         """
@@ -108,7 +108,7 @@ class Average(_Follower):
 
 
 class Twin(_Follower):
-    """A frozen submodule that follows another of its shape.
+    """A frozen submodule that follows another submodule of the same shape.
 
     `tensors` is empty, because the twin is part of the model and of its checkpoints.
     """
@@ -120,7 +120,7 @@ class Twin(_Follower):
         tensors = held.model_tensors()
         own = {name: (tensors[first].shape, tensors[first].dtype) for name, first in held.first_names().items()}
         self._pipe = par.world.group("pipe")
-        #: The names that each stage holds.
+        #: For each stage, the names of the tensors that it holds.
         stages = [own] if self._pipe is None else gather(own, self._pipe)
         self._stages = [set(of_stage) for of_stage in stages]
         self._about = {name: about for of_stage in reversed(stages) for name, about in of_stage.items()}
@@ -153,7 +153,7 @@ class Twin(_Follower):
     def _update(self, keep: float) -> None:
         held = hold(self._par)
         first, tensors = held.first_names(), held.model_tensors()
-        # A tied tensor has several names, and must follow once.
+        # A tied tensor has several names, but must be updated only once.
         followed: set[str] = set()
         for rest in self._rests:
             source, twin = (f"{end}.{rest}" for end in (self._of, self._into))
@@ -167,7 +167,7 @@ class Twin(_Follower):
                 _follow(local(there), _cut(own, there), keep if is_averaged else 0.0)
 
     def _moved(self, own: Tensor | None, source: str) -> Tensor:
-        """Return the whole source on every rank of the pipeline."""
+        """Return the whole source tensor on every rank of the pipeline."""
         root = next(stage for stage, names in enumerate(self._stages) if source in names)
         is_root = self._par.world.coordinate("pipe") == root
         shape, dtype = self._about[source]
@@ -205,7 +205,7 @@ def _is_averaged(tensor: Tensor) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Copy in float32 at least: bf16 would lose a decay of 0.999."""
+    """Copy a tensor in float32 at least: bf16 would round a decay of 0.999 away."""
     is_narrow = tensor.is_floating_point() and tensor.dtype.itemsize < 4
     return tensor.clone().to(torch.float32) if is_narrow else tensor.clone()
 
@@ -215,7 +215,7 @@ def _ends(names: Iterable[str], module: str) -> set[str]:
 
 
 def _cut(value: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, cut as `like` is."""
+    """Return this rank's part of a tensor, split as `like` is split."""
     if getattr(value, "placements", None) == getattr(like, "placements", None):
         return local(value)
     return whole(value)[slices(region_of(like))] if is_part(like) else whole(value)

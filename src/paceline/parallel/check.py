@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: A model that reacts to a rounding error in each parameter may react to another summing order with this many times that
-#: difference.
+#: Rounding errors in each parameter change the plain model's results. A layout, which sums in another order, may change
+#: them by this factor more.
 ROUNDINGS = 50
-#: Prefixes of the names of buffers and of a loss's state among the names of gradients.
+#: Prefixes that distinguish buffers, and a loss's state, from gradients in the results.
 _BUFFER, _KEPT = "buffer ", "kept "
 
 
@@ -57,7 +57,7 @@ class Checked:
 
     Attributes:
         difference: The largest difference, as a fraction of the largest gradient.
-        name: The parameter that has it.
+        name: The parameter that has this difference.
     """
 
     loss: float
@@ -100,7 +100,7 @@ def check(par: ParallelHandle, batch: object, limit: float | None = None) -> Che
 
 
 class CannotComputeError(Exception):
-    """A failure of the layout where the plain model computes."""
+    """The error that a layout fails at rows that the plain model can compute."""
 
 
 def compare(
@@ -111,9 +111,9 @@ def compare(
     *,
     is_short: bool = False,
 ) -> Checked:
-    """Compare a global batch with this rank's share.
+    """Compare this rank's share of a global batch with the plain model.
 
-    With `is_short` these are only some rows, and rows that cannot be compared are no error.
+    With `is_short` the batch is only a few rows, and a reason that they cannot be compared is a CannotCompareError.
 
     Raises:
         DiffersError: Loss, gradients or buffers differ from the plain model's.
@@ -133,7 +133,7 @@ def compare(
         hooks.put_on(reference.get_parameter(name))
     modes = {name: part.training for name, part in executor.module.named_modules()}
     if (pipe := world.group("pipe")) is not None:
-        # A stage has only some modules, and a layer's mode may differ from the model's, as that of a frozen BatchNorm does.
+        # A stage has only some modules. A module's mode may differ from the model's, as a frozen BatchNorm's does.
         modes = {name: mode for of_stage in gather(modes, pipe) for name, mode in of_stage.items()}
     for name, part in reference.named_modules():
         part.training = modes.get(name, executor.module.training)
@@ -194,7 +194,7 @@ def compare(
 def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor, float]:
     """Run one step; return its loss and the loss's factor.
 
-    The gradients stay. An error here did not occur in the plain model.
+    The gradients stay in the parameters. An error here did not occur in the plain model.
     """
     means, group = par.task.means, par.world.replica_group
     try:
@@ -209,7 +209,7 @@ def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor,
         raise
     except Exception as error:
         if is_communication(error):
-            raise  # another rank has it at first hand
+            raise  # the failing rank reports this error itself
         raise CannotComputeError(
             f"on {par.world.layout} the model can't compute the first rows of the first batch, which it can in one process: "
             f"{error_line(error)}: {error_summary(error)}. {_way_out(par, error)}"
@@ -217,7 +217,7 @@ def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor,
 
 
 def _way_out(par: ParallelHandle, error: Exception) -> str:
-    """Return the next step after a layout could not compute the model."""
+    """Return a suggestion what to change if the layout cannot compute the model."""
     needs_whole = "mixed torch.Tensor and DTensor" in str(error) or "storage of size 0" in str(error)
     if par.world.layout.shard > 1 and needs_whole:
         return (
@@ -325,7 +325,7 @@ def _verdict(
 
 
 def _beyond(apart: Mapping[str, float], limit: Callable[[str], float]) -> list[str]:
-    """Return the names of values beyond their limits, furthest first."""
+    """Return the names of values beyond their limits, the furthest first."""
     return sorted((name for name in apart if not apart[name] <= limit(name)), key=lambda name: -apart[name])
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-#: A replaced forward: called with the former class, the module, and the module's arguments.
+#: The function that replaces a forward: called with the former class, the module, and the module's arguments.
 Forward = Callable[..., object]
 
 
@@ -23,7 +23,7 @@ def give_forward(module: nn.Module, mark: type, forward_of: Forward) -> None:
     Args:
         module: Changed in place.
         mark: A class to mix in, by which the module can be recognised.
-        forward_of: Its first two parameters are positional.
+        forward_of: The new forward (see `Forward`). Its first two parameters are positional.
     """
     kind: type = type(module)
     module.__class__ = _subclass(kind, mark, forward_of)
@@ -31,7 +31,7 @@ def give_forward(module: nn.Module, mark: type, forward_of: Forward) -> None:
 
 @cache
 def _subclass(kind: type, mark: type, forward_of: Forward) -> type:
-    # One subclass for all modules of a class, because the search for similar blocks compares classes.
+    # Make one subclass for all modules of a class, because the search for similar blocks compares classes.
     def forward(self: nn.Module, /, *args: object, **kwargs: object) -> object:
         return forward_of(kind, self, *args, **kwargs)
 
@@ -47,7 +47,7 @@ def apply_function(function: type[torch.autograd.Function], *args: object) -> An
 
 
 class SharedByCopies:
-    """Knowledge about other workers that copies of a module share."""
+    """An object about other workers, which deep copies of a module share."""
 
     def __deepcopy__(self, memo: object) -> object:
         return self

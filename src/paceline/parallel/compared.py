@@ -43,7 +43,7 @@ LIMITS = {"float64": 1e-9, "own": 1e-4}
 ROUNDINGS = 50
 
 VARIABLE = "PACELINE_CHECK"
-#: In the run's outputs.
+#: The names of the comparison's folder and files in the run's outputs.
 FOLDER, VALUES, OUTCOME = "check", "values.pt", "outcome.json"
 
 _NARROW = {torch.bfloat16, torch.float16, torch.float32}
@@ -53,7 +53,7 @@ Chosen = strategies.Joinable | Literal["auto"]
 
 
 class Comparison:
-    """A training that is not observed."""
+    """A comparison that observes nothing, for all trainings but the first."""
 
     _begun = False
 
@@ -67,10 +67,10 @@ class Comparison:
         return _Observed(request)
 
     def prepare(self, model: nn.Module) -> None:
-        """Give the model the dtype and values of both runs."""
+        """Give the model the dtype and the initial values of both runs."""
 
     def strategy(self, chosen: Chosen) -> Chosen:
-        """Return the script's strategy, or DataParallel() in one process."""
+        """Return the script's strategy, or DataParallel() in the run of one process."""
         return chosen
 
     def split(self, split: SplitFunction) -> SplitFunction:
@@ -81,28 +81,28 @@ class Comparison:
         """Replace torch's random numbers by fixed ones until the process ends."""
 
     def watching(self) -> AbstractContextManager[object]:
-        """Return the context for a step's computation."""
+        """Return the context in which a step is computed."""
         return contextlib.nullcontext()
 
     def learning(self) -> AbstractContextManager[object]:
-        """Return the context for an optimizer's step.
+        """Return the context in which an optimizer steps.
 
         In float64 it keeps everything in float64, including the parts that Muon computes in bfloat16.
         """
         return contextlib.nullcontext()
 
     def stepped(self, par: PlannedHandle, loss: Tensor) -> None:
-        """Record a step. The last one ends the process."""
+        """Record a step and its loss. The last step to compare ends the process."""
 
 
 class _Observed(Comparison):
-    """The first training of a script, compared."""
+    """The comparison of a script's first training."""
 
     def __init__(self, steps: StepsAsked) -> None:
         self._asked = steps
         self._losses: list[float] = []
         self._first: dict[str, Tensor] = {}
-        #: How much larger the parameters are here than in the script's own dtype.
+        #: The ratio of the parameters' size here, in bytes, to their size in the script's own dtype.
         self._widened = 1.0
         self._narrowest = Narrowest()  # type: ignore[no-untyped-call]
 
@@ -158,7 +158,7 @@ class _Observed(Comparison):
 
     def _read(self) -> _Values:
         assert self._asked.against is not None
-        # Written by a run of the same user, and loaded as data only.
+        # A run of the same user has written this file, which is loaded as data only.
         values: _Values = torch.load(self._asked.against / VALUES, weights_only=True)
         return values
 
@@ -189,7 +189,7 @@ class _Observed(Comparison):
         (self._asked.folder / OUTCOME).write_text(json.dumps(outcome))
 
     def _compared(self, one: _Values, state: Mapping[str, Tensor]) -> dict[str, object]:
-        """Return whether losses and state equal one process's."""
+        """Return whether losses and state equal those of the run with one process."""
         is_narrow = one["eps"] > torch.finfo(torch.float64).eps
         limit = max(LIMITS[self._asked.precision], ROUNDINGS * one["eps"] if is_narrow else 0.0)
         losses = max(_apart(a, b) for a, b in zip(one["losses"], self._losses, strict=True))
@@ -237,7 +237,7 @@ class StepsAsked:
     """The request of `paceline check`, as JSON in an environment variable.
 
     Attributes:
-        against: The values of the run with one process. None if this is that run.
+        against: The folder with the values of the run with one process. None in that run itself.
         folder: Where this run writes its result.
         precision: "float64", or "own" for the script's.
     """

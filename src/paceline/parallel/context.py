@@ -3,7 +3,7 @@
     tokens -> embedding, positions, masks -> block 0 ... block n -> head -> loss
               whole, on each worker          parts              whole, on each worker
 
-The first block of a list takes this worker's places of its input, and the last block returns the whole. In between only
+The first block of a list takes this worker's part of its input, and the last block returns the whole. In between only
 attention communicates. Every worker computes everything outside the blocks alike, so positions, shifted labels and losses are
 those of the whole sequence, and the user's code needs no change. Each worker's loss counts 1 / n, and gradients are summed over
 the workers, so every parameter's gradient is right wherever it is used.
@@ -69,7 +69,7 @@ def apply(model: nn.Module, world: World) -> list[str]:
 def _lists(model: nn.Module, prefix: str = "") -> list[str]:
     """Return the outermost lists of blocks.
 
-    Experts are not blocks: each gets only some places.
+    Experts are not blocks: each expert gets only some tokens of a sequence.
     """
     if isinstance(model, _LISTS) and len(model) and not any(isinstance(child, nn.ModuleList) for child in model):
         return [prefix]
@@ -85,7 +85,7 @@ class _List(SharedByCopies):
         self._name, self._blocks, self._dim = name, blocks, dim
         self._group = world.group("context")
         self._known: dict[int, Places] = {}
-        #: Those of the current sequence.
+        #: The positions of the current sequence that this worker has.
         self.places: Places | None = None
 
     def begin(self) -> None:
@@ -154,10 +154,10 @@ class _List(SharedByCopies):
 
 
 def _part(tensor: Tensor, places: Places, dim: int) -> Tensor:
-    """Return this rank's places of a block's argument."""
+    """Return this rank's positions of a block's argument, such as a mask."""
     length, shape = places.length, tensor.shape
     if tensor.dim() >= 2 and shape[-1] == shape[-2] == length:
-        # A mask of queries and keys: it has all keys.
+        # This is a mask of queries and keys: take this rank's queries and all keys.
         return places.take(tensor, tensor.dim() - 2)
     if tensor.dim() > dim and shape[dim] == length:
         return places.take(tensor, dim)
@@ -167,7 +167,7 @@ def _part(tensor: Tensor, places: Places, dim: int) -> Tensor:
 
 
 class InParts:
-    """A mark for the class of a block in parts."""
+    """A mixin that marks the class of a block that computes part of each sequence."""
 
 
 def _in_parts(kind: type[nn.Module], block: nn.Module, /, *args: object, **kwargs: object) -> object:
@@ -177,9 +177,9 @@ def _in_parts(kind: type[nn.Module], block: nn.Module, /, *args: object, **kwarg
 
 @contextlib.contextmanager
 def attending_to_all(places: Places) -> Iterator[None]:
-    """Make torch's attention attend to whole sequences."""
+    """Let torch's attention attend to whole sequences within the block."""
     was_fast = torch.backends.mha.get_fastpath_enabled()
-    # In evaluation mode nn.MultiheadAttention uses one fused kernel, which knows nothing of other workers.
+    # In evaluation mode nn.MultiheadAttention uses one fused kernel, which does not communicate with other workers.
     torch.backends.mha.set_fastpath_enabled(False)
     mode = _Attending(places)
     _functional.scaled_dot_product_attention = mode.attend
@@ -238,7 +238,7 @@ def _attend(
 ) -> Tensor:
     options["dropout_p"] = dropout_p
     if key.shape[-2] != places.own:
-        # The input is whole already, such as an encoder's output.
+        # The keys are of a whole sequence already, such as an encoder's output.
         if is_causal:
             raise _refusal(f"is causal over {key.shape[-2]} keys, and this worker has {places.own}")
         return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
@@ -253,7 +253,7 @@ def _attend(
     for first, end in places.pieces:
         size = end - first
         own, start = query.narrow(-2, start, size), start + size
-        # Keys after the piece matter to none of its queries. Omitting them balances the work.
+        # Keys after the piece matter to none of the piece's queries. Omitting these keys balances the work.
         keys, values = key.narrow(-2, 0, end), value.narrow(-2, 0, end)
         causal = {"attn_mask": _causal(size, end, query.device)} if first else {"is_causal": True}
         outputs.append(F.scaled_dot_product_attention(own, keys, values, **causal, **options))
@@ -261,7 +261,7 @@ def _attend(
 
 
 def _causal(size: int, end: int, device: torch.device) -> Tensor:
-    """Return the causal mask of the last `size` queries over `end` places."""
+    """Return the causal mask of the last `size` queries over `end` positions."""
     if device.type == "cuda":
         # GPU kernels support this bias without a tensor. Within a dispatch mode, as in the first step's comparison, torch
         # cannot make it.
@@ -273,7 +273,7 @@ def _causal(size: int, end: int, device: torch.device) -> Tensor:
 def _both(places: Places, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     if key.shape != value.shape or key.dtype != value.dtype:
         return places.together(key, -2), places.together(value, -2)
-    # In one message.
+    # Send keys and values in one message.
     keys, values = places.together(torch.stack((key, value)), -2)
     return keys, values
 
@@ -282,7 +282,7 @@ def _whole_mask(places: Places, mask: Tensor) -> Tensor:
     if mask.shape[-1] in (1, places.length):
         return mask
     if mask.shape[-1] == places.own and (mask.dim() < 2 or mask.shape[-2] == 1):
-        # A mask of keys only, for all queries.
+        # This is a mask of keys alone, which applies to all queries.
         return places.together(mask, -1) if mask.is_floating_point() else places.gather(mask.int(), -1).bool()
     raise _refusal(
         f"has a mask of the shape {list(mask.shape)} for {places.length} keys. Make it before the first block, for the whole "
@@ -295,18 +295,18 @@ def _refusal(what: str) -> ParallelError:
 
 
 class Places:
-    """The places of sequences of one length.
+    """The split of sequences of one length into positions for each rank.
 
     Attributes:
-        length: The length of the whole.
-        own: How many places this rank has.
+        length: The length of the whole sequence.
+        own: How many positions this rank has.
     """
 
     def __init__(self, length: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
-        """Split `length` places over the ranks of `group`.
+        """Split `length` positions over the ranks of `group`.
 
         Raises:
-            ParallelError: There are fewer places than pieces.
+            ParallelError: There are fewer positions than pieces.
         """
         self.length, self.group = length, group
         self._ranks, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -319,9 +319,9 @@ class Places:
         self._of_rank = [torch.cat([pieces[one], pieces[-1 - one]]) for one in range(self._ranks)]
         self._mine = self._of_rank[rank]
         self.own = len(self._mine)
-        #: This rank's two pieces, as start and end in the whole.
+        #: This rank's two pieces, as start and end positions in the whole sequence.
         self.pieces = [(int(piece[0]), int(piece[-1]) + 1) for piece in (pieces[rank], pieces[-1 - rank])]
-        # All messages have the same size, so shorter ones are padded.
+        # All ranks' messages must have the same size, so shorter ones are padded.
         self._most = max(map(len, self._of_rank))
         slots = torch.empty(length, dtype=torch.int64, device=device)
         for one, places in enumerate(self._of_rank):
@@ -329,11 +329,11 @@ class Places:
         self._slots = slots
 
     def take(self, whole: Tensor, dim: int) -> Tensor:
-        """Return this rank's places. The gradient of other places is 0 here."""
+        """Return this rank's positions. The gradient of other positions is 0 here."""
         return whole.index_select(dim, self._mine)
 
     def together(self, part: Tensor, dim: int) -> Tensor:
-        """Return the whole; backward sums all ranks' gradients."""
+        """Return the whole sequence; its backward pass sums all ranks' gradients."""
         whole: Tensor = apply_function(_Together, part, self, dim)
         return whole
 

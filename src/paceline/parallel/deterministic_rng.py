@@ -32,7 +32,7 @@ _Options = dict[str, Any]
 
 
 class RandomState(TypedDict, total=False):
-    """The seed, and in a world of one torch's generators."""
+    """The seed, and in a world of one process also torch's generators' states."""
 
     seed: int
     cpu: Tensor
@@ -51,7 +51,7 @@ class Streams:
 
     @contextlib.contextmanager
     def use(self, purpose: str, number: int) -> Iterator[None]:
-        """Set torch's generators to this stream."""
+        """Seed torch's generators for this stream within the block."""
         if not self._active:
             yield
             return
@@ -61,7 +61,7 @@ class Streams:
             yield
 
     def state_dict(self) -> RandomState:
-        """Return the streams' state."""
+        """Return the streams' state for a checkpoint."""
         state: RandomState = {"seed": self.seed}
         if not self._active:
             state["cpu"] = torch.get_rng_state()
@@ -70,7 +70,7 @@ class Streams:
         return state
 
     def load_state_dict(self, state: RandomState) -> None:
-        """Restore the seed, and between worlds of one the generators."""
+        """Restore the seed, and in a world of one process the generators' states."""
         self.seed = int(state["seed"])
         if not self._active and "cpu" in state:
             torch.set_rng_state(state["cpu"])
@@ -79,15 +79,15 @@ class Streams:
 
 
 def derive(purpose: str, *numbers: int) -> int:
-    """Return a seed. Never change it: checkpoints continue with it."""
+    """Return a seed for a purpose. Never change the result: checkpoints continue with it."""
     text = f"paceline stream 1 {purpose} {' '.join(map(str, numbers))}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def normal(shape: Sequence[int], purpose: str, *numbers: int) -> Tensor:
-    """Draw standard normal numbers that depend only on purpose and numbers.
+    """Draw standard normal numbers that depend only on the arguments.
 
-    They are drawn on the CPU, because a GPU's generator gives others.
+    They are drawn on the CPU, because a GPU's generator gives different numbers.
     """
     generator = torch.Generator().manual_seed(derive(purpose, *numbers))
     with drawing():
@@ -117,7 +117,7 @@ def _numpy_state() -> Hashable:
     return tuple((state["key"].tobytes(), state["pos"]) for state in states)
 
 
-#: The generator's name -> its state, which each draw changes.
+#: The generator's name -> a function that returns its state, which each draw changes.
 GENERATORS: tuple[tuple[str, Callable[[], Hashable]], ...] = (
     ("Python's `random`", random.getstate),
     ("numpy's random numbers", _numpy_state),
@@ -126,7 +126,7 @@ GENERATORS: tuple[tuple[str, Callable[[], Hashable]], ...] = (
 
 @contextlib.contextmanager
 def generators_kept() -> Iterator[None]:
-    """Restore Python's and numpy's generators after the block."""
+    """Restore the generators of Python and numpy after the block."""
     own, numpys = random.getstate(), numpys_random()
     others = [generator.get_state() for generator in numpys]
     try:
@@ -138,13 +138,13 @@ def generators_kept() -> Iterator[None]:
 
 
 class Steady(DispatchMode):  # type: ignore[no-untyped-call]
-    """A mode in which torch's random operations draw nothing.
+    """A mode in which torch's random operations return fixed numbers.
 
     It acts below autograd and composite functions, so it covers dropout within attention. It does not cover what a kernel draws
     internally, as cuDNN's recurrent layers do; `states` detects that.
     """
 
-    #: Whether numbers are drawn in spite of the mode; see `drawing`.
+    #: Whether operations draw random numbers in spite of the mode; see `drawing`.
     draws = False
 
     def __torch_dispatch__(
@@ -154,10 +154,10 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
         if Steady.draws:
             return func(*args, **kwargs)
         name, place = _known(func)
-        # Operations at this level are torch's kernels: every layer's random numbers come from one of these.
+        # Operations at this level are torch's kernels: every random number of a layer comes from one of them.
         if name in _FIXED:
             return _FIXED[name](args, kwargs)
-        # Fused attention draws inside its kernel, which takes the probability as an argument.
+        # Fused attention draws inside its kernel, which takes the dropout probability as an argument.
         if place is None:
             return func(*args, **kwargs)
         if place < len(args):
@@ -167,7 +167,7 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """Draw numbers in spite of `Steady`."""
+    """Let operations draw random numbers in spite of `Steady`."""
     before, Steady.draws = Steady.draws, True
     try:
         yield
@@ -225,7 +225,7 @@ def _integers(args: _Args, kwargs: _Options) -> Tensor:
 
 
 def _chosen(args: _Args, kwargs: _Options) -> Tensor:
-    # The likeliest first. With replacement there may be more draws than values, and the values repeat.
+    # Return the most probable indices first, and repeat them if more are requested than there are.
     weights, count = args[0], int(args[1])
     order = weights.argsort(-1, descending=True, stable=True)
     chosen: Tensor = order[..., torch.arange(count, device=weights.device) % weights.shape[-1]]

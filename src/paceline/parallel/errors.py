@@ -13,15 +13,15 @@ _Value = TypeVar("_Value", bound=Hashable)
 
 
 class ParallelError(UserError):
-    """A model, strategy, batch or loss that is refused."""
+    """A refusal of a model, strategy, batch or loss that cannot be used."""
 
 
 class WorkerError(PacelineError, RuntimeError):
     """A failure of another rank, without which this rank cannot go on.
 
     Attributes:
-        rank: The rank that failed first, or -1 if it could not report.
-        cause_text: Its traceback, or "".
+        rank: The rank that failed first, or -1 if no rank could report its failure.
+        cause_text: The traceback of that rank, or "".
     """
 
     def __init__(self, message: str, *, rank: int, cause_text: str) -> None:
@@ -31,19 +31,19 @@ class WorkerError(PacelineError, RuntimeError):
 
 
 def check_count(setting: str, value: object, rule: str = "a whole number of at least 1", *, least: float = 1) -> None:
-    """Refuse a setting that is no integer of at least `least`."""
+    """Refuse a setting that is not an integer of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ParallelError(f"{setting}: {rule}.")
 
 
 def error_summary(error: BaseException) -> str:
-    """Return an error's class and first line."""
+    """Return an error's class and the first line of its message."""
     line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def by_value(values: Iterable[_Value]) -> dict[_Value, list[int]]:
-    """Return each value with its ranks; `values` are by rank."""
+    """Return each value with the ranks that have it; `values` has one per rank."""
     ranks: dict[_Value, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
@@ -51,5 +51,5 @@ def by_value(values: Iterable[_Value]) -> dict[_Value, list[int]]:
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
-    """Return "rank 3", or "ranks 0, 2"."""
+    """Return the ranks as text: "rank 3", or "ranks 0, 2"."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -38,14 +38,14 @@ def evaluate(
         executor: Computes the outputs.
         loader: Yields global batches.
         metric: (output, target) -> the mean over these rows, or a dict of means.
-        weight: target -> the count that this mean is over. None: the rows.
+        weight: target -> the count that the metric is a mean over. None: the number of rows.
         task: Splits the batches.
-        world: This rank's place.
+        world: This rank, with the process groups of its layout.
 
     Raises:
         ParallelError: The metric is not a number, or the loader is empty.
     """
-    # An evaluation counts rows, and padding counts 0.
+    # Weight batches by rows here. A padding row has the weight 0.
     counted = dataclasses.replace(task, loss_weight=None)
     means = _Means(
         metric,
@@ -74,7 +74,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def evaluating(executor: Executor) -> Iterator[None]:
-    """Set everything to evaluation mode within the block."""
+    """Set the model to evaluation mode within the block."""
     was_training = executor.module.training
     with modes_kept(executor.module):
         executor.train(False)
@@ -85,7 +85,7 @@ def evaluating(executor: Executor) -> Iterator[None]:
 
 
 class _Means:
-    """(output, micro) -> [weight * metric, ..., weight], float64, for `predict`."""
+    """A function for `predict`: (output, micro) -> [weight * metric, ..., weight]."""
 
     def __init__(
         self,
@@ -106,10 +106,10 @@ class _Means:
         self._called = False
 
     def __call__(self, output: object, micro: Microbatch) -> Tensor:
-        # Under autocast, like the loss of a step: autocast computes losses in float32, where bf16 outputs would give a bf16
-        # loss.
+        # Call the metric under autocast, like the loss of a step: autocast computes losses in float32, where bf16
+        # outputs would give a bf16 loss.
         weight = weigh(self._weight, micro.target, micro.rows)
-        # The metric also sees padding, because only its result shows how many numbers there are. Its state is restored.
+        # Call the metric for padding too: only its result shows how many numbers it has. Its state is then restored.
         kept = contextlib.nullcontext() if weight else loss_kept(self._metric, self._model)
         with self._autocast(), kept, torch.set_grad_enabled(self._is_loss):
             if self._is_loss:
@@ -129,11 +129,11 @@ class _Means:
         return torch.tensor([*shares, weight], dtype=torch.float64, device="cpu")
 
     def names_of(self, world: World, count: int) -> list[str] | None:
-        """Return the metric's names, which only ranks that see outputs know."""
+        """Return the metric's names on every rank; only the last stage knows them."""
         group = world.group("pipe")
         if group is None:
             return self._names
-        # Only the worker of the last stage has called the metric.
+        # Only the worker of the last stage sees outputs and has called the metric.
         everyone = gather(self._names if self._called else None, group)
         names = next(filter(None, everyone), None)
         assert names is None or len(names) == count

@@ -36,9 +36,9 @@ _T = TypeVar("_T")
 
 
 class NotPlainError(ParallelError):
-    """A value that cannot be sent.
+    """A value that cannot be sent because it is not plain.
 
-    Raised on all ranks. `kind` is its type.
+    Raised on all ranks. `kind` is the type of the value.
     """
 
     def __init__(self, kind: str, rank: int) -> None:
@@ -49,7 +49,7 @@ class NotPlainError(ParallelError):
 
 
 def gather(value: _T, group: dist.ProcessGroup | None = None) -> list[_T]:
-    """Return each rank's value, tensors on the CPU. Collective.
+    """Return the values of all ranks, tensors on the CPU. Collective.
 
     In a world of one it returns the value itself, of any type. numpy's numbers arrive as Python's.
 
@@ -93,7 +93,7 @@ def from_first(value: _T, kinds: Sequence[type] = ()) -> _T:
     )
     size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
     dist.broadcast(size, 0)
-    # On other ranks it becomes large enough for the message.
+    # On other ranks the tensor is empty: enlarge it for the message.
     data.resize_(int(size))
     dist.broadcast(data, 0)
     first: _T = _taken(data.cpu(), 0, kinds)
@@ -101,7 +101,7 @@ def from_first(value: _T, kinds: Sequence[type] = ()) -> _T:
 
 
 def packed(value: object, kinds: Sequence[type] = ()) -> Tensor:
-    """Return the message as uint8.
+    """Serialize the value as a uint8 tensor.
 
     Raises:
         TypeError: The value holds something that is not plain. The text says what.
@@ -122,7 +122,7 @@ def unpacked(data: Tensor, kinds: Sequence[type] = ()) -> Any:
     length = int.from_bytes(data[:_HEAD_BYTES].numpy().tobytes(), "little")
     text, rest = data[_HEAD_BYTES : _HEAD_BYTES + length], data[_HEAD_BYTES + length :]
     try:
-        # A forged message may raise any of these. They become one kind of error, and the reader builds only plain values.
+        # A forged message may raise any of these errors. All become ValueError; the reader builds only plain values.
         return _Reader(rest, kinds).value(json.loads(text.numpy().tobytes()))
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -132,7 +132,7 @@ def _packed_or_refused(value: object, kinds: Sequence[type] = ()) -> Tensor:
     try:
         return packed(value, kinds)
     except TypeError as error:
-        # If this rank raised here, the others would wait for its message. So it sends the refusal, which raises on every rank.
+        # If this rank raised here, the others would wait for its message. So it sends the refusal, which all raise.
         return packed(_Refused(str(error)))
 
 
@@ -234,7 +234,7 @@ class _Reader:
         kind = _dtype(dtype)
         size = math.prod(shape) * kind.itemsize
         part, self._rest = self._rest[:size], self._rest[size:]
-        # A copy, because a tensor must start at a multiple of its item size, and these bytes start anywhere.
+        # Copy the bytes: a tensor must start at a multiple of its item size, but these bytes may start anywhere.
         return part.clone().view(kind).reshape(shape)
 
 
@@ -254,7 +254,7 @@ def _is_alone(group: dist.ProcessGroup | None) -> bool:
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:
-    """Return the device for messages: if possible the CPU."""
+    """Return the device for messages: the CPU if the group supports it."""
     kinds = [part.partition(":")[0] for part in str(dist.get_backend_config(group)).split(",")]
     if "cpu" in kinds:
         return torch.device("cpu")

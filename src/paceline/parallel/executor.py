@@ -47,7 +47,7 @@ class Executor(Protocol):
         ...
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Return original name -> this rank's parameter.
+        """Return original name -> parameter, for this rank's parameters.
 
         A tied parameter appears under its first name. Two stages that hold copies of one tensor both list it under the same
         name.
@@ -55,26 +55,26 @@ class Executor(Protocol):
         ...
 
     def train_step(self, micros: Sequence[Microbatch]) -> Tensor:
-        """Return the sum of weight * loss; leave gradients.
+        """Return the sum of weight * loss, and leave gradients in `.grad`.
 
-        All ranks of the replica get the same sum. `.grad` is None before. After it and `finish_gradients` it is the gradient of
+        All ranks of the replica get the same sum. `.grad` must be None before. After `finish_gradients` it is the gradient of
         the global mean loss.
         """
         ...
 
     def finish_gradients(self) -> None:
-        """Sum the gradients over replicas and tied stages."""
+        """Sum the gradients over the replicas, and over stages with tied parameters."""
         ...
 
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[object, Microbatch], Tensor]) -> Tensor:
         """Return the replica's sum of consume(output, micro).
 
-        `consume` returns vectors of one shape. It runs without gradients, in the module's current mode.
+        `consume` returns vectors of one shape. The model runs without gradients, in the module's current mode.
         """
         ...
 
     def train(self, mode: bool = True) -> None:
-        """Set the mode of everything this rank holds."""
+        """Set training or evaluation mode of all modules on this rank."""
         ...
 
     def begin_anew(self) -> None:
@@ -84,7 +84,7 @@ class Executor(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The position of training."""
+    """The position of training: finished steps, epoch and consumed samples."""
 
     steps: int = 0
     epoch: int = 0
@@ -92,14 +92,14 @@ class Progress:
 
 
 class TrainingState(TypedDict):
-    """A checkpoint's part beside model and optimizer."""
+    """The part of a checkpoint beside model and optimizer."""
 
     progress: dict[str, int]
     random: RandomState
 
 
 class SavedAverage(Protocol):
-    """An average or a twin, for checkpoints."""
+    """An average or a twin, as checkpoints store it."""
 
     tensors: dict[str, Tensor]
     state: list[int]

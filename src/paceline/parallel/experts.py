@@ -32,15 +32,15 @@ _T = TypeVar("_T")
 #: Tells transformers' kernels that some indices have no expert here. Otherwise rows of their output stay uninitialised.
 TOLD = "_is_expert_parallel"
 
-#: The name of a list of experts, and the first arguments of the forward of transformers' fused experts.
+#: The attribute name of a list of experts, and the first arguments of the forward of transformers' fused experts.
 LIST = "experts"
 FUSED = ("hidden_states", "top_k_index", "top_k_weights")
 
 
 def apply(model: nn.Module, world: World) -> tuple[list[str], list[nn.Parameter]]:
-    """Keep only this rank's experts. Return a description, and its partial parameters.
+    """Keep only this rank's experts. Return notes and partial parameters.
 
-    The gradients of the latter are partial too.
+    The notes describe the layout. Each worker has only a part of the gradient of a partial parameter.
 
     Raises:
         ParallelError: The model has no experts, or their number is not divisible by the workers.
@@ -121,7 +121,7 @@ def _spread_fused(experts: nn.Module, world: World) -> None:
 
 
 class _Held(SharedByCopies):
-    """The group of a mixture, and a rank's fused experts."""
+    """The process group of a mixture, and the indices of this rank's fused experts."""
 
     def __init__(self, group: dist.ProcessGroup | None, first: int = 0, own: int = 0) -> None:
         self.group, self.first, self.own = group, first, own
@@ -137,7 +137,7 @@ def _summed(kind: type[nn.Module], self: nn.Module, /, *args: object, **kwargs: 
     def together(tensor: Tensor) -> Tensor:
         if tensor is first:
             return _sum(tensor, copied, group)
-        # Each worker computes these alike from all rows, as a router does. Their gradients are summed with the experts'.
+        # Every worker computes all other outputs, as a router does. The gradients are summed with the experts'.
         count = dist.get_world_size(group)
         shared: Tensor = apply_function(_Shared, tensor, count) if tensor.requires_grad else tensor
         return shared
@@ -151,8 +151,8 @@ def _of_indices(
     held: _Held = vars(self)["_paceline_group"]
     (hidden, weights), copied = _copied((hidden_states, top_k_weights), held.group)
     is_own = (top_k_index >= held.first) & (top_k_index < held.first + held.own)
-    # transformers' kernels that know of absent experts expect the index after the last one. Other kernels might read out of
-    # bounds there, which kills the process on a GPU; for them the weight of 0 suffices.
+    # Use the index after the last expert for absent experts, as transformers' kernels that know of them expect. Other
+    # kernels might read out of bounds there, which kills the process on a GPU; for them the weight of 0 suffices.
     absent = held.own if hasattr(self, TOLD) else 0
     index = torch.where(is_own, top_k_index - held.first, absent)
     weights = torch.where(is_own, weights, torch.zeros_like(weights))
@@ -163,7 +163,7 @@ def _of_indices(
 
 @contextlib.contextmanager
 def _local(module: nn.Module) -> Iterator[None]:
-    """Put this rank's parts in the parameters' places."""
+    """Replace the parameters by this rank's parts within the block."""
     held: dict[str, Any] = module._parameters
     before = dict(held)
     try:
@@ -176,7 +176,7 @@ def _local(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _same_numbers_after(training: bool) -> Iterator[None]:
-    """Let workers draw alike after the block."""
+    """Seed all workers' generators equally after the block."""
     seed = int(torch.randint(2**62, ())) if training else None
     try:
         yield
@@ -188,7 +188,7 @@ def _same_numbers_after(training: bool) -> Iterator[None]:
 
 
 def _copied(arguments: _T, group: dist.ProcessGroup | None) -> tuple[_T, tuple[Tensor, ...]]:
-    """Return copies whose gradients are summed over the group."""
+    """Return copies of tensors whose gradients are summed over the group."""
     learning = [tensor for tensor in tensors_in(arguments) if tensor.requires_grad]
     if not learning or not torch.is_grad_enabled():
         return arguments, ()
@@ -199,7 +199,7 @@ def _copied(arguments: _T, group: dist.ProcessGroup | None) -> tuple[_T, tuple[T
 
 def _sum(part: Tensor, copied: tuple[Tensor, ...], group: dist.ProcessGroup | None) -> Tensor:
     for tensor in copied:
-        # Adds nothing but a path for gradients, so that a worker without any routed rows joins the backward pass's message.
+        # This adds only a path for gradients, so that a worker without routed rows joins the backward collective.
         part = part + tensor.flatten()[:0].sum().to(part.dtype)
     whole: Tensor = apply_function(_Sum, part, group)
     return whole
@@ -243,19 +243,19 @@ class _Shared(torch.autograd.Function):
 
 
 class Spread:
-    """A mark for the class of a mixture whose experts are spread."""
+    """A mixin that marks the class of a mixture whose experts are spread."""
 
 
 def list_of(mixture: nn.Module) -> nn.ModuleList | None:
-    """Return the module's list of experts, or None."""
+    """Return the mixture's list of experts (nn.ModuleList), or None."""
     experts = mixture._modules.get(LIST)
     return experts if isinstance(experts, nn.ModuleList) and len(experts) > 1 else None
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Return True for transformers' fused experts.
+    """Return True if the module is transformers' fused experts.
 
-    Every parameter's first dimension is that of the experts, and the forward takes the arguments of `FUSED`.
+    The first dimension of every parameter is the number of experts, and the forward takes the arguments of `FUSED`.
     """
     own = list(module.parameters(recurse=False))
     if not own or len(own) != len(list(module.parameters())):

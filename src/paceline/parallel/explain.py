@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from paceline.parallel.executor import Executor
     from paceline.parallel.strategy import Layout
 
-#: The most columns of a schedule that is drawn as text.
+#: The greatest width, in columns, of a schedule that is drawn as text.
 WIDEST = 200
 
 
 class Explanation(str):
-    """An explanation as text, which can draw the pipeline's schedule too.
+    """The text of `explain`, which can also draw the pipeline's schedule.
 
-    `events` are those of one step, empty without a pipeline.
+    `events` are the calls of one step, empty without a pipeline.
     """
 
     events: list[Event]
     workers: int
-    #: Layout's name -> its forecast; empty without measurements. `chosen` is the name of the layout in use.
+    #: Layout's name -> forecast of the layout; empty without measurements. `chosen` is the name of the layout in use.
     forecasts: dict[str, Forecast]
     chosen: str
 
@@ -54,7 +54,7 @@ class Explanation(str):
 
 
 class ExplainedHandle(PlannedHandle, Protocol):
-    """A model in its layout, with the reasons for the layout."""
+    """A model in its layout, with the reasons for choosing the layout."""
 
     reason: str | None
     source: str
@@ -110,7 +110,7 @@ def explain(par: ExplainedHandle) -> Explanation:
 
 
 def _forecasts(par: ExplainedHandle) -> tuple[dict[str, Forecast], list[str]]:
-    """Return each layout's forecast, and lines about them."""
+    """Return each layout's forecast, and lines of text about the forecasts."""
     from paceline.parallel.forecast.measure import measured
     from paceline.parallel.recompute import recompute
 
@@ -124,7 +124,7 @@ def _forecasts(par: ExplainedHandle) -> tuple[dict[str, Forecast], list[str]]:
                 recompute(model, par.recompute)
             par.measured = measured(model, task, [par.micro], par.device, par.optimizer)
         except Exception as error:
-            # A failed forecast of other layouts must not end training.
+            # An error while forecasting other layouts must not end training.
             return {}, [f"  other layouts: not forecast ({type(error).__name__}: {str(error).partition(chr(10))[0]})"]
     forecasts = all_forecasts(par.measured, par.world.size, task.microbatches, task.at_once, par.world.layout)
     link = par.measured.bandwidth_bytes_s / 1e9
@@ -157,7 +157,7 @@ def _pipeline_lines(executor: Pipelined, microbatches: int, layout: Layout) -> l
             )
         )
     lines = [f"  {line}" for line in aligned(rows)]
-    # Several stages of one worker count together.
+    # Add up the stages of each worker.
     of_worker = [sum(costs[worker::workers]) for worker in range(workers)]
     balance = sum(of_worker) / workers / max(of_worker)
     idle = bubble(layout.schedule, workers, microbatches, layout.chunks)
@@ -189,13 +189,13 @@ def _traffic_lines(executor: Executor, layout: Layout) -> list[str]:
     whole = sum(param.nbytes for param in executor.named_parameters().values())
     lines = []
     if layout.shard > 1:
-        # Parameters are gathered in the forward pass and again in the backward pass, and gradients are scattered once.
+        # Parameters are gathered in the forward and in the backward pass, and gradients are reduce-scattered once.
         sent = 3 * (layout.shard - 1) / layout.shard * whole
         lines.append(
             f"  shard {layout.shard}: each worker sends about {shown_bytes(sent)} a step (3 (n - 1) / n of its parameters)"
         )
     if layout.data > 1:
-        # Over the replicas each worker sums only the gradients of its own shard.
+        # In the all-reduce over the replicas each worker sums only the gradients of its own shard.
         sent = 2 * (layout.data - 1) / layout.data * whole / layout.shard
         lines.append(
             f"  data {layout.data}: each worker sends about {shown_bytes(sent)} a step (2 (n - 1) / n of its gradients)"
@@ -217,14 +217,14 @@ def _traffic_lines(executor: Executor, layout: Layout) -> list[str]:
 
 
 def _events(executor: Pipelined, microbatches: int, layout: Layout) -> list[Event]:
-    """Return the expected events of a step with the measured costs.
+    """Return the expected events of a step, from the measured costs of the stages.
 
     The average forward pass takes 1.
     """
     parts = executor.plan.plan.parts(executor.plan.blocks)
     forward = [sum(block.forward_s for block in part) for part in parts]
     backward = [sum(block.backward_s for block in part) for part in parts]
-    # Blocks may be too fast for the clock.
+    # The clock may be too coarse to measure the blocks: then all times are 0.
     unit = sum(forward) / len(forward) or 1.0
     return simulate(
         layout.schedule,
@@ -237,5 +237,5 @@ def _events(executor: Pipelined, microbatches: int, layout: Layout) -> list[Even
 
 
 def _rounded(microbatches: int, layout: Layout) -> list[Event]:
-    """Return a step's events for passes of 1 and 2."""
+    """Return a step's events if a forward pass takes 1 and a backward pass 2."""
     return simulate(layout.schedule, layout.pipe, microbatches, layout.chunks, backward=lambda stage: 2.0)

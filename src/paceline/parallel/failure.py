@@ -9,7 +9,7 @@
 The ranks' messages in the store, whatever the collectives are doing:
 
     failed/<round>     the first error of this round: rank, stage, microbatch, traceback
-    seen/<rank>        this rank has read it, or has failed itself
+    seen/<rank>        this rank has read that error, or has failed itself
     in/<rank>          the calls of a rank that has been waiting long
     end, ended/<rank>  rank 0 wants to leave; this rank has stopped watching
 """
@@ -38,7 +38,7 @@ from paceline.parallel.mesh import World
 if TYPE_CHECKING:
     from paceline.torch_private import Store
 
-#: Only the backends' own messages: a script's "timed out" is its own error.
+#: Match only messages of the communication backends: a script's own "timed out" must not match.
 _COMMUNICATION = re.compile(
     r"gloo/|nccl|connection (closed|reset|refused)|broken pipe|timed out waiting \d+ ?ms|application timeout|"
     r"tcpstore|watchdog|monitoredbarrier",
@@ -47,29 +47,29 @@ _COMMUNICATION = re.compile(
 
 _microbatch: int | None = None
 
-#: How often a rank checks for failures of others.
+#: How often, in seconds, a rank checks whether others have failed.
 POLL_S = 0.5
-#: How long a blocked rank may stay blocked after another rank has failed, before its process ends.
+#: How many seconds a rank may stay blocked after another rank has failed, before its process ends.
 GRACE_S = 5.0
-#: How long rank 0, which serves the messages, waits at its end until the others have read them.
+#: How many seconds rank 0, which serves the store, waits at its end until the other ranks have read the messages.
 LAST_S = 3.0
 
-#: After this time in one call a rank publishes its calls, for the others to compare.
+#: After this many seconds in one call a rank publishes its calls, so that the other ranks can compare them with theirs.
 STUCK_S = 10.0
 
 
 @contextlib.contextmanager
 def at_microbatch(index: int) -> Iterator[None]:
-    """Name this microbatch in the report of an error in the block."""
+    """Include this microbatch's number in the report of an error in the block."""
     global _microbatch
     _microbatch = index
     yield
-    # Not in a `finally`: after an error the outer `guard` still reports the number.
+    # Do not reset it in a `finally`: after an error the outer `guard` still reports the number.
     _microbatch = None
 
 
 def is_communication(error: BaseException) -> bool:
-    """Return True if an error only echoes another rank's."""
+    """Return True if an error only reports that another rank is gone."""
     is_torchs = isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError))
     if is_torchs or type(error).__name__ in ("CollectivesError", "ShutDownError"):
         return True
@@ -117,7 +117,7 @@ _line: ErrorLine | None = None
 
 
 def _line_of(world: World) -> ErrorLine | None:
-    """Return this process's one connection to other ranks."""
+    """Return this process's connection for reporting failures to other ranks."""
     global _line
     if world.store is None:
         return None
@@ -129,7 +129,7 @@ def _line_of(world: World) -> ErrorLine | None:
 
 
 class _Message(TypedDict):
-    """The first error of a round."""
+    """The first error of a round, as stored for the other ranks."""
 
     rank: int
     stage: int | None
@@ -161,7 +161,7 @@ class ErrorLine:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="paceline-failures", daemon=True)
         self._thread.start()
-        # An error outside of our calls, such as one in the script between two steps, is noticed when the process ends.
+        # At the end, report an error outside of Paceline's calls, such as one in the script between two steps.
         self._before = sys.excepthook
         sys.excepthook = self._uncaught
         atexit.register(self.close)
@@ -198,7 +198,7 @@ class ErrorLine:
         self._say_seen()
 
     def wait_for_root(self) -> bool:
-        """Wait shortly for the cause; return True if known."""
+        """Wait up to `GRACE_S` for the cause of an error; return True if known."""
         deadline = time.monotonic() + GRACE_S
         while self._root is None and time.monotonic() < deadline:
             try:
@@ -245,11 +245,11 @@ class ErrorLine:
         try:
             return bool(self.store.check([f"ended/{rank}" if rank else "end"]))
         except Exception:
-            # Rank 0 serves the store and may have ended.
+            # Rank 0, which serves the store, may have ended.
             return False
 
     def close(self) -> None:
-        """Stop watching. Rank 0 lets the others leave first."""
+        """Stop watching. Rank 0 first waits until the other ranks have stopped."""
         atexit.unregister(self.close)
         if self._over.is_set():
             return
@@ -267,8 +267,8 @@ class ErrorLine:
             sys.excepthook = self._before
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # The script raised this error between two of our calls. The other ranks would wait in their next call until the process
-        # group's timeout, so report it before the interpreter prints the traceback.
+        # The script raised this error between two of Paceline's calls. The other ranks would wait in their next call
+        # until the process group's timeout, so report the error before the interpreter prints the traceback.
         if (
             isinstance(error, Exception)
             and not isinstance(error, WorkerError)
@@ -291,7 +291,7 @@ class ErrorLine:
             while time.monotonic() < deadline and not self.store.check(others):
                 time.sleep(0.02)
 
-    # In a thread of its own: the main thread may be in a collective, which returns only when all ranks have joined.
+    # Watch in a separate thread: the main thread may be in a collective, which returns only when all ranks have joined.
     def _look(self) -> None:
         ends_at: float | None = None
         while not self._over.wait(POLL_S):
@@ -302,7 +302,7 @@ class ErrorLine:
                     self.store.set(f"ended/{self.rank}", "1")
                     return
             except Exception:
-                # Rank 0 has ended with its store. If the main thread is in a collective with it, torch raises an error there.
+                # Rank 0 and its store have ended. If the main thread waits for rank 0, torch raises an error there.
                 return
             if self._root is None or not self.is_inside:
                 ends_at = None
@@ -334,13 +334,13 @@ class ErrorLine:
                     file=sys.stderr,
                     flush=True,
                 )
-                # The other rank's watcher has to read this rank's calls before this process ends, which on rank 0 ends the
-                # store.
+                # Wait before this process ends, so that the other rank's watcher can read this rank's calls: on rank 0
+                # the end of the process also ends the store.
                 time.sleep(4 * POLL_S)
                 os._exit(1)
 
     def _read(self) -> None:
-        """Read another rank's error of the last three rounds."""
+        """Read another rank's error, if there is one in the last three rounds."""
         with self._reading:
             now = self._round
             # Ranks may be a call or two apart: a rank that has sent its part of a collective goes on while others still

@@ -4,7 +4,7 @@ A few rows of the first batch go through the model in its layout and through a p
 buffers are compared (`check`). This needs, once, memory for the plain model with its gradients: twice the parameters' size on
 each device, and once on its host. Without that memory the comparison is skipped, and `explain` says so.
 
-    pipeline            as many microbatches as it has stages, whole, for their shapes are known
+    pipeline            as many whole microbatches as the pipeline has stages, because it knows their shapes
     any other layout    two rows of each replica, of two microbatches
 """
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Rows per replica and microbatch without a pipeline. Batch normalisation needs more than two.
+#: Rows per replica and microbatch without a pipeline. Batch normalisation needs more than two rows.
 ROWS, ROWS_NORMALISED = 2, 4
 MICROBATCHES = 2
-#: The part of the free memory that the comparison may take.
+#: The fraction of the free memory that the comparison may use.
 SHARE = 0.5
 
 
@@ -49,13 +49,13 @@ def first_check(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]
         ParallelError: On every rank: the layout computes something else than the plain model, or cannot be trained.
     """
     if par.world.size == 1:
-        # A single process computes the plain model itself. Only the cut into microbatches can make a difference.
+        # A single process computes the plain model itself, so only the cut into microbatches can change the result.
         warn_of_parts(par, _short(par, batch, micros, min(MICROBATCHES, len(micros))), min(MICROBATCHES, len(micros)))
         return ""
     try:
         return f"the first step's first rows: {_compared(par, batch, micros)}"
     except CannotCompareError as error:
-        # With batch_norm="local" the script has asked for another model.
+        # With batch_norm="local" the script has requested a model that differs from the plain one.
         if par.world.rank == 0 and par.world.layout.batch_norm != "local":
             _log.warning("%s on %s is trained without the comparison: %s", par.skeleton.name, par.world.layout, error)
         return f"not compared with the plain model: {error}"
@@ -71,7 +71,7 @@ def first_check(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]
 def _compared(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) -> object:
     if par.world.layout.batch_norm == "local" and par.world.replicas > 1:
         raise CannotCompareError("with batch_norm='local' it is another one")
-    # All ranks skip the comparison together. Otherwise some would wait in it for the others.
+    # All ranks skip the comparison together. Otherwise some ranks would wait in its collectives for the others.
     if anywhere(bool(par.skeleton.reason), par.world):
         raise CannotCompareError(par.skeleton.reason or "another rank can't copy it")
     _refuse_large(par)
@@ -84,7 +84,7 @@ def _compared(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) 
 
 
 def _refuse_large(par: ParallelHandle) -> None:
-    """Refuse models that leave some rank no memory for the plain model.
+    """Refuse a model if a rank lacks the memory for the plain model.
 
     Raises:
         CannotCompareError: A rank has too little memory.
@@ -101,7 +101,7 @@ def _refuse_large(par: ParallelHandle) -> None:
 
 
 def _short(par: ParallelHandle, batch: object, micros: Sequence[Microbatch], count: int) -> Parts:
-    """Return the first microbatches' first rows of all replicas."""
+    """Return the first rows of the first microbatches, from all replicas."""
     world = par.world
     parts = split(batch, par.task)
     rows = Rows(parts)
@@ -123,7 +123,7 @@ def _short(par: ParallelHandle, batch: object, micros: Sequence[Microbatch], cou
             ) from error
     pieces = [piece for of_all in zip(*everyone, strict=True) for piece in of_all if piece is not None]
     if not can_join(pieces):
-        # Each replica has padded its rows to its own longest. Take as many rows of one replica, and cut them over all replicas.
+        # Each replica has padded its rows to another length. Take rows of one replica only, and split them over all.
         most = min(sum(Rows(piece).count for piece in pieces), rows.count)
         return most_rows(move(rows.take(0, most), torch.device("cpu")), parts, world.replica_group)
     short: Parts = join_rows(pieces)

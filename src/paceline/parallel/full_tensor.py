@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.tensor import DTensor
 
-#: It warns about two messages where one might do, which a user cannot change.
+#: The logger of DTensor's redistribution. It warns that one message might replace two, which a user cannot change.
 _TORCHS = logging.getLogger("torch.distributed.tensor._redistribute")
 
 
@@ -18,15 +18,15 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def is_part(tensor: object) -> TypeGuard[DTensor]:
-    """Return True for a DTensor. Loading its class takes time."""
+    """Return True if the tensor is a DTensor."""
     return hasattr(tensor, "full_tensor")
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Gather a DTensor, or return any other tensor."""
+    """Return the whole tensor: gather a DTensor, or return any other as it is."""
     if not is_part(tensor):
         return tensor
-    # A filter instead of a level: setting a level makes Python visit all of torch's thousand loggers.
+    # Use a filter, not a level: setting a level makes Python visit all of torch's thousand loggers.
     _TORCHS.addFilter(_is_error)
     try:
         return tensor.full_tensor()
@@ -35,7 +35,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def cut_as(whole: DTensor, part: Tensor) -> DTensor:
-    """Return a DTensor of this rank's `part` with the placements of `whole`."""
+    """Return a DTensor made of this rank's `part`, split as `whole` is."""
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
@@ -44,10 +44,10 @@ def cut_as(whole: DTensor, part: Tensor) -> DTensor:
 
 
 def axes_of(tensor: Tensor) -> set[str]:
-    """Return the axes of the mesh along which a tensor is split."""
+    """Return the mesh's axes along which a tensor is split."""
     if not is_part(tensor):
         return set()
     assert not any(placement.is_partial() for placement in tensor.placements), "it has to be summed first"
     axes = zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=True)
-    # A tensor that is cut along two axes has a placement (`_StridedShard`) for which `is_shard()` is False.
+    # A tensor that is split along two axes has a placement (`_StridedShard`) for which `is_shard()` is False.
     return {axis for axis, placement in axes if not placement.is_replicate()}

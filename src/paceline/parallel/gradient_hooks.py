@@ -14,9 +14,9 @@ _BEFORE, _AFTER = "_backward_hooks", "_post_accumulate_grad_hooks"
 
 
 class Hooks:
-    """The hooks of all tensors of one parameter.
+    """The gradient hooks of all tensors that hold one parameter.
 
-    A handle's `remove` takes effect.
+    A hook that a handle's `remove()` has removed is no longer called.
     """
 
     def __init__(self, *tensors: Tensor) -> None:
@@ -39,7 +39,7 @@ class Hooks:
         return any(True for _ in self._of(_AFTER))
 
     def change(self, grad: Tensor) -> Tensor:
-        """Return the gradient after all hooks."""
+        """Return the gradient after all its hooks have changed it."""
         # Iterate over a copy: a hook may remove itself.
         for hook in list(self._of(_BEFORE)):
             result = hook(grad)
@@ -47,12 +47,12 @@ class Hooks:
         return grad
 
     def added(self, tensor: Tensor) -> None:
-        """Run the hooks for an accumulated gradient."""
+        """Run the hooks that follow a gradient's accumulation in `tensor.grad`."""
         for hook in list(self._of(_AFTER)):
             hook(tensor)
 
     def put_on(self, tensor: Tensor) -> None:
-        """Route the tensor's gradient through the hooks."""
+        """Call the hooks for this tensor's gradients."""
         if tensor.requires_grad:
             tensor.register_hook(self.change)  # type: ignore[no-untyped-call]
             tensor.register_post_accumulate_grad_hook(self.added)  # type: ignore[no-untyped-call]

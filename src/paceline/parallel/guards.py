@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from paceline.parallel.strategy import Layout
 
 
-#: Optimizers that write in place to a parameter or a gradient without a DTensor rule, and how.
+#: Optimizers that write in place to a parameter or a gradient, for which DTensor has no rule -> how they do it.
 _NOT_IN_PARTS = {"Adafactor": "looks at whole matrices", "Rprop": "changes single numbers of a gradient in place"}
 
 
 class KeptTensors:
-    """The dtypes and devices of the parameters when `parallelize` took them over."""
+    """A record of the parameters' dtypes and devices at `parallelize`."""
 
     def __init__(self, params: Mapping[str, nn.Parameter]) -> None:
         self._params = dict(params)
@@ -37,7 +37,7 @@ class KeptTensors:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Explain errors of a converted or moved model.
+        """Explain errors that come from converting or moving the model.
 
         Raises:
             ParallelError: In place of such an error, with a parameter's name.
@@ -48,7 +48,7 @@ class KeptTensors:
             raise
         except Exception as error:
             if is_communication(error):
-                raise  # another rank has it at first hand
+                raise  # the failing rank reports this error itself
             changed = [name for name, param in self._params.items() if _kind(param) != self._before[name]]
             for name in changed:
                 raise ParallelError(
@@ -60,7 +60,7 @@ class KeptTensors:
 
 
 class _Taken(NamedTuple):
-    """The training that a module belongs to. `root` is its model."""
+    """The training that a module belongs to. `root` refers to its model."""
 
     root: weakref.ref[nn.Module]
     layout: Layout
@@ -70,7 +70,7 @@ _taken: weakref.WeakKeyDictionary[nn.Module, _Taken] = weakref.WeakKeyDictionary
 
 
 def take(model: nn.Module, layout: Layout) -> None:
-    """Record that this model's modules are laid out."""
+    """Record that this model's modules belong to a training in this layout."""
     taken = _Taken(weakref.ref(model), layout)
     for module in model.modules():
         _taken[module] = taken
@@ -88,7 +88,7 @@ def refuse_shared(model: nn.Module, layout: Layout | None = None) -> None:
         taken = _taken.get(module)
         if taken is None or not any(True for _ in module.parameters()):
             continue
-        # A cut is permanent. A module that stayed whole is free once either training is over.
+        # A cut of a module is permanent. A module that stayed whole may be used again once either training is over.
         is_apart = taken.root() is not model
         if _cuts(taken.layout) and not is_apart:
             raise ParallelError(
@@ -126,18 +126,18 @@ class Layers:
             if (layers := own()) is not None and new is not None:
                 layers._see(owner, name, new)
 
-        # torch has these hooks only for all modules of the process, and calls them before the change.
+        # torch has these hooks only for all modules of the process. They are called before the change.
         for handle in (register_module_module_registration_hook(see), register_module_parameter_registration_hook(see)):
             weakref.finalize(self, handle.remove)
 
     def refuse_changed(self) -> None:
-        """Refuse to go on after a change that is still in place.
+        """Raise if a layer was replaced or added and is still in the model.
 
         Raises:
             ParallelError: A layer or a parameter was replaced or added.
         """
-        # FSDP2 swaps the whole parameters and this rank's parts. In modules with their own `__setattr__`, such as RNNs, that
-        # looks like a change by the user.
+        # FSDP2 swaps whole parameters and this rank's parts. In modules with their own `__setattr__`, such as RNNs, a
+        # swap looks like a change by the user.
         of_fsdp = {id(param) for pair in whole_parameters(self._held) for param in pair} if self._new else set()
         for its_owner, name, its_new in self._new:
             owner, new = its_owner(), its_new()
@@ -155,7 +155,7 @@ class Layers:
         if owner not in self._names or (isinstance(new, nn.Module) and new in self._names):
             return
         if self._is_whole:
-            # A new part without new parameters, such as a compiled layer, trains as before.
+            # A new layer without new parameters, such as a compiled layer, trains as before.
             known = {id(param) for module in self._names for param in module.parameters(recurse=False)}
             params = [new] if isinstance(new, nn.Parameter) else list(new.parameters())
             if all(id(param) in known for param in params):
@@ -164,7 +164,7 @@ class Layers:
 
 
 def refuse_calls(model: nn.Module) -> None:
-    """Refuse calls of a model that is cut into stages."""
+    """Let a model that is cut into stages refuse to be called."""
 
     def refuse(*_: object) -> None:
         raise ParallelError(
@@ -211,7 +211,7 @@ def check_fits(
 
 
 def _unfit(layout: Layout, microbatches: int) -> Iterator[tuple[bool, Callable[[nn.Module], bool], str]]:
-    """Yield (rule applies, module breaks it, error's text)."""
+    """Yield (whether the layout forbids it, test of a module, the error's text)."""
     yield (
         max(layout.replicas, layout.tensor, layout.context) > 1,
         lambda module: _learns(module) and bool(module.sparse),
@@ -246,7 +246,7 @@ def _unfit(layout: Layout, microbatches: int) -> Iterator[tuple[bool, Callable[[
 
 
 def _learns(module: nn.Module) -> bool:
-    """Return True for an embedding whose weight learns."""
+    """Return True if the module is an embedding with a trained weight."""
     return isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.weight.requires_grad
 
 
@@ -274,6 +274,6 @@ def _refuse_renormalised(model: nn.Module, layout: Layout) -> None:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return True after torch.compile(module) or module.compile()."""
+    """Return True if `torch.compile(module)` or `module.compile()` was called."""
     # torch.compile(module) wraps the module, while module.compile() sets an attribute.
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None

@@ -23,7 +23,7 @@ def check(
 ) -> None:
     """Compare all ranks' models, losses and optimizers. Collective.
 
-    `settings` are further values that must agree, by name.
+    `settings` maps names to further values that must be equal on all ranks.
 
     Raises:
         ParallelError: On every rank, with the first difference and the ranks' values.
@@ -35,7 +35,7 @@ def check(
 
 
 def share(model: nn.Module) -> None:
-    """Overwrite parameters and buffers with rank 0's. Every rank calls it."""
+    """Overwrite parameters and buffers with rank 0's values. Every rank calls it."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return
     seen: dict[int, Tensor] = {
@@ -45,7 +45,7 @@ def share(model: nn.Module) -> None:
 
 
 def description(task: Task, optimizer: torch.optim.Optimizer | None) -> list[str]:
-    """Return a line for each thing that must agree."""
+    """Return a line of text for each property that must be equal on all ranks."""
     model = task.model
     lines = [f"model: {type(model).__qualname__}"]
     lines += [
@@ -71,10 +71,10 @@ def description(task: Task, optimizer: torch.optim.Optimizer | None) -> list[str
 
 
 def first_difference(everyone: list[list[str]]) -> str:
-    """Return a sentence about the first line that differs."""
+    """Return a sentence about the first line in which ranks differ."""
     lines = next(lines for lines in zip_longest(*everyone, fillvalue="nothing more") if len(set(lines)) > 1)
-    # If only some ranks have a parameter, all later lines are shifted on those ranks. The message names that parameter, and no
-    # shifted line.
+    # If only some ranks have a parameter, all later lines are shifted on those ranks. Then name that parameter instead
+    # of the first shifted line.
     sets = [set(own) for own in everyone]
     alone = next((line for line in lines if sum(line in own for own in sets) < len(sets)), lines[0])
     what = alone.partition(": ")[0]

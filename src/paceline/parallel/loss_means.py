@@ -26,11 +26,11 @@ from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.parallel.reduce import local
 from paceline.torch_private import without_modes
 
-#: The most nodes of a graph to read.
+#: The greatest number of nodes of a graph to read.
 MOST_NODES = 64
-#: The most rows, and numbers of the output, to compute together and in two parts.
+#: The most rows, and the most numbers of the output, to compute together and in two parts.
 ROWS, NUMBERS = 8, 1 << 20
-#: The largest difference of the two, as a fraction of the loss, and in rounding errors of numbers as large as the output's.
+#: The largest difference of whole and parts, as a fraction of the loss, and in rounding errors of the output's numbers.
 LIMITS, ROUNDINGS = {torch.float64: 1e-7, torch.float32: 1e-4}, 50
 #: Functions that multiply their one input by a constant.
 _SCALED = {
@@ -45,7 +45,7 @@ class MeanOver:
     """The count that a loss is a mean over.
 
     Attributes:
-        count: None for rows.
+        count: The count, or None if the loss is a mean over rows.
         is_sole: False if the loss is a sum of means over different things.
         is_hidden: An operator outside torch's own graph hides the count, such as a fused or a compiled loss.
     """
@@ -57,19 +57,19 @@ class MeanOver:
     is_divisor: bool = False
 
     def counts_nothing(self, loss: Tensor) -> bool:
-        """Return True if nothing counts in this part.
+        """Return True if no target counts in this part of the batch.
 
         The loss may then omit the mean or clamp the count. For means over rows this never matters. On a GPU, reading the loss
         would stall.
         """
-        # 1 may stand for 0, as in mask.sum().clamp(min=1).
+        # A count of 1 may be a clamped 0, as in mask.sum().clamp(min=1).
         is_looked_at = (self.is_divisor and self.count == 1) or (self.count is None and loss.device.type == "cpu")
         return is_looked_at and not bool(loss.detach())
 
 
 def mean_over(loss: Tensor) -> MeanOver:
-    """Read from a loss's graph what it is the mean over."""
-    # A mode must not see these tensors: the loss itself does not read what the graph has saved.
+    """Read from the graph of a loss which count it is a mean over."""
+    # Modes must not see these tensors, because the loss itself does not read what the graph has saved.
     with without_modes():
         return MeanOver() if loss.grad_fn is None else _read(loss.grad_fn, [MOST_NODES])
 
@@ -102,7 +102,7 @@ def _read(node: Any, left: list[int]) -> MeanOver:
 
 
 def _read_quotient(other: Tensor | float, above: Any, left: list[int]) -> MeanOver:
-    """Read the quotient of `above` and a divisor that has no gradient."""
+    """Read the quotient of the node `above` and a divisor that has no gradient."""
     if isinstance(other, Tensor) and other.numel() != 1:
         return MeanOver()
     divisor = float(other.detach() if isinstance(other, Tensor) else other)
@@ -145,7 +145,7 @@ def _mean_size(node: Any, name: str) -> float | None:
 
 
 def _is_of_chosen(node: Any, left: list[int]) -> bool:
-    """Return True for the output of a mask or index."""
+    """Return True if the node depends on numbers chosen by a mask or index."""
     left[0] -= 1
     if left[0] < 0:
         return False
@@ -165,7 +165,7 @@ class StepMeans:
         weight: The sum over microbatches of their share of the batch times their count per row.
         known, unclear, rows: The numbers of losses that are means over counts, sums of several means, and means over rows.
         ratios, squares: The sums of the counts per row of the first two kinds, and of their squares.
-        sample: The arguments of a loss, few rows, or None.
+        sample: A few rows of the arguments of a loss, or None.
         checks: Whether to keep the next microbatch's arguments as sample.
         keeps_state: Whether the loss has state that changes its next value, as a counter does.
         has_hidden: Whether a loss of this step hid its count (`MeanOver.is_hidden`).
@@ -183,16 +183,16 @@ class StepMeans:
     has_hidden: bool = False
 
     def begin(self, *, checks: bool = False) -> None:
-        """Forget the last step. `checks` asks for a sample of this one."""
+        """Reset all sums. `checks` asks for a sample of the coming step."""
         self.fill([0.0] * 6)
         self.checks, self.sample, self.has_hidden = checks, None, False
 
     def numbers(self) -> list[float]:
-        """Return the sums, to be added over ranks with different microbatches."""
+        """Return the sums, so that ranks with different microbatches can add them."""
         return [self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares]
 
     def fill(self, numbers: list[float]) -> None:
-        """Take the sums over several ranks."""
+        """Replace the sums by those over several ranks."""
         self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares = numbers
 
     def add(self, over: MeanOver, weight: float, rows: int) -> float:
@@ -212,7 +212,7 @@ class StepMeans:
         return weight * ratio
 
     def factor(self) -> float:
-        """Return the factor for summed gradients and losses.
+        """Return the factor by which to multiply summed gradients and losses.
 
         Raises:
             ParallelError: The parts of the batch cannot be weighted.
@@ -236,17 +236,17 @@ class StepMeans:
             )
         if not self.unclear and not self.weight > 0:
             raise ParallelError("no target of this batch counts for the loss. Leave out such batches.")
-        # Unchanged to the bit if everything counts.
+        # Return exactly 1.0 if everything counts, so that the result has the same bits as a plain loop.
         return 1.0 if self.unclear or abs(self.weight - 1.0) < 1e-12 else 1.0 / self.weight
 
 
 def is_due(steps: int) -> bool:
-    """Return True in steps 1, 2, 4, 8, then each 16th."""
+    """Return True in steps 1, 2, 4 and 8, then in every 16th step."""
     return (steps < 16 and (steps + 1) & steps == 0) or steps % 16 == 15
 
 
 def scale_gradients(params: dict[str, nn.Parameter], factor: float) -> None:
-    """Multiply all gradients by this number, in place."""
+    """Multiply all gradients by `factor`, in place."""
     if factor != 1.0:
         with torch.no_grad():
             for grad in [param.grad for param in params.values() if param.grad is not None]:
@@ -254,7 +254,7 @@ def scale_gradients(params: dict[str, nn.Parameter], factor: float) -> None:
 
 
 def few_rows(output: object, target: object) -> tuple[object, object] | None:
-    """Copy some rows of a loss's arguments, or return None without two.
+    """Copy a few rows of a loss's arguments, or return None if fewer than two.
 
     These are the rows with the smallest and the largest targets: a value that the loss ignores is mostly one of the two.
     """
@@ -265,7 +265,7 @@ def few_rows(output: object, target: object) -> tuple[object, object] | None:
         if outputs.count != targets.count or count < 2:
             return None
         chosen = _chosen(target, targets.count, count)
-        # The loss may change either in place.
+        # Copy the rows, because the loss may change its arguments in place.
         first, second = (map_tensors(rows.pick(chosen), lambda x: x.detach().clone()) for rows in (outputs, targets))
         return first, second
     except ParallelError:
@@ -289,9 +289,9 @@ def _chosen(target: object, rows: int, count: int) -> list[int]:
 def no_mean(
     loss: LossFunction, model: nn.Module, sample: tuple[object, object] | None, loss_weight: WeightFunction | None
 ) -> str:
-    """Say why weighted parts do not make the whole, or "".
+    """Return why weighted parts of a batch do not make the whole, or "".
 
-    It computes a few rows (`sample`, from `few_rows`) together and in two parts. "" also means that nothing can be said. The
+    The loss of a few rows (`sample`, from `few_rows`) is computed together and in two parts. "" may mean no result. The
     loss's state is restored.
     """
     if sample is None:
@@ -322,10 +322,10 @@ def no_mean(
     largest = max(
         (float(x.abs().max()) for x in tensors_in(sample[0]) if x.numel() and x.is_floating_point()), default=1.0
     )
-    # Parts of two sizes, to notice errors that equal parts share.
+    # Use parts of two sizes, to notice errors that are equal in equal parts.
     first = max(3 * count // 8, 1)
     spans = ((0, count), (0, first), (first, count))
-    # In float64 where possible, because late in training a loss may be as small as its rounding.
+    # Compute in float64 if possible, because late in training a loss may be as small as its rounding.
     for is_wide in (True, False):
         try:
             (whole, of_whole, dtype, _), *parts = (part(start, stop, is_wide=is_wide) for start, stop in spans)
@@ -341,7 +341,7 @@ def no_mean(
         parts = [one for one in parts if one[-1] is not None]
     total = sum(weight for _, weight, *_ in parts)
     together = sum(value * weight for value, weight, *_ in parts if weight > 0) / total if total > 0 else math.nan
-    # A part of ignored targets alone is nan. Where torch's graph shows the count, such parts have been left out above.
+    # If all targets of a part are ignored, its loss is nan. Such parts are omitted above if torch's graph shows it.
     is_only_part = any(over is not None and over.is_hidden for *_, over in parts) and math.isfinite(whole)
     if not math.isfinite(whole + together) and not (is_only_part and loss_weight is None):
         return ""

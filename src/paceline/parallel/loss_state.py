@@ -35,11 +35,11 @@ from paceline.parallel.tracing.reads import plain_attributes
 from paceline.parallel.tracing.source import Line, is_users, users_line
 from paceline.torch_private import lost_arguments
 
-#: Of a larger container only the container is saved, without its items' contents.
+#: A container with more items than this is saved without the contents of its items.
 MANY = 1000
-#: The most objects to visit.
+#: The greatest number of objects to visit.
 MOST = 20_000
-#: The most bytes of tensors and arrays to copy, and of a parameter that does not learn, such as a teacher's.
+#: The most bytes of tensors and arrays to copy, and of a parameter that is not trained, such as a teacher's.
 COPIED_BYTES, SMALL_BYTES = 1 << 28, 1 << 16
 _TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -48,9 +48,9 @@ Number = int | float | Tensor
 
 
 class LossState:
-    """The current state that a loss can reach.
+    """A snapshot of the state that a loss can reach.
 
-    The model's modules and tensors are left out; others restore those.
+    The model's modules and tensors are excluded; other functions restore them.
 
     Attributes:
         numbers: Name -> a number or a copy of a tensor, for comparisons with another time.
@@ -62,14 +62,14 @@ class LossState:
         self.iterators: list[str] = []
         self._put_back: list[Callable[[], None]] = []
         self._left_bytes = COPIED_BYTES
-        # Held, because another object could reuse the id.
+        # Keep the visited objects alive, because another object could reuse an id.
         self._seen: dict[int, object] = {
             id(value): value for value in (*model.modules(), *dict(all_names(model)).values())
         }
         self._look(loss, getattr(loss, "__qualname__", type(loss).__qualname__))
 
     def put_back(self) -> None:
-        """Restore the state."""
+        """Restore the state to that of the snapshot."""
         for put_back in self._put_back:
             put_back()
 
@@ -81,7 +81,7 @@ class LossState:
         if id(value) in self._seen or len(self._seen) > MOST:
             return
         self._seen[id(value)] = value
-        # A foreign object may fail when it is inspected, as a proxy does outside of its context.
+        # An object of a foreign class may raise when it is inspected, as a proxy does outside of its context.
         with contextlib.suppress(Exception):
             self._look_closer(value, name)
 
@@ -109,7 +109,7 @@ class LossState:
     def _look_into(self, value: Changeable | tuple[object, ...], name: str) -> None:
         if isinstance(value, dict):
             self._put_back.append(functools.partial(refill, value, dict(value)))
-            # A module's tables do not appear in its attributes' names.
+            # Leave nn.Module's tables, such as `_parameters`, out of the names.
             items = [("" if key in _TABLES else f".{key}", item) for key, item in value.items()]
         else:
             items = [(f"[{index}]", item) for index, item in enumerate(value)]
@@ -125,7 +125,7 @@ class LossState:
         self._look(function.__defaults__, function.__qualname__)
         self._look(function.__kwdefaults__, function.__qualname__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # an empty cell
+            with contextlib.suppress(ValueError):  # raises ValueError if the cell is empty
                 before = cell.cell_contents
                 self._put_back.append(functools.partial(setattr, cell, "cell_contents", before))
                 self._look(before, f"{name} of {function.__qualname__}")
@@ -137,7 +137,7 @@ class LossState:
     def _keep_tensor(self, tensor: Tensor, name: str) -> None:
         is_frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
         own = local(tensor.detach())
-        # A trace leaves tensors without values if a user's hook keeps an output. Their memory is on "meta".
+        # During a trace a user's hook may have kept an output, which is on the "meta" device and has no values.
         has_values = own.untyped_storage().device.type != "meta"
         if not has_values or (is_frozen and tensor.nbytes > SMALL_BYTES) or not self._may_copy(tensor.nbytes):
             return
@@ -147,7 +147,7 @@ class LossState:
 
         def put_back() -> None:
             with torch.no_grad():
-                # Each write increments a tensor's version, and autograd refuses a saved tensor of another version.
+                # A write increments the tensor's version, and autograd refuses saved tensors of another version.
                 if not torch.equal(own, before):
                     own.copy_(before)
                 if tensor.is_leaf and (tensor.grad is not None or grad is not None):
@@ -172,7 +172,7 @@ class LossState:
 
 @contextlib.contextmanager
 def loss_kept(loss: Callable[..., object], model: nn.Module) -> Iterator[LossState]:
-    """Restore the loss's state after the block."""
+    """Restore the state that the loss reaches after the block."""
     state = LossState(loss, model)
     try:
         yield state
@@ -181,7 +181,7 @@ def loss_kept(loss: Callable[..., object], model: nn.Module) -> Iterator[LossSta
 
 
 def _names_in(code: types.CodeType) -> set[str]:
-    """Return all global names that a function may look up."""
+    """Return all global names that a function's code may look up."""
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return set(code.co_names).union(*map(_names_in, inner))
 
@@ -189,39 +189,39 @@ def _names_in(code: types.CodeType) -> set[str]:
 def _is_of_script(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
-    # A standard library namespace holds nothing but its attributes.
+    # An object of a standard library namespace consists of its attributes only.
     return kind.__module__ in ("__main__", "types", "argparse") or (file is not None and is_users(file))
 
 
 class LossReads(TorchFunctionMode):
-    """A mode that notes which of the model's tensors a loss reads.
+    """A mode that records which of the model's tensors a loss reads.
 
     Attributes:
         state: Name of a parameter or buffer -> the line that reads it.
         left: Name of a tensor that a model's call has left -> the line that reads it.
-        parts: The same as `state`, for tensors that are split over workers.
+        parts: Name -> the line that reads it, for parameters and buffers that are split over workers.
     """
 
     def __init__(self, model: nn.Module, before: Iterable[Tensor] = ()) -> None:
-        """Watch `model`; `before` are its `attributes_of` before the call."""
+        """Watch `model`; `before` has its `attributes_of` before the call."""
         super().__init__()
         self.state: dict[str, Line | None] = {}
         self.left: dict[str, Line | None] = {}
         self.parts: dict[str, Line | None] = {}
         self._model = model
         self._before = {id(tensor): tensor for tensor in before}
-        # Held, because another tensor could reuse the id.
+        # Keep the tensors alive, because another tensor could reuse an id.
         self._own: dict[int, Tensor] = {}
         self.look_again()
 
     def look_again(self) -> None:
-        """Update the names after another call of the model."""
+        """Update the tensors' names after another call of the model."""
         self._own.clear()
         self._names = {id(tensor): name for name, tensor in reversed(all_names(self._model))}
         self._left = {id(tensor): name for name, tensor in attributes_of(self._model) if id(tensor) not in self._before}
 
     def may_read(self, *values: object) -> None:
-        """Allow tensors that a loss is expected to read."""
+        """Exclude tensors that a loss is expected to read from the record."""
         self._own.update((id(tensor), tensor) for tensor in tensors_in(values))
 
     def __torch_function__(
@@ -246,7 +246,7 @@ class LossReads(TorchFunctionMode):
 
 
 def attributes_of(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return the tensors among the modules' plain attributes, with their names."""
+    """Return (name, tensor) of each tensor in the modules' plain attributes."""
     return [
         (f"{name}.{attribute}".lstrip("."), tensor)
         for name, module in model.named_modules()

@@ -42,10 +42,10 @@ class MemoryPlan:
     Attributes:
         optimizer: None if the trial failed.
         activations: None without a measurement.
-        coming: The part of the first three that is not allocated yet.
+        coming: The part of parameters, gradients and optimizer that is not allocated yet.
         free: The memory that may be used.
-        limit: The source of that number, in words.
-        spare: Free swap.
+        limit: The source of `free` in words, such as "the GPU's memory".
+        spare: Free swap that the worker may use.
     """
 
     parameters: int
@@ -59,7 +59,7 @@ class MemoryPlan:
 
     @property
     def needed(self) -> int:
-        """The known needs in total."""
+        """The sum of all needs that are known."""
         return self.parameters + self.gradients + (self.optimizer or 0) + (self.activations or 0)
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class MemoryPlan:
 
 
 class PlannedHandle(ParallelHandle, Protocol):
-    """A model in its layout, with its plan once it has an executor."""
+    """A model in its layout, with a memory plan once it has an executor."""
 
     memory: MemoryPlan | None
 
@@ -84,7 +84,7 @@ def plan(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
     trained = sum(local(param).nbytes for param in params if param.requires_grad) if par.optimizer is not None else 0
     numbers = tried_state_numbers(par.optimizer, par.device)
     optimizer = None if numbers is None else numbers * trained
-    # An optimizer that has trained or was loaded has its state already.
+    # An optimizer that has made a step, or was loaded, has allocated its state already.
     held = _held(par.optimizer)
     activations = None
     if par.measured is not None:
@@ -107,12 +107,12 @@ def plan(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 def refuse_too_large(
     model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout, place: WorldPlace, memory_bytes: int | None
 ) -> None:
-    """Refuse a model whose shares do not fit. Collective.
+    """Refuse a model if its workers' parts do not fit in memory. Collective.
 
     Every rank calls it before the model is copied or cut.
 
     Raises:
-        ParallelError: As `check`.
+        ParallelError: On every rank, if one rank lacks the memory.
     """
     params = list(model.parameters())
     whole = sum(param.nbytes for param in params)
@@ -120,7 +120,7 @@ def refuse_too_large(
     share = share_of(model, layout)
     numbers = tried_state_numbers(optimizer, place.device)
     gradients, states = int(trained * share), None if numbers is None else int(numbers * trained * share)
-    # Cutting frees the rest of the parameters.
+    # Splitting frees the memory of the other workers' parts of the parameters.
     coming = gradients + max(0, (states or 0) - _held(optimizer)) - int(whole * (1 - share))
     free, limit, spare = _room(place.device, whole, memory_bytes)
     own = MemoryPlan(
@@ -137,7 +137,7 @@ def refuse_too_large(
 
 
 def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
-    """Return this worker's plan if all fit. Collective.
+    """Return this worker's plan, if all workers' plans fit. Collective.
 
     Raises:
         ParallelError: On every rank, if one lacks memory for gradients and optimizer: the kernel would kill it in the first
@@ -154,7 +154,7 @@ def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 
 
 def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int, MemoryPlan]:
-    """Return the rank with least memory, and its plan."""
+    """Return the rank with the least spare memory and its plan; raise if it lacks memory."""
     plans = [MemoryPlan(**one) for one in gather(asdict(own))]
     rank = max(range(len(plans)), key=lambda rank: plans[rank].coming - plans[rank].free - plans[rank].spare)
     worst = plans[rank]
@@ -173,11 +173,11 @@ def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int,
 
 
 def _room(device: torch.device, held: int, memory_bytes: int | None) -> tuple[int, str, int]:
-    """Return usable bytes, the limit's name, and swap."""
+    """Return the usable bytes, the name of their limit, and free swap."""
     if memory_bytes is not None:
         return max(0, memory_bytes - held), f"memory_bytes={memory_bytes}", 0
     if device.type == "cuda":
-        # Memory that torch's allocator has cached counts as free.
+        # Memory that torch's allocator has cached, but does not use, counts as free.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return max(0, available_bytes(device) + kept), "the GPU's memory", 0
     there = memory()
@@ -202,7 +202,7 @@ def _held(optimizer: torch.optim.Optimizer | None) -> int:
 
 
 def _report(own: MemoryPlan, rank: int) -> None:
-    """Write the plan for failure reports of a run."""
+    """Write the plan to a file, for the failure report of the run."""
     with contextlib.suppress(OSError, KeyError):
         run_dir, attempt = os.environ["PACELINE_RUN_DIR"], os.environ["PACELINE_ATTEMPT"]
         write_json(Path(run_dir, "attempts", attempt, f"memory_{rank}.json"), asdict(own))
@@ -221,7 +221,7 @@ def share_of(model: nn.Module, layout: Layout) -> float:
 def refuse_no_room(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, world: World, memory_bytes: int | None
 ) -> None:
-    """Refuse an empty model whose shares do not fit. Collective.
+    """Refuse a model without values whose parts do not fit in memory. Collective.
 
     Raises:
         ParallelError: On every rank, before an allocation fails or the kernel kills a process.

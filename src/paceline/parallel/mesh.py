@@ -1,4 +1,4 @@
-"""The place of this process in the world: device and process groups.
+"""This process's position in the world: device and process groups.
 
     axes, outermost first        pipe  data  shard  context  expert  tensor
 
@@ -37,7 +37,7 @@ AXES = ("pipe", "data", "shard", "context", "expert", "tensor")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WorldPlace:
-    """A process's rank, world size and device, known before the layout."""
+    """A process's rank, world size and device, known before the layout is."""
 
     rank: int
     size: int
@@ -50,7 +50,7 @@ class World(WorldPlace):
 
     Attributes:
         mesh: The axes of `AXES` with more than one rank. None in a world of one, which may have no process group.
-        store: Where the ranks leave messages, or None in a world of one.
+        store: The key-value store for the ranks' messages, or None in a world of one.
     """
 
     layout: Layout
@@ -59,7 +59,7 @@ class World(WorldPlace):
     groups: dict[frozenset[str], dist.ProcessGroup | None] = field(default_factory=dict)
 
     def axes(self, *names: str) -> DeviceMesh:
-        """Return these axes of the mesh, which have more than one rank."""
+        """Return the sub-mesh of these axes, which must have more than one rank."""
         assert self.mesh is not None
         return self.mesh[names]
 
@@ -78,17 +78,17 @@ class World(WorldPlace):
 
     @property
     def replicas(self) -> int:
-        """The number of parts that each batch is cut into."""
+        """The number of replicas, of which each computes a part of each batch."""
         return self.layout.replicas
 
     @property
     def replica(self) -> int:
-        """The index of this rank's part."""
+        """The index of this rank's replica."""
         return self.coordinate("data") * self.layout.shard + self.coordinate("shard")
 
     @property
     def replica_group(self) -> dist.ProcessGroup | None:
-        """The ranks with other rows and the same part."""
+        """The ranks that hold the same part of the model for different rows."""
         return self.group("data", "shard")
 
     @property
@@ -108,7 +108,7 @@ class World(WorldPlace):
 
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
-    """Return the rank's index along each axis."""
+    """Return the index of a rank along each axis of the layout."""
     indices: dict[str, int] = {}
     for axis in reversed(AXES):
         rank, indices[axis] = divmod(rank, int(getattr(layout, axis)))
@@ -116,7 +116,7 @@ def coordinates(layout: Layout, rank: int) -> dict[str, int]:
 
 
 def start(device: torch.device | str | None = None) -> WorldPlace:
-    """Join the world; return rank, size and device.
+    """Join the world; return this process's rank, world size and device.
 
     An existing process group is used. With neither a group nor a launcher the result is a world of one.
 
@@ -127,7 +127,7 @@ def start(device: torch.device | str | None = None) -> WorldPlace:
         _initialise(device)
     if not dist.is_available() or not dist.is_initialized():
         return WorldPlace(rank=0, size=1, device=_device(device, 0))
-    # A group over Gloo or MPI supports only CPU tensors, so no GPU is chosen by default.
+    # A group over Gloo or MPI supports only CPU tensors, so do not choose a GPU by default.
     chosen = _device(device, dist.get_rank()) if _backend_has_cuda() else torch.device(device or "cpu")
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
@@ -135,20 +135,20 @@ def start(device: torch.device | str | None = None) -> WorldPlace:
 
 
 def joined(place: WorldPlace) -> World:
-    """Return the world before its layout, without groups. Collective."""
+    """Return the world before its layout is known, without groups. Collective."""
     store = _message_store(place) if place.size > 1 else None
     return World(**vars(place), layout=Layout(data=place.size), store=store)
 
 
 def build(place: WorldPlace, layout: Layout) -> World:
-    """Return the world with this layout's groups. Collective.
+    """Return the world with the process groups of this layout. Collective.
 
     Raises:
         ParallelError: The script's own process group does not support this layout on GPUs.
     """
     if place.size == 1:
         return World(**vars(place), layout=layout)
-    # Gloo sums tensors on GPUs, but other layouts' operations on them kill the process silently.
+    # Gloo can sum tensors on GPUs, but operations of other layouts on such tensors kill the process without a message.
     if place.device.type == "cuda" and layout.data != layout.size and not _backend_has_cuda():
         raise ParallelError(
             f"{layout} on GPUs needs NCCL, and the script has made its process group with the backend {dist.get_backend()!r}. "
@@ -158,7 +158,7 @@ def build(place: WorldPlace, layout: Layout) -> World:
     return World(**vars(place), layout=layout, mesh=mesh, store=_message_store(place), groups=groups)
 
 
-#: A cache for the current process group: shape -> mesh and groups. Making them takes many messages.
+#: A cache for the current process group: shape -> mesh and groups, because making them takes many messages.
 _made: dict[tuple[tuple[str, int], ...], tuple[DeviceMesh, dict[frozenset[str], dist.ProcessGroup | None]]] = {}
 _made_for: object = None
 
@@ -229,7 +229,7 @@ def _initialise(device: torch.device | str | None) -> None:
 
 
 def choose_backend(environment: Mapping[str, str], has_cuda: bool) -> str | None:
-    """Return the launcher's backend, or None without one.
+    """Return the backend for the launcher's processes, or None without a launcher.
 
     Raises:
         ParallelError: A launcher started several processes, but does not say which one this is.
@@ -238,7 +238,7 @@ def choose_backend(environment: Mapping[str, str], has_cuda: bool) -> str | None
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if not environment.get(name)]
     if has_cuda and not missing:
-        # NCCL supports only GPU tensors. Other messages between ranks use Gloo.
+        # NCCL supports only GPU tensors, so messages of CPU tensors use Gloo.
         return "cpu:gloo,cuda:nccl"
     if mpi_size is not None and environment.get("WORLD_SIZE", mpi_size) == mpi_size:
         if mpi_size == "1" and missing:
@@ -290,14 +290,14 @@ def _device(device: torch.device | str | None, rank: int) -> torch.device:
     return torch.device("cuda", local_rank % max(torch.cuda.device_count(), 1))
 
 
-#: The world's group, the connection to its store, and the first connection to it.
+#: For the current world: its group, the connection for Paceline's messages, and the first connection to the store.
 _stores: list[tuple[object, Store, Store]] = []
 
 
 def _message_store(place: WorldPlace) -> Store:
     """Return a separate connection to the world's store.
 
-    It is separate because a blocking wait would block other users of the connection.
+    The connection is separate because a blocking wait would block its other users.
     """
     for group, known, _ in _stores:
         if group is dist.group.WORLD:
@@ -317,7 +317,7 @@ _torchs: Any = dist
 
 
 def _store_of_rank_0(place: WorldPlace) -> Store:
-    """Return a new store, for a world over MPI, which has none."""
+    """Return a new store served by rank 0, for a world over MPI, which has none."""
     if place.rank > 0:
         host, port = from_first(("", 0))
         name = "127.0.0.1" if host == socket.gethostname() else host
@@ -355,7 +355,7 @@ def decide(world: WorldPlace, find: Callable[[], _T], kinds: Sequence[type] = ()
     Measurements and rounding may differ between machines, so one rank decides.
 
     Args:
-        world: This rank's place.
+        world: This rank, with the process groups of its layout.
         find: Called on rank 0.
         kinds: The dataclasses in the result (see `exchange`).
         what: What failed, for the other ranks' message if `find` raises anything but a ParallelError, which rank 0 raises
@@ -371,7 +371,7 @@ def decide(world: WorldPlace, find: Callable[[], _T], kinds: Sequence[type] = ()
     except Exception as error:
         if not what and not isinstance(error, ParallelError):
             raise
-        # The other ranks wait for the answer.
+        # Report the error in place of a result, for which the other ranks wait.
         is_known = isinstance(error, ParallelError)
         from_first((None, str(error) if is_known else f"{what} failed on rank 0: {type(error).__name__}: {error}"))
         raise

@@ -14,15 +14,15 @@ from paceline.parallel.tracing.fake_model import AttributeMirror
 
 
 class Skeleton:
-    """A copy of the user's model without values."""
+    """A copy of the user's model whose tensors have no values."""
 
     def __init__(self, model: nn.Module) -> None:
-        # Taken now, because FSDP2 gives a model another class.
+        # Take the name now, because FSDP2 later replaces the class of a model.
         self.name = type(model).__name__
         self.ties = tied_parameters.find(model)
-        #: Why there is no copy, or "".
+        #: The reason why the model could not be copied, or "".
         self.reason = ""
-        #: Of all parameters and buffers.
+        #: The size of all parameters and buffers.
         self.bytes = sum(tensor.nbytes for tensor in dict(tied_parameters.all_names(model)).values())
         self._model: nn.Module | None = None
         shells: dict[int, object] = {
@@ -36,7 +36,7 @@ class Skeleton:
         self._mirror = AttributeMirror(model, self._model, by_version=True) if self._model is not None else None
 
     def follow(self) -> None:
-        """Copy later changes of the modules' attributes: numbers, lists, plain tensors."""
+        """Copy changes of the modules' attributes: numbers, lists, plain tensors."""
         if self._mirror is None:
             return
         try:
@@ -46,7 +46,7 @@ class Skeleton:
             self._model = self._mirror = None
 
     def begin(self) -> None:
-        """Follow only changes from now on."""
+        """Ignore changes of the modules' attributes that were made until now."""
         if self._mirror is not None:
             self._mirror.begin()
 

@@ -14,10 +14,10 @@ from paceline.parallel.full_tensor import is_part
 
 
 def names_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[list[str]]:
-    """Return [group][parameter] -> its first name.
+    """Return the first name of each parameter, as [group][parameter].
 
     Raises:
-        ParallelError: The optimizer holds a foreign parameter, or its step needs a closure.
+        ParallelError: The optimizer holds a parameter that is not the model's, or its step needs a closure.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ParallelError(
@@ -42,9 +42,9 @@ _guards: WeakKeyDictionary[torch.optim.Optimizer, RemovableHandle] = WeakKeyDict
 def guard(optimizer: torch.optim.Optimizer, is_stepping: Callable[[], bool]) -> None:
     """Refuse steps of the optimizer while `is_stepping()` is False.
 
-    Gradients that a script has computed itself belong to one rank. After such a step the ranks would silently diverge.
+    Gradients that a script has computed itself belong to one rank. A step with them would make the ranks diverge.
     """
-    # A second `parallelize` may get the same optimizer. The first training's hook would refuse its steps.
+    # Remove the hook of an earlier `parallelize` with this optimizer: the hook would refuse the steps of this training.
     if (before := _guards.pop(optimizer, None)) is not None:
         before.remove()
 
@@ -84,7 +84,7 @@ def adopt(
 
 
 def _cut(value: object, before: Tensor, after: nn.Parameter) -> object:
-    """Cut state of the parameter's shape like the parameter."""
+    """Split state that has the parameter's shape as the parameter is split."""
     if not is_part(after) or not isinstance(value, Tensor) or value.shape != before.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -93,7 +93,7 @@ def _cut(value: object, before: Tensor, after: nn.Parameter) -> object:
 
 
 class OriginalParameters:
-    """The user's optimizer and its parameters, until the layout's parameters replace them."""
+    """The user's optimizer and the parameters that it has before the layout replaces them."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._params = dict(model.named_parameters())
@@ -103,5 +103,5 @@ class OriginalParameters:
         adopt(optimizer, self._names, self._params, params)
 
     def forget(self) -> None:
-        """Release the whole parameters, which would stay in memory beside the parts."""
+        """Release the whole parameters, which would use memory beside the parts."""
         self._params = {}

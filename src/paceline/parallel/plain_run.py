@@ -35,24 +35,24 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: The largest allowed difference as a fraction of the largest gradient. Small models round differently in another summing
-#: order.
+#: The largest allowed difference, as a fraction of the largest gradient. Small models round differently if sums are in
+#: another order.
 LIMITS = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 class DiffersError(Exception):
-    """Values that differ from the plain model's."""
+    """The error that a layout's values differ from the plain model's."""
 
 
 class CannotCompareError(Exception):
-    """A reason, on all ranks, why the chosen rows cannot be compared."""
+    """The error that the chosen rows cannot be compared, raised on all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """The values of one step.
+    """The loss, gradients and buffers after one step.
 
-    `scales` has, for a buffer that is a mean, the size of the averaged numbers. Such a buffer may be 0 except for their
+    `scales` has, for a buffer that is a running mean, the size of the averaged numbers. The mean may be 0 except for
     rounding.
     """
 
@@ -68,12 +68,12 @@ class StepResult:
 
 
 class PlainRun:
-    """The plain model and the pieces of a batch."""
+    """A run of the plain model on the pieces of a batch."""
 
     def __init__(self, model: nn.Module, parts: Parts, task: Task, device: torch.device, *, is_cut: bool) -> None:
         self._model, self._task, self._device, self._is_cut = model, task, device, is_cut
         self._parts = parts
-        #: Whether the loss's state between calls changes its result.
+        #: True if the loss keeps state between calls that changes its result.
         self.reads_kept = False
 
     def run(self, *, shaken: float = 0.0, replicas: int = 1) -> StepResult:
@@ -106,7 +106,7 @@ class PlainRun:
             )
 
     def _cut(self, replicas: int) -> tuple[list[Parts], list[float]]:
-        """Return the pieces and their weights."""
+        """Return the pieces of the batch and their weights."""
         rows, task = Rows(self._parts), self._task
         pieces, weights = [], []
         sizes = piece_sizes(rows.count, task.microbatches, replicas)
@@ -118,9 +118,9 @@ class PlainRun:
         return pieces, weights
 
     def warn_of_parts(self) -> None:
-        """Warn if microbatches change the model's own loss.
+        """Warn if the model's own loss changes when a batch is cut into microbatches.
 
-        BatchNorm is known to see one microbatch at a time, so it uses its running statistics in both.
+        BatchNorm is known to see one microbatch at a time, so both times it uses its running statistics.
         """
         if self._task.loss is not own_loss or self._task.microbatches == 1:
             return
@@ -150,13 +150,13 @@ class PlainRun:
             return own_loss(self._model(*there.args, **there.kwargs), there.target)
 
     def run_short(self, world: World, own: Sequence[Microbatch]) -> StepResult:
-        """Compute a few rows, which the model may not support.
+        """Compute a few rows; raise CannotCompareError if the model cannot.
 
-        `own` is this rank's share, which the model must support too.
+        `own` is this rank's share of the rows, which the model must be able to compute too.
         """
         before, failed, result = states(self._device), "", None
         try:
-            # With gradients, because a forward may compute one itself.
+            # Compute with gradients, because a forward may itself compute one.
             with torch.enable_grad(), self._task.autocast(self._device), unchanged(self._model):
                 for micro in own:
                     self._model(*micro.args, **micro.kwargs)
@@ -180,7 +180,7 @@ class PlainRun:
         with self._task.autocast(self._device):
             output = self._model(*there.args, **there.kwargs)
             before = LossState(self._task.loss, self._task.model)
-            # A loss may change the output in place.
+            # Copy the output, because a loss may change it in place.
             kept = map_tensors(output, lambda tensor: tensor.detach().clone()) if self._is_cut else None
             loss = self._task.loss_of(output, there.target)
         if part < 1.0 and self._task.loss_weight is None:
@@ -192,8 +192,8 @@ class PlainRun:
         share = loss * part
         if share.requires_grad and part:
             share.backward()  # type: ignore[no-untyped-call]
-        # After the backward pass: another call of the model or the loss changes tensors that autograd may have saved, and
-        # restores them.
+        # Check after the backward pass: another call of the model or the loss changes, and then restores, tensors that
+        # autograd may have saved.
         if self._is_cut:
             with loss_kept(self._task.loss, self._task.model):
                 self._check_put_back(before, loss, kept, there.target)
@@ -203,10 +203,10 @@ class PlainRun:
     def _check_put_back(self, before: LossState, loss: Tensor, output: object, target: object) -> None:
         """Refuse a loss whose state cannot be restored.
 
-        `before` is its state before this call, and `output` the model's output before it.
+        `before` is the loss's state before this call, and `output` the model's output before it.
         """
         if self._task.loss is own_loss:
-            return  # the model's attributes are put back, and are looked at by themselves
+            return  # the model's attributes are restored and compared elsewhere
         given, drawn = loss.detach(), states(self._device)
 
         def again() -> float:
@@ -222,7 +222,7 @@ class PlainRun:
             before.put_back()
             other = again()
         except Exception:
-            return  # it can't be called with an output without gradients: nothing can be said
+            return  # the loss needs an output with gradients, so this check has no result
         if is_far(other) and states(self._device) == drawn:
             name = getattr(self._task.loss, "__qualname__", type(self._task.loss).__qualname__)
             what = f" ({', '.join(before.iterators[:3])})" if before.iterators else ""
@@ -244,7 +244,7 @@ class PlainRun:
 
 
 def warn_of_parts(par: ParallelHandle, parts: Parts, microbatches: int) -> None:
-    """Warn if microbatches change the model's own loss."""
+    """Warn if the model's own loss changes when a batch is cut into microbatches."""
     task = dataclasses.replace(par.task, microbatches=microbatches, means=StepMeans())
     plain = PlainRun(par.module, parts, task, par.world.device, is_cut=True)
     with generators(0, par.world.device), generators_kept(), Steady():  # type: ignore[no-untyped-call]
@@ -253,7 +253,7 @@ def warn_of_parts(par: ParallelHandle, parts: Parts, microbatches: int) -> None:
 
 @contextlib.contextmanager
 def _shaken(model: nn.Module, by: float) -> Iterator[None]:
-    """Perturb every parameter by a fraction within the block."""
+    """Change every parameter by a fraction `by` of its value within the block."""
     params = [param for param in model.parameters() if param.is_floating_point()]
     before = [param.detach().clone() for param in params]
     try:
@@ -271,7 +271,7 @@ def _shaken(model: nn.Module, by: float) -> Iterator[None]:
 
 
 def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
-    """Refuse a loss that sums over rows.
+    """Refuse a loss that is a sum over rows instead of a mean.
 
     A mean does not change when all rows appear twice. `of_more(times)` returns the loss of repeated rows.
     """
@@ -281,7 +281,7 @@ def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
             # Three times the rows too: a contrastive loss is near log 2 for two rows and near log 4, twice as much, for four.
             two, three = (float(of_more(times)) for times in (2, 3))
     except Exception:
-        return  # not made for other numbers of rows: nothing can be said
+        return  # the loss does not accept other numbers of rows, so this check has no result
     if one and abs(two - 2 * one) <= 1e-3 * abs(one) and abs(three - 3 * one) <= 1e-3 * abs(one):
         raise DiffersError(
             f"loss(output, target) is {one:.6g}, and {two:.6g} for the same rows twice: it is a sum. It must "
@@ -311,7 +311,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 def _scales_of_means(
     model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor], calls: int
 ) -> dict[str, float]:
-    """Return the deviation that each running mean followed.
+    """Return the size of the deviations whose means the running means are.
 
     `calls` is the number of calls of layers that do not count them. A running variance v that has followed a variance s with
     the factor f is (1 - f) v + f s afterwards.
@@ -335,7 +335,7 @@ def _scales_of_means(
 
 
 class Narrowest(DispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that notes the largest rounding error, `eps`."""
+    """A mode that notes the largest `eps` of the dtypes that are used."""
 
     eps = 0.0
 
@@ -354,7 +354,7 @@ class Narrowest(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def largest_magnitude(tensor: Tensor) -> float:
-    """Return the largest magnitude, or nan if the tensor has one."""
+    """Return the largest magnitude, or nan if the tensor contains a nan."""
     if not tensor.numel():
         return 0.0
     if tensor.is_complex():
@@ -365,7 +365,7 @@ def largest_magnitude(tensor: Tensor) -> float:
 
 
 def dense(grad: Tensor | None) -> Tensor | None:
-    """Return the whole gradient, also of a sparse one."""
+    """Return the whole gradient as a dense tensor."""
     if grad is None:
         return None
     return grad.to_dense() if grad.is_sparse else whole(grad)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 _T = TypeVar("_T")
 
-#: A step into a container: ("item", key) is container[key], ("attr", name) is container.name.
+#: One step of a path into containers: ("item", key) is container[key], ("attr", name) is container.name.
 Step = tuple[str, Hashable]
 Path = tuple[Step, ...]
 
@@ -33,11 +33,11 @@ Changeable = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 @dataclass(frozen=True)
 class Container:
-    """A container without its values.
+    """A container of a structure, without its values.
 
     Attributes:
-        kind: Its class.
-        steps: The step to each of its values, in order.
+        kind: The class of the container.
+        steps: The step to each value of the container, in order.
         factory: The default factory of a defaultdict.
     """
 
@@ -54,7 +54,7 @@ class Container:
         if issubclass(self.kind, Mapping):
             return self._mapping(named)
         if issubclass(self.kind, (tuple, list)):
-            # A named tuple takes positional values, any other tuple or list an iterable.
+            # Pass the values of a named tuple as arguments, and those of any other tuple or list as one iterable.
             arguments = named.values() if hasattr(self.kind, "_fields") else [named.values()]
             return self.kind(*arguments)
         return self.kind(**{field.name: named[field.name] for field in dataclasses.fields(self.kind) if field.init})
@@ -67,13 +67,13 @@ class Container:
         with contextlib.suppress(TypeError):
             # A mapping that is a dataclass too, such as some libraries' outputs.
             return self.kind(**values)
-        # No constructor fits: a plain dict at least has the values.
+        # No constructor fits: return a plain dict, which at least has the values.
         return values
 
 
 @dataclass(frozen=True)
 class Structure:
-    """The nested containers of a value, with places for leaves.
+    """The nested containers of a value, without its leaves.
 
     Two values with the same containers have equal structures.
 
@@ -108,7 +108,7 @@ _LEAF = Structure()
 
 
 def open_container(value: object) -> tuple[Container, tuple[object, ...]] | None:
-    """Return the container and its values, None for a leaf."""
+    """Return the container and its values, or None for a leaf."""
     kind = type(value)
     match value:
         case Tensor():
@@ -132,7 +132,7 @@ def _never(value: object) -> bool:
 
 
 def flatten(value: object, is_leaf: Callable[[object], bool] = _never) -> tuple[list[object], Structure]:
-    """Return leaves and structure; `is_leaf` stops at a container."""
+    """Return leaves and structure. `is_leaf` can make a container a leaf."""
     leaves: list[object] = []
 
     def structure(item: object) -> Structure:
@@ -158,18 +158,18 @@ def map_tensors(value: _T, change: Callable[[Tensor], object]) -> _T:
 
 
 def tensors_in(value: object) -> list[Tensor]:
-    """Return all tensors, in order."""
+    """Return all tensors of a nested value, in order."""
     return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
 
 
 def tensors_at(value: object) -> list[tuple[Path, Tensor]]:
-    """Return all tensors with their paths, in order."""
+    """Return all tensors of a nested value with their paths, in order."""
     leaves, structure = flatten(value)
     return [(path, leaf) for path, leaf in zip(structure.paths(), leaves, strict=True) if isinstance(leaf, Tensor)]
 
 
 def refill(container: Changeable, before: Changeable) -> None:
-    """Give a container its former items, if they have changed."""
+    """Restore a container's former items, if they have changed."""
     if len(container) == len(before) and all(map(operator.is_, _items(container), _items(before))):
         return
     container.clear()
@@ -185,13 +185,13 @@ def _items(container: Changeable) -> Iterable[object]:
 
 
 def sampled(tensor: Tensor, count: int) -> Tensor:
-    """Return about `count` numbers, spread over the tensor."""
+    """Return about `count` numbers, taken at even distances from the tensor."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(len(flat) // count, 1)]
 
 
 def in_reals(flat: Tensor) -> Tensor:
-    """Return the numbers, complex ones as pairs of real ones."""
+    """Return a tensor's numbers, each complex one as two real numbers."""
     return torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
 
 

@@ -27,11 +27,11 @@ _T = TypeVar("_T")
 
 
 class Recomputed:
-    """A mark for the class of a block that is computed twice."""
+    """A mixin that marks the class of a block that is recomputed."""
 
 
 def recompute(model: nn.Module, blocks: str | Sequence[str]) -> tuple[str, ...]:
-    """Let blocks be recomputed in the backward pass. Return their names.
+    """Let blocks be recomputed in the backward pass, and return their names.
 
     "blocks" takes the elements of the model's lists, as FullyShard() does. Otherwise `blocks` are patterns (`fnmatch`) of
     names.
@@ -71,7 +71,7 @@ def recompute(model: nn.Module, blocks: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _computed_again(kind: type[nn.Module], block: nn.Module, /, *args: object, **kwargs: Any) -> object:
-    # A block within a recomputed block would be computed three times.
+    # Compute normally within a recomputed block: a block in it would be computed three times.
     if not torch.is_grad_enabled():
         return kind.forward(block, *args, **kwargs)
     # The model may change a list or dict argument before the second pass, as DenseNet's list of features.
@@ -85,7 +85,7 @@ def _computed_again(kind: type[nn.Module], block: nn.Module, /, *args: object, *
     return checkpoint(
         forward,
         block,
-        # These show the checkpoint which devices' random numbers to repeat.
+        # Pass the arguments to show `checkpoint` on which devices to restore the random state.
         *args,
         use_reentrant=False,
         context_fn=lambda: (contextlib.nullcontext(), _second(block, normalization.counting_as_now())),
@@ -94,13 +94,13 @@ def _computed_again(kind: type[nn.Module], block: nn.Module, /, *args: object, *
 
 
 def _copied(value: _T) -> _T:
-    """Return the same tensors in new containers."""
+    """Return a copy of the containers, with the same tensors."""
     return map_tensors(value, lambda tensor: tensor)
 
 
 @contextlib.contextmanager
 def _second(block: nn.Module, counting: AbstractContextManager[None]) -> Iterator[None]:
-    """Restore buffers after the second pass."""
+    """Restore buffers after the second forward pass of a block."""
     saved = [(buffer, buffer.detach().clone()) for buffer in block.buffers()]
     plain = [(module, dict(_numbers(module))) for module in block.modules()]
     try:
@@ -109,14 +109,14 @@ def _second(block: nn.Module, counting: AbstractContextManager[None]) -> Iterato
     finally:
         with torch.no_grad():
             for buffer, value in saved:
-                # Through `.data`, because autograd may need its saved tensors, and must not see a change.
+                # Copy through `.data`, because autograd may need its saved tensors, and must not see a change.
                 buffer.data.copy_(value)
         for module, own in plain:
             vars(module).update(own)
 
 
 def _numbers(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield counters and similar attributes, which the first pass has set already."""
+    """Yield counters and similar attributes, which the first pass has already changed."""
     return ((name, value) for name, value in itertools.islice(vars(module).items(), 200) if type(value) in (int, float))
 
 
@@ -135,5 +135,5 @@ def checkpoints_opened() -> Iterator[None]:
     try:
         yield
     finally:
-        # The base class's method remains.
+        # Then the base class's method is used again.
         del CheckpointFunction.apply

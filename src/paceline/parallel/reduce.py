@@ -45,8 +45,8 @@ def sum_gradients(
     for bucket in _buckets(trained, bucket_bytes):
         flags = [float(param.grad is not None) for param in bucket]
         like = local(bucket[0])
-        # One flag per parameter says if this rank has a gradient. It shares the message, because a second one would cost as
-        # much time as a small bucket.
+        # One flag per parameter says if this rank has a gradient. The flags share the bucket's message, because a
+        # second message would cost as much time as a small bucket.
         parts = [*(_gradient_or_zeros(param).flatten() for param in bucket), like.new_tensor(flags)]
         flat = torch.cat(parts)
         running.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
@@ -54,7 +54,7 @@ def sum_gradients(
         assert work is not None
         work.wait()
         *sums, counts = torch.split(flat, [*(local(param).numel() for param in bucket), len(bucket)])
-        # One transfer of all flags, because each transfer waits for the GPU.
+        # Transfer all flags at once, because each transfer waits for the GPU.
         for param, part, flag in zip(bucket, sums, counts.tolist(), strict=True):
             summed = part.view(local(param).shape)
             # No rank has used this parameter. Keep None instead of zeros: an optimizer applies decay and momentum to a gradient
@@ -75,7 +75,7 @@ def broadcast(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> Non
     root = dist.get_global_rank(group, 0)
     with torch.no_grad():
         own = [local(tensor).detach() for tensor in tensors]
-        # Chosen by size, which is the same on all ranks. Copying a large tensor twice costs as much as sending it.
+        # Choose by size, which is the same on all ranks. Copying a large tensor twice costs as much as sending it.
         for tensor in filter(_is_large, own):
             whole = tensor.contiguous()
             dist.broadcast(whole, root, group=group)
@@ -94,7 +94,7 @@ def _is_large(tensor: Tensor) -> bool:
 
 
 def sum_number(value: float, group: dist.ProcessGroup | None, device: torch.device) -> float:
-    """Return the sum of a number over the ranks."""
+    """Return the sum of a number over the ranks of `group`."""
     if group is None:
         return value
     total = torch.tensor(value, dtype=torch.float64, device=device)
@@ -103,7 +103,7 @@ def sum_number(value: float, group: dist.ProcessGroup | None, device: torch.devi
 
 
 def anywhere(flag: bool, world: World) -> bool:
-    """Return True if any rank sets the flag. Collective."""
+    """Return True if the flag is set on any rank. Collective."""
     if world.size == 1:
         return flag
     most = torch.tensor(float(flag), device=world.device)
@@ -112,7 +112,7 @@ def anywhere(flag: bool, world: World) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return a DTensor's local part, or the tensor itself."""
+    """Return the local part of a DTensor, or any other tensor itself."""
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 
@@ -151,7 +151,7 @@ class Clipper:
         self._owned = _owned(self._params, world)
 
     def norm(self) -> Tensor:
-        """Return the 2-norm of all gradients, 0-dim. Collective."""
+        """Return the 2-norm of all gradients as a 0-dim tensor. Collective."""
         group = self._world.model_group
         if group is None:
             return torch.nn.utils.get_total_norm([p.grad for p in self._params.values() if p.grad is not None])
@@ -164,15 +164,15 @@ class Clipper:
         return squares.sqrt()
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale gradients to at most `max_norm`; return their norm.
+        """Scale the gradients so that their norm is at most `max_norm`; return the norm before.
 
         Every rank calls it.
         """
         if self._world.model_group is None:
-            # torch's own function gives the same sums to the bit as a plain loop.
+            # In one process torch's own function gives exactly the same result as in a plain loop.
             return torch.nn.utils.clip_grad_norm_(self._params.values(), max_norm)
         norm = self.norm()
-        # The constant in torch's `clip_grad_norm_`.
+        # Use the same constant as torch's `clip_grad_norm_`.
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for param in self._params.values():
             if param.grad is not None:
@@ -182,11 +182,11 @@ class Clipper:
 
 
 def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
-    """Return the names that count in this rank's stage."""
+    """Return the names of parameters whose gradients this rank's stage counts."""
     group = world.group(world.holder_axis)
     if group is None:
         return set(params)
-    # A parameter that is split over these ranks counts on each.
+    # A parameter that is split along this axis counts on each rank of the axis.
     whole = [name for name, param in params.items() if world.holder_axis not in axes_of(param)]
     held = gather(whole, group)
     # All stages make the same list, so a copy of a tied parameter counts in exactly one of them.
@@ -195,9 +195,9 @@ def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
 
 
 def _counts_here(grad: Tensor, world: World) -> bool:
-    """Return True if this rank adds its part.
+    """Return True if this rank adds its part of the gradient to the norm.
 
-    Every shard does. Of equal copies along an axis only the first one does.
+    Every shard is added. Of equal copies along an axis only the first one is added.
     """
     split = axes_of(grad)
     return all(world.coordinate(axis) == 0 for axis in ("shard", "tensor") if axis not in split)

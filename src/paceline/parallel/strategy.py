@@ -23,7 +23,7 @@ _CHOICES = {"schedule": SCHEDULES, "batch_norm": BATCH_NORMS}
 
 
 class Joinable:
-    """A strategy that can be joined: `a @ b`."""
+    """A base class of strategies, which can be joined: `a @ b`."""
 
     def __matmul__(self, other: object) -> Strategy:
         if not isinstance(other, Joinable):
@@ -32,7 +32,7 @@ class Joinable:
 
 
 class _Part(Joinable):
-    """One way to spread a model, with checked fields."""
+    """A base class of the single strategies, which checks their fields."""
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
@@ -43,7 +43,7 @@ class _Part(Joinable):
                 case "schedule" | "batch_norm":
                     _check_choice(kind, name, value, _CHOICES[name])
                 case "units" | "cut" | "lists" if value is not None:
-                    # The class is frozen, and a list must become a tuple to be hashable.
+                    # Bypass the frozen class: a list must become a tuple to be hashable.
                     object.__setattr__(self, name, _names(kind, name, value))
 
 
@@ -119,7 +119,7 @@ class TensorParallel(_Part):
     """
 
     size: int | None = None
-    # A dict is not hashable. Without it the strategy is.
+    # Exclude the dict, which is not hashable, from the strategy's hash.
     plan: Mapping[str, str] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
@@ -127,7 +127,7 @@ class TensorParallel(_Part):
         if self.plan is not None:
             for pattern, placement in self.plan.items():
                 _check_choice("TensorParallel", f"plan[{pattern!r}]", placement, PLACEMENTS)
-            # A copy, because the script may change its dict.
+            # Copy the dict, because the script may change it.
             object.__setattr__(self, "plan", dict(self.plan))
 
 
@@ -174,7 +174,7 @@ class ExpertParallel(_Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy(Joinable):
-    """Several strategies at once: the result of `a @ b`."""
+    """Several strategies that are used together: the result of `a @ b`."""
 
     parts: tuple[_Part, ...]
 
@@ -229,13 +229,13 @@ def strategy_of(layout: Layout) -> Strategy:
 
 
 def shown(strategy: object) -> str:
-    """Return its parts with their sizes only: DataParallel(2) @ PipelineParallel()."""
+    """Return a strategy's parts as text, with sizes: DataParallel(2) @ PipelineParallel()."""
     sizes = ((type(part).__name__, _size(part)) for part in parts_of(strategy))
     return " @ ".join(f"{kind}({'' if size is None else size})" for kind, size in sizes)
 
 
 def parts_of(strategy: object) -> tuple[_Part, ...]:
-    """Return the single parts of a strategy; refuse classes."""
+    """Return the single parts of a strategy, or raise for anything else."""
     match strategy:
         case Strategy():
             return strategy.parts
@@ -308,7 +308,7 @@ _AXES: dict[Any, str] = {
     ContextParallel: "context",
     ExpertParallel: "expert",
 }
-#: The strategies that these can be joined with.
+#: Strategy -> the strategies that it can be joined with.
 _WITH: dict[type, tuple[type, ...]] = {ContextParallel: (DataParallel, FullyShard), ExpertParallel: (DataParallel,)}
 
 
@@ -333,7 +333,7 @@ def _check_choice(kind: str, name: str, value: object, choices: tuple[str, ...])
 
 
 def _names(kind: str, name: str, value: object) -> tuple[str, ...]:
-    # A string would pass as a list of one-letter names.
+    # Refuse a string, which would pass as a list of one-letter names.
     if isinstance(value, str) or not hasattr(value, "__iter__"):
         raise ParallelError(f"{kind}({name}={value!r}): a list of names, such as {name}=['blocks.6'].")
     names = tuple(value)

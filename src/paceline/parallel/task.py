@@ -51,13 +51,13 @@ class Task:
         return max(self.microbatches // self.accumulate, 1)
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """Return the context for the forward pass and the loss."""
+        """Return the autocast context for the forward pass and the loss."""
         if self.precision is None:
             return contextlib.nullcontext()
         return torch.autocast(device.type, torch.bfloat16)
 
     def loss_of(self, output: object, target: object) -> Tensor:
-        """Call the loss. Raise ParallelError unless it returns one number."""
+        """Call the loss, and raise ParallelError unless it returns one number."""
         loss: object = self.loss(output, target)
         if isinstance(loss, Tensor) and loss.dim() == 0:
             return loss
@@ -76,7 +76,7 @@ class Task:
         means, is_part = self.means, float(micro.weight) < 1.0
         if float(micro.weight) == 0.0:
             if means.keeps_state and micro.rows == 0 and micro.global_rows:
-                # Other replicas have rows of this microbatch, and their losses count a call.
+                # Call the loss only for its state, because the losses of replicas with rows change their state.
                 with torch.no_grad():
                     self.loss(output, micro.target)
             return zero_loss(output)
@@ -88,7 +88,7 @@ class Task:
                 "loss(output, target) returned a number without a gradient, though the output has a gradient: nothing would be "
                 "trained. Leave .item(), .detach() and torch.no_grad() out of the loss."
             )
-        # At least float32: in bf16 a share such as 1/3 would keep three digits.
+        # Multiply in float32 at least: in bf16 a share such as 1/3 would keep three digits.
         dtype = torch.promote_types(loss.dtype, torch.float32)
         over = mean_over(loss) if is_part and self.loss_weight is None else None
         if over is None:
@@ -117,9 +117,9 @@ def _has_ignored(batch: object) -> bool:
 
 
 def zero_loss(output: object) -> Tensor:
-    """Return 0 through every tensor of `output` that has a gradient.
+    """Return 0 as a loss through which every tensor of `output` gets a gradient.
 
-    So each rank's backward pass does the same steps.
+    With this loss each rank's backward pass does the same steps.
     """
     tensors = tensors_in(output)
     chosen = [x for x in tensors if x.requires_grad] or [x for x in tensors if x.is_floating_point()][:1]
@@ -129,7 +129,7 @@ def zero_loss(output: object) -> Tensor:
         )
     # A padding row may give an infinity, and 0 times infinity is nan.
     zero = functools.reduce(torch.add, (torch.nan_to_num(x, 0.0, 0.0, 0.0).sum() * 0.0 for x in chosen))
-    # The dtype of `weighted_loss`.
+    # Use the same dtype as `weighted_loss`.
     return zero.to(torch.promote_types(zero.dtype, torch.float32))
 
 
@@ -161,7 +161,7 @@ def own_loss(output: Any, target: object) -> Tensor:
 
 
 def own_split(model: nn.Module) -> SplitFunction:
-    """Return a split that gives the model whole batches."""
+    """Return a split function that gives the whole batch to the model."""
     takes = inspect.signature(model.forward)
 
     def split(batch: object) -> Parts:

@@ -24,13 +24,13 @@ def find(model: nn.Module) -> tuple[tuple[str, ...], ...]:
 
 
 def first_names(model: nn.Module) -> dict[str, str]:
-    """Return every tensor's name -> its first name."""
+    """Return the name of every parameter and buffer -> its first name."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in all_names(model)}
 
 
 def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return a name's owner, and its name there."""
+    """Return the module that owns a tensor, and the tensor's name in it."""
     owner, _, last = name.rpartition(".")
     return model.get_submodule(owner), last
 
@@ -46,12 +46,12 @@ def tie_again(model: nn.Module, ties: Sequence[tuple[str, ...]]) -> None:
 
 
 def all_names(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return every parameter and buffer with all its names."""
+    """Return (name, tensor) of every parameter and buffer, under all its names."""
     return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 
 class StageTies:
-    """Parameters of which several stages have copies.
+    """The parameters of which several stages have copies.
 
     Every rank makes one. `uses` lists the modules, parameters and buffers of each stage.
 
@@ -63,8 +63,8 @@ class StageTies:
         self._world = world
         first = first_names(model)
         params = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        # A dict, not a set: every rank must make the groups below in the same order, and a set of strings has another order in
-        # each process.
+        # Use a dict, not a set: every rank must make the groups below in the same order, but a set of strings has
+        # another order in each process.
         held: dict[str, set[int]] = {}
         for stage, names in enumerate(uses):
             for name in held_tensors(model, names):
@@ -72,13 +72,13 @@ class StageTies:
                     held.setdefault(first[name], set()).add(stage)
         self.holders = {name: tuple(sorted(stages)) for name, stages in held.items() if len(stages) > 1}
         workers = world.extent("pipe")
-        # With an interleaved schedule stage n is on worker n modulo their number. Two stages of one worker share the tensor
-        # itself.
+        # With an interleaved schedule, stage n is on worker n modulo the number of workers. Two stages of one worker
+        # share the tensor itself.
         ranks = {name: frozenset(stage % workers for stage in stages) for name, stages in self.holders.items()}
         here = world.coordinate("pipe")
-        #: Each group of this worker, with the names that it shares.
+        #: The process groups of this worker, each with the names of the parameters that its ranks share.
         self._own: list[tuple[dist.ProcessGroup | None, list[str]]] = []
-        # Sorted, because all ranks must make the groups in one order.
+        # Sort, because all ranks must make the groups in the same order.
         for members in sorted(set(ranks.values()), key=sorted):
             if len(members) > 1:
                 group = _group(members, world)
@@ -86,19 +86,19 @@ class StageTies:
                     self._own.append((group, [name for name, own in ranks.items() if own == members]))
 
     def sum_gradients(self, params: Mapping[str, nn.Parameter]) -> None:
-        """Give copies the sum of their gradients. Collective."""
+        """Sum the gradients of a parameter's copies, and give each copy the sum. Collective."""
         for group, names in self._own:
             reduce.sum_gradients([params[name] for name in names], group)
 
 
 def held_tensors(model: nn.Module, names: frozenset[str]) -> list[str]:
-    """Return the tensors at or below these names."""
+    """Return the names of tensors with these names, or in modules of these names."""
     prefixes = tuple(f"{name}." for name in names)
     return [name for name, _ in all_names(model) if name in names or name.startswith(prefixes)]
 
 
 def _group(members: frozenset[int], world: World) -> dist.ProcessGroup | None:
-    """Return the ranks with these stages that share all other coordinates."""
+    """Return the group of ranks with these stages and equal other coordinates."""
     if len(members) == world.extent("pipe"):
         return world.group("pipe")
     ranks = [rank for rank in range(world.size) if coordinates(world.layout, rank)["pipe"] in members]

@@ -66,13 +66,13 @@ class Parallel:
         self.world = world
         self.clip_norm = clip_norm
         self.reason = None if choice is None else choice.reason
-        #: The basis of the forecasts in `explain`, measured on first use unless "auto" has measured it.
+        #: The measurements behind the forecasts of `explain`, made on first use unless "auto" has made them.
         self.measured = None if choice is None else choice.measured
-        #: The bytes of a worker that may be used, if known.
+        #: The memory that this worker may use, in bytes, or None if unknown.
         self.limit_bytes = None if choice is None else choice.limit_bytes
         #: A microbatch of the first step, for the measurements of `explain`.
         self.micro: Microbatch | None = None
-        #: The recomputed blocks, as given to `parallelize`.
+        #: The setting `recompute` of `parallelize`.
         self.recompute: str | Sequence[str] | None = None
         self.skeleton = skeleton
         #: The norm of the last step's gradients before clipping. None without clip_norm.
@@ -95,24 +95,24 @@ class Parallel:
         )
         self.watch = FailureWatch(world)
         self._is_stepping = False
-        #: The worker's memory that the script has given. `memory` is this worker's plan, None before there is an executor.
+        #: The memory of one worker as given to `parallelize`. `memory` is the plan, None before there is an executor.
         self.memory_bytes: int | None = None
         self.memory: MemoryPlan | None = None
-        #: The result of the comparison with the plain model before the first step.
+        #: A text about the comparison with the plain model before the first step.
         self.compared = "" if check_first else "not compared with the plain model: check='off'"
-        #: The source of the parameters' values, in words. "" if the model had them.
+        #: A text about the source of the parameters' values, or "" if the model had its values.
         self.source = ""
         self._check_first = check_first and (world.size > 1 or (task.microbatches > 1 and task.loss is own_loss))
         is_in_parts = world.replicas > 1 or task.microbatches > 1
         self._check_loss = check_first and is_in_parts and task.loss is not own_loss
         self._hides_count = False
         self._comparison = comparison
-        #: The averages and twins, in the order of their creation.
+        #: The averages and twins, in the order in which they were made.
         self.averages: list[Average | Twin] = []
         self._hooks = {name: Hooks(param) for name, param in task.model.named_parameters()}
         if optimizer is not None and world.size > 1:
             own = weakref.ref(self)
-            # A weak reference, because a second `parallelize` may take over the optimizer.
+            # Use a weak reference, because a second `parallelize` may take over the optimizer.
             optimizers.guard(optimizer, lambda: (par := own()) is None or par._is_stepping)
 
     def step(self, batch: object) -> Tensor:
@@ -146,11 +146,11 @@ class Parallel:
             with self._streams.use("step", self._progress.steps), self._kept.explained(), self._comparison.watching():
                 loss = executor.train_step(micros)
             work, group = None, self.world.replica_group
-            # With one replica all ranks have the same loss, and the message only compares their places in the data. On a GPU it
-            # is skipped, because reading the answer would stall.
+            # With one replica all ranks have the same loss, and the message only compares their positions in the data.
+            # On a GPU it is skipped, because reading the result would stall.
             if group is not None or (self.world.size > 1 and loss.device.type == "cpu"):
-                # One message has the loss and this rank's place in the data. All ranks send one dtype: the loss of padding has
-                # the output's, which may differ.
+                # One message has the loss and this rank's position in the data. All ranks send one dtype, because the
+                # loss of padding has the output's dtype, which may differ.
                 wide = loss.double()
                 size = sum(executor.written.values())
                 numbers = *tags((*self._place(batch), executor.program)), size, size * size, *means.numbers()
@@ -162,24 +162,24 @@ class Parallel:
                 work.wait()
                 if group is not None:
                     loss = sums[0].to(loss.dtype)
-                    # Do not wait for a GPU if the loss is a mean over rows.
+                    # If the loss is a mean over rows, do not wait for a GPU.
                     if loss.device.type == "cpu" or not means.rows:
                         means.fill(sums[5:].tolist())
                 agree_on_place(sums[1:3], self._place(batch), executor.program, self.world)
-                # On a GPU only in the first step, because the host has to wait for it.
+                # On a GPU compare only in the first step, because the host has to wait for the result.
                 if group is not None and (sums.device.type == "cpu" or self._progress.steps == 0):
                     agree_on_written(sums[3:5], [*executor.written], self.world)
             if (factor := means.factor()) != 1.0:
                 loss = loss * factor
                 scale_gradients(executor.named_parameters(), factor)
             if means.checks:
-                # Leave the script's random numbers unchanged.
+                # Restore the script's random generators afterwards.
                 with generators(0, self.device), generators_kept(), self.task.autocast(self.device):
                     why = no_mean(self.task.loss, self.task.model, means.sample, self.task.loss_weight)
-                # On all ranks together, because ranks that call no loss would go on.
+                # Raise on all ranks together, because ranks that call no loss would otherwise continue.
                 mine = why, means.has_hidden and self.task.loss_weight is None
                 everyone = gather(mine)
-                # Then each step is checked: later batches may be the first with targets that do not count.
+                # If so, check each step from now on: later batches may be the first with targets that do not count.
                 self._hides_count = any(hides for _, hides in everyone)
                 if why := next((why for why, _ in everyone if why), ""):
                     raise ParallelError(why)
@@ -248,19 +248,19 @@ class Parallel:
             return evaluate(executor, loader, metric, weight, self.task, self.world)
 
     def check(self, batch: object, limit: float | None = None) -> Checked:
-        """Compare with the plain model on this batch; see `check`."""
+        """Compare one step on this batch with the plain model; see `check.check`."""
         with self.watch.guard("check()"):
             from paceline.parallel.check import check
 
             return check(self, batch, limit)
 
     def train(self, mode: bool = True) -> Parallel:
-        """Set the model's mode, as `nn.Module.train`."""
+        """Set training or evaluation mode, as `nn.Module.train` does."""
         self.executor.train(mode)
         return self
 
     def eval(self) -> Parallel:
-        """Set evaluation mode, as `nn.Module.eval`."""
+        """Set evaluation mode, as `nn.Module.eval` does."""
         return self.train(False)
 
     def average(
@@ -350,15 +350,15 @@ class Parallel:
 
     @property
     def progress(self) -> Progress:
-        """The position of training."""
+        """The position of training: finished steps, epoch and consumed samples."""
         return self._progress
 
     def state(self) -> TrainingState:
-        """Return a checkpoint's part beside model and optimizer."""
+        """Return what a checkpoint stores beside model and optimizer."""
         return {"progress": dataclasses.asdict(self._progress), "random": self._streams.state_dict()}
 
     def load_state(self, state: TrainingState) -> None:
-        """Resume from `state` in this layout."""
+        """Resume from `state`, which a training in any layout has returned."""
         self._progress = self._resume = Progress(**state["progress"])
         self._streams.load_state_dict(state["random"])
 
@@ -381,7 +381,7 @@ class Parallel:
     def module(self) -> nn.Module:
         """The part of the model on this rank, under original names.
 
-        For inspection only: a call trains on this rank's rows alone.
+        Use it for inspection only: calling it trains on this rank's rows alone.
         """
         return self.executor.module
 
@@ -392,7 +392,7 @@ class Parallel:
 
     @property
     def clipper(self) -> Clipper:
-        """The clipping of gradients by their norm over all workers."""
+        """The clipper of gradients by their norm over all workers."""
         if self._clipper is None:
             self._clipper = Clipper(self.executor.named_parameters(), self.world)
         return self._clipper
@@ -407,11 +407,11 @@ class Parallel:
         return f"Parallel({self.skeleton.name}, {self.world.layout}, rank {self.rank} of {self.world_size})"
 
     def executor_for(self, batch: object) -> Executor:
-        """Return the executor, if necessary made with this batch."""
+        """Return the executor. The first call makes it, with this batch as sample."""
         return self.executor_for_sample(lambda: batch)
 
     def executor_for_sample(self, sample: Callable[[], object]) -> Executor:
-        """Return the executor, if necessary made with a sample."""
+        """Return the executor. The first call makes it, with the result of `sample`."""
         if self._executor is None:
             self.skeleton.follow()
             executor = self._build(sample)
@@ -424,7 +424,7 @@ class Parallel:
             self._kept = KeptTensors(executor.named_parameters())
             self._layers = Layers(self.task.model, executor.module)
             self._executor = executor
-            # Only training needs this, so not without an optimizer.
+            # Plan the memory of training only with an optimizer.
             if self.optimizer is not None:
                 from paceline.parallel import memory_plan
 
@@ -433,15 +433,15 @@ class Parallel:
 
     @property
     def gradient_hooks(self) -> dict[str, Hooks]:
-        """Parameter's name -> the user's hooks on its gradient."""
+        """Parameter's name -> the hooks that the user has set on its gradient."""
         return {name: hooks for name, hooks in self._hooks.items() if hooks}
 
     def settle_buffers(self) -> None:
-        """Give all replicas the first one's buffers, which differ with batch_norm="local"."""
+        """Overwrite all replicas' buffers with the first replica's, if they may differ."""
         if self.world.layout.batch_norm == "local":
             broadcast(list(self.executor.module.buffers()), self.world.replica_group)
 
     def _place(self, batch: object) -> tuple[int, int, int]:
-        """Return epoch and samples after this batch, and the steps before it."""
+        """Return the position: epoch and samples after this batch, steps before it."""
         known = batch if isinstance(batch, (OwnBatch, GlobalBatch)) else self._progress
         return known.epoch, known.consumed, self._progress.steps

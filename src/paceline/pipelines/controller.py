@@ -1,4 +1,4 @@
-"""The controller of a pipeline: it starts each step when its inputs are there, and decides how the pipeline ends."""
+"""The controller of a pipeline, which starts each step when its inputs exist, and ends the pipeline."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class _Dispatcher:
         self._refusals = {name: Refusals(name) for name in {step.spec.job.compute_target for step in pipeline.steps}}
 
     def fill(self) -> None:
-        """Start all steps that may begin.
+        """Start all steps whose predecessors are Completed.
 
         Raises:
             PacelineError: A step cannot be submitted, or its engine has accepted nothing for an hour.
@@ -111,7 +111,7 @@ class _Dispatcher:
             try:
                 self._again(step) if step.is_cut_off else self._begin(step)
             except EngineError as error:
-                # The engine may recover, so the step stays ready.
+                # The engine may recover, so keep the step ready for another attempt.
                 step.status, step.is_cut_off = None, False
                 self._pipeline.refused(f"step {step.spec.name}", [step.folder], refusals, error)
             except PacelineError as error:
@@ -152,7 +152,7 @@ class _Dispatcher:
         say(f"step {spec.name} begins: {step.folder.run_id}")
 
     def _is_reused(self, step: StepState, job: Job, entry: StepEntry) -> bool:
-        """Take over a former run's outputs, and note the cache key."""
+        """Reuse a former run's outputs if possible, and record the cache key. Return whether it did."""
         try:
             entry["key"] = reuse.key_of(step.spec, job, self._workspace_dir)
         except PacelineError as error:
@@ -176,7 +176,7 @@ class _Dispatcher:
 
 
 def _first_failed(pipeline: PipelineState) -> StepState:
-    """Return the step that failed first, else was canceled first."""
+    """Return the step that failed first or, without failures, was canceled first."""
 
     def key(step: StepState) -> tuple[bool, str]:
         try:

@@ -11,15 +11,15 @@ from paceline.errors import PipelineError
 from paceline.job.data_reference import DataReference, Source
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
-#: A placeholder: replaced before the job is submitted.
+#: The source of data without a known place. It is replaced before the job is submitted.
 NOWHERE = (Source(path="/pipeline"),)
 
 
 class PipelineData:
-    """A folder in a datastore between steps.
+    """A folder in a datastore that one step writes and other steps read.
 
-    In the arguments of the step that leaves it, it is an empty folder. In all other places it is the folder that the step has
-    left.
+    In the arguments of the step that writes it, the object stands for an empty folder to write into. In all other
+    places it stands for the folder that the step has written.
 
     Args:
         name: Letters, digits and `_`. Steps find it by this name (`$PACELINE_INPUT_<name>`, `run.input_datasets`).
@@ -50,9 +50,9 @@ class PipelineData:
         self.datastore = getattr(datastore, "name", datastore)
         self.path = path
         self.overwrite = overwrite
-        #: As in `DataReference`.
+        #: Name in the folder that the script gets instead of the folder, as in `DataReference`.
         self.inside: str | None = None
-        #: The step that leaves it.
+        #: The step that writes this data, or None.
         self.producer: Any = None
 
     def __repr__(self) -> str:
@@ -90,11 +90,11 @@ class PipelineData:
         """Return the output reference of the step with this run id.
 
         Args:
-            run_id: Id of the run that leaves it.
-            default_store: Name of the store to use if it has none.
+            run_id: Id of the run that writes the data.
+            default_store: Name of the datastore to use if this object names none.
         """
         path = self.path.replace("{run}", run_id).replace("{name}", self.name).strip("/")
-        # The run's own folder can only hold files of an earlier attempt.
+        # A folder that contains the run id can only hold files of an earlier attempt, so allow overwriting.
         overwrite = self.overwrite or "{run}" in self.path
         return DataReference(
             name=self.name,
@@ -143,7 +143,7 @@ class PipelineParameter:
 
 
 def defaults(parameters: Iterable[tuple[str, object]]) -> dict[str, object]:
-    """Return name -> default.
+    """Return the default value of each parameter, by name.
 
     Raises:
         PipelineError: A parameter has two defaults.

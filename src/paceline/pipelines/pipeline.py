@@ -36,12 +36,12 @@ class Pipeline:
 
     Args:
         steps: `Step`s, or lists of them. Steps whose data they take are included. Independent steps run at the same time.
-        outputs: Name -> `PipelineData` that the pipeline gives under this name.
+        outputs: The pipeline's outputs, output name -> `PipelineData`.
         continue_on_step_failure: After a failure, continue the steps that do not need the failed one. Else cancel all steps.
         description: Text for people.
 
     Raises:
-        PipelineError: Two steps have one name, steps form a circle, or no step leaves some data.
+        PipelineError: Two steps have the same name, steps form a cycle, or no step writes data that a step reads.
 
     Examples:
         >>> prepare = pl.Step("prepare", pl.Estimator(entry_script="train.py"))
@@ -70,7 +70,7 @@ class Pipeline:
         self.outputs = dict(outputs or {})
         self.continue_on_step_failure = continue_on_step_failure
         self.description = description
-        # For its checks: report mistakes where the user wrote them.
+        # Call `spec` for its checks, so that mistakes are reported where the user wrote them.
         self.spec("check_0_00000000", "default", self.parameters)
 
     def __repr__(self) -> str:
@@ -78,7 +78,7 @@ class Pipeline:
 
     @property
     def parameters(self) -> dict[str, object]:
-        """Name -> default of each `PipelineParameter` in its steps."""
+        """The default value of each `PipelineParameter` in the steps, by name."""
         return defaults(parameter for step in self.steps for parameter in step.parameters().items())
 
     def spec(
@@ -90,7 +90,7 @@ class Pipeline:
             run_id: Id of the pipeline's run.
             default_store: Name of the workspace's default datastore.
             parameters: Name -> value.
-            regenerate_outputs: Reuse no outputs of former runs.
+            regenerate_outputs: Run every step instead of reusing outputs of former runs.
         """
         return spec_of(
             self.steps,
@@ -184,7 +184,7 @@ def submit_pipeline(
     steps = []
     for step, directory in zip(spec.steps, directories, strict=True):
         with _in_step(step):
-            # The files are copied once, and each step checks its own script.
+            # A source directory is copied once for all its steps, and each step checks its own script.
             taken = take_snapshot(
                 step.job,
                 SourceCopy(directory=directory.absolute()),
@@ -210,7 +210,7 @@ def submit_pipeline(
         pipeline=spec.to_json(),
         owner=store.owner(),
     )
-    # Lock before the folder is visible: a reader would take a run without a lock for abandoned.
+    # Lock the folder before it is visible, because readers consider a run without a lock abandoned.
     lock_fd = store.create(workspace_dir / "runs", record, secrets)
     folder = RunFolder(workspace_dir / "runs" / run_id)
     first = copies[directories[0].absolute()]
@@ -233,7 +233,7 @@ def _checked(step: StepSpec, directory: Path, workspace_dir: Path, given: Mappin
         check(step.job, workspace_dir)
         if step.sweep is not None:
             check_points(step.job, SweepSpec.from_json(step.sweep), directory)
-    # By place: a variable may have different values in different steps.
+    # Key the secrets by place, because a variable may have different values in different steps.
     places = places_of(step.job)
     return {places[name]: value for name, value in secret_values.items()}
 

@@ -17,12 +17,12 @@ from paceline.runs.record import RunRecord, StepEntry
 from paceline.runs.run import ExperimentLike, Run
 from paceline.runs.visible import visible_line
 
-#: Status of a step without a run: it waits, or it will never begin because a step that it needs has failed.
+#: Statuses of a step without a run: it still waits, or it will never begin because a predecessor failed.
 WAITING, SKIPPED = "NotStarted", "Skipped"
 
 
 class StepRow(TypedDict):
-    """A step of a pipeline and its run, for tables."""
+    """A table row about a step of a pipeline and its run."""
 
     number: int
     step: str
@@ -81,18 +81,18 @@ class PipelineRun(Run):
 
     @property
     def spec(self) -> PipelineSpec:
-        """The steps and options of its submission."""
+        """The pipeline's steps and options, as submitted."""
         return PipelineSpec.from_json(self.record().pipeline or {})
 
     @property
     def steps(self) -> dict[str, Run]:
-        """Name -> run of the steps that have begun, in order."""
+        """The runs of the steps that have begun, by step name and in order."""
         spec = self.spec
         pairs = zip(spec.steps, step_records(self._folder, spec), strict=True)
         return {step.name: self._handle(self._experiment, record) for step, record in pairs if record is not None}
 
     def step_rows(self) -> list[StepRow]:
-        """Return a mapping for each step."""
+        """Return a table row for each step, as a mapping."""
         return rows(self._folder, self.record())
 
     def output(self, name: str, step: str | None = None) -> DataReference:

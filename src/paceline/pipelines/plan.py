@@ -1,4 +1,4 @@
-"""Planning of a pipeline: from steps to a spec with all data places."""
+"""Planning of a pipeline: convert its steps to a spec that has the places of all data."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Planned:
     """A step whose run id is known.
 
     Attributes:
-        job: Its inputs may be `PendingReference`s to other steps.
-        directory: Of its source.
-        gives: Data objects of its outputs, with their names in the job.
+        job: The step's job, whose inputs may be `PendingReference`s to other steps.
+        directory: The source directory.
+        gives: Data objects of the step's outputs, with their names in the job.
     """
 
     name: str
@@ -47,13 +47,13 @@ def spec_of(
     """Return the spec, and the source directory of each step.
 
     `steps`: In order.
-    `plan`: Makes a step for its run id.
-    `after`: Steps that must be Completed first, besides those whose data it takes.
-    `outputs`: Name -> data object that the pipeline gives under it.
+    `plan`: Returns the planned form of a step for its run id.
+    `after`: Returns the steps that must be Completed before a step, besides steps whose data it reads.
+    `outputs`: The pipeline's outputs, name -> data object.
     `values`: Other fields of `PipelineSpec`.
 
     Raises:
-        PipelineError: No step or several steps leave some data, or there are too many steps.
+        PipelineError: Data has no step or several steps that write it, or there are too many steps.
     """
     if not steps:
         raise PipelineError("a pipeline without steps has nothing to do. Give it at least one.")
@@ -130,7 +130,7 @@ def flat(steps: Iterable[Any]) -> list[Any]:
 
 
 def ordered(steps: Sequence[T], needs: Callable[[T], Iterable[T]], name: Callable[[T], str]) -> list[T]:
-    """Return the steps in order, each after all its needs.
+    """Return the steps in topological order, each after the steps that it needs.
 
     `name`: For messages.
 

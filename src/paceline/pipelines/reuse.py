@@ -1,6 +1,6 @@
-"""Reuse of outputs of a former run that has the same inputs.
+"""Reuse of the outputs of a former run with equal inputs.
 
-Source, job and environment must be the same too.
+The source, job and environment of both runs must be equal too.
 
 `<workspace>/pipelines/<key>.json` is a cache: it names the last run of a key. It counts only while that run's record has the
 same key and the run's outputs exist.
@@ -24,20 +24,20 @@ from paceline.runs.record import RunRecord, StepEntry, user_name, utc_now
 from paceline.runs.run_data import OutputData, read_data, write_data
 from paceline.system.files import copy_tree, read_json, write_json
 
-#: Part of the key. Change it when `key_of` changes.
+#: Version of the cache key's format, a part of each key. Change it when `key_of` changes.
 _VERSION = "paceline step 1"
 
 
 def key_of(step: StepSpec, job: Job, workspace_dir: Path) -> str:
-    """Return the hash of all that a step's outputs depend on.
+    """Return the cache key of a step: a hash of everything that its outputs depend on.
 
-    `job`: With the actual places of its inputs.
+    `job`: The step's job, with the actual places of its inputs.
 
     Raises:
         DataError, TransferError: An input cannot be listed.
     """
     key_parts = job.to_json()
-    # Places of outputs differ from run to run and do not matter.
+    # Output places differ from run to run, so only the places of inputs are in the key.
     key_parts["inputs"] = [
         {**reference.to_json(), "sources": None} if reference.is_output else _content(step, reference, workspace_dir)
         for reference in job.inputs
@@ -58,7 +58,7 @@ def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
         record = store.stored(RunFolder(workspace_dir / "runs" / run_id))
         if record.status != states.COMPLETED or (record.step or StepEntry()).get("key") != key:
             return None
-        # Two equal steps of one pipeline both run.
+        # Do not reuse a run of the same pipeline: two equal steps both run.
         if record.parent_run_id == pipeline_id:
             return None
         return record if _is_there(record, workspace_dir) else None
@@ -69,7 +69,7 @@ def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
 def note(record: RunRecord, workspace_dir: Path) -> None:
     """Write a Completed step into the cache."""
     entry = record.step or StepEntry()
-    # Not a reused step: any run of such a chain may be removed.
+    # Do not cache a reused step: a chain of reused runs would break if one run is removed.
     if (key := entry.get("key")) and not entry.get("reused_from"):
         path = _path(key, workspace_dir)
         path.parent.mkdir(exist_ok=True)
@@ -98,7 +98,7 @@ def take_over(
         source_directory=step.source_directory,
         snapshot_id=step.snapshot_id,
         git=step.git,
-        # It has the places of the outputs.
+        # The former run's job has the places of the outputs.
         job=former.job,
         owner=store.owner(),
     )
@@ -124,7 +124,7 @@ def _content(step: StepSpec, reference: DataReference, workspace_dir: Path) -> d
     # A step's output is identified by its place, which has the run's id; a dataset by its content at registration.
     if reference.name in step.takes or reference.fingerprint is not None:
         return place
-    # Imported late: most pipelines have only the data of their steps.
+    # Import late, because most pipelines only read data of their own steps.
     from paceline.data.transfer.listing import fingerprint, list_files
 
     return {**place, "content": fingerprint(list_files(reference.sources, workspace_dir))}

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.job.job import Job
 from paceline.system.serialization import known_fields, plain_fields
 
-#: Limit of a pipeline's steps: a guess, far above what people need.
+#: Most steps of a pipeline, far above the number that users need.
 MOST_STEPS = 1000
 
 
@@ -18,13 +18,13 @@ class StepSpec:
     """One step of a pipeline.
 
     Attributes:
-        job: As submitted if no earlier step is reused.
+        job: The job that is submitted if no earlier step is reused.
         after: Numbers of the steps that must be Completed first.
         takes: Name of an input -> number of the step and name of its output.
-        source_directory: Of its source; so are snapshot_id and git.
-        allow_reuse: Take the outputs of a former run if nothing has changed.
-        sweep: Spec of a step that is a sweep.
-        warnings: Of its run, from the start.
+        source_directory, snapshot_id, git: The step's source.
+        allow_reuse: Whether to reuse the outputs of a former run if nothing has changed.
+        sweep: The sweep's spec, if the step is a sweep.
+        warnings: Warnings that the step's run has from its start.
     """
 
     name: str
@@ -56,10 +56,10 @@ class PipelineSpec:
     """The steps of a pipeline, each after all that it needs.
 
     Attributes:
-        parameters: Those of the submission.
-        outputs: Name that the pipeline gives -> step and output.
-        continue_on_step_failure: Continue steps that do not need the failed one.
-        regenerate_outputs: Reuse nothing.
+        parameters: Values of the pipeline's parameters at submission.
+        outputs: Name of a pipeline output -> step and name of its output.
+        continue_on_step_failure: Continue steps that do not need the failed step.
+        regenerate_outputs: Run every step instead of reusing outputs of former runs.
     """
 
     steps: tuple[StepSpec, ...]

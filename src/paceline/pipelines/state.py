@@ -23,7 +23,7 @@ class StepState:
     Attributes:
         status: Status of the run, or None before it exists.
         is_cut_off: The submission of the run was interrupted and must be repeated.
-        was_cut_off: The same, at any time.
+        was_cut_off: Whether the submission was interrupted at least once.
     """
 
     number: int
@@ -68,7 +68,7 @@ class PipelineState(ParentState):
         ]
 
     def take_up(self) -> None:
-        """Read the existing children, and remove those whose creation was interrupted."""
+        """Read the existing runs of steps, and remove runs whose creation was interrupted."""
         for step in self.steps:
             # A submission that was killed leaves a hidden folder, and `store.create` refuses to make it again.
             shutil.rmtree(self.runs_dir / f"{removal.NEW}{step.folder.run_id}", ignore_errors=True)
@@ -92,11 +92,11 @@ class PipelineState(ParentState):
             state = step.watch.changed()
             status = state["status"] if state is not None else step.status
             if not step.folder.state.exists():
-                # A removed run has no outputs to continue with.
+                # A removed run has no outputs that later steps could read, so the step counts as Failed.
                 status = states.FAILED
             if status == step.status:
                 continue
-            # Only once: a second interruption is no crash of the controller.
+            # Repeat an interrupted submission only once: a second interruption is not the controller's crash.
             if status == states.FAILED and not step.was_cut_off and is_cut_off(step.folder):
                 step.is_cut_off = step.was_cut_off = True
                 continue

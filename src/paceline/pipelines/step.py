@@ -26,15 +26,15 @@ _WITH_PARAMETERS = ("script_params", "arguments", "command")
 class Step:
     """One step of a pipeline.
 
-    A step begins when the steps whose data it takes and those of `run_after` are Completed.
+    A step begins when the steps whose data it reads, and the steps of `after` and `run_after`, are Completed.
 
     Args:
         name: Unique within the pipeline.
         config: An estimator, a `Sweep`, or a `Job`.
-        outputs: The `PipelineData` that it leaves. Other data in its arguments and inputs is what it takes.
-        after: Steps that must be Completed first, whose data it does not take.
+        outputs: The `PipelineData` that the step writes. It reads all other data in its arguments and inputs.
+        after: Steps that must be Completed first, although this step does not read their data.
         allow_reuse: Reuse the outputs of a former run with the same source, job, environment and inputs. A sweep always runs.
-        source_directory: Of a `Job`.
+        source_directory: Source directory of a `Job`.
 
     Raises:
         PipelineError: A value is wrong.
@@ -78,7 +78,7 @@ class Step:
         self._after: list[Step] = []
         self.run_after(*after)
         for data in self.outputs:
-            # The last one wins: a notebook cell may run again.
+            # The last step with this output counts, because a notebook cell may run again.
             data.producer = self
 
     def __repr__(self) -> str:
@@ -98,14 +98,14 @@ class Step:
 
     @property
     def after(self) -> tuple[Step, ...]:
-        """The steps of `after` and `run_after`, without those whose data it takes."""
+        """The steps given by `after` and `run_after`, without steps whose data this step reads."""
         return tuple(self._after)
 
     def needs(self) -> list[Step]:
         """Return all steps that must be Completed first.
 
         Raises:
-            PipelineError: No step leaves the data that it takes.
+            PipelineError: No step writes data that this step reads.
         """
         needed = list(self._after)
         for reference in self._job({}).inputs:
@@ -119,7 +119,7 @@ class Step:
         return needed
 
     def parameters(self) -> dict[str, object]:
-        """Return name -> default of its parameters.
+        """Return the default values of the step's parameters, by name.
 
         Raises:
             PipelineError: A parameter has two defaults.
@@ -128,10 +128,10 @@ class Step:
         return defaults((word.name, word.default_value) for word in words if isinstance(word, PipelineParameter))
 
     def planned(self, run_id: str, default_store: str, parameters: Mapping[str, object]) -> Planned:
-        """Return the step for its run.
+        """Return the step with its job for a run id.
 
         Args:
-            run_id: Id of that run.
+            run_id: Id of the step's run.
             default_store: Name of the workspace's default datastore.
             parameters: Name -> value.
 

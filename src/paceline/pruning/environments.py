@@ -1,4 +1,4 @@
-"""Unwanted environments: those of interpreters, and those on top of images."""
+"""Removal of environments, those of interpreters and those on top of images."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class _Kept:
 def prune(
     workspace_dir: Path, policy: PrunePolicy, living: Iterable[RunRecord], *, dry_run: bool = False
 ) -> list[tuple[str, int]]:
-    """Remove unwanted, unused environments; return (key, bytes) of each.
+    """Remove environments that the policy selects and no unfinished run needs.
 
-    `living` are the records of runs that have not ended, on any machine.
+    Returns (key, bytes) of each. `living` has the records of runs that have not ended, on any machine.
     """
     folder = workspace_dir / "environments"
     if not folder.is_dir():
@@ -43,21 +43,21 @@ def prune(
     latest = time.time() - (policy.older_than_s or 0.0)
     left = sum(kept.size_bytes for kept in there)
     chosen: dict[str, int] = {}
-    # The longest unused first, until the rest fits.
+    # Remove those that were unused the longest first, until the rest fits.
     for kept in sorted(there, key=lambda kept: kept.used_s):
         if policy.max_bytes is not None and left <= policy.max_bytes:
             break
         if kept.key not in needed and kept.used_s <= latest:
             chosen[kept.key] = kept.size_bytes
             left -= kept.size_bytes
-    # Both lock an environment before they remove it, so runs of this machine keep theirs.
+    # Both functions lock an environment before they remove it, so runs of this machine keep theirs.
     gone = [built.key for built in store.prune(only=chosen, dry_run=dry_run)]
     gone += [layer.key for layer in prune_layers(images, only=chosen, dry_run=dry_run)]
     return [(key, chosen[key]) for key in gone]
 
 
 def free_keys(workspace_dir: Path) -> set[str]:
-    """Return the keys of environments that no run needs."""
+    """Return the keys of environments that no unfinished run needs."""
     folder = workspace_dir / "environments"
     if not folder.is_dir():
         return set()
@@ -72,18 +72,18 @@ def living_runs(workspace_dir: Path) -> list[RunRecord]:
 
 
 def _needed(workspace_dir: Path, store: EnvironmentStore, living: Iterable[RunRecord]) -> set[str]:
-    """Return the keys of environments that living runs need.
+    """Return the keys of environments that unfinished runs need.
 
-    Locks say the same for runs on this machine, but may not reach other machines.
+    Locks protect the environments of runs on this machine, but may not reach other machines.
     """
     keys = set()
     for record in living:
         built = read_json(RunFolder(workspace_dir / "runs" / record.run_id).environment)
         if isinstance(built, dict) and isinstance(built.get("key"), str):
             keys.add(built["key"])
-        # A queued run has no record of its environment yet, but its job gives the key.
+        # A queued run has no record of its environment yet, but the key follows from its job.
         elif record.job is not None and record.job.environment.needs_build:
-            # If an interpreter or a file is gone by now, the run will fail and needs no environment.
+            # If an interpreter or a file is missing by now, the run will fail and needs no environment.
             with contextlib.suppress(PacelineError, OSError):
                 environment = record.job.environment
                 if (found := store.find(environment, environment.python or sys.executable)) is not None:

@@ -1,6 +1,6 @@
 """Families of runs, and the criteria by which they are pruned.
 
-A run and its children stay or go together.
+A run and its child runs are kept or removed together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEEP_TAG = "keep"
 
 @dataclass(frozen=True)
 class Family:
-    """A run and its descendants; `members` has children first."""
+    """A run and its descendants. In `members` children come before parents."""
 
     root: RunRecord
     members: tuple[RunRecord, ...]
@@ -35,8 +35,8 @@ class Family:
 
     @property
     def ended_s(self) -> float:
-        """The last member's end in seconds since 1970."""
-        # A run without an end is as old as its record.
+        """The time at which the last member ended, in seconds since 1970."""
+        # For a run without an end use the time at which it was created.
         return max(parse_utc(record.ended_utc or record.created_utc).timestamp() for record in self.members)
 
     def folders(self, runs_dir: Path) -> list[RunFolder]:
@@ -44,25 +44,25 @@ class Family:
 
 
 def families(runs_dir: Path) -> list[Family]:
-    """Return all runs of the workspace by family, the newest first."""
+    """Return all runs of the workspace as families, the newest first."""
     records = {record.run_id: record for record in read.all_records(runs_dir)}
     members: dict[str, list[RunRecord]] = {}
     for record in records.values():
         members.setdefault(_root(record, records), []).append(record)
     return [
-        # Newest first, so that children come before parents.
+        # Runs come newest first, so children come before parents.
         Family(records[root], tuple(found))
         for root, found in members.items()
     ]
 
 
 def unwanted(runs_dir: Path, policy: PrunePolicy) -> list[Family]:
-    """Return the unwanted families, the oldest first."""
+    """Return the families that the policy selects, the oldest first."""
     if not policy.is_for_runs:
         return []
     there = families(runs_dir)
     matching = [family for family in there if _is_asked_for(family, policy)]
-    # Before ages and tags: the last five are those of the experiment, of any age.
+    # Apply keep_last before ages and tags: it keeps the newest families of an experiment, of any age.
     if policy.keep_last is not None:
         matching = _but_the_last(matching, policy.keep_last)
     latest = time.time() - (policy.older_than_s or 0.0)
@@ -78,7 +78,7 @@ def unwanted(runs_dir: Path, policy: PrunePolicy) -> list[Family]:
 
 def _root(record: RunRecord, records: dict[str, RunRecord]) -> str:
     seen = {record.run_id}
-    # Damaged records may name each other as parent.
+    # Stop at a loop, because damaged records may name each other as parent.
     while record.parent_run_id in records and record.parent_run_id not in seen:
         record = records[record.parent_run_id]
         seen.add(record.run_id)
@@ -90,7 +90,7 @@ def _is_asked_for(family: Family, policy: PrunePolicy) -> bool:
 
 
 def _but_the_last(families: Iterable[Family], count: int) -> list[Family]:
-    """Return all but the newest `count` of each experiment."""
+    """Return all families except the newest `count` of each experiment."""
     seen: dict[str, int] = {}
     rest = []
     for family in families:
@@ -101,14 +101,14 @@ def _but_the_last(families: Iterable[Family], count: int) -> list[Family]:
 
 
 def _is_kept(folders: Iterable[RunFolder], makers: Container[str]) -> bool:
-    """Return True if a run has the tag or made a model."""
+    """Return True if a run has the tag `keep` or has made a model."""
     return any(folder.run_id in makers or KEEP_TAG in tags_and_properties.read(folder.notes).tags for folder in folders)
 
 
 def _excess(runs_dir: Path, there: list[Family], candidates: list[Family], max_bytes: int) -> list[Family]:
-    """Return the oldest families beyond `max_bytes`."""
+    """Return the oldest families to remove until `max_bytes` remain."""
     sizes = {family.root.run_id: sum(tree_size(folder.path) for folder in family.folders(runs_dir)) for family in there}
-    # Living and kept families count for the limit, although they stay.
+    # Running and kept families count towards the limit, although they are not removed.
     total, going = sum(sizes.values()), []
     for family in candidates:
         if total <= max_bytes:
@@ -120,12 +120,12 @@ def _excess(runs_dir: Path, there: list[Family], candidates: list[Family], max_b
 
 @dataclass(frozen=True, kw_only=True)
 class PrunePolicy:
-    """Criteria of what to remove. All that apply must match.
+    """Criteria of what to remove. Only what meets all given criteria is removed.
 
     Attributes:
         older_than_s: Seconds since a run ended, or an environment or file was last used.
         keep_last: Newest runs of each experiment to keep.
-        max_bytes: Size to leave of each kind; the oldest or least recently used go.
+        max_bytes: Size to leave of each kind; the oldest or least recently used are removed.
         status: Only runs in this state.
         experiment: Only runs of this experiment.
 
@@ -151,10 +151,10 @@ class PrunePolicy:
 
     @property
     def is_for_runs(self) -> bool:
-        """Return True with any criterion; without one, no run is unwanted."""
+        """True if there is any criterion. Without one, no run is removed."""
         return self.is_for_all or any(value is not None for value in (self.keep_last, self.status, self.experiment))
 
     @property
     def is_for_all(self) -> bool:
-        """Return True with a criterion that files have, too."""
+        """True if there is a criterion that also applies to files."""
         return self.older_than_s is not None or self.max_bytes is not None

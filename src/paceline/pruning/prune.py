@@ -1,4 +1,4 @@
-"""Removal of all kinds, in the order in which one frees another."""
+"""Removal of old runs and unused things, in the order in which one removal frees another's things."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = ("runs", "snapshots", "environments", "data", "models")
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
-    """A removed run, snapshot or environment, and its size."""
+    """A removed run, snapshot or environment, with its size in bytes."""
 
     name: str
     size_bytes: int
@@ -26,12 +26,12 @@ class Removed:
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """The removed things, or those that a dry run would remove.
+    """What was removed, or what a dry run would remove.
 
     Attributes:
-        data_bytes: Of cached files.
-        models_bytes: Of unused model files and killed registrations.
-        failed: Reasons why runs are still there.
+        data_bytes: The size of removed cached files.
+        models_bytes: The size of unused model files, and of files that killed registrations have left.
+        failed: Messages about runs that could not be removed.
     """
 
     runs: tuple[Removed, ...] = ()
@@ -43,7 +43,7 @@ class Pruned:
 
     @property
     def size_bytes(self) -> int:
-        """Return the sum of all sizes."""
+        """Return the sum of the sizes of everything removed."""
         return (
             self.data_bytes
             + self.models_bytes
@@ -66,7 +66,7 @@ class Pruned:
 
 
 def prune(workspace_dir: Path, policy: PrunePolicy, kinds: Collection[str] = (), *, dry_run: bool = False) -> Pruned:
-    """Remove unwanted things that no living run uses, and return them.
+    """Remove unwanted things that no unfinished run uses; return what was removed.
 
     `kinds` selects of `KINDS`. By default these are unused snapshots and model files; runs, with any criterion; environments and
     cached data, with an age or a size. `dry_run` removes nothing.
@@ -84,10 +84,10 @@ def prune(workspace_dir: Path, policy: PrunePolicy, kinds: Collection[str] = (),
     if not kinds:
         kinds = KINDS if policy.is_for_all else ("runs", "snapshots", "models")
     if not dry_run:
-        # Remnants of killed removals and submissions always go.
+        # Always remove remnants of killed removals and submissions.
         removal.sweep(workspace_dir / "runs")
         snapshots.sweep(workspace_dir)
-    # Runs first, because they free snapshots and environments.
+    # Remove runs first, because that frees snapshots and environments.
     runs, failed = _prune_runs(workspace_dir, policy, dry_run) if "runs" in kinds else ([], [])
     return Pruned(
         runs=tuple(runs),
@@ -110,13 +110,13 @@ def _prune_runs(workspace_dir: Path, policy: PrunePolicy, dry_run: bool) -> tupl
                     removal.remove(folder)
             except PacelineError as error:
                 failed.append(str(error))
-                break  # its parents stay, too
+                break  # keep the run's parents too, which come after it
             gone.append(Removed(name=folder.run_id, size_bytes=size))
     return gone, failed
 
 
 def _prune_snapshots(workspace_dir: Path, runs: list[Removed], dry_run: bool) -> tuple[Removed, ...]:
-    # A dry run has not removed these runs.
+    # Treat these runs as removed, because a dry run has not removed them.
     unused = snapshots.unused(workspace_dir, {run.name for run in runs})
     return tuple(
         Removed(name=name, size_bytes=size) for name, size in unused if dry_run or snapshots.remove(workspace_dir, name)

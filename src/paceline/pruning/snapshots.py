@@ -1,4 +1,4 @@
-"""Unused snapshots and model files."""
+"""Removal of unused snapshots and model files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from paceline.runs.folder import RunFolder
 from paceline.system import linked
 from paceline.system.files import age_s, gone_is_fine, names_in, read_json, remove_tree
 
-#: A snapshot exists before the run's record. A guess, far above the time of a submission.
+#: Seconds for which a snapshot is kept, because it exists before its run's record. A guess: a submission takes less.
 _FRESH_S = 600.0
-#: Age of a copy that a killed submission has left.
+#: Age in seconds at which an unfinished copy is taken to be left by a killed submission.
 _ABANDONED_S = 86400.0
 _GONE, _NEW = ".gone-", ".new-"
 
@@ -23,10 +23,10 @@ _GONE, _NEW = ".gone-", ".new-"
 def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str, int]]:
     """Return (id, bytes) of each unused, older snapshot.
 
-    Runs in `without` count as removed. A file that snapshots share counts for the last of them.
+    Runs in `without` count as removed. A file that several snapshots share counts for the last of these snapshots.
     """
     used = {name for run_id, name in _used(workspace_dir / "runs") if run_id not in without}
-    # Keep the source of a model whose run is gone.
+    # Keep the snapshots of models, also if the run that made the model is removed.
     used |= {name for name in made_by(workspace_dir).values() if name is not None}
     unused = []
     for path in _snapshots(workspace_dir):
@@ -36,18 +36,18 @@ def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str
 
 
 def remove(workspace_dir: Path, name: str) -> bool:
-    """Remove a snapshot; return False if just used or irremovable."""
+    """Remove a snapshot. Return False if it was just used or cannot be removed."""
     path = workspace_dir / "snapshots" / name
     gone = path.with_name(f"{_GONE}{name[:16]}-{secrets.token_hex(4)}")
-    # A submission touches its snapshot before its record names it.
+    # Check the age: a submission touches its snapshot before the run's record names it.
     if age_s(path) <= _FRESH_S:
         return False
-    # The rename decides: a later submission finds no snapshot and makes one.
+    # Rename first: a later submission then finds no snapshot and makes one.
     try:
         os.rename(path, gone)
     except OSError:
         return False
-    if age_s(gone) <= _FRESH_S:  # a submission has touched it between the two
+    if age_s(gone) <= _FRESH_S:  # a submission has touched the snapshot before the rename
         os.rename(gone, path)
         return False
     with gone_is_fine():
@@ -58,7 +58,7 @@ def remove(workspace_dir: Path, name: str) -> bool:
 
 
 def sweep(workspace_dir: Path) -> None:
-    """Finish killed removals, and remove remnants of killed submissions. Never raises."""
+    """Remove remnants of killed removals and submissions. Never raises."""
     with gone_is_fine():
         for path in (workspace_dir / "snapshots").iterdir():
             if path.name.startswith(_GONE) or (path.name.startswith(_NEW) and age_s(path) > _ABANDONED_S):
@@ -67,7 +67,7 @@ def sweep(workspace_dir: Path) -> None:
 
 
 def _used(runs_dir: Path) -> Iterator[tuple[str, str]]:
-    """Yield (run id, snapshot id) of every run."""
+    """Yield (run id, snapshot id) for every snapshot of every run."""
     for run_id in store.ids(runs_dir):
         folder = RunFolder(runs_dir / run_id)
         for name in names_in(folder.sources):
@@ -75,7 +75,7 @@ def _used(runs_dir: Path) -> Iterator[tuple[str, str]]:
         try:
             yield run_id, os.path.basename(os.readlink(folder.snapshot))
         except OSError:
-            # The link is made after the folder; an interactive run may have none.
+            # The link is missing: it is made after the folder, and an interactive run may have none.
             data = read_json(folder.job)
             if isinstance(data, dict) and isinstance(data.get("snapshot_id"), str):
                 yield run_id, data["snapshot_id"]
@@ -87,7 +87,7 @@ def _snapshots(workspace_dir: Path) -> list[Path]:
 
 
 def _sizes(paths: list[Path]) -> list[int]:
-    """Return the bytes that each frees, removed in turn."""
+    """Return the bytes that removing each folder frees, in this order."""
     names: dict[tuple[int, int], int] = {}
     sizes = []
     for path in paths:
@@ -96,7 +96,7 @@ def _sizes(paths: list[Path]) -> list[int]:
             for file in files:
                 with gone_is_fine():
                     status = os.lstat(os.path.join(folder, file))
-                    # Equal files are hard links: the bytes are free with the last link.
+                    # Equal files are hard links, so the bytes become free when the last link is removed.
                     if status.st_nlink > 1:
                         key = (status.st_dev, status.st_ino)
                         names[key] = names.get(key, 0) + 1
@@ -110,7 +110,7 @@ def _sizes(paths: list[Path]) -> list[int]:
 def prune(workspace_dir: Path, *, dry_run: bool = False) -> int:
     """Remove unused model files, and return their size."""
     parts, blobs = registry.parts_dir(workspace_dir), registry.blobs_dir(workspace_dir)
-    # First, because abandoned parts hold further links to the files.
+    # Remove abandoned parts first, because they have further links to the files.
     freed = sum(size for _, size in staging.abandoned(parts)) if dry_run else staging.sweep(parts)
     for path, size in [*keep.unneeded(blobs)]:
         freed += size if dry_run else keep.drop(path)

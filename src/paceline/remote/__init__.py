@@ -1,1 +1,1 @@
-"""Another machine: the agent that runs on it, the supervisor's link to it, and the files that travel there and back."""
+"""Work on another machine: the agent that runs there, the supervisor's link to it, and file transfers both ways."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.errors import TargetError
 
-#: Networks that each machine may have privately, with the same numbers.
+#: Prefixes of interfaces to private networks, which on each machine may use the same addresses.
 _OWN_PREFIXES = (
     "lo",
     "docker",
@@ -28,11 +28,11 @@ _OWN_PREFIXES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What is known of a machine's network.
+    """A machine's network interfaces, as far as known.
 
     Attributes:
-        interfaces: Name -> (IPv4 address, prefix length).
-        arrived_at: The address at which the engine reaches it: that of ssh's connection or of the node's name in Slurm; "" if
+        interfaces: Name of an interface -> (IPv4 address, prefix length).
+        arrived_at: The address at which ssh or Slurm reaches the machine (of the connection or the node's name); "" if
             unknown.
     """
 
@@ -42,23 +42,23 @@ class Machine:
 
 
 def choose(machines: Sequence[Machine], interface: str | None = None) -> list[tuple[str, str | None]]:
-    """Return (address, interface) of each machine, by which all others reach it.
+    """Return (address, interface) of each machine, by which all other machines reach it.
 
     An explicit `interface` is used on each machine. Otherwise use the address at which the engine reaches the machine, if it
     shares a network with the others or there is no common network; otherwise the first common network. The interface is None
     if the machine does not know the address.
 
     Raises:
-        TargetError: A machine has no such interface; the message lists the others.
+        TargetError: A machine lacks `interface`; the message lists its interfaces.
     """
     if interface is not None:
         return [_named(machine, interface) for machine in machines]
     arrived = [_arrival(machine) for machine in machines]
-    # These addresses belong to the machine, so their interfaces are known.
+    # `_arrival` only returns addresses of the machine's interfaces, so each interface is known.
     networks = {
         _network(*machine.interfaces[found[1] or ""]) for machine, found in zip(machines, arrived, strict=True) if found
     }
-    # All share a network, so there is no reason against the one that the engine uses.
+    # All machines share the network that the engine uses, so use this network.
     if len(networks) == 1 and None not in arrived:
         return [found for found in arrived if found is not None]
     shared = _shared(machines)
@@ -80,8 +80,8 @@ def _named(machine: Machine, interface: str) -> tuple[str, str | None]:
 
 
 def _arrival(machine: Machine) -> tuple[str, str | None] | None:
-    """Return the address at which the engine reaches a machine, and its interface; None if others can't use it."""
-    # A loopback address is the end of a tunnel; no other machine reaches it.
+    """Return (address, interface) at which the engine reaches a machine; None if other machines can't use it."""
+    # Skip a loopback address: it is the end of a tunnel, and no other machine reaches it.
     for name, (address, _) in machine.interfaces.items():
         if address == machine.arrived_at and not ipaddress.ip_address(address).is_loopback:
             return address, name
@@ -89,7 +89,7 @@ def _arrival(machine: Machine) -> tuple[str, str | None] | None:
 
 
 def _shared(machines: Sequence[Machine]) -> list[tuple[str, str | None]] | None:
-    """Return different addresses of all machines in their first common network, or None."""
+    """Return (address, interface) of all machines in their first common network; None if they share none."""
     if len(machines) < 2:
         return None
     for name, (address, prefix) in machines[0].interfaces.items():
@@ -104,7 +104,7 @@ def _shared(machines: Sequence[Machine]) -> list[tuple[str, str | None]] | None:
             ]
             # A machine may have several addresses in the network; use the first.
             found += inside[:1]
-        # Equal addresses belong to private networks on each machine, such as for virtual machines.
+        # Skip a network with equal addresses: each machine has its own, such as for virtual machines.
         if len({other for other, _ in found}) == len(machines):
             return [(other, its_name) for other, its_name in found]
     return None

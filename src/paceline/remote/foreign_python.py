@@ -1,7 +1,7 @@
-"""Run Paceline's code on a Python without Paceline: send modules as text, or send the library.
+"""Run Paceline's code in a Python without Paceline, by sending modules as text or the whole library.
 
-    one answer    `words`, with `program` as standard input; `answer_in` finds the answer in the output
-    a stream      `bootstrap_words`; `stream_program` first, then any bytes both ways: how an agent starts
+    one answer    run `words` with `program` as standard input; `answer_in` finds the answer in the output
+    a stream      run `bootstrap_words`, send `stream_program`, then any bytes both ways; agents start this way
 
 A program is the text of one or more modules that need the standard library only, followed by a call of one of their
 functions. Files in its working directory are never imported.
@@ -21,10 +21,10 @@ from typing import Any
 
 from paceline.remote.agent import boot
 
-#: Marks the answer: login shells and imported modules may print other lines.
+#: Prefix of the answer's line, since login shells and imported modules may print other lines.
 MARK = "PACELINE-ANSWERS "
 
-# Python 3.6. Does not wait for threads that hang on a network.
+# The last lines of a program, for Python 3.6. `os._exit` does not wait for threads that hang on a network.
 _LAST = """
 
 import json as _json, os as _os, sys as _sys
@@ -41,28 +41,28 @@ _one_at_a_time = threading.Lock()
 
 
 def words(python: str, what: str, *, installed: bool = False) -> list[str]:
-    """Return the command line of a Python that runs the `program` on its standard input.
+    """Return the command line of a Python that runs a `program` from its standard input.
 
-    what: Shown in lists of processes.
+    what: A word that process lists such as `ps` show.
     installed: Allow installed packages; otherwise only the standard library.
     """
     return [python, *(() if installed else ("-I", "-S")), "-", what]
 
 
 def program(source: str, function: str, *given: Any, above: Sequence[str] = (), ends_at_once: bool = True) -> bytes:
-    """Return the text of a file with a call of its `function`, which prints the returned dict unless it is None.
+    """Return a program: a file's text and a call of its `function`, whose result is printed unless it is None.
 
     source: The file's path.
-    given: The arguments, as JSON.
-    above: Files whose text has to precede it.
-    ends_at_once: Skip exit handlers of libraries.
+    given: The arguments of the function, which are sent as JSON.
+    above: Files whose text has to precede the text of `source`.
+    ends_at_once: Exit without the exit handlers of libraries.
     """
     last = _LAST.format(function=function, given=json.dumps(given), mark=MARK, ends_at_once=ends_at_once)
     return b"\n".join(Path(file).read_bytes() for file in (*above, source)) + last.encode()
 
 
 def answer_in(output: bytes) -> dict[str, Any] | None:
-    """Return the program's answer in its output, or None."""
+    """Return the answer of a program from its output, or None if it has no answer."""
     for line in reversed(output.decode(errors="replace").splitlines()):
         if line.startswith(MARK):
             found = json.loads(line[len(MARK) :])
@@ -73,16 +73,16 @@ def answer_in(output: bytes) -> dict[str, Any] | None:
 def bootstrap_words(python: str = "python3") -> tuple[str, ...]:
     """Return the command line of a Python that first runs a `stream_program`.
 
-    Its `shlex.join` passes through any shell.
+    Joined by `shlex.join`, the command line works in any shell.
     """
-    # -S: it needs no packages, and finding a large environment takes time.
+    # -S skips the site packages: the program needs none, and scanning a large environment takes time.
     return (python, "-S", "-c", "import sys;exec(sys.stdin.buffer.readline())")
 
 
 def stream_program(*sources: str, last: str) -> bytes:
-    """Return the texts of files and `last`, after the line that reads them.
+    """Return a line that reads and runs a program, then this program: the texts of files, and `last`.
 
-    Only the first may import from `__future__`.
+    Only the first file may import from `__future__`.
     """
     text = "\n".join([*(Path(source).read_text(encoding="utf-8") for source in sources), last, ""]).encode()
     line = "import sys;sys.path[:]=[p for p in sys.path if p];"
@@ -90,18 +90,18 @@ def stream_program(*sources: str, last: str) -> bytes:
 
 
 def library_files(library_dir: Path) -> dict[str, Path]:
-    """Return {name in an archive, such as "paceline/errors.py": file}, sorted, without bytecode."""
+    """Return {name in an archive, such as "paceline/errors.py": file} of the library, sorted, without bytecode."""
     top = Path(os.path.realpath(library_dir / "paceline"))
     files = sorted(map(Path, boot.files_of(str(top))))
     return {f"paceline/{path.relative_to(top).as_posix()}": path for path in files}
 
 
 def library_digest(library_dir: Path) -> str:
-    """Return the hash of the library at the first call in this process.
+    """Return the hash of the library, cached at the first call in this process.
 
-    So all nodes of a run get the same version, even if another one is installed meanwhile.
+    The cache gives all nodes of a run the same version, even if another version is installed meanwhile.
     """
-    with _one_at_a_time:  # the nodes' threads call this at the same time
+    with _one_at_a_time:  # the threads of several nodes call this at the same time
         return _digest(library_dir)
 
 
@@ -115,7 +115,7 @@ def _digest(library_dir: Path) -> str:
 def packed_library(library_dir: Path) -> bytes:
     """Return a reproducible zip archive of `<library_dir>/paceline`.
 
-    Ray requires zip, and a node unpacks it in a fifth of the time of a tar.gz, which is a quarter smaller.
+    Ray requires the zip format. Unpacking it takes a fifth of the time of a tar.gz, which is a quarter smaller.
     """
     with _one_at_a_time:
         return _packed(library_dir, _digest(library_dir))

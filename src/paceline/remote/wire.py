@@ -1,37 +1,37 @@
-"""Frames: messages to another machine, each a JSON header and `header["bytes"]` raw bytes.
+"""Encode and decode frames, the messages between machines: a JSON header and `header["bytes"]` raw bytes.
 
     4 bytes, big-endian: length of the header | header | bytes
 
-Used on links, for login hosts and for objects in a datastore. File names contain surrogate escapes, which JSON preserves. On
+Links, login hosts and objects in a datastore use frames. File names may have surrogate escapes, which JSON keeps. On
 a link, requests have an `id` and replies `re`.
 
-Login hosts run this text with their own Python, 3.6 or later: standard library only, annotations in quotes.
+Login hosts run this text with their own Python, 3.6 or later, so it needs only the standard library.
 """
 
 import json
 import struct
 from typing import Any, Dict, Iterator, Tuple  # noqa: UP035
 
-#: The JSON header of a frame: "op" or "re", and the keys of that request, answer or change.
+#: The JSON header of a frame: "op" or "re", and the other keys of the request, answer or change.
 Header = Dict[str, Any]  # noqa: UP006
 Frame = Tuple[Header, bytes]  # noqa: UP006
 
-#: Largest piece of a file in a frame, which an urgent frame may have to wait for.
+#: The most bytes of a file in one frame; small, since an urgent frame may have to wait for this frame.
 CHUNK_BYTES = 256 << 10
 
 _LENGTH = struct.Struct(">I")
-#: Largest frame: enough for a manifest of some hundred thousand files.
+#: The largest header or content of a frame: enough for a manifest of some hundred thousand files.
 _MOST_BYTES = 256 << 20
 
 #: Default of a compute target's setting `silence_s`: after so many seconds without a message the other end of a link counts
 #: as lost.
 SILENCE_S = 15.0
-#: Lower bound: a process on a busy machine may be delayed longer than a smaller value.
+#: Lower bound of `silence_s`: a process on a busy machine may be delayed for longer than a smaller value.
 LEAST_SILENCE_S = 1.0
 
 
 class WireError(ValueError):
-    """The error that bytes are not a frame."""
+    """The error that received bytes are not a frame."""
 
 
 def frame(header: Header, data: bytes = b"") -> bytes:
@@ -50,7 +50,7 @@ class Frames:
 
     @property
     def is_torn(self) -> bool:
-        """Whether a part of a frame has arrived."""
+        """Whether a frame has arrived only partly."""
         return bool(self._buffer) or self._header is not None
 
     def feed(self, data: bytes) -> "Iterator[Frame]":
@@ -94,5 +94,5 @@ class Frames:
 
 
 def ping_s(silence_s: float) -> float:
-    """Return the interval of pings in seconds: a single late one must not count as silence."""
+    """Return the seconds between pings, short enough that a single late ping does not count as silence."""
     return silence_s / 5

@@ -1,4 +1,4 @@
-"""The facts that a bug report needs: versions, kinds of targets, and the place of a failure.
+"""Collect the facts that a bug report needs: versions, kinds of targets, and the place of a failure.
 
 The report is built from listed facts only, so no argument, variable, setting, name of a host or user, path, line of a log or line
 of source can leak. The text of an exception may hold any of these, so it is included only on request.
@@ -49,7 +49,7 @@ _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
 
 
 class BugReport(TypedDict, total=False):
-    """The facts of a bug report; `run` is missing without a run."""
+    """The facts of a bug report. `run` is only there if the report is about a run."""
 
     versions: dict[str, str]
     platform: str
@@ -58,7 +58,7 @@ class BugReport(TypedDict, total=False):
 
 
 def bug_report(folder: RunFolder | None, *, messages: bool = False) -> BugReport:
-    """Return the facts for a bug report."""
+    """Collect the facts for a bug report."""
     report = BugReport(
         versions={"python": platform.python_version(), **versions()},
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -70,7 +70,7 @@ def bug_report(folder: RunFolder | None, *, messages: bool = False) -> BugReport
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of installed `PACKAGES`, without importing them."""
+    """Return the installed versions of `PACKAGES`, without importing these packages."""
     versions_by_package = {name: version_of(name) for name in PACKAGES}
     return {name: version for name, version in versions_by_package.items() if version is not None}
 
@@ -119,7 +119,7 @@ def _run(folder: RunFolder, *, messages: bool) -> dict[str, object]:
             "signal": failure.signal,
             "rank": failure.rank,
             "victims": len(failure.victims),
-            # "ValueError: bad batch" without the text behind the colon; a bare name has no spaces.
+            # Keep only the name in a text such as "ValueError: bad batch". A name has no spaces.
             "exception": (failure.exception or "").partition(":")[0].partition(" ")[0] or None,
             "frames": [_frame(*frame) for frame in _FRAME.findall(failure.traceback or "")],
         }
@@ -129,7 +129,7 @@ def _run(folder: RunFolder, *, messages: bool) -> dict[str, object]:
 
 
 def _target_kind(folder: RunFolder) -> str:
-    """Return the target's kind. Names and settings are private."""
+    """Return only the kind of the target, because names and settings are private."""
     try:
         return str(json.loads(folder.target.read_text()).get("kind", "unknown"))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Differences of two runs: parameters, code, environment, data, topology, and metrics."""
+"""Compare two runs: parameters, code, environment, data, topology, and metrics."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from paceline.system import linked
 from paceline.system.files import read_json
 from paceline.system.units import is_number_text
 
-#: Fields of a job about its program and topology. Other differences are reported under `settings`.
+#: Fields of a job that describe the topology. Differences of most other fields are reported under `settings`.
 _TOPOLOGY = (
     *("compute_target", "node_count", "process_count_per_node", "worker_count", "parameter_server_count"),
     *("distributed_backend", "use_gpu", "gpu_visibility", "gpu_share", "cores"),
 )
 _ELSEWHERE = ("version", "arguments", "environment", "environment_variables", "secrets", "inputs", *_TOPOLOGY)
-#: Fields that identify an input's content.
+#: Fields of an input that identify its content.
 _DATA = ("dataset", "fingerprint", "content", "files", "bytes")
 
-#: Larger files are reported as different, without a diff.
+#: Bytes above which a file is only reported as different, without a diff.
 _LARGEST_TEXT = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A difference; None for a run without the value."""
+    """A difference between two runs. A value is None if the run does not have it."""
 
     name: str
     a: object
@@ -44,12 +44,12 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricChange:
-    """A metric of one run or of both.
+    """A metric that differs, or that only one of the two runs has.
 
     Attributes:
-        step: First step with different values, compared exactly, with NaN equal to NaN; None if all common values are equal.
+        step: First step with different values, compared exactly (NaN equals NaN); None if common steps are equal.
         by_step: False if values have no steps; then `step` is their number from 0.
-        a, b: Values at that step.
+        a, b: The metric's values at that step.
         last_a, last_b: Last values.
         count_a, count_b: Numbers of values.
     """
@@ -67,13 +67,13 @@ class MetricChange:
 
 @dataclass(frozen=True, kw_only=True)
 class RunDiff:
-    """The differences of two runs.
+    """All differences between two runs.
 
     Attributes:
         parameters: Arguments of the script, by option where possible, and variables.
-        settings: Other fields of the job.
-        code: Files that differ.
-        code_note: Reason why files could not be compared, or None.
+        settings: Other fields of the job that differ.
+        code: Files of the source that differ.
+        code_note: Reason why the files could not be compared, or None.
         git: Commit, branch and uncommitted edits.
         environment: Versions of packages, installed ones if an environment was built, else requested ones.
         data: Inputs with fingerprints.
@@ -97,7 +97,7 @@ class RunDiff:
 
     @property
     def parting(self) -> MetricChange | None:
-        """Return the metric that differs first, or None."""
+        """Return the metric that differs at the earliest step, or None."""
         return next((change for change in self.metrics if change.step is not None), None)
 
     def to_json(self) -> dict[str, object]:
@@ -117,7 +117,7 @@ class RunDiff:
 
 
 def sides(folder: RunFolder, record: RunRecord) -> dict[str, dict[str, object]]:
-    """Return a run's compared values, by part and name."""
+    """Return the values of a run that are compared, by kind of difference and name."""
     return {
         "parameters": _parameters(record),
         "topology": _topology(record),
@@ -129,10 +129,10 @@ def sides(folder: RunFolder, record: RunRecord) -> dict[str, dict[str, object]]:
 
 
 def compare(a: RunFolder, b: RunFolder) -> RunDiff:
-    """Compare the present state of two runs.
+    """Compare two runs, by their present records.
 
     Raises:
-        RunNotFoundError: The record of one can't be read.
+        RunNotFoundError: The record of one of the runs can't be read.
     """
     first, second = read.record(a), read.record(b)
     code, note = _code(a, b, first, second)
@@ -158,11 +158,11 @@ def _changes(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[Change, 
     return tuple(Change(name=name, a=a.get(name), b=b.get(name)) for name in names if a.get(name) != b.get(name))
 
 
-# --- the job
+# --- differences of the job
 
 
 def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
-    """Return a script's arguments by option.
+    """Return the arguments of a script by option.
 
     `--lr 0.1` and `--lr=0.1` are {"--lr": "0.1"}, a flag has "", a repeated option has all values, and a positional argument
     has its number from 1.
@@ -215,7 +215,7 @@ def _topology(record: RunRecord) -> dict[str, object]:
     return topology
 
 
-# --- environment, data and topology
+# --- differences of environment, data and topology
 
 
 def _environment(folder: RunFolder, record: RunRecord) -> dict[str, object]:
@@ -225,7 +225,7 @@ def _environment(folder: RunFolder, record: RunRecord) -> dict[str, object]:
     built = read_json(folder.environment)
     if not isinstance(built, dict):
         return {f"asked: {name}": value for name, value in requested.items()}
-    # Locks would repeat the versions.
+    # Leave out the requested packages and locks, which would repeat the versions.
     parts: dict[str, object] = {
         f"asked: {name}": requested[name] for name in ("docker_image", "layered") if name in requested
     }
@@ -247,7 +247,7 @@ def _data(folder: RunFolder, record: RunRecord) -> dict[str, object]:
     for name, data_input in first.items():
         parts[name] = data_input.get("source") or data_input.get("sources") or data_input.get("path")
         parts |= {f"{name}: {key}": data_input[key] for key in _DATA if data_input.get(key) is not None}
-    # For data that was not copied, other numbers or times mean other content.
+    # Of data that was not copied, compare numbers, sizes and times of the files instead of their content.
     for left in linked.read(folder.linked):
         if left.is_linked:
             parts[f"{left.path}: files, bytes, changed"] = [left.files, left.size, left.changed_ns]
@@ -265,7 +265,7 @@ def _code(a: RunFolder, b: RunFolder, first: RunRecord, second: RunRecord) -> tu
     return tuple(file_changes(a.snapshot.resolve(), b.snapshot.resolve())), None
 
 
-# --- metrics
+# --- differences of metrics
 
 
 def _metrics(a: RunFolder, b: RunFolder) -> tuple[tuple[MetricChange, ...], tuple[str, ...]]:
@@ -278,7 +278,7 @@ def _metrics(a: RunFolder, b: RunFolder) -> tuple[tuple[MetricChange, ...], tupl
             same.append(name)
         else:
             parted.append(change)
-    # By first step; metrics with values in only one run, or more of them, come last.
+    # Sort by the first different step. Metrics that differ only in their number of values come last.
     parted.sort(key=lambda change: (change.step is None, change.step or 0))
     return tuple(parted), tuple(same)
 
@@ -305,7 +305,7 @@ def _part(name: str, a: MetricSeries, b: MetricSeries) -> MetricChange:
 
 
 def _of_one_rank(found: MetricSeries) -> tuple[list[int | None], list[object]]:
-    """Return steps and values of the lowest rank."""
+    """Return the steps and values of the lowest rank that has logged the metric."""
     lowest = min(found.ranks, default=0)
     kept = [number for number, rank in enumerate(found.ranks) if rank == lowest]
     return [found.steps[number] for number in kept], [found.values[number] for number in kept]
@@ -323,7 +323,7 @@ class FileChange:
 
     Attributes:
         status: "added", "removed" or "changed".
-        text: Lines of a unified diff with header; empty for binary files and those over 1 MiB.
+        text: Lines of a unified diff with header. Empty for binary files and for files over 1 MiB.
         plus: Number of added lines.
         minus: Number of removed lines.
     """
@@ -342,7 +342,7 @@ class FileChange:
 
 
 def file_changes(a: Path, b: Path) -> Iterator[FileChange]:
-    """Yield each file that differs between two folders."""
+    """Yield a `FileChange` for each file that differs between two folders."""
     mine, theirs = _files(a), _files(b)
     for name in sorted(mine | theirs):
         status = "added" if name not in mine else "removed" if name not in theirs else "changed"
@@ -360,7 +360,7 @@ def file_changes(a: Path, b: Path) -> Iterator[FileChange]:
 def _files(top: Path) -> set[str]:
     found = set[str]()
     for folder, folders, names in os.walk(top):
-        # os.walk lists a link to a folder among the folders; here it is one name.
+        # os.walk lists a link to a folder among the folders, but here it is compared as a file.
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
         found |= {os.path.relpath(os.path.join(folder, name), top) for name in (*names, *links)}
     return found
@@ -369,7 +369,7 @@ def _files(top: Path) -> set[str]:
 def _is_same(a: Path, b: Path) -> bool:
     if a.is_symlink() or b.is_symlink():
         return a.is_symlink() and b.is_symlink() and os.readlink(a) == os.readlink(b)
-    # Equal files of snapshots are hard links, which need no reading.
+    # Don't read equal files of snapshots, which are hard links to one file.
     if os.path.samefile(a, b):
         return True
     return a.stat().st_size == b.stat().st_size and a.read_bytes() == b.read_bytes()

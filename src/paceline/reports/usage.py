@@ -1,4 +1,4 @@
-"""Use of cores and GPUs by runs, and its loss.
+"""Sum the hours of cores and GPUs that runs held, and those that were lost.
 
 A run uses all that it holds, busy or not, from the start of its nodes through all attempts to their end. Usage is cores times
 hours, not CPU time. Each lost hour counts once, under one cause:
@@ -24,7 +24,7 @@ from paceline.runs.record import Attempt, RunRecord, duration_s, parse_utc
 from paceline.runs.run_data import read_data
 from paceline.system.files import json_lines
 
-#: Keys by which usage is summed.
+#: Name of a key by which usage is summed -> function that returns a run's value of it.
 KEYS: dict[str, Callable[[RunRecord], str]] = {
     "user": lambda record: record.submitted_by or "unknown",
     "experiment": lambda record: record.experiment,
@@ -34,20 +34,20 @@ KEYS: dict[str, Callable[[RunRecord], str]] = {
 
 _BUSY = re.compile(r"gpu\d+_percent")
 
-#: (node, name) of each GPU -> (seconds since 1970, percent of time with a running kernel), in order.
+#: (node, name) of each GPU -> its samples (seconds since 1970, percent of time with a running kernel), in order.
 Looks = Mapping[tuple[int, str], list[tuple[float, float]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Hours of a core or of a GPU that runs have held.
+    """The hours of cores and of GPUs that runs have held.
 
     Attributes:
-        failed_*: In attempts that failed or were interrupted, also if the run completed later.
-        canceled_*: In canceled attempts.
-        preparing_*: While nodes were held and packages installed.
-        data_*: While nodes were held and data fetched.
-        idle_gpu_hours: Without a kernel on a GPU, in attempts that were not lost as a whole.
+        failed_*: Hours in attempts that failed or were interrupted, even if the run completed later.
+        canceled_*: Hours in canceled attempts.
+        preparing_*: Hours in which nodes were held while packages were installed.
+        data_*: Hours in which nodes were held while data was fetched.
+        idle_gpu_hours: Hours without a running kernel, in attempts that count as use and not as lost.
     """
 
     name: str
@@ -74,12 +74,12 @@ class Usage:
         return self.failed_gpu_hours + self.canceled_gpu_hours + waited
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON values, with the sum of losses."""
+        """Return plain JSON values, with the sum of the lost hours."""
         lost = {"lost_core_hours": self.lost_core_hours, "lost_gpu_hours": self.lost_gpu_hours}
         return {**asdict(self), **lost}
 
     def plus(self, other: Usage) -> Usage:
-        """Return the sum of both, under this name."""
+        """Return the sum of both usages, under the name of this one."""
         sums = {
             name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__ if name != "name"
         }
@@ -87,7 +87,7 @@ class Usage:
 
 
 def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list[Usage]:
-    """Return the usage of runs by a key.
+    """Return the sums of the usage of runs, by a key.
 
     `since` limits the time of submission. A sweep's trials count; the sweep itself holds nothing.
     """
@@ -95,7 +95,7 @@ def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list
     for record in read.all_records(runs_dir):
         if since is not None and parse_utc(record.created_utc) < since:
             continue
-        # What an interactive run holds is unknown.
+        # Skip interactive runs, because the resources that they hold are unknown.
         if record.job is None or record.sweep is not None:
             continue
         name = KEYS[by](record)
@@ -108,7 +108,7 @@ def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list
 
 
 def of_run(folder: RunFolder, record: RunRecord) -> Usage:
-    """Return the usage of a run, up to now."""
+    """Return the usage of one run, up to now."""
     sums: dict[str, float] = defaultdict(float)
     size = record.job.world_size if record.job else 1
 
@@ -116,7 +116,7 @@ def of_run(folder: RunFolder, record: RunRecord) -> Usage:
         return attempt.gpus if attempt.gpus is not None else (size if record.job and record.job.use_gpu else 0)
 
     def add(hours: float, attempt: Attempt, lost: str | None) -> None:
-        # Old attempts do not record what they held; one core a process is the lower bound.
+        # Old attempts do not record the cores that they held. The lower bound is one core for each process.
         cores = attempt.cores if attempt.cores is not None else size
         for kind, count in (("core", cores), ("gpu", gpus_of(attempt))):
             sums[f"{kind}_hours"] += hours * count
@@ -125,7 +125,7 @@ def of_run(folder: RunFolder, record: RunRecord) -> Usage:
 
     looks = gpu_looks(folder) if any(map(gpus_of, record.attempts)) else {}
     for attempt in record.attempts:
-        # An attempt without a recorded end ended with its run at the latest.
+        # An attempt without a recorded end has ended with its run at the latest.
         took_s = duration_s(attempt.started_utc, attempt.ended_utc or record.ended_utc) or 0.0
         lost = _lost(record, attempt)
         add(took_s / 3600, attempt, lost)
@@ -150,7 +150,7 @@ def _lost(record: RunRecord, attempt: Attempt) -> str | None:
 
 
 def _preparing_s(folder: RunFolder) -> float:
-    """Return seconds in which the run held nodes without workers."""
+    """Return the seconds in which the run held nodes, but had no workers yet."""
     total, since = 0.0, None
     for time, status in _events(folder):
         if since is not None:
@@ -160,7 +160,7 @@ def _preparing_s(folder: RunFolder) -> float:
 
 
 def _fetching_s(folder: RunFolder) -> float:
-    """Return the seconds of inputs on the slowest node."""
+    """Return the seconds that the slowest node took to fetch the inputs."""
     by_node: dict[int | None, float] = defaultdict(float)
     for data in read_data(folder)["inputs"]:
         by_node[data.get("node_rank")] += data.get("fetch_s", 0.0)
@@ -176,7 +176,7 @@ def _events(folder: RunFolder) -> Iterator[tuple[dt.datetime, str]]:
         try:
             event = json.loads(line)
             yield parse_utc(event["time_utc"]), event["status"]
-        # A kill may have cut the line.
+        # If the supervisor was killed, the last line may be incomplete.
         except (ValueError, KeyError, TypeError):
             continue
 
@@ -187,7 +187,7 @@ def _week(created_utc: str) -> str:
 
 
 def gpu_looks(folder: RunFolder) -> Looks:
-    """Return samples of the run's GPUs."""
+    """Return the samples of the use of a run's GPUs."""
     samples: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for node, path in node_logs(folder.metrics).items():
         for line in json_lines(path):
@@ -198,7 +198,7 @@ def gpu_looks(folder: RunFolder) -> Looks:
 
 
 def idle_hours(looks: Looks, start_s: float, end_s: float, held: int) -> float:
-    """Return GPU hours without a running kernel.
+    """Return the GPU hours in which no kernel was running.
 
     A sample stands for the time since the one before, and the samples for the whole time, so without samples the result is 0. If
     there are more GPUs than `held`, the run's own are unknown, and the result is 0, too.

@@ -48,7 +48,7 @@ def left_out(folder: RunFolder) -> list[str]:
 def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]) -> str:
     """Copy a file or the rest of an open binary stream into the run, and return its name there.
 
-    A file that is the same or equal stays.
+    A file that the run already has under this name, with equal content, stays unchanged.
 
     Raises:
         FileNameError: The name leaves the run's folder, perhaps by a link.
@@ -59,14 +59,14 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
     if isinstance(source, (str, os.PathLike)) and not os.path.isfile(source):
         raise UserError(f"{os.fspath(source)!r} is not a file. Give a file's path; for folders there is upload_folder.")
     where = _place(folder, plain)
-    # A script may upload outputs/model.pt under that very name.
+    # A script may upload the run's own outputs/model.pt under its own name.
     if isinstance(source, (str, os.PathLike)) and _is_same(folder, where, source):
         return plain
     parent, _, last = where.rpartition("/")
     # Write under a temporary name first, so that readers see whole files.
     at, beside = _open_folder(folder, plain, parent), f".upload-{os.urandom(8).hex()}"
     try:
-        # Relative to an open folder: a link could have replaced the path since the check.
+        # Open the file relative to the folder's descriptor: a link could have replaced the path since the check.
         with open(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=at), "wb") as file:
             if isinstance(source, (str, os.PathLike)):
                 with open(source, "rb") as opened:
@@ -74,14 +74,14 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
             else:
                 shutil.copyfileobj(source, file)
         try:
-            # Link, not rename: if two ranks upload the same name at once, one gets the error.
+            # Link instead of rename: if two ranks upload the same name at once, one of them gets the error.
             os.link(beside, last, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
         except FileExistsError:
             if not _is_equal(folder, where, at, beside):
                 raise RunStateError(
                     f"run {folder.run_id} has another file {plain!r} already. Upload under another name."
                 ) from None
-    # The linked file has two names; remove this one in any case.
+    # The file now has a temporary and a final name; remove the temporary name in any case.
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(beside, dir_fd=at)
@@ -98,14 +98,14 @@ def put_folder(folder: RunFolder, name: str, source: str | os.PathLike[str]) -> 
     top = check_file_name(name)
     if not os.path.isdir(source):
         raise UserError(f"{os.fspath(source)!r} is not a folder. For single files there is upload_file.")
-    # List all names before the first copy, so that a pipe among them stops the upload at once.
+    # List all names before the first copy, so that a pipe among the files stops the upload at once.
     return [put(folder, f"{top}/{part}", Path(source) / part) for part in _below(Path(source))]
 
 
 def get(folder: RunFolder, name: str, target: str | os.PathLike[str] | None = None) -> str:
-    """Copy the run's file out, and return the written path.
+    """Copy one of the run's files to a path, and return the written path.
 
-    target: A path, or a folder (existing, or with a trailing slash); default: the file's own name, here.
+    target: A path, or a folder (existing, or with a trailing slash); default: the file's own name, in this directory.
 
     Raises:
         RunNotFoundError: The run has no such file, or it is a link that leads out of the run.
@@ -126,7 +126,7 @@ def get(folder: RunFolder, name: str, target: str | os.PathLike[str] | None = No
 
 
 def copy_out(folder: RunFolder, path: Path, target: Path) -> None:
-    """Copy a file of the run, by a path without links, to a path outside of it."""
+    """Copy a file of the run, given by a path without links, to a path outside of the run."""
     copy_whole(path, target, top=folder.path)
 
 
@@ -147,7 +147,7 @@ def _open_folder(folder: RunFolder, plain: str, name: str) -> int:
     """Open a folder for writing, and create it if it is missing."""
     top = os.path.realpath(folder.path)
     place = os.path.relpath(os.path.realpath(os.path.join(top, name)), top)
-    # Before creating it: a name behind a script's link would create a folder anywhere.
+    # Check the name before creating the folder: through a script's link, it could create a folder outside the run.
     if not links.may_be_had(name, place) or place.split("/")[0] not in _WRITTEN:
         raise FileNameError(
             f"file name {plain!r} goes through a link, which leads out of the run's files, to "

@@ -1,4 +1,4 @@
-"""The run that this process is a worker of, from its environment or its parents'."""
+"""Find the run that this process is a worker of, from its own environment or that of a parent process."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from paceline.errors import RunContextError
 from paceline.system import processes
 from paceline.system.run_variables import nested_rank
 
-#: Variables with the rank, of Paceline, Open MPI's mpirun and srun. For the last two a worker sets PACELINE_RANK itself, and its
-#: parents' environments do not show it.
+#: Variables that hold the rank: Paceline's, Open MPI's (mpirun) and Slurm's (srun). Under mpirun and srun, the worker itself
+#: sets PACELINE_RANK, so the environments of its parent processes do not show this variable.
 _RANKS = ("PACELINE_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 _SUPERVISOR = ["-m", "paceline.supervisor"]
 
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """The run of this process, its rank there, and the attempt.
+    """A worker's run, its rank in the run, and the number of the attempt.
 
     A rank that the script started itself (`paceline.system.run_variables`) has its own rank and world size.
     """
@@ -42,7 +42,7 @@ class WorkerContext:
             return cls.from_environment()
         found = _of_parents()
         context = cls.from_environment(found)
-        # Keep the folder: without a rank it is an error, and child processes check their parents in turn.
+        # Don't copy PACELINE_RUN_DIR: without a rank it raises an error, and child processes check their own parents.
         for name, value in found.items():
             if name.startswith(("PACELINE_", "AZUREML_")) and name != "PACELINE_RUN_DIR":
                 os.environ.setdefault(name, value)
@@ -62,7 +62,7 @@ class WorkerContext:
         numbers = []
         for name in ("PACELINE_RANK", "PACELINE_WORLD_SIZE", "PACELINE_ATTEMPT"):
             value = environment.get(name, "")
-            # int() also accepts " 1" and "-1", which no launcher writes.
+            # int() also accepts " 1" and "-1", which no launcher sets.
             if not value.isdigit():
                 raise RunContextError(
                     f"{name}={value!r} in a process of run {environment.get('PACELINE_RUN_ID')}: Paceline's launcher sets "
@@ -81,7 +81,7 @@ def _of_parents() -> dict[str, str]:
     nothing reveals the run.
 
     Raises:
-        RunContextError: The parents have ended, and only the run's supervisor is left.
+        RunContextError: The parent processes have ended, and only the run's supervisor is left.
     """
     for pid in processes.ancestors():
         environment = processes.environment_of(pid)
@@ -92,7 +92,7 @@ def _of_parents() -> dict[str, str]:
             continue
         command = processes.command_of(pid)
         if _SUPERVISOR not in (command[number : number + 2] for number in range(len(command))):
-            break  # of a service or a sweep, which does not belong to the run that started it
+            break  # this is the supervisor of a service or a sweep, which does not belong to the run that started it
         raise RunContextError(
             f"this process was started inside run {run_id}, with an environment without the run's variables, and the "
             "worker that it "

@@ -1,4 +1,4 @@
-"""Controllers of sweeps and pipelines: one process each, here or in a job of the sweep's engine.
+"""Start and restart the controllers of sweeps and pipelines: one process each, here or in an engine's job.
 
 A controller keeps all its state in the records of its run and of the children, so a run that lost its controller has not failed:
 the next reader starts another one. Layers above `runs` are started by module name and command line.
@@ -23,7 +23,7 @@ from paceline.system.files import append_line, write_json
 
 #: Kind of a run -> the module that controls it.
 _MODULES = {"sweep": "paceline.sweeps", "pipeline": "paceline.pipelines"}
-#: After this many controllers that never reached their first look at a child, the cause is no kill, and the run fails.
+#: If this many controllers ended before they checked a child, they were not just killed: the run fails.
 _MOST_STARTS = 3
 
 
@@ -84,13 +84,13 @@ def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], 
 
     give_up: Called before the run is recorded as Failed because no controller can start.
     """
-    # Only its own machine and the user who wrote its record can resume it.
+    # Only the machine that ran the controller, and the user who wrote the record, can resume the run.
     if not store.was_here(record) or not store.has_own_record(folder):
         host = record.owner.get("host")
         waiting = f"its controller is gone; the {record.kind} goes on when its owner looks at it on {host}"
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=waiting)
     fd = locks.take(folder.lock)
-    # Of several readers, one starts the controller.
+    # If several readers come at once, the reader that gets the lock starts the controller.
     if fd is None:
         return store.shown(folder, record)
     try:
@@ -138,10 +138,10 @@ def _again(
         report = FailureReport(cause="supervisor", message=message, see=f"{folder.logs / 'driver.log'}")
         give_up(folder)
         return store.close_deserted(folder, record, report)
-    # Before the start: a controller that comes up overwrites this.
+    # Write this before the start: a controller that comes up overwrites the record.
     record = dataclasses.replace(record, owner={**record.owner, "starts": starts})
     store.write(folder, record)
     python = record.owner.get("python")
-    # The submitting interpreter may be gone with its environment; this one has Paceline too.
+    # The submitting interpreter may have been removed with its environment; the current interpreter has Paceline too.
     start(folder, fd, python if python and Path(python).exists() else None)
     return store.shown(folder, record)

@@ -12,5 +12,5 @@ def say(text: str) -> None:
     try:
         print(f"{stamp}Z {text}", flush=True)
     except OSError:
-        # The line stays in Python's buffer, and writing it again at exit would fail there.
+        # After an error the line stays in Python's buffer, and writing it again at exit would fail too.
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115

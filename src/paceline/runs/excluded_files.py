@@ -1,4 +1,4 @@
-"""Files in a run's folders that it does not keep; and links that are resolved before `work` goes."""
+"""Find files in a run's folders that the run does not keep, and replace links before `work` is removed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def find(folder: RunFolder) -> list[dict[str, str]]:
     Outputs, artifacts and checkpoints are scanned; remote nodes report the files that they did not send.
     """
     found = {str(line["name"]): str(line["why"]) for line in json_lines(folder.left_out)}
-    # A file that arrived later is not excluded.
+    # A reported file that arrived later is not excluded.
     found = {name: why for name, why in found.items() if not os.path.lexists(folder.path / name)}
     for top in KEPT:
         found |= {entry.name: entry.why for entry in entries(os.fspath(folder.path), top) if entry.kind == "left"}
@@ -32,12 +32,12 @@ def find(folder: RunFolder) -> list[dict[str, str]]:
 
 
 def text(one: Mapping[str, str]) -> str:
-    """Return an excluded file in words, as part of a sentence."""
+    """Describe an excluded file in words, as part of a sentence."""
     return f"{one['name']!r} is {one['why']}"
 
 
 def lines(record: RunRecord, limit: int = 5) -> list[str]:
-    """Return the excluded files as lines for users, with one line for the rest."""
+    """Return the excluded files as lines for users; the last line counts the files beyond `limit`."""
     shown = [text(one) for one in record.left_out[:limit]]
     more = record.left_out_count - len(shown)
     return shown + ([f"and {more} more: paceline show {record.run_id} --json"] if more > 0 else [])
@@ -46,18 +46,18 @@ def lines(record: RunRecord, limit: int = 5) -> list[str]:
 def settle(folder: RunFolder) -> None:
     """Replace links to files that do not outlive the run by the files themselves.
 
-    These are links from outputs, artifacts and checkpoints into the working directory, and to outputs that are stored elsewhere.
+    Such links lead from outputs, artifacts and checkpoints into the working directory, or to outputs stored elsewhere.
     Call it when no worker runs. Remaining links are made direct: `work/outputs/a` becomes `outputs/a`, because `work` goes.
 
     Raises:
         OSError: The disk is full, or access is denied.
     """
     for top in KEPT:
-        # As a list: the names behind a link show its content.
+        # Collect all entries first: the entries behind a link are needed to copy the link's content.
         found = list(entries(os.fspath(folder.path), top))
         for at, entry in enumerate(found):
             path = folder.path / entry.name
-            # A link that is listed as its target is one that cannot stay.
+            # If a link cannot stay, `entries` lists it as a file or folder instead of a link.
             if entry.kind in ("file", "dir") and path.is_symlink():
                 _replace(folder.path, entry, list(_inside(found, at)))
             elif entry.kind == "link" and os.readlink(path) != entry.target:
@@ -104,7 +104,7 @@ def _replace(top: Path, link: Entry, inside: list[Entry]) -> None:
 
 
 def _outputs_elsewhere(folder: RunFolder) -> dict[str, str]:
-    """Return the script's own link that replaced `outputs` in its working directory, as a dict, or an empty one."""
+    """Return {name: reason} for a script's own link in the place of `outputs`; empty without such a link."""
     link = folder.work / "outputs"
     if not link.is_symlink() or os.path.realpath(link) == os.path.realpath(folder.outputs):
         return {}

@@ -5,9 +5,9 @@
             for name, data in beside.heard():        # ("out", b"...") or ("err", b"...")
                 ...
 
-Both sides write files in the run's folder and poll for the other's. That works on any file system that the run itself uses,
-without a
-port that other users could reach. If the supervisor uses another folder, the run's target carries the messages (`Channel`).
+Both sides write files in the run's folder and poll for each other's files. That works on any file system that the run
+itself uses, and needs no port that other users could reach. If the supervisor uses another folder, the run's target
+carries the messages (`Channel`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from paceline.runs.record import RunRecord
 from paceline.runs.remote_status import Channel, ExecMessage, ExecRequest
 from paceline.system.files import OwnFolder, read_json, write_json
 
-#: Seconds between two signs of life. The supervisor ends a command after 15 seconds without one.
+#: Seconds between two heartbeats of this client. The supervisor ends a command after 15 seconds without a heartbeat.
 _ALIVE_S = 1.0
 #: Seconds between two polls for output: short enough that typed keys echo without a noticeable delay.
 _LOOK_S = 0.02
-#: How often the other side learns how much was read.
+#: Most bytes in one read of the output. The client acknowledges the output after every half of this.
 _READ_BYTES = 1 << 20
 _CHUNK = 1 << 15
-#: How often to check whether the run is alive.
+#: Seconds between two checks whether the run is alive.
 _RECORD_S = 1.0
-#: The same if that is a question to another machine, and the channel itself knows first.
+#: Seconds between two such checks if each asks another machine; the channel itself detects the end earlier.
 _FAR_RECORD_S = 15.0
 
 
@@ -60,23 +60,23 @@ class Files:
     def begin(self, request: ExecRequest) -> None:
         hidden = self._path.with_name(f".{self._path.name}")
         while True:
-            # For this user alone: everybody who can write here runs commands as the run's owner. Several programs may each run a
-            # command, so the folder may exist.
+            # Only this user has access: whoever can write here runs commands as the run's owner. The folder may exist,
+            # because several programs may each run a command.
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._path.parent, mode=0o700)
             try:
                 hidden.mkdir(mode=0o700)
                 break
             except FileNotFoundError:
-                # Another command's `close` just removed it: create it again, unless the run itself is gone.
+                # Another command's `close` just removed the parent folder: create it again, unless the run is gone.
                 if not self._folder.path.exists():
                     return
-        # The supervisor removed it at the end of the attempt, which `heard` detects.
+        # The supervisor may have removed the folder at the end of the attempt, which `heard` detects.
         with contextlib.suppress(FileNotFoundError):
             write_json(hidden / "request.json", request)
-            # The supervisor acts on any folder that it finds, so rename the folder once the request is in it.
+            # The supervisor acts on any folder that it finds, so rename the folder once it contains the request.
             os.rename(hidden, self._path)
-            # Input goes to this folder, even if a group member replaces the path.
+            # Later input goes to this open folder, even if a group member replaces the path.
             self._own = OwnFolder(self._path, shut=True)
 
     def send(self, message: ExecMessage) -> None:
@@ -88,7 +88,7 @@ class Files:
 
     def receive(self) -> list[ExecMessage]:
         self._stay_alive()
-        # Check for the end first: then all output is there.
+        # Check for the end before reading: after the end, all output is in the file.
         is_over = self._own is None or not self._own.is_there()
         found = self._new()
         self.is_over = is_over
@@ -97,7 +97,7 @@ class Files:
     def close(self) -> None:
         if self._output is not None:
             self._output.close()
-        # This tells the other side too.
+        # The missing folder tells the supervisor that the client has left.
         if self._own is not None:
             self._own.remove()
             self._own.close()
@@ -115,10 +115,10 @@ class Files:
             if self._output is None:
                 return []
         data = self._output.read(_READ_BYTES) or b""
-        # The far side stays at most this far ahead of the acknowledged bytes: endless output waits for its reader, and fills no
-        # disk.
+        # The supervisor writes only a limited number of bytes beyond the acknowledged bytes, so endless output waits for its
+        # reader and does not fill the disk.
         self._read += len(data)
-        # The last piece is an unfinished line.
+        # The last element is an unfinished line.
         *lines, self._rest = (self._rest + data).split(b"\n")
         if self._read - self._told_read > _READ_BYTES // 2:
             self._told_read = self._read
@@ -135,15 +135,15 @@ class Files:
 
 
 class Beside:
-    """A command beside one rank's worker.
+    """A command that runs beside the worker of one rank.
 
     Args:
-        terminal: Rows and columns of a terminal for it; None for pipes.
+        terminal: Rows and columns of the command's terminal; None for pipes.
 
     Raises:
-        UserError: There is no command, or no such rank.
+        UserError: The command is empty, or the run has no such rank.
         RunStateError: The run is not alive, or belongs to another user.
-        TargetError: Its supervisor cannot be reached.
+        TargetError: The run's supervisor cannot be reached.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Beside:
         _check(read.record(folder), self._argv, rank)
         self.exit_code: int | None = None
         far = read.channel(folder)
-        # The target's channel if it has one, else files in this folder.
+        # Use the target's channel if it has one, else files in this folder.
         self._channel: Channel = far or Files(folder)
         self._record_s = _FAR_RECORD_S if far else _RECORD_S
         self._record_at = time.monotonic()
@@ -173,32 +173,32 @@ class Beside:
         self.close()
 
     def close(self) -> None:
-        """End the command if it runs. Harmless the second time."""
+        """End the command if it is running. A second call does nothing."""
         self._channel.close()
 
     def write(self, data: bytes) -> None:
-        """Send bytes to its standard input."""
+        """Send bytes to the command's standard input."""
         for begin in range(0, len(data), _CHUNK):
             self._channel.send({"data": base64.b64encode(data[begin : begin + _CHUNK]).decode()})
 
     def end_input(self) -> None:
-        """Close its standard input."""
+        """Close the command's standard input."""
         self._channel.send({"end": True})
 
     def resize(self, rows: int, columns: int) -> None:
-        """Set the size of its terminal."""
+        """Set the size of the command's terminal."""
         self._channel.send({"size": [rows, columns]})
 
     def heard(self, wait_s: float = _LOOK_S) -> list[tuple[str, bytes]]:
-        """Return its output since the last call, as ("out" or "err", bytes), after waiting for some.
+        """Return the command's output since the last call, as ("out" or "err", bytes); wait up to `wait_s` for it.
 
         Raises:
             RunStateError: The command could not start, or ended with the run.
-            TargetError: Its supervisor cannot be reached any more.
+            TargetError: The run's supervisor cannot be reached any more.
         """
         found = self._new()
         if not found and self.exit_code is None:
-            # The exit message would have come before this: no sender is left.
+            # The supervisor would have sent the exit code before, and now no process is left to send it.
             if self._channel.is_over or self._run_is_over():
                 raise RunStateError(f"run {self._folder.run_id}: the command was ended with the run's workers.")
             time.sleep(wait_s)
@@ -226,10 +226,10 @@ class Beside:
 
 
 def execute(folder: RunFolder, argv: Sequence[str], *, rank: int, input: bytes) -> subprocess.CompletedProcess[bytes]:
-    """Run a command beside a worker to its end, and return its exit code and output."""
+    """Run a command beside a worker until it ends, and return its exit code and output."""
     said: dict[str, list[bytes]] = {"out": [], "err": []}
     with Beside(folder, argv, rank=rank) as beside:
-        # Send all input first. A pipe would fill up, but files do not, so neither side waits for the other.
+        # Send all input first. A pipe would fill up, but files do not, so neither side blocks the other.
         beside.write(input)
         beside.end_input()
         while beside.exit_code is None:

@@ -62,10 +62,10 @@ class FailureReport:
         attempt: Number of the attempt that failed.
         exit_code: Exit code of `paceline run`.
         signal: Name of the signal that ended the worker, such as "SIGKILL".
-        exception: Its last line, such as "ValueError: bad batch".
-        traceback: The whole traceback.
+        exception: The last line of the exception, such as "ValueError: bad batch".
+        traceback: The whole traceback of the exception.
         last_lines: At most 20 lines from the end of the worker's log.
-        victims: Ranks that ended because of the first one, each with its end.
+        victims: Ranks that ended because the first worker failed, with the way in which each ended.
         see: A command that shows more.
 
     Examples:
@@ -122,7 +122,7 @@ class FailureReport:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """Return the last message of a log as one line; of a box (rich, tyro), its title and first line."""
+    """Return the last message of a log as one line; for a box (rich, tyro), its title and first line."""
     found = [line for line in lines if line.strip()]
     if not found:
         return ""
@@ -138,7 +138,7 @@ def signal_name(number: int) -> str:
     """Return the name of a signal, such as "SIGKILL", or "signal 42"."""
     try:
         return signal.Signals(number).name
-    # Most real-time signals have no name, nor do other systems' signals.
+    # Most real-time signals, and signals of other systems, have no name.
     except ValueError:
         return f"signal {number}"
 
@@ -163,7 +163,7 @@ def signal_words(number: int) -> str:
 
 
 def logs_command(run_id: str, rank: int | None = None) -> str:
-    """Return the command that shows a run's log, or one rank's."""
+    """Return the command that shows a run's log, or only one rank's log."""
     words = ["paceline", "logs", run_id]
     if rank is not None:
         words += ["--rank", str(rank)]

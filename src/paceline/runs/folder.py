@@ -1,4 +1,4 @@
-"""The only owner of the file names in a run's folder, and of the rule that no name leaves it."""
+"""Define all file names in a run's folder, and ensure that no name leads out of it."""
 
 from __future__ import annotations
 
@@ -70,57 +70,57 @@ class RunFolder:
     def run_id(self) -> str:
         return self.path.name
 
-    #: The job and all else that never changes: written once, before the folder gets its name.
+    #: The job and everything else that never changes: written once, before the folder gets its final name.
     job = PathAttribute("job.json")
-    #: The rest of the record. Replaced atomically by the only writer, the holder of `lock`.
+    #: The rest of the record. Replaced atomically by its only writer, the process that holds `lock`.
     state = PathAttribute("state.json")
     #: Locked (flock) by the run's owner; a free lock means that the run is abandoned.
     lock = PathAttribute("lock")
     #: One JSON line per change of state.
     events = PathAttribute("events.jsonl")
-    #: Secrets by variable, mode 0600: for the supervisor alone, removed at the end of the run.
+    #: Secrets by variable, mode 0600: only the supervisor reads them; removed at the end of the run.
     secrets = PathAttribute("secrets.json")
     #: Tags, properties and names: one JSON line per change, appended by any process.
     notes = PathAttribute("notes.jsonl")
     #: Exists after a request to end the run; holds the user and the reason.
     cancel_request = PathAttribute("cancel.json")
-    #: One folder per running `paceline exec` command, readable for its owner alone.
+    #: One folder per running `paceline exec` command, readable only for its owner.
     exec_requests = PathAttribute("exec")
-    #: Signs messages to such a command that go through a datastore; mode 0600, on the submitting machine alone.
+    #: Key that signs messages to exec commands sent through a datastore; mode 0600, on the submitting machine only.
     exec_key = PathAttribute("exec_key")
 
     def exec_output(self, attempt: int, name: str) -> Path:
-        """Return the output of an exec command, which exists while somebody reads it."""
+        """Return the path of an exec command's output, which exists while a client reads it."""
         return self.attempt(attempt) / f"exec_{name}.jsonl"
 
     #: Exists while a process closes an abandoned run: the lock is held, but the run is over.
     closing = PathAttribute("closing")
 
     def passing(self) -> list[Path]:
-        """Return temporary files that a killed supervisor may leave: partial transfers and marks of shared folders."""
+        """Return temporary files of a killed supervisor: partial transfers, and probes for a shared folder."""
         return [path for pattern in (".incoming", ".seen-*") for path in self.path.glob(pattern)]
 
     #: The engine and job of a run whose supervisor is inside that job.
     engine = PathAttribute("engine.json")
     #: Created when the engine first lost the job while the record was not final.
     gone = PathAttribute("gone")
-    #: Kind and settings of the compute target at the time of submission.
+    #: Kind and settings of the compute target, as they were at the submission.
     target = PathAttribute("target.json")
-    #: Reserved bytes: freed to write the last record on a full disk.
+    #: Reserved bytes: deleted on a full disk, to make space for the last record.
     ballast = PathAttribute("ballast")
 
     @property
     def scratch(self) -> Path:
         """A folder outside the run's, with a short path, for sockets and shared memory; in memory where possible."""
-        # The path of a Unix socket may have 107 bytes, and a run's folder is often deeper.
+        # The path of a Unix socket may have at most 107 bytes, and a run's folder often has a longer path.
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else _temporary_folder()
         return Path(top) / f"paceline-{self.run_id[-8:]}"
 
     #: Link to the workspace's snapshot.
     snapshot = PathAttribute("snapshot")
-    #: Names of the source that are links in the working directory instead of snapshot files (`paceline.system.linked`).
+    #: Files of the source that are links in the working directory, and not in the snapshot (`paceline.system.linked`).
     linked = PathAttribute("linked.json")
-    #: Of those, copies sent to this machine: name in the working directory -> path of the original here.
+    #: Linked files whose copies were sent to this machine: name in the working directory -> path of the original here.
     sent = PathAttribute("sent.json")
     #: Links that keep the snapshots of a pipeline's steps until the steps' runs use them.
     sources = PathAttribute("sources")
@@ -137,11 +137,11 @@ class RunFolder:
     environment = PathAttribute("environment.json")
     #: Datasets that the run read, with fingerprints, and outputs that it stored.
     data = PathAttribute("data.json")
-    #: Local paths of files that the job names by their paths on the submitting machine; absent if they are the same.
+    #: Local paths of files that the job names by their paths on the submitting machine; absent if both paths are equal.
     carried = PathAttribute("carried.json")
     #: Output folders that the submitting machine will store, with their files. Written on other machines.
     left = PathAttribute("prepared/left.json")
-    #: On the submitting machine: output folders that are to be stored here, and their progress; removed afterwards.
+    #: On the submitting machine: output folders that this machine has to store, and the progress; removed afterwards.
     home = PathAttribute("home.json")
 
     def prepare_log(self, node_rank: int) -> Path:
@@ -149,22 +149,22 @@ class RunFolder:
         return self.logs / f"prepare_{node_rank}.log"
 
     def prepared(self, node_rank: int) -> Path:
-        """Return a node's result of preparing: the parts that are ready, or the error."""
+        """Return the file with a node's result of preparing: the parts that are ready, or the error."""
         return self.path / "prepared" / f"node_{node_rank}.json"
 
     def stored(self, node_rank: int) -> Path:
-        """Return a node's result of storing outputs: the stored outputs, or the error."""
+        """Return the file with a node's result of storing outputs: the stored outputs, or the error."""
         return self.path / "prepared" / f"stored_{node_rank}.json"
 
     def cleaned(self, node_rank: int) -> Path:
-        """Return a node's result of cleaning up, or the error."""
+        """Return the file with a node's result of cleaning up, or the error."""
         return self.path / "prepared" / f"cleaned_{node_rank}.json"
 
     checkpoints = PathAttribute("checkpoints")
     metrics = PathAttribute("metrics")
 
     def metric_log(self, rank: int, attempt: int = 1) -> Path:
-        """Return a rank's metric log of one attempt; cut-off workers of earlier attempts cannot write to it."""
+        """Return a rank's metric log of one attempt: workers left over from earlier attempts cannot write to it."""
         return self.metrics / (f"rank_{rank}.jsonl" if attempt == 1 else f"rank_{rank}.{attempt}.jsonl")
 
     def node_log(self, node_rank: int) -> Path:
@@ -190,7 +190,7 @@ class RunFolder:
         return self.attempt(attempt) / f"rank_{rank}.log"
 
     def ranks_with_log(self, attempt: int) -> list[int]:
-        """Return the ranks with a log in this attempt, those included that a script started."""
+        """Return the ranks with a log in this attempt, including ranks that a script started."""
         try:
             names = os.listdir(self.attempt(attempt))
         except OSError:
@@ -198,13 +198,13 @@ class RunFolder:
         return sorted(int(found[1]) for name in names if (found := _RANK_LOG.fullmatch(name)))
 
     def ranks(self, world_size: int) -> range:
-        """Return the run's ranks, those included that a script started and that logged anything."""
+        """Return the run's ranks, including ranks that a script started and that logged anything."""
         attempts = self.path.glob("attempts/*")
         logs = (rank for path in attempts if path.name.isdecimal() for rank in self.ranks_with_log(int(path.name)))
         return range(1 + max((world_size - 1, *logs, *metric_logs(self.metrics))))
 
     def log_order(self, attempt: int) -> Path:
-        """Return the log's order: lines of `seconds rank offset`, the size of a rank's log at that time."""
+        """Return the file with the log's order: lines of `seconds rank offset`, a rank's log size at that time."""
         return self.attempt(attempt) / "log_order.txt"
 
     def worker_start(self, attempt: int, rank: int) -> Path:
@@ -212,31 +212,31 @@ class RunFolder:
         return self.attempt(attempt) / f"start_{rank}.json"
 
     def worker_error(self, attempt: int, rank: int) -> Path:
-        """Return the worker's exception, in torchelastic's format."""
+        """Return the file with the worker's exception, in torchelastic's format."""
         return self.attempt(attempt) / f"error_{rank}.json"
 
     def worker_end(self, attempt: int, rank: int) -> Path:
-        """Return the worker's exit, written beside it where the supervisor is not its parent."""
+        """Return the file that records a worker's exit where the supervisor is not the worker's parent."""
         return self.attempt(attempt) / f"end_{rank}.json"
 
     def worker_alone(self, attempt: int, rank: int) -> Path:
-        """Return the note that a worker writes at its end if it trained a model without other ranks."""
+        """Return the file that a worker writes at its end if it trained a model without other ranks."""
         return self.attempt(attempt) / f"alone_{rank}.json"
 
     def load(self, attempt: int) -> Path:
-        """Return the last load sample of nodes and workers, written by the supervisor."""
+        """Return the file with the last load sample of nodes and workers, which the supervisor writes."""
         return self.attempt(attempt) / "load.json"
 
     def memory_plan(self, attempt: int, rank: int) -> Path:
-        """Return the memory plan that `paceline.parallel` wrote for a worker."""
+        """Return the file with the memory plan that `paceline.parallel` wrote for a worker."""
         return self.attempt(attempt) / f"memory_{rank}.json"
 
     def hang_report(self, attempt: int) -> Path:
-        """Return the hang report as text; its `.json` twin has the stacks of all workers."""
+        """Return the file with the hang report as text; a `.json` file beside it has the stacks of all workers."""
         return self.attempt(attempt) / "hang.txt"
 
     def stalled(self, attempt: int) -> Path:
-        """Return stalled operations, one JSON line each, written by the collectives' engine on rank 0."""
+        """Return the file of stalled operations (JSON lines), which the collectives' engine writes on rank 0."""
         return self.attempt(attempt) / "stalled.jsonl"
 
     def held(self, attempt: int) -> list[Path]:
@@ -244,7 +244,7 @@ class RunFolder:
         return sorted(self.attempt(attempt).glob("*.held"))
 
     def metric_folders(self, rank: int) -> Path:
-        """Return the log of trackers' folders that this rank's processes used, with metric prefixes."""
+        """Return the log of the folders that trackers in this rank's processes used, with metric prefixes."""
         return self.metrics / f"folders_{rank}.jsonl"
 
     def file(self, name: str) -> Path:

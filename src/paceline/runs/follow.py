@@ -13,15 +13,15 @@ from paceline.runs.logs import LogFollower, LogLine, PrepareFollower
 from paceline.runs.record import Attempt, RunRecord
 from paceline.runs.visible import TerminalLines
 
-#: How often to read an unchanged record, to detect an abandoned run.
+#: Seconds between two reads of an unchanged record, to detect an abandoned run.
 _LOOK_S = 0.5
-#: Pause between two looks, with and without new lines.
+#: Pause between two polls: with new lines, and without.
 _FAST_S = 0.01
 _SLOW_S = 0.15
 
 
 class RunWatch:
-    """The record of a run, read again when its file changes or after a while."""
+    """A reader of a run's record that reads again when the file changes or after a while."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class RunWatch:
             found = self.folder.state.stat()
         except OSError:
             return 0, 0
-        # Time and inode: records are replaced, and two within one tick of the file system's clock have the same time.
+        # Compare time and inode: each write replaces the file, and two writes within one clock tick have the same time.
         return found.st_mtime_ns, found.st_ino
 
 
@@ -82,7 +82,7 @@ class Show:
             if self._told is not None and self._told[0] != states.QUEUED:
                 # Print notes before the change of state that follows them.
                 self._tell_notes()
-            # Print the rest of an attempt before the states of the next.
+            # Print the rest of an attempt's lines before the states of the next attempt.
             is_next_attempt = len(record.attempts) > self._attempts_told
             if not is_next_attempt:
                 self._tell_state(record)
@@ -120,7 +120,7 @@ class Show:
             self._state(record)
 
     def _tell_attempts(self, record: RunRecord, until: int) -> None:
-        """Report each new attempt up to this number once."""
+        """Report each new attempt up to number `until` once."""
         while self._attempts_told < min(until, len(record.attempts)):
             before, now = record.attempts[self._attempts_told - 1 : self._attempts_told + 1]
             self._attempts_told += 1
@@ -134,7 +134,7 @@ class Show:
 
 
 def prefix(line: LogLine, world_size: int, attempts: int = 1) -> str:
-    """Return the prefix of a merged line: empty for one rank, else its number, and attempt if several."""
+    """Return the prefix of a merged line: the rank if there are several, and the attempt if there are several."""
     if world_size <= 1:
         return ""
     return f"[rank {line.rank}] " if attempts <= 1 else f"[{line.attempt}: rank {line.rank}] "
@@ -155,7 +155,7 @@ def stream(folder: RunFolder, out: IO[str], said: Collection[str] = ()) -> RunRe
     nodes = record.job.node_count if record.job else 1
     print(f"RunId: {folder.run_id}\nFolder: {folder.path}", file=out, flush=True)
 
-    # A terminal interprets control characters of a script, a file stores them.
+    # A terminal interprets a script's control characters, but a file only stores them.
     terminal = TerminalLines() if out.isatty() else None
 
     def line(found: LogLine) -> None:
@@ -184,7 +184,7 @@ def stream(folder: RunFolder, out: IO[str], said: Collection[str] = ()) -> RunRe
 
 
 def state_text(record: RunRecord) -> str:
-    """Return a state in words: "Queued: 1 run ahead"."""
+    """Return a state in words, with the reason to wait: "Queued: 1 run ahead"."""
     return f"{hang_status(record)}: {record.waiting_for}" if record.waiting_for else hang_status(record)
 
 
@@ -209,7 +209,7 @@ def end_text(record: RunRecord) -> str:
 
 def duration_text(seconds: float) -> str:
     """Return a duration in words: "3.2 s", "2 min 5 s", "3 h 20 min"."""
-    # Round first, or 59.96 would become 60.0 s.
+    # Round before the comparison, or 59.96 would become 60.0 s.
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

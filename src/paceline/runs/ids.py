@@ -1,6 +1,6 @@
 """Names of experiments, ids of runs, and readable run names such as `brave-otter-12`.
 
-Loads little: `paceline run` needs an id before anything else of a run.
+Imports few modules: `paceline run` needs an id before anything else of a run.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from paceline.system import locks
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _EXPERIMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
-#: The time in an id: seconds and their fraction. A trial or step appends its number, a repeated trial one more, and trials of a
-#: sweep that is a step another one.
+#: The time in an id: seconds and their fraction. A trial or step appends its number; a repeated trial appends one more number,
+#: and so do the trials of a sweep that is a pipeline's step.
 _AGE = re.compile(r"_([0-9]+)_([0-9a-f]{8})(?:_([0-9]+)(?:_([0-9]{1,6}))?(?:_([0-9]{1,6}))?)?$")
 #: Most file systems take file names of at most 255 bytes; an id adds 20 to the experiment's name.
 _EXPERIMENT_LENGTH = 200
@@ -37,7 +37,7 @@ _ANIMALS = (
     "otter owl panda panther parrot pelican puffin puma quail rabbit raven robin salmon seal shark sparrow squid stork swan "
     "tapir tiger toad trout turtle viper vole walrus weasel whale wolf wombat yak zebra"
 )
-#: Taking a name is a matter of milliseconds.
+#: Seconds to wait for the lock on the names; processes hold it for milliseconds.
 _PATIENCE_S = 5.0
 
 
@@ -60,7 +60,7 @@ def check_run_id(run_id: object) -> str:
     """Return `run_id` if it is a valid run id, so that it names nothing outside the folder of runs.
 
     Raises:
-        FileNameError: It is not.
+        FileNameError: It is not a valid run id.
     """
     if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
         raise FileNameError(
@@ -83,7 +83,7 @@ def new_run_id(experiment: str) -> str:
 def age_key(run_id: str) -> tuple[int, str, int, int, int]:
     """Return a key that sorts ids by time and children by number; ids without a time come first."""
     found = _AGE.search(run_id)
-    # A sweep has no number, and sorts before its trial 0.
+    # A sweep's id ends without a number, and sorts before its trial 0.
     if not found:
         return 0, run_id, -1, -1, -1
     return int(found[1]), found[2], int(found[3] or -1), int(found[4] or -1), int(found[5] or -1)
@@ -107,7 +107,7 @@ def take_name(workspace_dir: Path, experiment: str, run_id: str) -> str:
     folder = workspace_dir / "names"
     try:
         folder.mkdir(exist_ok=True)
-        # Names of removed runs stay reserved: a name in a notebook or a mail means one run for good.
+        # Names of removed runs stay reserved, so that a name in a notebook or an e-mail never means another run.
         with (
             locks.locked(folder / f"{experiment}.lock", patience_s=_PATIENCE_S),
             open(folder / experiment, "a+") as file,
@@ -118,12 +118,12 @@ def take_name(workspace_dir: Path, experiment: str, run_id: str) -> str:
             file.write(f"{name}\n")
         return name
     except OSError:
-        # Another user's folder, or a file system without locks: a long number makes the name unique.
+        # If the folder is another user's, or the file system has no locks, a long number makes the name unique.
         return f"{next(candidates).rpartition('-')[0]}-{zlib.crc32(run_id.encode())}"
 
 
 def _candidates(run_id: str) -> Iterator[str]:
-    """Yield names derived from the id, with larger numbers once many are taken."""
+    """Yield names derived from the id, with larger numbers when many names are taken."""
     adjectives, animals = _ADJECTIVES.split(), _ANIMALS.split()
     for draw in itertools.count():
         chance = zlib.crc32(f"{run_id} {draw}".encode())

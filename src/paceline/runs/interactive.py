@@ -1,4 +1,4 @@
-"""Runs that a program logs by itself: `Experiment.start_logging`, `Run.child_run`.
+"""Runs that a program logs by itself, from `Experiment.start_logging` or `Run.child_run`.
 
 The program holds the run's lock, so it is the only writer of the record. If it is killed, the run becomes Failed. If it exits
 without ending the run, the run is Failed after an exception, else Completed (`sys.exit(3)` cannot be detected). While it runs,
@@ -46,7 +46,7 @@ def create(
     """
     run_id = check_run_id(run_id) if run_id else new_run_id(experiment)
     folder = RunFolder(runs_dir / run_id)
-    # For the message; of two programs at once, the second fails at the rename in `store.create`.
+    # Check early, for a clear message. If two programs create it at once, the second fails in `store.create`.
     if folder.path.exists():
         raise RunStateError(f"there is a run {run_id!r} already. Give another run_id, or none.")
     record = RunRecord(
@@ -61,7 +61,7 @@ def create(
         owner=store.owner(),
     )
     fd = store.create(runs_dir, record)
-    # Handlers run in reverse order, so the program's later handlers still find its runs alive.
+    # Handlers run in reverse order, so handlers that the program registers later still find its runs alive.
     if not _ours:
         atexit.register(_end_all)
     _ours[folder] = (fd, os.getpid())
@@ -83,7 +83,7 @@ def begin(folder: RunFolder) -> None:
 
 
 def end(folder: RunFolder, status: str, details: object = None, code: str | None = None) -> None:
-    """Write the run's end and release it. Submitted runs are left to their supervisor.
+    """Write the run's end and release its lock. For a submitted run do nothing: its supervisor writes the end.
 
     Raises:
         RunStateError: Another live process owns the run.
@@ -100,19 +100,19 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
     if status == states.COMPLETED and folder.cancel_request.exists():
         status = states.CANCELED
     report = _report(folder, details, code) if status == states.FAILED else None
-    # Before the end is written, so that its readers find all files.
+    # Copy the files before the end is written, so that whoever reads the end finds all files.
     unwatch(folder)
     store.change(
         folder,
         record,
         status,
         ended_utc=utc_now(),
-        # A child that never began took no time, which is not the same as unknown.
+        # A child that never began has a duration of 0, not an unknown duration.
         started_utc=record.started_utc or utc_now(),
         failure=report,
         exit_code={states.COMPLETED: 0, states.FAILED: 1}.get(status, EXIT_CANCELED),
     )
-    # After the record: a reader who finds the lock free before the end is written takes the run for abandoned.
+    # Unlock after writing the record: a reader that finds the lock free earlier regards the run as abandoned.
     os.close(_ours.pop(folder)[0])
 
 
@@ -137,7 +137,7 @@ def _end_all() -> None:
     # A forked child may run this too, with its parent's runs, which it does not own.
     for folder in list(_ours):
         if is_ours(folder):
-            # A run whose folder was deleted must not keep the others open.
+            # An error for a run whose folder was deleted must not leave the other runs open.
             with contextlib.suppress(PacelineError, OSError):
                 end(folder, states.FAILED if error else states.COMPLETED, error)
 
@@ -149,7 +149,7 @@ def watch_folders(folder: RunFolder, outputs: Path) -> None:
     folders = [(outputs.absolute(), "outputs"), (Path("logs").absolute(), "logs")]
     with contextlib.suppress(OSError):
         outputs.mkdir(parents=True, exist_ok=True)
-    # Existing files belong to no run, or to an earlier one.
+    # Existing files belong to no run, or to an earlier run.
     _watched[folder] = [(path, name, _stamps(path)) for path, name in folders]
 
 
@@ -160,7 +160,7 @@ def keep_watched(folder: RunFolder) -> None:
             if seen.get(inside) == stamp:
                 continue
             kept = folder.path / name / inside
-            # The program may change its files until the run ends; copy them again.
+            # The program may change its files until the run ends, so copy changed files again.
             with contextlib.suppress(OSError, PacelineError):
                 kept.unlink(missing_ok=True)
                 artifacts.put(folder, f"{name}/{inside}", path / inside)
@@ -168,7 +168,7 @@ def keep_watched(folder: RunFolder) -> None:
 
 
 def unwatch(folder: RunFolder) -> None:
-    """Copy new and changed files for the last time."""
+    """Copy new and changed files into the run for the last time, and stop watching."""
     keep_watched(folder)
     _watched.pop(folder, None)
 

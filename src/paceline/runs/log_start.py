@@ -8,7 +8,7 @@ the merged view; bytes without a note come last, by rank:
     1700000000.3 0 6        span 3: rank 0, bytes 4 to 6
                             spans 4, 5: the bytes of ranks 0 and 1 behind 6 and 2
 
-A position is a place in that order. For the last lines, count newlines backwards from the last span. For a time, bisect the
+A position is a point in that order. For the last lines, count newlines backwards from the last span. For a time, bisect the
 notes.
 """
 
@@ -28,9 +28,9 @@ from paceline.runs.record import Attempt, parse_utc
 _CHUNK = 1 << 16
 #: Bytes of notes in the first read; each further read is eight times as large, up to 4 MiB.
 _NOTES, _MOST_NOTES = 1 << 16, 1 << 22
-#: How far back to look for the beginning of an unfinished line; of a progress bar only the last state counts.
+#: Bytes to search backwards for the beginning of an unfinished line; of a progress bar only the last state counts.
 _FAR_BACK = 1 << 20
-#: Longer than any note.
+#: More bytes than any note has.
 _NOTE_BYTES = 80
 
 
@@ -38,7 +38,7 @@ _NOTE_BYTES = 80
 class LogStart:
     """A position in a run's merged log.
 
-    attempt: the first to show. notes: offset in its notes. offsets: rank -> offset in its log; 0 if absent.
+    attempt: the first attempt to show. notes: offset in its notes. offsets: rank -> offset in the rank's log, or 0.
     """
 
     attempt: int = 1
@@ -59,7 +59,7 @@ def last_lines_start(
 ) -> LogStart:
     """Return the position of the last `count` lines of these attempts and ranks, or slightly before.
 
-    attempts: in order; empty for the log's beginning. unended: whether an unfinished line counts.
+    attempts: in order; if empty, the result is the log's beginning. unended: whether an unfinished line counts.
     """
     start = LogStart(attempts[0] if attempts else 1)
     for attempt in reversed(attempts):
@@ -75,7 +75,7 @@ def moment_start(
 ) -> LogStart | None:
     """Return the position of the first line that ended at `time_s` or later, or None.
 
-    attempts: all or some, in order; those that ended earlier are skipped. time_s: seconds since 1970.
+    attempts: all or some attempts, in order; those that ended before `time_s` are skipped. time_s: seconds since 1970.
     """
     for attempt in attempts:
         if attempt.ended_utc is not None and parse_utc(attempt.ended_utc).timestamp() < time_s:
@@ -116,7 +116,7 @@ def _from_the_end(
         for rank in ranks:
             with contextlib.suppress(OSError):
                 logs[rank] = files.enter_context(open(folder.rank_log(attempt, rank), "rb"))
-        # Fixed in advance: workers write while newlines are counted.
+        # Fix the ends in advance: workers write while newlines are counted.
         ends = {rank: file.seek(0, os.SEEK_END) for rank, file in logs.items()}
         found = sum(_is_unended(file, ends[rank]) for rank, file in logs.items()) if unended else 0
         notes = files.enter_context(_Notes(folder.log_order(attempt)))
@@ -126,7 +126,7 @@ def _from_the_end(
             for newline in _newlines_back(logs[span.rank], span.begin, span.end):
                 found += 1
                 if found >= count:
-                    # This newline ends the first line to show; its beginning is searched for below.
+                    # This newline precedes the first line to show; the line's exact beginning is searched for below.
                     offsets[span.rank] = newline
                     break
             if found >= count:
@@ -138,7 +138,7 @@ def _from_the_end(
 
 @dataclass(frozen=True)
 class _Span:
-    """Bytes of a rank's log that are adjacent in the merged view. place: offset of the note that ends it."""
+    """Bytes of a rank's log that are adjacent in the merged view. place: offset of the note that ends the span."""
 
     place: int
     rank: int
@@ -155,7 +155,7 @@ class _Notes:
             self.size = self._file.seek(0, os.SEEK_END)
         except OSError:
             self._file, self.size = None, 0
-        #: rank -> the end of its earliest note that was read, and the offset in it
+        #: rank -> the end of the rank's earliest note that was read, and the log size in that note
         self._seen: dict[int, tuple[int, int]] = {}
 
     def __enter__(self) -> _Notes:
@@ -175,7 +175,7 @@ class _Notes:
                 yield _Span(end, rank, offsets[rank], ends[rank])
         while end > 0:
             begin = self._line_start(end - want)
-            if begin >= end:  # no line ends there: the file has no notes
+            if begin >= end:  # no line ends at the offset: the file has no notes
                 begin = 0
             offsets = self.offsets(tuple(ends), begin)
             spans = []
@@ -201,13 +201,13 @@ class _Notes:
                     self._seen[rank] = (top + found[0], found[1])
                     missing.remove(rank)
             at = begin
-        # No note before `end`, so none for earlier positions either.
+        # There is no note before `end`, so there is none for earlier positions either.
         self._seen.update(dict.fromkeys(missing, (0, 0)))
         return {rank: self._seen[rank][1] for rank in ranks}
 
     def at(self, time_s: float) -> int:
         """Return the offset of the first note at `time_s` or later."""
-        # Bisect offsets as if they were a list of times: the time of the note behind each never decreases.
+        # Bisect offsets as if they were a list of times: the time of the note behind an offset never decreases.
         lines = range(self.size + 1)
         return self._line_start(bisect.bisect_left(lines, time_s, key=self._time_at))
 
@@ -244,8 +244,8 @@ class _Notes:
 
 
 def _last_offset(data: bytes, rank: int) -> tuple[int, int] | None:
-    """Return the end of this rank's last note, and the bytes in it."""
-    # Spaces on both sides, so that 1 matches neither 11 nor the byte count, which a newline ends.
+    """Return the offset after this rank's last note, and the log size in the note."""
+    # Search with spaces on both sides, so that 1 matches neither 11 nor the byte count, which a newline ends.
     word, end = b" %d " % rank, len(data)
     while (at := data.rfind(word, 0, end)) >= 0:
         begin = at + len(word)
@@ -267,7 +267,7 @@ def _line_starts(folder: RunFolder, attempt: int, offsets: Mapping[int, int]) ->
 def _line_start(file: IO[bytes], offset: int) -> int:
     """Return the offset of the beginning of the line with this byte."""
     begin = max(0, offset - _FAR_BACK)
-    # Without a newline so far back, show the line from there on.
+    # If no newline was found within the limit, show the line from there on.
     return next(_newlines_back(file, begin, offset), begin - 1) + 1
 
 

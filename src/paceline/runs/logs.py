@@ -44,8 +44,8 @@ class LogLine:
     complete: bool = True
 
 
-#: torch prints this on each rank of several hosts whose name servers do not answer (getnameinfo(3), EAI_AGAIN). It uses the
-#: address instead of the name, so nothing is wrong, and no setting silences this message alone.
+#: torch prints this on each rank of several hosts whose name servers do not answer (getnameinfo(3), EAI_AGAIN). torch then
+#: uses the address instead of the name, so nothing is wrong, and no setting silences this message alone.
 _NOISE = b"[c10d] The hostname of the client socket cannot be retrieved. err="
 _NOISE_LINE = re.compile(rb"(\[rank\d+\]:\s?)?\[W[^\]]*\] " + re.escape(_NOISE) + rb"-?\d+\s*(\(function \w+\))?\s*")
 
@@ -63,19 +63,19 @@ class LineAssembler:
         self._shown = b""
 
     def feed(self, data: bytes) -> Iterator[str]:
-        # No bytes were pending, so the wait starts now.
+        # No bytes of an unfinished line were pending, so its waiting time starts now.
         if not self._partial:
             self._since = time.monotonic()
         *whole, rest = (self._partial + data).split(b"\n")
         for line in whole:
             text = _last_state(line)
-            # The final newline of a progress bar whose last state was shown needs no line of its own.
+            # If the last state of a progress bar was shown, its final newline is not shown as a further line.
             if not (text == self._shown and text) and not _is_noise(text):
                 yield _decode(text)
             self._shown = b""
         # Only the last state of an unfinished line matters.
         if len(rest) > _LONGEST_LINE:
-            # Keep the last byte: no text has come yet to replace the state before a trailing carriage return.
+            # Search before the last byte: a trailing carriage return keeps the previous state until new text comes.
             rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]
         # The cut may split a multi-byte character, which then shows as U+FFFD.
         while len(rest) > _LONGEST_LINE:
@@ -103,7 +103,7 @@ class LineAssembler:
             self._partial = b""
 
     def unfinished(self) -> str | None:
-        """Return the current state of a progress bar, now and then, if it has changed."""
+        """Return the state of a progress bar if it has changed, at most once per second; else None."""
         if b"\r" in self._partial and time.monotonic() - self._since > _PATIENCE_S:
             self._since = time.monotonic()
             state = _last_state(self._partial)
@@ -113,7 +113,7 @@ class LineAssembler:
         return None
 
     def end(self) -> Iterator[str]:
-        """Yield the rest at the end of the log."""
+        """Yield the rest of the log, which has no final newline."""
         if self._partial:
             text = _last_state(self._partial)
             if text and text != self._shown:
@@ -122,7 +122,7 @@ class LineAssembler:
 
 
 class Tail:
-    """A growing log file. A line replaces the part that was cut out of its middle (`paceline.system.gaps`)."""
+    """A reader of a growing log file. One line replaces a part cut out of its middle (`paceline.system.gaps`)."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self._path = path
@@ -133,7 +133,7 @@ class Tail:
         self.position = position
 
     def read(self, until: int | None = None) -> Iterator[bytes]:
-        """Yield the present bytes up to the offset `until`, in pieces, ignoring further growth."""
+        """Yield the bytes up to the offset `until`, in pieces; by default up to the file's present end."""
         if self._file is None:
             try:
                 self._file = open(self._path, "rb")  # noqa: SIM115 - stays open while the run is followed
@@ -142,13 +142,13 @@ class Tail:
         self._look_for_gap()
         self._file.seek(self.position)
         if until is None:
-            # Fixed in advance, so that a rank that prints without end does not delay the others.
+            # Fix the end in advance, so that a rank that prints without end does not delay the others.
             until = os.fstat(self._file.fileno()).st_size
         while self.position < until:
             stop, gap = until, self._gap
             if gap is not None and self.position < gap.end:
                 if self.position >= gap.begin:
-                    # The mark gets its own line even if the cut starts in the middle of a line.
+                    # The line about the cut starts a new line even if the cut starts in the middle of a line.
                     yield (b"" if self._ends_line else b"\n") + gap.mark(self.position)
                     self.position, self._ends_line = self._file.seek(gap.end), True
                     continue
@@ -163,7 +163,7 @@ class Tail:
             yield data
 
     def _look_for_gap(self) -> bool:
-        """Return whether more was cut out since the last look."""
+        """Return whether more of the log was cut out since the last call."""
         try:
             found = os.stat(gaps.path_of(str(self._path)))
         except OSError:
@@ -173,11 +173,11 @@ class Tail:
         self._gap_seen = (found.st_mtime_ns, found.st_ino)
         before, now = self._gap, gaps.read(str(self._path))
         if now is None or not now.is_closed or not self._is_at_its_path():
-            # The long file of a shortened log stays open for its readers.
+            # The log may have been shortened: this reader still has the long file open.
             self._gap = now or before
             return True
         self._gap = None
-        # The short file has replaced the long one, and its later offsets differ.
+        # The short file has replaced the long file, so offsets behind the gap differ.
         if before is not None and self.position >= before.end:
             self.position = now.place(self.position)
         return False
@@ -195,9 +195,9 @@ class Tail:
 
 
 class AttemptLog:
-    """The merged log of one attempt, read on from the last position at each call.
+    """The merged log of one attempt; each call continues at the last position.
 
-    ranks: None for all, later ones included. start: a position in this attempt. in_blocks: a text may hold many whole lines.
+    ranks: None for all ranks, also later ones. start: a position in this attempt. in_blocks: a text may hold many whole lines.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class AttemptLog:
         """Yield the lines since the last call, in order."""
         if self._takes_all:
             self._add(self._folder.ranks_with_log(self._attempt))
-        # Notes first: they order the existing bytes. Bytes without a note follow by rank.
+        # Read the notes first: they order the existing bytes. Bytes without a note follow, ordered by rank.
         for data in self._order.read():
             *notes, self._order_rest = (self._order_rest + data).split(b"\n")
             for note in notes:
@@ -254,7 +254,7 @@ class AttemptLog:
         try:
             _, rank, offset = note.split()
             number, until = int(rank), int(offset)
-        # A kill cut the note short; its bytes come with the rank's next note.
+        # A SIGKILL cut the note short; the rank's next note covers the same bytes.
         except ValueError:
             return
         if number in self._tails:
@@ -293,10 +293,10 @@ def lines_of(
 
 
 class LogFollower:
-    """The merged log of a live run, read on at each call.
+    """The merged log of a live run; each call continues at the last position.
 
-    ranks: None for all, later ones included. start: a position; default: the first attempt's start. last: only this many of the
-    existing lines.
+    ranks: None for all ranks, also later ones. start: a position; default: the first attempt's start. last: return only
+    this many of the lines that exist at the first call.
     """
 
     def __init__(
@@ -307,13 +307,13 @@ class LogFollower:
         self._log = AttemptLog(folder, self._number, ranks, start)
 
     def new(self, attempts: int, *, is_over: bool) -> Iterator[LogLine]:
-        """Yield the lines since the last call.
+        """Yield the lines that were added since the last call.
 
-        attempts: their current number. is_over: whether the run had ended before this call.
+        attempts: the current number of attempts. is_over: whether the run had ended before this call.
         """
         lines = self._new(attempts, is_over=is_over)
         if self._last is not None:
-            # Only the first call returns lines from before the follower existed.
+            # `last` limits only the lines that existed before the follower; they come with the first call.
             lines = iter(deque(lines, maxlen=self._last))
             self._last = None
         yield from lines
@@ -334,14 +334,14 @@ class LogFollower:
 
 
 class PrepareFollower:
-    """The lines that nodes print while they prepare and store, read on at each call."""
+    """The lines that nodes print while they prepare and store; each call continues at the last position."""
 
     def __init__(self, folder: RunFolder, node_count: int) -> None:
         self._tails = {rank: Tail(folder.prepare_log(rank)) for rank in range(node_count)}
         self._lines = {rank: LineAssembler() for rank in self._tails}
 
     def new(self) -> Iterator[LogLine]:
-        """Yield the lines since the last call, and states of progress bars; `rank` is the node's."""
+        """Yield the lines since the last call, and states of progress bars; the `rank` of a line is the node's rank."""
         for rank, tail in self._tails.items():
             for data in tail.read():
                 for text in self._lines[rank].feed(data):
@@ -364,14 +364,14 @@ def last_lines(path: Path, count: int, *, window: int = 1 << 15) -> list[str]:
     except OSError:
         return []
     lines = [_decode(_last_state(line)) for line in data.rstrip().split(b"\n") if not _is_noise(line)]
-    # The window starts anywhere in a line, so drop the first one.
+    # The window may begin in the middle of a line, so drop the first line.
     if size > window and len(lines) > 1:
         lines = lines[1:]
     return [line[:_LONGEST_SHOWN] for line in lines[-count:]] if data.strip() else []
 
 
 def _last_state(line: bytes) -> bytes:
-    """Return the piece that a terminal shows of a line with carriage returns: the last non-empty one."""
+    """Return the part of a line that a terminal shows after carriage returns: the last non-empty part."""
     if b"\r" not in line:
         return line
     pieces = [piece for piece in line.split(b"\r") if piece]

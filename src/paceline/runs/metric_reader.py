@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-#: A folder whose time has not changed is listed again after this many seconds.
+#: Seconds after which a folder is listed again even if its modification time has not changed.
 _LIST_S = 0.5
 _CHUNK_BYTES = 1 << 17
 
@@ -27,7 +27,7 @@ class MetricEntry(TypedDict, total=False):
 
 
 class FolderListing:
-    """Tells when a folder of metric logs has to be listed again."""
+    """Decides when a folder of metric logs has to be listed again."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -35,7 +35,7 @@ class FolderListing:
         self._listed_at = 0.0
 
     def is_due(self) -> bool:
-        """Return whether the folder may have new files; each True counts as a listing."""
+        """Return whether the folder may have new files. After True, the caller is expected to list the folder."""
         now = time.monotonic()
         try:
             stamp = os.stat(self._directory).st_mtime_ns
@@ -49,7 +49,7 @@ class FolderListing:
 
 
 class LogTail:
-    """A metric log that grows, read from where the last call stopped."""
+    """A reader of a growing metric log; each call continues where the last call stopped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,7 +61,7 @@ class LogTail:
         Raises:
             OSError: The log cannot be read.
         """
-        # Reopened each time: an NFS client learns a file's new size when it opens the file.
+        # Reopen the file each time: an NFS client learns a file's new size when it opens the file.
         with open(self._path, "rb") as file:
             if os.fstat(file.fileno()).st_size <= self._position:
                 return
@@ -106,7 +106,7 @@ def last_entries(path: Path, tail_bytes: int) -> list[MetricEntry]:
         try:
             entry: Any = json.loads(line)
         except ValueError:
-            # The first line may be cut off, and the last one is perhaps being written.
+            # The first line may be cut off, and the last line may still be being written.
             continue
         if isinstance(entry, dict) and isinstance(entry.get("name"), str) and "value" in entry:
             entries.append(cast("MetricEntry", entry))

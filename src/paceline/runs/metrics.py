@@ -56,8 +56,8 @@ class MetricLog:
             MetricError: Any other value; use `log_list` for lists and generators.
             OSError: The disk is full, and the value is lost.
         """
-        # Frequent types bypass the JSON encoder, which takes longer than all the rest. By exact type: True is an int to
-        # isinstance, and numpy's float64 a float.
+        # Frequent types bypass the slow JSON encoder. Compare exact types: isinstance takes True for an int, and
+        # numpy's float64 for a float.
         if type(value) is float:
             text = float.__repr__(value) if math.isfinite(value) else json.dumps(value)
         elif type(value) is int:
@@ -86,7 +86,7 @@ class MetricLog:
 
     def _quote(self, name: object) -> str:
         quoted = json.dumps(check_name(name))
-        # Bounded, because a script may put a number into each name.
+        # The cache is bounded, because a script may put a number into each name.
         if len(self._names) < _MOST_NAMES:
             self._names[str(name)] = quoted
             if not self._of_tracker:
@@ -99,7 +99,7 @@ class MetricLog:
         # A newline ends a partial line; readers skip empty lines.
         if self._is_torn:
             line = b"\n" + line
-        # Until the write succeeds: a full disk raises, and leaves a partial line.
+        # Reset only after the write has succeeded: a full disk raises an error, and leaves a partial line.
         self._is_torn = True
         # No lock: with O_APPEND the kernel appends each write as a whole, from any thread or forked child.
         written = os.write(self._fd, line)
@@ -144,7 +144,7 @@ def plain_scalar(name: object, value: object) -> Scalar:
 def plain_value(value: object) -> Scalar | None:
     """Return `value` as a Python scalar or None; any other value as its `repr`, as in the Azure SDK.
 
-    A value that cannot be drawn must not end a training.
+    A value of another type must not end a training.
     """
     if value is None:
         return None
@@ -157,10 +157,10 @@ def plain_value(value: object) -> Scalar | None:
 def read(directory: Path, *, name: str | None = None, rank: int | None = None) -> dict[str, Any]:
     """Return the metrics under `directory` by name, in order of first appearance.
 
-    A scalar logged once is a scalar, more often a list; lists of one name are joined; a row logged once is a dict of scalars,
-    more often a dict of lists; a table is a dict of lists; an image is the name of its file, several are a list.
+    A scalar that was logged once is a scalar, else a list; lists of one name are joined; a row that was logged once is a
+    dict of scalars, else a dict of lists; a table is a dict of lists; an image is its file's name, several are a list.
 
-    name: only this metric. rank: only this rank's values.
+    name: only this metric. rank: only values of this rank.
     """
     chosen = [paths for number, paths in metric_logs(directory).items() if rank in (None, number)]
     logs = [path for paths in chosen for path in paths.values()]
@@ -170,7 +170,7 @@ def read(directory: Path, *, name: str | None = None, rank: int | None = None) -
 
 
 def _values(path: Path, name: str | None) -> dict[str, Any] | None:
-    """Return the result of `read` for a single log without holding all lines, which take ten times the memory.
+    """Return the result of `read` for one log without keeping all its lines, which takes ten times the memory.
 
     Return None if a name was logged in several ways, or the log has several attempts.
     """
@@ -216,7 +216,7 @@ def placed_entries_by_name(
 ) -> dict[str, list[MetricEntry]]:
     """Return the lines of each metric with their `rank` and `attempt`.
 
-    ranks, attempts: only these; None for all.
+    ranks, attempts: only entries of these; None for all.
     """
     found: dict[int, dict[str, list[MetricEntry]]] = {}
     for rank, paths in metric_logs(directory).items():
@@ -232,7 +232,7 @@ def placed_entries_by_name(
         for entries in found[rank].values():
             for entry in entries:
                 entry["rank"] = rank
-                entry.setdefault("attempt", alone)  # lines of several attempts have their attempt already
+                entry.setdefault("attempt", alone)  # lines of several attempts already have their attempt
     return _by_name(found)
 
 
@@ -242,7 +242,7 @@ def read_by_rank(directory: Path, *, name: str | None = None) -> dict[int, dict[
 
 
 def json_safe(value: Any) -> Any:
-    """Return `value` with NaN and the infinities as strings, which JSON has no numbers for."""
+    """Return `value` with NaN and the infinities as strings: JSON has no numbers for them."""
     if isinstance(value, float) and not math.isfinite(value):
         return json.dumps(value)
     if isinstance(value, Mapping):
@@ -309,7 +309,7 @@ def _in_sequence(attempts: Mapping[int, dict[str, list[MetricEntry]]]) -> dict[s
 
 
 def _taken_up(before: list[MetricEntry], entries: list[MetricEntry], *, is_last: bool) -> list[MetricEntry]:
-    """Return earlier entries, replaced by this attempt's from its first step to its last.
+    """Return earlier entries, with this attempt's entries in place of those from its first step to its last step.
 
     is_last: No later attempt logged anything, so entries after its last step are superseded too. Otherwise a later attempt may
     continue from them: attempt 2 started over and soon died, attempt 3 resumed from the checkpoint of attempt 1. Entries without
@@ -330,7 +330,7 @@ def _step(entry: MetricEntry) -> float | None:
 
 
 def _sortable(series: list[MetricEntry]) -> list[MetricEntry]:
-    """Make attempts and times grow, so that entries of several ranks can be merged by them."""
+    """Make attempts and times non-decreasing, so that entries of several ranks can be merged by attempt and time."""
     attempt, time_s = 0, -math.inf
     for entry in series:
         if entry["attempt"] > attempt:
@@ -359,7 +359,7 @@ def _by_name(ranks: Mapping[int, Mapping[str, list[MetricEntry]]]) -> dict[str, 
 def _value(entries: list[MetricEntry]) -> Any:
     kinds = {entry.get("kind") for entry in entries}
     if kinds == {None, "list"}:
-        # Values and lists of values under one name: all of them, in order.
+        # Single values and lists of values under one name become one list, in order.
         return [item for entry in entries for item in (entry["value"] if entry.get("kind") else [entry["value"]])]
     # If a name was logged in several ways, the last one counts.
     kind = entries[-1].get("kind")
@@ -377,13 +377,13 @@ def _value(entries: list[MetricEntry]) -> Any:
 
 
 def _one_or_all(values: list[Any]) -> Any:
-    """Return the value of a name that was logged once, else the list of all."""
+    """Return the value of a name that was logged once, else the list of all its values."""
     return values[0] if len(values) == 1 else values
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     names = dict.fromkeys(name for row in rows for name in row)
-    # A missing column is None, so that all columns have one length.
+    # The value of a missing column is None, so that all columns have the same length.
     return {name: [row.get(name) for row in rows] for name in names}
 
 

@@ -49,7 +49,7 @@ def show(html: Callable[[], str], is_over: Callable[[], bool]) -> threading.Thre
     def follow() -> None:
         last, over = before, False
         while not over:
-            # Check first, so that the last display is from after the end.
+            # Check for the end first, so that the last display shows the state after the end.
             over = is_over()
             now = html()
             if now != last:

@@ -44,7 +44,7 @@ def record(folder: RunFolder) -> RunRecord:
         if not controllers.is_controlled(found):
             return remote_status.read(folder, found)
         return controllers.in_engine(folder, found, _end_children)
-    # Another user's lock cannot be opened, only found in the kernel's list, which knows this machine's locks.
+    # Another user's lock cannot be opened; the kernel's list of locks shows it, but only for locks of this machine.
     if not locks.is_held(folder.lock, here=store.was_here(found)):
         # The owner may have written the end and exited between the two checks.
         found = store.stored(folder)
@@ -53,7 +53,7 @@ def record(folder: RunFolder) -> RunRecord:
         if not controllers.is_controlled(found):
             return store.set_right(folder)
         return controllers.resume(folder, found, _end_children)
-    # A process that closes an abandoned run holds the lock too; the mark distinguishes it from a supervisor.
+    # A process that closes an abandoned run holds the lock too; the file `closing` distinguishes it from a supervisor.
     return store.deserted(found) if folder.closing.exists() else store.shown(folder, found)
 
 
@@ -68,7 +68,7 @@ def _end_children(parent: RunFolder) -> None:
 
 
 def _is_own(folder: RunFolder) -> bool:
-    """Return whether this process belongs to the run, which therefore lives."""
+    """Return whether this process belongs to the run; the run is alive then."""
     return os.environ.get("PACELINE_RUN_ID") == folder.run_id
 
 
@@ -88,7 +88,7 @@ def raw(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def all_records(runs_dir: Path, *, trials: bool = True) -> Iterator[RunRecord]:
-    """Yield every readable record, newest first; trials=False skips those of sweeps."""
+    """Yield every readable record, newest first; trials=False skips sweeps' trials and pipelines' steps."""
     for run_id in store.ids(runs_dir):
         if not trials and is_trial(run_id):
             continue
@@ -99,7 +99,7 @@ def all_records(runs_dir: Path, *, trials: bool = True) -> Iterator[RunRecord]:
 
 
 def channel(folder: RunFolder) -> Channel | None:
-    """Return a channel to the run's supervisor if it uses another folder than this one, else None.
+    """Return a channel to the run's supervisor if the supervisor uses another folder than this one, else None.
 
     Raises:
         RunStateError: This user cannot reach the supervisor.
@@ -118,7 +118,7 @@ def request_cancel(folder: RunFolder, by: str, reason: str = "", fail: str | Non
         RunStateError: The run belongs to another user, and its folder cannot be written to.
     """
     try:
-        # Before the engine: a supervisor that shares this folder ends the run even if the engine does not answer.
+        # Write this before asking the engine: a supervisor that shares this folder needs no engine to end the run.
         asked = {"by": by, "reason": reason, "time_utc": utc_now()}
         write_json(folder.cancel_request, asked if fail is None else {**asked, "fail": fail})
     except PermissionError as error:
@@ -155,7 +155,7 @@ def matches(
         return False
     if status is not None and record.status != status:
         return False
-    # Last, because notes are one more file to read for each run.
+    # Filter by notes last, because they are in one more file to read for each run.
     if not tags and not properties:
         return True
     noted = tags_and_properties.read(folder.notes)

@@ -15,7 +15,7 @@ from paceline.system.serialization import known_fields, plain_fields, plain_valu
 
 RECORD_VERSION = 1
 
-#: Fields that may change after the run's creation. A sweep gets more trials, so its search is one of them.
+#: Fields that may change after the run's creation. `sweep` is one of them, because a sweep gets more trials.
 STATE_FIELDS = (
     *("status", "waiting_for", "started_utc", "ended_utc", "owner", "scratch_dir", "attempts", "size", "exit_code"),
     *("failure", "canceled_by", "warnings", "hang", "left_out", "left_out_count", "sweep"),
@@ -23,7 +23,7 @@ STATE_FIELDS = (
 
 
 class Owner(TypedDict, total=False):
-    """The process that writes a record, and the engine's job that it is in. starts: controllers that were started."""
+    """The process that writes a record, and its engine's job. starts: number of controllers that were started."""
 
     pid: int
     host: str
@@ -42,8 +42,8 @@ class Hang(TypedDict):
     report: str
 
 
-#: A trial's entry in the record of its run: its point for samplers (chosen) and for its script (values). A later run of a
-#: trial has the run whose checkpoints it got (from), up to which number of values it is not judged (rung), and why.
+#: A trial's entry in the record of its run: its parameters for samplers (chosen) and for its script (values). A repeated
+#: trial has the run whose checkpoints it got (from), the number of values before it is judged (rung), and the reason.
 TrialEntry = TypedDict(
     "TrialEntry",
     {
@@ -175,7 +175,7 @@ class RunRecord:
     left_out_count: int = 0
 
     def __repr__(self) -> str:
-        """Return one line: a notebook's cell that ends with `wait_for_completion()` prints it."""
+        """Return one line, which a notebook shows for a cell that ends with `wait_for_completion()`."""
         code = f", exit_code={self.exit_code}" if self.exit_code is not None else ""
         why = f", failure={self.failure.cause!r}" if self.failure is not None else ""
         return f"RunRecord(run_id={self.run_id!r}, status={self.status!r}{code}{why})"
@@ -227,7 +227,7 @@ class RunRecord:
 
 
 def merged(job: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contents of `job.json` and `state.json` as one object, in the order of `RunRecord.to_json`."""
+    """Return the content of `job.json` and `state.json` as one object, in the order of `RunRecord.to_json`."""
     both = {**job, **state}
     names = ("version", *(field.name for field in fields(RunRecord)))
     return {name: both[name] for name in names if name in both}
@@ -252,7 +252,7 @@ def duration_s(started_utc: str | None, ended_utc: str | None) -> float | None:
     if started_utc is None:
         return None
     end = parse_utc(ended_utc) if ended_utc else dt.datetime.now(dt.timezone.utc)
-    # Clocks are set back, and another machine's clock may have stamped the start.
+    # A clock may have been set back, and another machine's clock may have stamped the start.
     return max(0.0, (end - parse_utc(started_utc)).total_seconds())
 
 

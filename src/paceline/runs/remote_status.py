@@ -41,7 +41,7 @@ class JobStatus:
 
     state: "queued", "running", "gone" (ended or unknown) or "unreachable" (the engine does not answer).
     message: why the job is queued, how it ended, or why the engine does not answer.
-    cause: of a job that is gone, "canceled" or a key of `paceline.runs.failure.CAUSES`. by: the user who canceled it.
+    cause: if the job is gone, "canceled" or a key of `paceline.runs.failure.CAUSES`. by: the user that canceled it.
     """
 
     state: str
@@ -51,36 +51,36 @@ class JobStatus:
 
 
 class Teller(Protocol):
-    """The part of a target that answers for runs in its engine."""
+    """The methods of a target that report on runs in its engine, and reach them."""
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
-        """Return the engine's report, at most some seconds old, and update the run's folder here."""
+        """Return the engine's report, at most some seconds old, and update the local copy of the run's folder."""
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
-        """Cancel the run's job; the supervisor also reads `cancel.json`."""
+        """Cancel the run's job in the engine; the supervisor also reads `cancel.json`."""
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the run's supervisor if it uses another folder than this one, else None."""
+        """Return a channel to the run's supervisor if the supervisor uses another folder than this one, else None."""
 
     def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
         """Start a controller, as `paceline.targets.Controlling` does."""
 
 
-#: Called with a record whose job is gone and the engine's report: returns the record of a run that goes on, or None if it ends.
+#: Gets a record whose job is gone and the engine's report; returns the record of a run that continues, or None if it ends.
 GoesOn: TypeAlias = "Callable[[RunFolder, RunRecord, JobStatus], RunRecord | None]"
 
 
 def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) -> RunRecord:
-    """Return the current record by the engine's report; write the run's end if the supervisor no longer can.
+    """Return the current record, updated by the engine's report; write the run's end if the supervisor no longer can.
 
     goes_on: Called by the holder of the run's lock before the end is written.
     """
     if not _is_mine(folder):
-        # The submitting user asks the engine. The supervisor writes the record.
+        # The submitting user's processes ask the engine; for other users, the supervisor's record counts.
         return store.shown(folder, record)
     try:
         found = teller(folder).look(folder, record)
-    # First, because an engine that does not answer raises an OSError too.
+    # This clause comes first, because the error for an engine that does not answer is an OSError too.
     except PacelineError as error:
         found = JobStatus(state=UNREACHABLE, message=str(error))
     except OSError as error:  # this machine's error, such as a full disk
@@ -90,7 +90,7 @@ def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) ->
         return record
     if found.state != GONE:
         with contextlib.suppress(OSError):
-            # The engine knows the job again, for example after its restart: a second loss starts the grace period again.
+            # The engine knows the job again, for example after the engine's restart: a second loss starts a new grace period.
             folder.gone.unlink(missing_ok=True)
     if found.state == UNREACHABLE:
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=found.message)
@@ -104,19 +104,19 @@ def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) ->
 
 
 def refresh(folder: RunFolder) -> None:
-    """Bring the run's latest metrics and files here, if its folder here is a copy.
+    """Fetch the run's latest metrics and files, if the run's folder here is a copy.
 
-    Call it before reading them. It is as quick as `read`: targets ask at most about once a second. Files that cannot be fetched
-    now stay old, and `status` says why.
+    Call it before reading those files. It is as quick as `read`: targets ask at most about once a second. Files that cannot be
+    fetched now keep their old content, and `status` says why.
     """
-    # A process of the run uses the original folder.
+    # A process of the run uses the original folder, and needs no copy.
     if not is_copy(folder) or os.environ.get("PACELINE_RUN_ID") == folder.run_id:
         return
     if folder.path.parents[1] in store.only_shown:
         return
     with contextlib.suppress(RunNotFoundError, OSError):
         record = store.stored(folder)
-        if not record.is_terminal:  # else the folder is complete: the final record comes last
+        if not record.is_terminal:  # otherwise the folder is complete: the final record is the last file to arrive
             read(folder, record)
 
 
@@ -159,13 +159,13 @@ def cancel(folder: RunFolder) -> None:
     Raises:
         TargetError: The engine cannot be reached.
     """
-    # For another member's run, the supervisor finds the request in the folder.
+    # If the run belongs to another member, its supervisor finds the request in the folder.
     if _is_mine(folder):
         teller(folder).cancel(folder, store.stored(folder))
 
 
 def write_off(folder: RunFolder, by: str) -> RunRecord:
-    """Record a run as Canceled whose engine cannot be asked any more, and return its record.
+    """Record a run as Canceled if its engine cannot be asked any more, and return its record.
 
     Raises:
         RunStateError: The run belongs to another user, or another process owns it.
@@ -189,24 +189,24 @@ def write_off(folder: RunFolder, by: str) -> RunRecord:
 
 def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesOn | None) -> RunRecord:
     try:
-        # The file's time, not this process's clock: several readers count from the first one's.
+        # Use the file's time, not this process's clock: several readers count from the time of the first reader.
         since = folder.gone.stat().st_mtime
     except OSError:
         with contextlib.suppress(OSError):
             folder.gone.touch()
-        # For this reader the grace period starts now; on a full disk, without the file, for the next one too.
+        # For this reader the grace period starts now; on a full disk, without the file, for the next reader too.
         since = time.time()
     asked = read_json(folder.cancel_request) or {} if folder.cancel_request.exists() else None
-    # Without a cause from the engine, the job most likely ended by the request to cancel.
+    # If the engine reports no cause, the request to cancel most likely ended the job.
     if asked is not None and found.cause in ("canceled", "engine"):
         found = dataclasses.replace(found, cause="canceled", by=asked.get("by") or found.by)
-    # A job that was canceled in the queue has no supervisor that could still write.
+    # A job that was canceled in the queue has no supervisor that could still write the record.
     never_started = asked is not None and not record.attempts
     if time.time() - since < _GRACE_S and not never_started:
         return store.shown(folder, record)
     fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is None:
-        # Another reader writes the end.
+        # Another reader holds the lock and writes the end.
         if goes_on:
             return store.shown(folder, record)
         status, changes = _end(record, found)
@@ -218,7 +218,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
         if goes_on is not None and (after := goes_on(folder, record, found)) is not None:
             folder.gone.unlink(missing_ok=True)
             return after
-        # Under the lock, with the current record, which has the supervisor's last update.
+        # Use the current record, read under the lock, because it has the supervisor's last update.
         status, changes = _end(record, found)
         record = store.change(folder, record, status, **changes)
         folder.gone.unlink(missing_ok=True)
@@ -253,29 +253,29 @@ def _is_mine(folder: RunFolder) -> bool:
 
 
 def teller(folder: RunFolder) -> Teller:
-    # Injected from above: `targets` may import `runs`, not the reverse, and only the run's folder names its target.
+    # `targets` registers this function, as `runs` must not import it; only the run's folder names the target.
     target_of_run = cast("Callable[[Path], Teller]", from_above("target_of_run"))
     return target_of_run(folder.path)
 
 
 def channel(folder: RunFolder) -> Channel | None:
-    """Return a channel to the run's supervisor, as `paceline.runs.read.channel`."""
+    """Return a channel to the run's supervisor; see `paceline.runs.read.channel`."""
     if not _is_mine(folder):
         raise RunStateError(f"run {folder.run_id} was submitted by another user, who alone can run commands beside it.")
     return teller(folder).channel(folder)
 
 
 def engine(folder: RunFolder) -> dict[str, Any]:
-    """Return the notes on the run's job: "engine", "job_id" and the target's own."""
+    """Return the notes on the run's job: "engine", "job_id" and keys that the target adds."""
     return dict(read_json(folder.engine) or {})
 
 
 class ExecRequest(TypedDict, total=False):
-    """A request to a run's supervisor: a command beside a rank's worker, or the workers' stacks, or a profile."""
+    """A request to a run's supervisor: run a command beside a rank's worker, or dump or profile the stacks."""
 
     argv: list[str]
     rank: int
-    #: Rows and columns, or None for pipes.
+    #: Rows and columns of the terminal, or None for pipes.
     terminal: tuple[int, int] | None
     term: str | None
     stacks: dict[str, bool]
@@ -283,7 +283,7 @@ class ExecRequest(TypedDict, total=False):
 
 
 class ExecMessage(TypedDict, total=False):
-    """A message to or from a command: one of these keys. Bytes are base64."""
+    """A message to or from a command, with one of these keys. Bytes are base64."""
 
     data: str
     end: bool
@@ -319,4 +319,4 @@ class Channel(Protocol):
         """
 
     def close(self) -> None:
-        """End the command, if it still runs, and remove everything."""
+        """End the command if it is still running, and remove all files of the channel."""

@@ -1,4 +1,4 @@
-"""Removal of runs: the folder disappears at once or stays.
+"""Remove runs: a run's folder disappears at once, or it stays.
 
     runs/<run id>  ->  runs/.gone-<run id>-<token>  ->  nothing
 
@@ -25,9 +25,9 @@ from paceline.system import locks
 from paceline.system.files import names_in, remove_tree
 
 GONE, NEW = ".gone-", ".new-"
-#: Readers and an exiting supervisor hold the lock for moments; a lock that is held longer has an owner.
+#: Seconds to wait for a run's lock. Readers and an exiting supervisor hold it for moments; an owner holds it longer.
 _LOCK_S = 10.0
-#: Age of a killed submission; a live one takes seconds.
+#: Age in seconds of a new folder that counts as abandoned by a killed submission; a live submission takes seconds.
 _ABANDONED_S = 3600.0
 
 
@@ -59,19 +59,19 @@ def remove(folder: RunFolder, *, force: bool = False) -> None:
 
     Raises:
         RunNotFoundError: The run does not exist any more.
-        RunStateError: The run has not ended, or some of its files cannot be removed; it is in no list any more then.
+        RunStateError: The run has not ended, or some files cannot be removed (but then the run is in no list any more).
     """
     record = read.record(folder)
     check_removable(record, force=force)
     store.check_own(folder, "remove")
-    # With a token: another run may get this id, and be removed, before this folder is empty.
+    # The name has a random token: another run may get this id, and be removed, before this folder is empty.
     gone = folder.path.with_name(f"{GONE}{folder.run_id}-{secrets.token_hex(4)}")
-    # Only the holder of the lock may write the record, so no process can take the run over meanwhile.
+    # Only the holder of the lock may write the record, so no other process can take over the run meanwhile.
     with _locked(folder):
         record = store.stored(folder)  # another process may have continued a killed submission
         if not force:
             check_removable(record)
-        # Before the rename: if this process is killed here, the run is still in the list.
+        # Remove containers before the rename: if this process is killed in between, the run is still in the list.
         remove_containers(record.job, record.run_id, all_ended=True)
         store.remove_scratch(folder, record)
         try:
@@ -109,7 +109,7 @@ def _delete(gone: Path) -> None:
         return
     try:
         try:
-            # The lock goes with this process, so the next one can continue.
+            # The kernel releases the lock when this process ends, so the next removal can continue.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return

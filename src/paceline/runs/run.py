@@ -1,4 +1,4 @@
-"""The live handle on a run: its state, results, metrics, children, and its end."""
+"""The live handle on a run: its state, results, metrics and children, and the calls that end it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class ExperimentLike(Protocol):
-    """The part of an experiment that a run uses; `paceline.Experiment` is one."""
+    """The methods of an experiment that a run uses; `paceline.Experiment` has them."""
 
     @property
     def name(self) -> str: ...
@@ -67,7 +67,7 @@ class ExperimentMaker(Protocol):
 
 
 class Run(LogsMetrics, HasFiles, HasNotes):
-    """A live handle on a run, which reads the run's folder at each question.
+    """A live handle on a run, which reads the run's folder at each call.
 
     `Experiment.submit`, `Experiment.start_logging` and `Run.get_context()` (in a worker) return one; `Run(experiment, run_id)`
     opens an existing run. Several handles on one run are equal.
@@ -85,7 +85,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         (1.0, 0.5, 0.3333333333333333)
     """
 
-    #: Set by `paceline.workspace`: makes the experiment of a run that names its own.
+    #: Set by `paceline.workspace`: returns the experiment of a run whose record names the experiment.
     make_experiment: ExperimentMaker
     #: The class of runs that `get_context` returns outside a run.
     offline_class: ClassVar[type[OfflineRun]] = OfflineRun
@@ -162,7 +162,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @classmethod
     def get_context(cls, allow_offline: bool = True) -> Self:
-        """Return the run of this process; outside a run, one that only prints.
+        """Return the run of this process; outside a run, return an offline run that only prints.
 
         If the environment was cleared, the environments of the parent processes count.
 
@@ -177,7 +177,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
                     "this process belongs to no run: PACELINE_RUN_DIR is not set. Submit the script with `paceline run`, "
                     "or call get_context() without allow_offline=False."
                 )
-            # It has the same calls.
+            # The offline class has the same methods.
             return cast("Self", cls.offline_class())
         folder = RunFolder(context.run_dir)
         # The record names the experiment: a worker knows its run's folder, but no workspace.
@@ -230,7 +230,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def kind(self) -> str:
         """The kind: "script" for a submitted run, "interactive" for one that a program logs by itself.
 
-        It never changes, so it needs no question to an engine.
+        The kind never changes, so reading it never asks an engine.
         """
         return store.stored(self._folder).kind
 
@@ -244,7 +244,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def parent(self) -> Run | None:
-        """The run above this one, or None."""
+        """The run that this run is a child of, or None."""
         parent = self.record().parent_run_id
         if parent is None:
             return None
@@ -253,7 +253,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def status(self) -> str:
-        """The current state: one of those in docs/runs.md."""
+        """The current state: one of the states in docs/runs.md."""
         return self.record().status
 
     @property
@@ -263,7 +263,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def input_datasets(self) -> dict[str, Any]:
-        """The inputs by name. In a worker the folder's path, or the dataset in mode "direct".
+        """The inputs by name: in a worker each input's folder, or the dataset in mode "direct".
 
         Elsewhere the stored facts: sources, dataset and version, files, bytes, and a fingerprint of the content.
         """
@@ -278,7 +278,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def output_datasets(self) -> dict[str, Any]:
-        """The outputs by name. In a worker the folder that is stored at the end; elsewhere the stored files."""
+        """The outputs by name: in a worker each folder that is stored at the end, elsewhere the stored files."""
         if self._worker is None:
             return {found["name"]: found for found in self._data("outputs")}
         job = self.record().job
@@ -324,7 +324,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             ModelError: The name is wrong, there is no such file, the folder has a file that the run does not keep, or the process
                 sees only a copy of the run's folder.
         """
-        # Looked up on the class: as an attribute of the handle, the function would become a method.
+        # Look up the function on the class: as an attribute of the handle, it would become a method.
         return Run.make_model(
             self._folder,
             model_name,
@@ -460,8 +460,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     def _log(self) -> MetricLog:
         if self._metric_log is None:
-            # A program that logs its own run is rank 0. Look up the rank now: a process that a script started may have joined the
-            # others since get_context().
+            # A program that logs its own run is rank 0. Read the rank now: a process that a script started may have joined
+            # a process group since get_context().
             worker = self._worker and (WorkerContext.from_environment() or self._worker)
             rank, attempt = (worker.rank, worker.attempt) if worker else (0, 1)
             self._metric_log = MetricLog(self._folder.metric_log(rank, attempt), attempt=attempt)
@@ -493,13 +493,13 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     ) -> subprocess.CompletedProcess[bytes]:
         """Run a command beside a rank's worker, and return its exit code and output.
 
-        It runs on the worker's node, in its working directory and container, with its environment variables. It ends with the
-        run.
+        The command runs on the worker's node, in its working directory and container, with its environment variables. It ends
+        with the run.
 
-        input: for its standard input.
+        input: sent to the command's standard input.
 
         Raises:
-            UserError: There is no command, or no such rank.
+            UserError: The command is empty, or the run has no such rank.
             RunStateError: The run is not alive, or ended before the command.
         """
         from paceline.runs.execute import execute
@@ -508,11 +508,11 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return execute(self._folder, command, rank=rank, input=data)
 
     def stacks(self, *, native: bool = False) -> RunStacks:
-        """Return the current stacks and collectives of all workers, and who waits for whom.
+        """Return the current stacks and collectives of all workers, and which worker waits for which.
 
-        The workers run on.
+        The workers continue to run.
 
-        native: also frames of C and C++, by py-spy, which stops each process for some milliseconds.
+        native: also return frames of C and C++, by py-spy, which stops each process for some milliseconds.
 
         Raises:
             RunStateError: The run is not alive, or its supervisor does not answer.
@@ -539,7 +539,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def pace(self) -> RunPace:
         """Return each rank's seconds per step, and its shares of computing and waiting.
 
-        It covers the last attempt. `straggler` has the ranks that clearly hold up the others, or None. Without counted steps
+        Only the last attempt counts. `straggler` has the ranks that clearly hold up the others, or None. Without counted steps
         there are no ranks (docs/when-it-is-slow.md).
         """
         from paceline.observe import loads
@@ -559,11 +559,11 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     # --- ending it
 
     def cancel(self) -> None:
-        """Request the run's end: SIGTERM to its workers, SIGKILL after the grace period. Return at once.
+        """Request the run's end: its workers get SIGTERM, and SIGKILL after the grace period. Return at once.
 
-        An ended run does not change.
+        A run that has ended does not change.
         """
-        # This process owns the run.
+        # If this process logs the run, it ends the run itself.
         if interactive.is_ours(self._folder):
             interactive.end(self._folder, states.CANCELED)
         elif not self.record().is_terminal:
@@ -596,13 +596,13 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             interactive.begin(self._folder)
 
     def complete(self) -> None:
-        """End a run of `start_logging` or `child_run` as Completed. On a submitted run, do nothing."""
+        """End a run of `start_logging` or `child_run` as Completed. Do nothing for a submitted run."""
         interactive.end(self._folder, states.COMPLETED)
 
     def fail(self, error_details: object = None, error_code: str | None = None) -> None:
         """End a run of `start_logging` or `child_run` as Failed; request the end of a submitted run.
 
-        In a submitted run's own script, do nothing: the script's end decides.
+        In a submitted run's own script, do nothing: the script's exit decides.
 
         error_details: a text or an exception. error_code: put in front of it.
         """
@@ -641,7 +641,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     ) -> list[Self]:
         """Create several NotStarted runs below this one.
 
-        count: their number; each is tagged with its index. tag_values: one run for each, tagged `tag_key=value`.
+        count: number of runs; each is tagged with its index. tag_values: one run per value, tagged `tag_key=value`.
 
         Raises:
             UserError: Neither or both of `count` and `tag_values` were given.
@@ -674,7 +674,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         parents = {self.id}
         records = [record for record in read.all_records(runs_dir) if record.parent_run_id]
         if recursive:
-            # A record names only its parent, so find each generation by the one above it.
+            # A record names only its own parent, so find each generation by the generation above it.
             while grown := {r.run_id for r in records if r.parent_run_id in parents} - parents:
                 parents |= grown
         for record in records:
@@ -710,7 +710,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
 
 def _wait(folder: RunFolder) -> RunRecord:
-    # Short at first, for runs that take a second.
+    # Poll often at first, for runs that take a second.
     pause = 0.02
     while not (record := read.record(folder)).is_terminal:
         time.sleep(pause)
@@ -723,14 +723,14 @@ def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
     if given is None:
         return
     for number in given if isinstance(given, Collection) and not isinstance(given, str) else (given,):
-        # By exact type: True would pass for rank 1.
+        # Compare exact types: True would pass for rank 1.
         if type(number) is not int or number not in there:
             has = f"{there[0]} to {there[-1]}" if len(there) > 1 else f"{there[0]} alone"
             raise UserError(f"{what}={given!r}: run {run_id} has {what} {has}. Give one of these, or a list of them.")
 
 
 def _of_all_nodes(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return each input's files and bytes on all nodes: the sum of partitions, else one node's."""
+    """Return each input's files and bytes on all nodes: the sum if nodes have partitions, else one node's numbers."""
     together: dict[str, Any] = {}
     for one in found:
         known = together.setdefault(one["name"], dict(one))

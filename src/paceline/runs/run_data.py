@@ -1,4 +1,4 @@
-"""Inputs as links in the script's folder, and the notes on stored outputs (`data.json`)."""
+"""Link inputs into the script's folder, and record stored outputs in `data.json`."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def unlink_inputs(job: Job, folder: RunFolder) -> None:
     for reference in job.inputs:
         if reference.path_on_compute is not None:
             link = folder.work / reference.path_on_compute
-            # A file that the script put in the link's place stays.
+            # If the script has replaced the link by a file, the file stays.
             if link.is_symlink():
                 link.unlink()
                 with contextlib.suppress(OSError):
-                    # removedirs goes up while folders are empty, and raises if the first one is not.
+                    # removedirs also removes the parents that are empty, and raises if the first folder is not empty.
                     os.removedirs(link.parent)
 
 
 class InputData(TypedDict, total=False):
-    """An input as one node got it: its reference, the files, and what fetching them took."""
+    """An input on one node: its reference and files, and the bytes and seconds of fetching them."""
 
     name: str
     dataset: str
@@ -67,7 +67,7 @@ class InputData(TypedDict, total=False):
 
 
 class OutputData(TypedDict, total=False):
-    """An output: its reference, and once it is stored its files and its dataset."""
+    """An output: its reference, and once it is stored, its files and its dataset."""
 
     name: str
     sources: list[dict[str, str | None]]
@@ -91,7 +91,7 @@ def read_data(folder: RunFolder) -> RunData:
 
 
 def inputs_by_name(folder: RunFolder) -> dict[str, InputData]:
-    """Return each input as the first node reports it: the others share its files."""
+    """Return each input as the first node reports it: the other nodes have the same files."""
     return {data["name"]: data for data in reversed(read_data(folder)["inputs"])}
 
 
@@ -100,13 +100,13 @@ def write_data(folder: RunFolder, data: RunData) -> None:
 
 
 def note(folder: RunFolder, values_by_output: Mapping[str, OutputData]) -> None:
-    """Add values to the notes on outputs."""
+    """Add values to the records of outputs in `data.json`."""
     data = read_data(folder)
     outputs: list[OutputData] = [{**output, **values_by_output.get(output["name"], {})} for output in data["outputs"]]
     write_data(folder, {"inputs": data["inputs"], "outputs": outputs})
 
 
 def note_datasets(folder: RunFolder, made: Mapping[str, str]) -> None:
-    """Note the datasets that outputs were registered as. made: output -> "name:version"."""
+    """Record the datasets that outputs were registered as. made: output -> "name:version"."""
     if made:
         note(folder, {name: {"dataset": dataset} for name, dataset in made.items()})

@@ -1,4 +1,4 @@
-"""The calls of a run on files, tags, properties and names."""
+"""The methods of a run for its files, tags, properties and names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.runs.remote_status import reads
 
 
 class HasFiles(ABC):
-    """The calls on a run's files. Names are relative, with forward slashes: `outputs/model.pt`."""
+    """The methods for a run's files. Names are relative, with forward slashes: `outputs/model.pt`."""
 
     @property
     @abstractmethod
@@ -76,10 +76,10 @@ class HasFiles(ABC):
     def download_file(self, name: str, output_file_path: str | os.PathLike[str] | None = None) -> str:
         """Copy a file of the run to a path or into a folder, and return the written path.
 
-        output_file_path: File or folder to write; default: the file's own name, here.
+        output_file_path: File or folder to write; default: the file's own name in the current directory.
 
         Raises:
-            RunNotFoundError: The run has no such file; the message names those it has.
+            RunNotFoundError: The run has no such file; the message lists the files that it has.
         """
         interactive.keep_watched(self.folder)
         return artifacts.get(self.folder, name, output_file_path)
@@ -95,12 +95,12 @@ class HasFiles(ABC):
 
         Args:
             prefix: Beginning of the names; default: all files.
-            output_directory: Folder to write to; default: here.
+            output_directory: Folder to write to; default: the current directory.
             output_paths: One path below that folder for each file, instead of its name.
             append_prefix: Whether paths keep the prefix's folder.
 
         Raises:
-            RunNotFoundError: No name begins so.
+            RunNotFoundError: No file's name begins with `prefix`.
             UserError: The numbers of `output_paths` and files differ.
         """
         names = [name for name in self.get_file_names() if prefix is None or name.startswith(prefix)]
@@ -119,7 +119,7 @@ class HasFiles(ABC):
 
 
 class HasNotes(ABC):
-    """The calls on tags and properties, open to any process at any time. Properties never change."""
+    """The methods for tags and properties, which any process may call at any time. Properties never change."""
 
     @property
     @abstractmethod
@@ -141,7 +141,7 @@ class HasNotes(ABC):
 
     @property
     def display_name(self) -> str:
-        """The name that lists show: a readable one such as "brave-otter-12" unless it was set.
+        """The name that lists show: a readable name such as "brave-otter-12" unless another name was set.
 
         A run below another one, such as a sweep's trial, has its id as its first name.
         """
@@ -170,7 +170,7 @@ class HasNotes(ABC):
         tags_and_properties.set_tags(self.folder.notes, {key: value})
 
     def set_tags(self, tags: Mapping[str, object]) -> None:
-        """Set several tags; others stay."""
+        """Set several tags; other tags stay."""
         tags_and_properties.set_tags(self.folder.notes, tags)
 
     def remove_tags(self, tags: list[str] | str) -> None:
@@ -181,12 +181,12 @@ class HasNotes(ABC):
         """
         tags_and_properties.remove_tags(self.folder.notes, [tags] if isinstance(tags, str) else list(tags))
 
-    # Refresh first: a property that another process has set must not be set again.
+    # Refresh first: another process may have set the property, and a property cannot be set twice.
     @reads
     def add_properties(self, properties: Mapping[str, object]) -> None:
         """Add properties, which never change.
 
         Raises:
-            RunStateError: One of them exists; none is added then.
+            RunStateError: One of the properties exists; no property is added then.
         """
         tags_and_properties.add_properties(self.folder.notes, properties)

@@ -1,4 +1,4 @@
-"""The calls of a run that log metrics, for any class with the `_write_*` methods."""
+"""The methods of a run that log metrics, for any class with the `_write_*` methods."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LogsMetrics(ABC):
         A dict instead of the name logs each of its values under its key: `log({"loss": 0.1, "accuracy": 0.9}, step=3)`.
 
         The first value under a name is a scalar in `get_metrics`, more make a list. Other types never end the script: lists,
-        tuples, ranges, generators, arrays and tensors are stored as lists, None as None, all else as its `repr`.
+        tuples, ranges, generators, arrays and tensors are stored as lists, None as None, other values as their `repr`.
 
         Args:
             name: Name of the metric, or a dict of name to value.
@@ -47,7 +47,7 @@ class LogsMetrics(ABC):
             raise MetricError(f"metric {name!r}: log got no value. Write log({name!r}, value) or log({{name: value}}).")
         try:
             self._write_scalar(name, value, step)
-        # Try instead of testing: nearly all values are scalars.
+        # Catch the error instead of testing the type first: nearly all values are scalars.
         except MetricError:
             self._log_any(name, value, step)
 
@@ -71,7 +71,7 @@ class LogsMetrics(ABC):
         Raises:
             MetricError: The value is not iterable.
         """
-        # These are iterable too, by letters, numbers or keys.
+        # These types are iterable too (letters, numbers or keys), but they are not lists of scalars.
         if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
             raise MetricError(f"metric {name!r}: a {type(value).__name__} is not a list of scalars; log takes a value.")
         self._write_other("list", name, [plain_value(item) for item in value], step)
@@ -172,7 +172,7 @@ _COLOR = {1: 0, 3: 2, 4: 6}
 
 
 class _Saved:
-    """A PIL image, saved as a figure is."""
+    """A PIL image with the `savefig` method of a matplotlib figure."""
 
     def __init__(self, image: Any) -> None:
         self._image = image
@@ -185,7 +185,7 @@ class _Pixels:
     """An array or a tensor as a PNG file, which needs neither PIL nor matplotlib."""
 
     def __init__(self, name: str, given: Any) -> None:
-        # A tensor of torch as an array, which a copy keeps as it is.
+        # Convert a torch tensor to an array. The copy is changed below, and the caller's data is not.
         array = (given.detach().cpu() if hasattr(given, "detach") else given).__array__().copy()
         if array.ndim == 2:
             array = array[:, :, None]

@@ -76,7 +76,7 @@ class MetricSeries:
 
     @property
     def last_step(self) -> int | None:
-        """The step of the last value."""
+        """The step of the last value; None if it has no step."""
         return self.steps[-1] if self.steps else None
 
     @property
@@ -90,7 +90,7 @@ class MetricSeries:
         return max(self._numbers(), default=None)
 
     def _numbers(self) -> list[float | int]:
-        # By exact type: True is an int to isinstance.
+        # Compare exact types: isinstance takes True for an int.
         return [value for value in self.values if type(value) in (int, float) and not math.isnan(value)]
 
 
@@ -141,7 +141,7 @@ def _several(numbers: int | Collection[int] | None) -> Collection[int] | None:
 
 
 def plot(found: Mapping[str, MetricSeries], title: str) -> Any:
-    """Return a figure with axes for each numeric metric, and a curve for each rank and attempt.
+    """Return a figure with a subplot for each numeric metric, and a curve for each rank and attempt.
 
     The x axis is the step, or the value's index without steps.
 
@@ -163,7 +163,7 @@ def plot(found: Mapping[str, MetricSeries], title: str) -> Any:
     for number, (name, drawn) in enumerate(curves.items()):
         axes = figure.add_subplot(rows, columns, number + 1)
         for label, (steps, values) in drawn.items():
-            # A line does not show a single value.
+            # A line does not show a single value, so mark the point.
             axes.plot(steps, values, marker="o" if len(values) == 1 else None, label=label)
         axes.set_title(_no_math(name), fontsize="medium")
         axes.grid(alpha=0.3)
@@ -173,7 +173,7 @@ def plot(found: Mapping[str, MetricSeries], title: str) -> Any:
 
 
 def _curves(one: MetricSeries) -> dict[str, tuple[list[float], list[float]]]:
-    """Return steps and numbers of each curve by its label."""
+    """Return the steps and numbers of each curve by the curve's label."""
     found: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
     for step, value, rank, attempt in zip(one.steps, one.values, one.ranks, one.attempts, strict=True):
         if isinstance(value, (int, float)):

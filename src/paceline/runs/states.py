@@ -2,8 +2,8 @@
 
     NotStarted -> Queued -> Preparing -> Starting -> Running -> Finalizing -> Completed | Failed | Canceled
 
-Readers report two more: CancelRequested until the supervisor acts on a request, and NotResponding for a run on another machine
-whose supervisor is silent.
+Readers report two more states: CancelRequested until the supervisor acts on a request, and NotResponding for a run
+on another machine whose supervisor is silent.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from paceline.system.files import OWNED, PRIVATE, append_line, copy_tree, read_j
 from paceline.system.names import did_you_mean, some
 
 _BALLAST_BYTES = 1 << 16
-#: Names and ids that are compared with a misspelled one.
+#: Most names and ids to compare with a misspelled name.
 _SEARCHED = 2000
 
 #: Workspaces that another user or machine made. This process only shows them: it starts and writes nothing in them.
@@ -45,7 +45,7 @@ def create(
 ) -> int:
     """Create the folder of a new run, write its first record, and return the fd that holds its lock.
 
-    Readers never meet half a run: the folder gets its own name once it is complete.
+    Readers never find an incomplete run: the folder gets its final name once it is complete.
 
     secrets: Values of the job's secrets by variable.
     checkpoints: Folder that is copied into the run as its own checkpoints.
@@ -113,11 +113,11 @@ def owner() -> Owner:
 def write(folder: RunFolder, record: RunRecord) -> None:
     """Replace the record's state; only the holder of the lock may do so.
 
-    On a full disk the ballast frees space for the last records: no worker is left by then that could fill it again. An earlier
-    state is dropped instead, and readers keep seeing the previous one.
+    On a full disk, deleting the ballast frees space for the last records: no worker is left by then to fill it again.
+    An earlier state is not written in this case, and readers keep seeing the previous state.
     """
     try:
-        # Only the final record must survive a power cut. Readers detect a run that lost an earlier one as abandoned.
+        # Only the final record must survive a power cut. If an earlier one is lost, readers see an abandoned run.
         if record.is_terminal:
             sync_if_possible(folder.job)
         replace_state(folder, record, sync=record.is_terminal)
@@ -135,7 +135,7 @@ def replace_state(folder: RunFolder, record: RunRecord, *, sync: bool = False) -
     """Write `state.json`.
 
     Raises:
-        OSError: It can't be written; the old one stays.
+        OSError: The file can't be written; the old file stays.
     """
     write_json(folder.state, record.state_json(), sync=sync, mode=record_mode(record))
 
@@ -143,7 +143,7 @@ def replace_state(folder: RunFolder, record: RunRecord, *, sync: bool = False) -
 def record_mode(record: RunRecord) -> int:
     """Return the mode of both files of a record: private if its job has environment variables or secrets.
 
-    Only the owner can write to them, so their owner tells who wrote them (`is_mine`).
+    Only the owner can write to these files, so the owner of the files shows who wrote them (`is_mine`).
     """
     steps: Any = (record.pipeline or {}).get("steps") or ()
     secret = any(step["job"].get("environment_variables") or step["job"].get("secrets") for step in steps)
@@ -167,10 +167,10 @@ def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) ->
     if record.failure is not None:
         event["message"] = record.failure.message
     with contextlib.suppress(OSError):
-        # The record counts more than this note: on a full disk, go on without it.
+        # The record matters more than this event: on a full disk, continue without the event.
         append_line(folder.events, event)
     if record.is_terminal:
-        # Before the record: if this process is killed in between, `set_right` comes here again.
+        # Remove the secrets before writing the record: if this process is killed in between, `set_right` repeats this.
         folder.secrets.unlink(missing_ok=True)
     write(folder, record)
     if record.is_terminal:
@@ -180,7 +180,7 @@ def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) ->
 
 
 def failed_by_hand(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the record's changes for a run that `Run.fail` asked to end, or None."""
+    """Return the record's changes for a run that `Run.fail` requested to end, or None."""
     request = read_json(folder.cancel_request) or {}
     if request.get("fail") is None:
         return None
@@ -207,7 +207,7 @@ def find(runs_dir: Path, run_id: str) -> RunFolder:
     if folder.state.exists():
         return folder
     matches = [name for name in ids(runs_dir) if name.startswith(run_id)]
-    # Sorted by age, a sweep comes after its trials.
+    # The list is sorted from new to old, so a sweep comes after its trials.
     if matches and all(name == matches[-1] or name.startswith(f"{matches[-1]}_") for name in matches):
         return RunFolder(runs_dir / matches[-1])
     if matches:
@@ -255,7 +255,7 @@ def shown(folder: RunFolder, record: RunRecord) -> RunRecord:
 
 
 def from_elsewhere(workspace_dir: Path) -> str:
-    """Return why nothing in a workspace of `only_shown` goes on."""
+    """Return why runs in a workspace of `only_shown` don't go on, and the command that lets them go on."""
     return f"you have not made its workspace on this machine; to let it go on: paceline trust {shlex.quote(str(workspace_dir))}"
 
 
@@ -292,7 +292,7 @@ def mark_closing(folder: RunFolder) -> None:
 
 
 def deserted(record: RunRecord) -> RunRecord:
-    """Return the record that an abandoned run will get, for readers before it is written."""
+    """Return the record that an abandoned run will get. Readers show it before it is written."""
     return dataclasses.replace(
         record, status=states.FAILED, **failure_changes(record, deserted_report(record), utc_now())
     )
@@ -320,7 +320,7 @@ def close_deserted(
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     changes = failure_changes(record, report, ended_utc or utc_now())
     record = change(folder, record, states.FAILED, **changes, scratch_dir=None)
-    # Last: while this file exists, readers report what the record will say.
+    # Remove this file last: while it exists, readers report what the record will say.
     folder.closing.unlink(missing_ok=True)
     return record
 
@@ -345,7 +345,7 @@ def set_right(folder: RunFolder) -> RunRecord:
     """End the remaining processes of an abandoned run, record its failure, and return the record."""
     fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is None:
-        # Another reader is closing the run, or this user cannot write to the folder: report what is true.
+        # Another reader is closing the run, or this user cannot write to the folder: return the unchanged record.
         record = stored(folder)
         if record.is_terminal:
             return record
@@ -358,7 +358,7 @@ def set_right(folder: RunFolder) -> RunRecord:
         report = deserted_report(record)
         mark_closing(folder)
         if record.kind == "script":
-            # Before the record: an ended run must have no processes. Find them by environment, as their supervisor is gone.
+            # Kill first: an ended run must have no processes. Find them by environment, as their supervisor is gone.
             processes.kill_with_variable("PACELINE_RUN_DIR", str(folder.path))
             processes.kill_writers(str(folder.path / "attempts"))  # also processes that dropped their environment
             remove_containers(record.job, record.run_id)
@@ -402,13 +402,13 @@ _MOST_KNOWN = 64
 def _submitted(folder: RunFolder, job: Job | None = None) -> RunRecord | None:
     """Return the content of `job.json`, validated once in a process; None if there is none.
 
-    job: Its job, if known.
+    job: The run's job, if the caller has it.
     """
     try:
         found = os.stat(folder.job)
     except OSError:
         return None
-    # The file never changes. Another one in its place is read again.
+    # The file never changes. If another file has replaced it, read that file.
     version = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     known = _known.get(str(folder.job))
     if known is None or known[0] != version:
@@ -420,7 +420,7 @@ def _submitted(folder: RunFolder, job: Job | None = None) -> RunRecord | None:
         if job is None:
             record = RunRecord.from_json(data)
         else:
-            # The process that made the run has the job already.
+            # The process that made the run already has the job.
             record = dataclasses.replace(RunRecord.from_json({**data, "job": None}), job=job)
         known = _known[str(folder.job)] = (version, record)
     return known[1]

@@ -1,6 +1,6 @@
 """Tags, properties, display name and description, which any process may add to a run.
 
-They have their own file, to which everybody may append lines; the last line of a key counts.
+Tags and properties have their own file, to which everybody may append lines; the last line of a key counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from paceline.errors import RunStateError, UserError
 from paceline.system import locks
 from paceline.system.files import append_line, json_lines
 
-#: Writing properties is a matter of milliseconds.
+#: Seconds to wait for the lock on properties; processes hold it for milliseconds.
 _PATIENCE_S = 30.0
 
 
@@ -33,7 +33,7 @@ class Notes:
 
     @property
     def name(self) -> str | None:
-        """The name that lists show; None for a child run, or one of an older version."""
+        """The name that lists show; None for a child run, or a run of an older version."""
         return self.display_name or self.drawn_name
 
 
@@ -73,11 +73,11 @@ def add_properties(path: Path, properties: Mapping[str, object]) -> None:
     """Add properties, which never change.
 
     Raises:
-        RunStateError: One of them exists; none is added then.
+        RunStateError: One of the properties exists; no property is added then.
     """
     for key in properties:
         _check_key("property", key)
-    # A separate lock file: readers of the notes could hold a lock on them.
+    # Use a separate lock file: readers of the notes could hold a lock on the notes file itself.
     with locks.locked(path.with_name("notes.lock"), patience_s=_PATIENCE_S):
         # Check under the lock: two programs may add the same property at once. Tags need no lock, as their last line counts.
         there = read(path).properties

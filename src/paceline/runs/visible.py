@@ -34,7 +34,7 @@ def visible(text: str, *, lines: bool = False) -> str:
 
     lines: keep newlines and tabs.
     """
-    # The fast path for nearly all lines.
+    # This is the fast path for nearly all lines.
     if text.isprintable():
         return text
     if lines:
@@ -48,7 +48,7 @@ def visible_line(text: str) -> str:
         return text
     text = _SEQUENCE.sub(_colour_or_nothing, text.replace("\b", ""))
     parts = _COLOURS.split(text)
-    # There is one part more than colours, so the last is followed by an empty one.
+    # The line has one part more than colours, so an empty colour follows the last part.
     colours = [*_COLOURS.findall(text), ""]
     return "".join(_CONTROL.sub(_escape_in_line, part) + colour for part, colour in zip(parts, colours, strict=True))
 

@@ -39,7 +39,7 @@ from paceline.system.files import copy_file, copy_tree, read_json, write_json
 NEVER_LINKED = frozenset({".paceline", "__pycache__"})
 #: Maximum number of links in a folder above the source.
 _NAMES = 4096
-#: Final place of files that the script wrote outside the copy.
+#: Folder to which files move that the script wrote outside the copy.
 ABOVE = "above"
 
 
@@ -66,7 +66,7 @@ class Place:
 
 
 def place(record: Any, *, is_shared: bool = True) -> Place:
-    """Return the place of a run's copy. is_shared: whether this machine has the user's folders."""
+    """Return the position of a run's copy of the source. is_shared: whether this machine has the user's folders."""
     told = record if isinstance(record, dict) else {}
     source, within = str(told.get("source_directory") or "."), (told.get("job") or {}).get("working_directory")
     if within is None:
@@ -88,7 +88,7 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
     """
     source, target = folder.snapshot.resolve(strict=True), folder.work
     beside = target.with_name(f".{target.name}")
-    # A supervisor that was killed here, and restarted by its engine, may have left both.
+    # A supervisor that was killed here, and restarted by its engine, may have left both folders.
     for old in (beside, target):
         shutil.rmtree(old, ignore_errors=True)
     record = read_json(folder.job)
@@ -98,7 +98,7 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
     _copy(str(source), str(copy))
     for path, text in _files(record).items():
         given = _inside(copy, path)
-        # Replace the source's file, and never write through a link of the source.
+        # Replace the source's file instead of writing to it, because the path may be a link.
         given.unlink(missing_ok=True)
         given.write_text(text)
     for path, original in (sent or {}).items():
@@ -110,10 +110,10 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
     if at.has_outputs:
         (beside / at.outputs).mkdir(parents=True, exist_ok=True)
     else:
-        # Relative, so that it works from every mount of the run's folder, also in a container.
+        # The link is relative, so that it works from every mount of the run's folder, also in a container.
         up = os.path.relpath(".", at.directory or ".")
         (beside / at.outputs).symlink_to(os.path.normpath(os.path.join(up, "..", folder.outputs.name)))
-    # Whole or not at all: a restarted run continues with the existing copy.
+    # The rename makes the copy appear whole or not at all: a restarted run continues with an existing copy.
     os.rename(beside, target)
     if at.has_outputs and not folder.outputs.is_symlink():
         # A real folder for scripts that use `..` in it; the run's own name links to it until `rescue_outputs`.
@@ -135,7 +135,7 @@ def _inside(copy: Path, path: str) -> Path:
 
 
 def _bring(original: Path | None, target: Path) -> None:
-    """Copy a file that was sent, because runs share the original and the script may write to it."""
+    """Copy a sent file instead of linking it, because runs share the original and the script may write to the file."""
     if os.path.lexists(target):
         return
     if original is None:
@@ -168,10 +168,10 @@ def _link(folder: RunFolder, top: Path, at: Place) -> None:
 
 
 def _link_names(top: Path, name: str, results: frozenset[str]) -> None:
-    """Link names of `/name` in `top/name`. results: names of earlier runs' results, which are skipped."""
+    """Create links in `top/name` to the names in `/name`. results: names of earlier results, which are skipped."""
     with contextlib.suppress(OSError), os.scandir(f"/{name}") as found:
         names = [entry.name for entry in islice(found, _NAMES)]
-        # Relative to the open folder, links take a third less time.
+        # Relative to the open folder, creating links takes a third less time.
         target = os.open(top / name, os.O_DIRECTORY)
         try:
             for one in names:
@@ -183,13 +183,13 @@ def _link_names(top: Path, name: str, results: frozenset[str]) -> None:
 
 
 def _above(name: str) -> list[str]:
-    """Return the folders above this one, "" for the root first."""
+    """Return the folders above this path; "" for the root comes first."""
     parts = name.split("/")
     return ["/".join(parts[:count]) for count in range(len(parts))]
 
 
 def _found(folder: RunFolder, record: Any) -> Place:
-    """Return the current place of the copy: `work` itself on other machines, and after `clean`."""
+    """Return the current position of the copy: `work` itself on other machines, and after `clean`."""
     at = place(record)
     # Check the whole path: the script's own folder may be called `home`.
     is_among_links = at.copy and (folder.work / at.copy).is_dir()
@@ -256,7 +256,7 @@ def _flatten(folder: RunFolder, at: Place) -> None:
 def left_files(folder: RunFolder) -> Iterator[tuple[str, Path]]:
     """Yield the name ("work/out/model.pt") and path of each file that the script left in `work`.
 
-    Yield nothing during the run, when the source is there too.
+    Yield nothing during the run, because `work` then also contains the source.
     """
     state = read_json(folder.state)
     if isinstance(state, dict) and state.get("status") in states.TERMINAL:
@@ -266,7 +266,7 @@ def left_files(folder: RunFolder) -> Iterator[tuple[str, Path]]:
 
 
 def rescue_outputs(folder: RunFolder) -> None:
-    """Restore `outputs` as the run's own folder, and move in files of a folder that replaced the link.
+    """Restore `outputs` as the run's own folder, and move in the files of a folder that replaced the link.
 
     Never follow links: a script in a container may not write where the supervisor may.
 
@@ -274,7 +274,7 @@ def rescue_outputs(folder: RunFolder) -> None:
         OSError: The disk is full, or access is denied.
     """
     outputs, top = folder.work / _found(folder, read_json(folder.job)).outputs, os.path.realpath(folder.path)
-    # A link on the way, such as the one to the run's outputs, would lead elsewhere.
+    # A link in a parent folder, such as the link to the run's outputs, would lead elsewhere.
     is_own = os.path.realpath(outputs) == os.path.join(top, os.path.relpath(outputs, folder.path))
     if folder.outputs.is_symlink():
         folder.outputs.unlink()
@@ -309,7 +309,7 @@ def _keep_links(outputs: Path, target: Path) -> None:
 
 
 def _files(record: Any) -> dict[str, str]:
-    """Return the job's own files by path, from the record's JSON: a node has a copy of it."""
+    """Return the job's own files by path, read from the record's JSON, because a node has a copy of the record."""
     return ((record.get("job") or {}).get("files") or {}) if isinstance(record, dict) else {}
 
 

@@ -31,14 +31,14 @@ from paceline.services.supervise import run
 from paceline.system import locks, processes
 
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-#: Consecutive crashes without a kill, after which a service that was never served has failed.
+#: Number of crashes in a row (not kills) after which a service that was never served counts as failed.
 _MOST_CRASHES = 3
-#: Time for the server of a killed supervisor to answer its requests.
+#: Seconds that the server of a killed supervisor has to answer its open requests.
 _DRAIN_S = 30.0
 
 
 class Guardian:
-    """The process that restarts the supervisor."""
+    """The process that restarts the supervisor whenever it crashes or is killed."""
 
     def __init__(self, folder: ServiceFolder) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class Guardian:
 
     def run(self) -> int:
         """Restart the supervisor until the service is stopped. Return the exit code."""
-        # Processes of a previous supervisor may still hold the port.
+        # Server processes of a previous supervisor may still hold the port.
         self._clear()
         listener = self._listener()
         if listener is None:
@@ -70,7 +70,7 @@ class Guardian:
                 how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
                 say(f"the supervisor {how}; restarting it")
                 self._clear()
-                # A crash, unlike a kill, may repeat at once.
+                # A supervisor that crashed, unlike a killed one, may crash again at once.
                 crashes = 0 if code < 0 else crashes + 1
                 if crashes >= _MOST_CRASHES and self._give_up(how):
                     return 1
@@ -84,7 +84,7 @@ class Guardian:
             try:
                 if ends_with_guardian is not None:
                     ends_with_guardian()
-                processes.become_subreaper()  # children do not inherit this
+                processes.become_subreaper()  # child processes do not inherit this setting
                 run(self.folder, listener)
                 code = 0
             except ServiceNotFoundError:
@@ -106,7 +106,7 @@ class Guardian:
                 return status
 
     def _give_up(self, how: str) -> bool:
-        """Mark a service as failed that was never served."""
+        """Mark the service as failed if it was never served. Return whether it was marked."""
         record = store.stored(self.folder)
         if record.served:
             return False
@@ -115,7 +115,7 @@ class Guardian:
         return True
 
     def _listener(self) -> socket.socket | None:
-        """Return the service's socket, or None."""
+        """Return the listening socket, or None if the service failed or should stop."""
         is_noted = False
         while True:
             record = store.stored(self.folder)
@@ -132,12 +132,12 @@ class Guardian:
                     return None
                 store.change(self.folder, record, state=UNHEALTHY, failure=str(error))
             if target.state != UP or self.is_ended:
-                # The next reader settles the request to stop.
+                # The next process that reads the service's record settles the request to stop.
                 return None
             time.sleep(_PAUSE_S)
 
     def _clear(self) -> None:
-        """End all server processes, first by SIGTERM."""
+        """End all server processes: by SIGTERM, and by SIGKILL after `_DRAIN_S`."""
         deadline = time.monotonic() + _DRAIN_S
         is_told = False
         while left := [*processes.descendants(os.getpid()), *processes.with_variable(MARK, str(self.folder.path))]:
@@ -153,7 +153,7 @@ class Guardian:
 def main(argv: list[str]) -> int:
     folder = ServiceFolder(Path(argv[0]))
     if len(argv) > 1:
-        # A server that inherited the descriptor would keep the lock after its supervisor was killed.
+        # Close the descriptor in children: a server that inherits it would keep the lock after its supervisor's death.
         os.set_inheritable(int(argv[1]), False)
     else:
         while locks.take(folder.lock) is None:

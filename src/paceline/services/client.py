@@ -1,4 +1,4 @@
-"""A request to a service, with the standard library alone."""
+"""Send a request to a service, using the standard library alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN = 2000
 def call(
     uri: str, data: object, *, key: str | None = None, timeout_s: float = _TIMEOUT_S, certificate: str | None = None
 ) -> object:
-    """Send a request to the service and return its response.
+    """Send a request to a service, and return the service's response.
 
     Args:
         uri: URL of the scoring endpoint.
@@ -28,7 +28,7 @@ def call(
 
     Raises:
         ServiceError: The data can't be encoded as JSON.
-        ServiceFailedError: The service responded with an error; `status` has its number.
+        ServiceFailedError: The service responded with an error, whose number is in `status`.
         EngineError: The service did not respond.
     """
     request = urllib.request.Request(uri, data=as_body(data), method="POST")
@@ -38,7 +38,7 @@ def call(
     context = ssl.create_default_context(cafile=None) if uri.startswith("https:") else None
     if context is not None and certificate is not None:
         context.load_verify_locations(certificate)
-    # No proxy: services run on this machine or in its network.
+    # Use no proxy: services run on this machine or in its network.
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if context is not None:
         handlers.append(urllib.request.HTTPSHandler(context=context))
@@ -55,7 +55,7 @@ def call(
 
 
 def as_body(data: object) -> bytes:
-    """Encode the body of a request.
+    """Encode the data of a request as the bytes of its body.
 
     Raises:
         ServiceError: The data is neither text, bytes nor JSON-serializable.
@@ -74,7 +74,7 @@ def as_body(data: object) -> bytes:
 
 
 def as_value(body: bytes, content_type: str) -> object:
-    """Decode the body of a response."""
+    """Decode the body of a response: JSON to Python values, text to str, else bytes."""
     if content_type == "application/json":
         return json.loads(body)
     try:

@@ -1,4 +1,4 @@
-"""Create services, and send requests to their supervisors."""
+"""Create services, and ask their supervisors for changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paceline.system.listening import is_loopback
 from paceline.targets import configured
 
 _PAUSE_S = 0.05
-#: Kinds of targets that can serve on other hosts.
+#: Kinds of compute targets that can serve models on other hosts.
 _KINDS = ("ssh", "slurm")
 
 
@@ -43,15 +43,15 @@ def deploy(
     tags: Mapping[str, object] | None = None,
     description: str = "",
 ) -> ServiceFolder:
-    """Create and start a service. Return at once.
+    """Create and start a service, and return without waiting for it.
 
-    port: None or 0 for a free port, which the service keeps.
+    port: Port to listen at. With None or 0, the service chooses a free port and keeps it.
     auth: Whether requests need a key; by default only where other machines can reach the host.
     tls: Files of certificate and key.
     overwrite: Update an existing service of this name.
 
     Raises:
-        UserError: Any mistake that can be detected before a process starts.
+        UserError: An argument is wrong. All mistakes that can be detected before a process starts are reported.
     """
     store.check_name(name)
     check_workers(workers)
@@ -102,9 +102,9 @@ def update(
     why: str,
     source_of: Revision | None = None,
 ) -> DesiredState:
-    """Request a new revision; the served one stays meanwhile.
+    """Request a new revision. The service answers with its present revision meanwhile.
 
-    source_of: Copy the source of this revision instead of the current source folder.
+    source_of: Copy the source folder of this revision instead of the current source folder.
     """
     if workers is not None:
         check_workers(workers)
@@ -117,7 +117,7 @@ def update(
 
 
 def rollback(folder: ServiceFolder, number: int | None = None) -> DesiredState:
-    """Request an earlier revision.
+    """Request that the service goes back to an earlier revision.
 
     Raises:
         ServiceError: The service has no such revision.
@@ -136,10 +136,10 @@ def rollback(folder: ServiceFolder, number: int | None = None) -> DesiredState:
 
 
 def request(folder: ServiceFolder, **changes: object) -> DesiredState:
-    """Request another state, number of workers or existing revision."""
+    """Request another state, another number of workers or an existing revision."""
     with store.editing(folder):
         record, last = store.stored(folder), store.desired(folder)
-        # After a failed update, requests build on the served revision.
+        # After a failed update, build further requests on the served revision, not on the one that failed.
         if record.settled == last.serial and record.revision is not None:
             changes = {"revision": record.revision, "workers": record.workers or 1, **changes}
         target = store.set_desired(folder, **changes)
@@ -155,7 +155,7 @@ def wait(
     timeout_s: float | None = None,
     on_look: Callable[[ServiceRecord], object] | None = None,
 ) -> ServiceRecord:
-    """Block until the request is settled or superseded. Return the record.
+    """Block until the request is settled or superseded. Return the service's record.
 
     Raises:
         ServiceFailedError: The request failed or timed out; the message has the reason.
@@ -181,8 +181,8 @@ def wait(
 
 
 def end(folder: ServiceFolder, state: str) -> None:
-    """Request DOWN or GONE, and wait for the end."""
-    # The open file outlives the folder, and stays locked until the last process of the supervisor has ended.
+    """Request the state DOWN or GONE, and wait until the supervisor has ended."""
+    # The lock file, open here, outlives the folder, and stays locked until the supervisor's last process has ended.
     fd = os.open(folder.lock, os.O_RDONLY | os.O_CLOEXEC)
     try:
         serial = request(folder, state=state).serial
@@ -226,7 +226,7 @@ def _make(folder: ServiceFolder, record: ServiceRecord, spec: RevisionSpec, work
         lock_fd = locks.take(hidden.lock)
         assert lock_fd is not None, "no other process knows this file"
         try:
-            # Fails if the folder exists and is not empty: of two concurrent deployments the second stops here.
+            # Fails if the folder exists and is not empty, so the second of two concurrent deployments stops here.
             os.rename(hidden.path, folder.path)
             store.start_supervisor(folder, lock_fd)
         finally:
@@ -276,7 +276,7 @@ def _checked_tls(tls: tuple[str, str] | None) -> tuple[str | None, str | None]:
 
 
 def _check_target(workspace_dir: Path, target: str) -> bool:
-    """Raise unless the target can serve. Return whether other machines reach its nodes."""
+    """Raise unless the target can serve. Return True if other machines can reach its nodes."""
     config = configured.read(workspace_dir, target)
     if config.kind == configured.LOCAL:
         return False

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from paceline.system.files import PathAttribute
 
-#: Environment variable of all processes that a supervisor starts; its value is the service's folder.
+#: Environment variable of all processes that a supervisor starts. Its value is the path of the service's folder.
 MARK = "PACELINE_SERVICE_DIR"
 
 
@@ -72,9 +72,9 @@ class RevisionFolder:
         return int(self.path.name)
 
     def model(self, index: int) -> Path:
-        """Return the copy of a model that was given by path."""
+        """Return the path of the copy of a model that was given by path."""
         return self.models / str(index)
 
     def hashes(self, index: int) -> Path:
-        """Return a model's SHA-256 digests as sha256sum does."""
+        """Return the path of a model's SHA-256 digests, a file in the format of sha256sum."""
         return self.path / "hashes" / str(index)

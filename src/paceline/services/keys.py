@@ -1,6 +1,6 @@
 """The two keys of a service.
 
-A request needs either, so one can be used while the other changes.
+A request needs one of the keys, so clients can use one key while the other one is replaced.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ def new() -> str:
 
 
 def make(folder: ServiceFolder) -> None:
-    """Write two new private keys unless the service has keys."""
+    """Write two new private keys, unless the service already has keys."""
     if not folder.keys.exists():
         write_json(folder.keys, {name: new() for name in NAMES}, mode=PRIVATE)
 
 
 def read(folder: ServiceFolder) -> tuple[str, str]:
-    """Return (primary, secondary).
+    """Return the service's two keys (primary, secondary).
 
     Raises:
-        ServiceError: The service has no keys, or they belong to another user.
+        ServiceError: The service has no keys, or the keys belong to another user.
     """
     keys = read_json(folder.keys)
     if not isinstance(keys, dict):
@@ -42,12 +42,12 @@ def read(folder: ServiceFolder) -> tuple[str, str]:
 
 
 def changed_ns(folder: ServiceFolder) -> int:
-    """Return when the keys last changed, or 0."""
+    """Return when the keys last changed, in nanoseconds, or 0 without keys."""
     return (stamp_of(folder.keys) or (0, 0, 0))[1]
 
 
 def change(folder: ServiceFolder, which: str, value: str | None = None) -> str:
-    """Replace one key and return it.
+    """Replace one of the two keys, and return the new key.
 
     Raises:
         ServiceError: The service has no keys, or `which` is neither "primary" nor "secondary".

@@ -17,20 +17,20 @@ from typing import TypeAlias
 from paceline.errors import ServiceError
 from paceline.system.listening import listen_at
 
-#: Connections that wait to be accepted; the kernel's own limit (net.core.somaxconn) may be lower.
+#: Most connections that wait to be accepted. The kernel's own limit (net.core.somaxconn) may be lower.
 _BACKLOG = 4096
 
 #: The path of a socket, or (host, port).
 Place: TypeAlias = "str | tuple[str, int]"
 
 _CHUNK = 1 << 16
-#: How long a client waits for a server to start.
+#: Seconds that a client's connection waits for a server to start.
 _PATIENCE_S = 300.0
 _PAUSE_S = 0.05
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Return a listening socket. port: 0 for a free one.
+    """Return a listening socket. port: 0 for any free port.
 
     Raises:
         ServiceError: The port is taken or forbidden, or the host is not an address of this machine.
@@ -44,7 +44,7 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 def check_free(host: str, port: int) -> None:
-    """Raise unless a service could listen there.
+    """Raise unless a service could listen at this host and port.
 
     Raises:
         ServiceError: As for `open_listener`.
@@ -61,13 +61,13 @@ def _reason(error: OSError, host: str, port: int) -> str:
 
 
 class ConnectionRelay:
-    """A thread that relays connections to `place`; without a place they wait."""
+    """A thread that relays connections to `place`, and lets them wait if it is None."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.place: Place | None = None
         self._listener = listener.dup()
         self._loop = asyncio.new_event_loop()
-        #: asyncio has only weak references to tasks.
+        #: References that keep the tasks alive: asyncio itself has only weak references to tasks.
         self._tasks: set[asyncio.Task[None] | None] = set()
         self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
         self._thread.start()
@@ -78,7 +78,7 @@ class ConnectionRelay:
         return len(self._tasks)
 
     def close(self) -> None:
-        """Close all connections and the socket."""
+        """Close all connections and this thread's copy of the listening socket."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._listener.close()
@@ -129,7 +129,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while data := await reader.read(_CHUNK):
             writer.write(data)
             await writer.drain()
-        # The other direction may have something to say still.
+        # End only this direction: the other side may still send data in the other direction.
         if writer.can_write_eof():
             writer.write_eof()
     except OSError:

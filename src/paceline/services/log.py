@@ -15,11 +15,11 @@ _PAUSE_S = 0.1
 
 
 def shorten(folder: ServiceFolder, most_bytes: int = _MOST_BYTES) -> None:
-    """Move a log over its limit to `old_log`, replacing the previous one."""
+    """Move a log that exceeds its limit to `old_log`, replacing the previous old log."""
     try:
         if folder.log.stat().st_size <= most_bytes:
             return
-        # Copy and truncate instead of renaming: servers have the file open for appending.
+        # Copy and truncate the log instead of renaming it: servers have the file open for appending.
         shutil.copyfile(folder.log, folder.old_log)
         os.truncate(folder.log, 0)
     except OSError:
@@ -27,7 +27,7 @@ def shorten(folder: ServiceFolder, most_bytes: int = _MOST_BYTES) -> None:
 
 
 def last_lines(folder: ServiceFolder, count: int) -> str:
-    """Return the last `count` lines with their line ends."""
+    """Return the last `count` lines of the log with their line ends."""
     if count < 1:
         return ""
     text = b""
@@ -45,7 +45,7 @@ def follow(folder: ServiceFolder, is_over: Callable[[], bool]) -> Iterator[str]:
     """Yield whole lines added to the log from now on, until `is_over`."""
     tail = GrowingLog(folder.log, folder.log.stat().st_size if folder.log.exists() else 0)
     while True:
-        # Check before reading, so that the last lines are not lost.
+        # Check for the end before reading, so that the last lines are not lost.
         over = is_over()
         if text := tail.new():
             yield text
@@ -55,9 +55,9 @@ def follow(folder: ServiceFolder, is_over: Callable[[], bool]) -> Iterator[str]:
 
 
 class GrowingLog:
-    """An incremental reader of a log, from byte `at` on.
+    """An incremental reader of a log, which starts at byte `at`.
 
-    It restarts after a truncation.
+    It starts again at byte 0 after the log was truncated.
     """
 
     def __init__(self, path: Path, at: int = 0) -> None:

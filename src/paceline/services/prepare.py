@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
 
 
 def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[str], None]) -> tuple[Built, NodeSetup]:
-    """Return a built environment, and its processes' setup.
+    """Build the environment if necessary. Return it, and the setup of its processes.
 
     say: called with each line of progress.
 
@@ -56,7 +56,7 @@ def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[st
     environments = EnvironmentStore(workspace_dir / "environments")
     built = environments.ensure(environment, environment.python or sys.executable, say)
     say(f"environment {built.key} is ready ({time.monotonic() - started:.1f} s)")
-    # The programs of a layer come before those of its base, as for a run.
+    # On PATH, the programs of a layer come before the programs of its base, as in a run.
     folders = [str(built.bin_dir), *([os.path.dirname(built.base_python)] if built.is_layered else [])]
     return built, NodeSetup(
         python=str(built.python),
@@ -69,7 +69,7 @@ def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[st
 class Preparation:
     """A build in progress; call `poll` until `setup` or `failure` is set.
 
-    held: locks that keep `env prune` from removing the environment.
+    held: locks that keep `env prune` from removing the environment meanwhile.
     """
 
     def __init__(self, folder: ServiceFolder, revision: Revision, *, is_here: bool = True) -> None:
@@ -80,7 +80,7 @@ class Preparation:
         self.held = contextlib.ExitStack()
         environment = revision.environment
         if not is_here:
-            # The node of the run builds it.
+            # A remote run builds the environment on its node.
             self.setup = NodeSetup(python="")
         elif environment.needs_build:
             self._start()
@@ -90,7 +90,7 @@ class Preparation:
             self.setup = NodeSetup(python=environment.python or sys.executable)
 
     def poll(self) -> bool:
-        """Return True once the build has ended."""
+        """Return True once the build has ended or none was needed."""
         if self._process is None or self._process.poll() is None:
             return self._process is None
         process, self._process = self._process, None
@@ -105,7 +105,7 @@ class Preparation:
                 self.held.enter_context(store.hold(Built.from_json(outcome["built"])))
                 self.setup = NodeSetup.from_json(outcome["setup"])
             except EnvironmentBuildError:
-                # Pruned between the end of the build and this lock.
+                # The environment was pruned between the end of the build and this lock.
                 self._start()
                 return False
         return True
@@ -115,9 +115,9 @@ class Preparation:
         return self._process.pid if self._process is not None else None
 
     def stop(self) -> None:
-        """Kill the build, and release the environment."""
+        """Kill the build, and release the lock on the environment."""
         if self._process is not None:
-            # First the package builders: they hold the environment's lock, and can't be found without their parents.
+            # First kill the package builders, which hold the environment's lock: they are found through their parents.
             processes.kill_descendants(self._process.pid)
             self._process.kill()
             self._process.wait()
@@ -128,7 +128,7 @@ class Preparation:
         self._folder.revision(self._number).prepared.unlink(missing_ok=True)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "paceline.services.prepare", str(self._folder.path), str(self._number)],
-            # Without the variable that protects supervisors from being killed with a build.
+            # Leave out the variable that protects supervisors from being killed with a build.
             env={name: text for name, text in os.environ.items() if name != processes.SUPERVISOR_VARIABLE}
             | {MARK: str(self._folder.path)},
             stdin=subprocess.DEVNULL,

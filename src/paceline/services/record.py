@@ -24,11 +24,11 @@ HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
 #: No server can be started; an update may help.
 FAILED = "Failed"
-#: A user stopped it.
+#: A user has stopped the service.
 STOPPED = "Stopped"
 NOT_RESPONDING = "NotResponding"
 
-#: States in which a service has no supervisor, and needs none.
+#: States in which a service has no supervisor and needs none.
 AT_REST = frozenset({FAILED, STOPPED})
 
 
@@ -90,7 +90,7 @@ class Revision(_Data):
 
     source_directory: origin of the script's folder; `source/` of the revision's folder has the copy. snapshot_id: of that copy.
     variables: environment variables of the script.
-    why: reason for people, such as "models digits:4" or "reload".
+    why: reason for the revision, shown to people, such as "models digits:4" or "reload".
     """
 
     number: int
@@ -119,9 +119,9 @@ class Revision(_Data):
 
 @dataclass(frozen=True, kw_only=True)
 class DesiredState(_Data):
-    """The state, revision and size that users ask of a service.
+    """The state, revision and number of processes that users want for a service.
 
-    serial: increases with each request; the supervisor's record has the last serial that it settled.
+    serial: increases with each request. The service's record has the serial that the supervisor settled last.
     state: UP, DOWN or GONE. workers: number of model processes.
     """
 
@@ -141,7 +141,7 @@ class ServiceRecord(_Data):
     host, port: listening address; port 0 until the first start. has_keys: requests need a key. scheme: "http" or "https".
     since_utc: time of the last change of state.
     revision, workers: served now; None before the first. served: all revisions that were ever served, oldest first.
-    settled: serial of the last settled request. failure: why that request, or the service, failed.
+    settled: serial of the last settled request. failure: why that request or the whole service failed.
     updating: revision in preparation. restarts: how often a dead server was started again; last_end: how and when it last died.
     owner: the supervising process. run_id: the run that serves on another machine. note: where that is, for users.
     """

@@ -41,13 +41,13 @@ from paceline.targets import configured
 _LISTENS = re.compile(r"^paceline: this service listens at port (\d+) of (\S+)$", re.MULTILINE)
 _LOOK_S = 0.5
 _PAUSE_S = 0.1
-#: Added to `drain_s`.
+#: Seconds to wait for the end of canceled runs, in addition to the default of `drain_s`.
 _END_S = 60.0
 
 
 @dataclass
 class _Served:
-    """A run that serves a revision.
+    """A run whose worker serves a revision.
 
     keys_time: version of its keys (`keys.changed_ns`). port: the server's port on its node, once known. address: the node's own
     address, or "-". forward: the ssh process that forwards to the server.
@@ -68,9 +68,9 @@ class _Served:
 
 
 class RemoteServer:
-    """Stands for `paceline.services.server.Server` where the target is another machine."""
+    """The counterpart of `paceline.services.server.Server` for a server on another machine."""
 
-    #: A run gets its keys at its start: new keys need a new run.
+    #: Whether `reload` suffices for new keys: no, because a run gets its keys at its start, so new keys need a new run.
     takes_keys = False
 
     def __init__(self, folder: ServiceFolder, listener: socket.socket, target: str) -> None:
@@ -79,7 +79,7 @@ class RemoteServer:
         self._relay = ConnectionRelay(listener)
         self._present: _Served | None = None
         self._next: _Served | None = None
-        #: Runs that still answer their open requests.
+        #: Former runs that still answer their open requests.
         self._retired: list[_Served] = []
         self._refused: tuple[str, str] | None = None
         self._next_look_s = 0.0
@@ -96,7 +96,7 @@ class RemoteServer:
 
     @property
     def pids(self) -> set[int]:
-        """Processes of this machine that belong to the server."""
+        """The processes of this machine that belong to the server, such as ssh."""
         return {each.forward.pid for each in self._all() if each.forward is not None}
 
     @property
@@ -117,33 +117,33 @@ class RemoteServer:
         return f"It is {run}, which answers at http://{served.node}:{served.port} too, with the same keys.{until}"
 
     def start(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
-        """Submit the run, or adopt the run of a previous supervisor."""
+        """Submit a run that serves, or adopt the run of a previous supervisor."""
         self._present = self._adopted(tag, revision, workers) or self._submitted(tag, record, revision, workers)
         self._next_look_s = 0.0
 
     def change(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
-        """Submit a run of another revision beside the present one."""
+        """Submit a run of another revision. The present run serves meanwhile."""
         if self._next is not None:
             self._retire(self._next)
         self._next = self._submitted(tag, record, revision, workers)
         self._next_look_s = 0.0
 
     def keep(self, *arguments: object) -> None:
-        """Do nothing: the present run does not know the other revision."""
+        """Do nothing: unlike a local server, a run never reads a changed configuration."""
 
     def reload(self) -> None:
-        """Do nothing: a run gets everything at its start."""
+        """Do nothing: a run gets its configuration and keys only at its start."""
 
     @property
     def answers(self) -> bool:
-        """Whether the server is ready."""
+        """Whether the server of the present run is ready."""
         return self._present is not None and self._present.is_ready and self._present.ended is None
 
     def is_ready(self, tag: str) -> bool:
         self._look()
         for served in (self._next, self._present):
             if served is not None and served.tag == tag and served.is_ready:
-                # Switch before retiring the other run, so that no connection goes to it.
+                # Switch new connections before retiring the other run, so that none of them goes to it.
                 self._relay.place = served.place
                 if served is self._next:
                     before, self._present, self._next = self._present, served, None
@@ -165,7 +165,7 @@ class RemoteServer:
         return None if self._present is None else self._present.ended
 
     def stop(self) -> None:
-        """Cancel the runs, and wait until they have ended."""
+        """Cancel all runs of the service, and wait until they have ended."""
         served = self._all()
         for each in served:
             self._retire(each)
@@ -176,7 +176,7 @@ class RemoteServer:
         self._relay.close()
 
     def leave(self) -> None:
-        """Leave the present run to the next supervisor, and cancel an update."""
+        """Leave the present run to the next supervisor, and cancel an update's run."""
         if self._next is not None:
             self._retire(self._next)
         for each in self._all():
@@ -186,7 +186,7 @@ class RemoteServer:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def clear(self) -> None:
-        """Forget the present run, which has ended."""
+        """Cancel and forget all runs, after the present run has ended."""
         for each in self._all():
             self._retire(each)
             self._drop(each)
@@ -208,7 +208,7 @@ class RemoteServer:
         write_json(self._memory, {"run_id": served.folder.run_id, "tag": served.tag, "keys": served.keys_time})
 
     def _adopted(self, tag: str, revision: Revision, workers: int) -> _Served | None:
-        """Return a previous supervisor's run of this revision."""
+        """Return the run of this revision that a previous supervisor started, or None."""
         known = read_json(self._memory)
         if not isinstance(known, dict):
             return None
@@ -238,7 +238,7 @@ class RemoteServer:
             package(self._folder.workspace_dir, spec, place, name=self._folder.name, workers=workers, elsewhere=True)
             run = submit(
                 self._job(record, revision, workers),
-                SourceCopy(directory=place, is_whole=True),  # the models are a part of it
+                SourceCopy(directory=place, is_whole=True),  # the models are a part of the folder
                 self._folder.workspace_dir,
                 f"service-{self._folder.name}",
                 tags={"service": self._folder.name, "revision": str(revision.number)},
@@ -254,7 +254,7 @@ class RemoteServer:
     def _job(self, record: ServiceRecord, revision: Revision, workers: int) -> Job:
         environment = revision.environment
         needed = server_versions()
-        # Add the server's packages; to an existing interpreter only those that it lacks.
+        # Add the server's packages. For an existing interpreter, a layer adds only those that the interpreter lacks.
         environment = replace(
             environment,
             layered=environment.layered or not environment.needs_build,
@@ -269,7 +269,7 @@ class RemoteServer:
             arguments=tuple(words),
             compute_target=self._target,
             environment=environment,
-            # Normal priority, to respond quickly beside workers that compute.
+            # Run at normal priority, to respond quickly beside workers that compute.
             environment_variables={"PACELINE_SCHEDULING": "normal", **revision.variables},
             secrets={name: f"env:{name}" for name in self._values(record)},
             grace_period_seconds=drain_s + 5.0,
@@ -297,7 +297,7 @@ class RemoteServer:
             served.forward.wait()
             served.forward = None
 
-    # --- how they stand
+    # --- the state of the runs
 
     def _look(self) -> None:
         if time.monotonic() < self._next_look_s:
@@ -327,14 +327,14 @@ class RemoteServer:
         if served.port is None or served.node is None:
             return
         if served.forward is not None and served.forward.poll() is not None:
-            served.forward = None  # the connection broke; make another one
+            served.forward = None  # the ssh connection broke, so make another one
         if self._kind == "ssh" and served.forward is None:
             served.forward, served.place = self._forwarded(served.node, served.port)
             if served is self._present and served.is_ready:
                 self._relay.place = served.place
         if served.is_ready:
             return
-        # Try the node's name, and the address that the server reports: this machine may not resolve the name.
+        # Try the node's name and the address that the server reports, because this machine may not resolve the name.
         hosts = [served.node, *([served.address] if served.address != "-" else [])]
         places: list[Place | None] = [served.place] if self._kind == "ssh" else [(host, served.port) for host in hosts]
         for place in places:
@@ -346,9 +346,9 @@ class RemoteServer:
         if not record.attempts:
             return
         path = served.folder.rank_log(record.attempts[-1].number, 0)
-        if served.log is None or served.log.path != path:  # each attempt has its own log
+        if served.log is None or served.log.path != path:  # each attempt of the run has a log of its own
             served.log = GrowingLog(path)
-        # On a full disk the log lacks these lines, and the service continues.
+        # If the disk is full, the service goes on, and its log lacks these lines.
         with contextlib.suppress(OSError):
             sys.stdout.write(served.log.new())
             sys.stdout.flush()
@@ -356,7 +356,7 @@ class RemoteServer:
     def _forwarded(self, node: str, port: int) -> tuple[subprocess.Popen[bytes], str]:
         target: Any = configured.read(self._folder.workspace_dir, self._target).make()
         if self._scratch is None:
-            # Private to this user, and short: socket paths are limited to 107 bytes.
+            # The folder is private to this user, and its path is short: paths of sockets are limited to 107 bytes.
             self._scratch = Path(tempfile.mkdtemp(prefix="pl-svc-"))
         self._forwards += 1
         path = str(self._scratch / str(self._forwards))

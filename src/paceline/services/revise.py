@@ -1,6 +1,6 @@
-"""Write revisions, and make the server's configuration from them.
+"""Write revisions of a service, and make the server's configuration from them.
 
-A revision's description is written last: without it the revision does not count.
+The file with a revision's description is written last: a folder without this file does not count as a revision.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from paceline.system.files import PRIVATE, remove_tree, write_json
 
 
 def write(folder: ServiceFolder, spec: RevisionSpec, *, why: str, source_of: Revision | None = None) -> Revision:
-    """Write the next revision. Needs `store.editing`.
+    """Write the next revision. The caller holds the lock of `store.editing`.
 
-    source_of: Copy the source of this revision instead of the current source folder.
+    source_of: Copy the source folder of this revision instead of the current source folder.
 
     Raises:
         UserError: A model is missing or has changed, the source can't be copied, or the server refuses a setting.
@@ -38,7 +38,7 @@ def write(folder: ServiceFolder, spec: RevisionSpec, *, why: str, source_of: Rev
         try:
             made = _fill(folder, place, spec, why=why, source_of=source_of)
             check_served(folder, made)
-            # Written last, and private: variables may be secrets.
+            # Write the description last, and readable only by this user, because variables may be secrets.
             write_json(place.description, made.to_json(), mode=PRIVATE)
         except BaseException:
             remove_tree(place.path)
@@ -83,7 +83,7 @@ def _fill(
 
 
 def spec_of(folder: ServiceFolder, revision: Revision) -> RevisionSpec:
-    """Return the spec that a revision was made from."""
+    """Return the spec that describes an existing revision."""
     return RevisionSpec(
         models=tuple(
             model.id or folder.revision(revision.number).model(index) / str(model.file)
@@ -98,10 +98,10 @@ def spec_of(folder: ServiceFolder, revision: Revision) -> RevisionSpec:
 
 
 def check_served(folder: ServiceFolder, revision: Revision) -> None:
-    """Build the server's configuration to check the revision.
+    """Build the server's configuration, to check the revision before anything is served.
 
     Raises:
-        ServiceError: The server would refuse it.
+        ServiceError: The server would refuse the configuration.
     """
     try:
         config_of(folder, revision, workers=1, python=None, environment={})
@@ -110,7 +110,7 @@ def check_served(folder: ServiceFolder, revision: Revision) -> None:
 
 
 def _model(place: RevisionFolder, index: int, model: FoundModel) -> RevisionModel:
-    """Describe a model, and copy it unless registered."""
+    """Return the record of a model. Copy the model's files, unless it is registered."""
     if model.id is None:
         model.copy_into(place.model(index))
     else:
@@ -129,7 +129,7 @@ def _copy_source(folder: ServiceFolder, place: RevisionFolder, spec: RevisionSpe
             f"entry_script {spec.entry_script!r} is left out of the copy of {spec.source_directory!r} by .amlignore or "
             ".gitignore. Let the script in."
         )
-    # Copy: scripts write beside themselves, and pruning removes snapshots that no run uses.
+    # Copy the snapshot, because scripts write beside themselves, and pruning removes snapshots that no run uses.
     shutil.copytree(taken.path, place.source, symlinks=True)
     return taken.id
 
@@ -144,7 +144,7 @@ def config_of(
     environment: Mapping[str, str],
     **where: Any,
 ) -> ServerConfig:
-    """Return the configuration with which a server serves this revision.
+    """Return the configuration with which a server serves this revision of a service.
 
     python: Interpreter of the model processes.
     environment: Variables of the model processes.
@@ -157,7 +157,7 @@ def config_of(
     place = folder.revision(revision.number)
     models = []
     for index, model in enumerate(revision.models):
-        # Look the path up each time: the workspace may have moved.
+        # Look the path up each time, because the workspace may have moved.
         is_registered = model.id is not None
         path = find_model(folder.workspace_dir, model.id).path if is_registered else place.model(index)
         models.append(

@@ -1,4 +1,4 @@
-"""Checked descriptions of a revision, and the models that they name."""
+"""Checked specs of requested revisions, and the models that they name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_WORKERS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class RevisionSpec:
-    """A requested revision, before anything is written.
+    """A requested revision of a service, before anything is written.
 
     models: references ("digits:3"), registered models, or paths of files and folders.
     entry_script: relative to source_directory; None serves the model as it is.
@@ -44,7 +44,7 @@ def make_spec(
     environment_variables: Mapping[str, object] | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> RevisionSpec:
-    """Check a request's values and return its spec.
+    """Check the values of a request, and return the spec that they make.
 
     Raises:
         ServiceError: No model is given, the script is missing, or a value is not valid.
@@ -63,13 +63,13 @@ def make_spec(
 
 
 def changed_spec(before: RevisionSpec, *, settings: Mapping[str, object] | None = None, **changes: Any) -> RevisionSpec:
-    """Return the spec with these changes. Unnamed settings keep their values."""
+    """Return the spec with these changes. Settings that are not named keep their values."""
     both = {**before.settings, **(settings or {})}
     return replace(before, settings=as_settings(both), **changes)
 
 
 def as_models(models: object) -> tuple[object, ...]:
-    """Return one or several models as a tuple.
+    """Return a tuple of models, given one model or several.
 
     Raises:
         ServiceError: No model is given.
@@ -82,7 +82,7 @@ def as_models(models: object) -> tuple[object, ...]:
 
 
 def as_settings(values: Mapping[str, object]) -> ServingOptions:
-    """Return the settings with these values; None means the server's default.
+    """Return the settings with the given values. The value None means the server's default.
 
     Raises:
         ServiceError: A name is unknown. The values are checked when the revision is written.
@@ -109,10 +109,10 @@ def as_variables(values: Mapping[str, object] | None) -> dict[str, str]:
 
 
 def check_workers(workers: object) -> int:
-    """Return the number of workers if it is valid.
+    """Return the number of workers, or raise if it is not valid.
 
     Raises:
-        ServiceError: It is not a whole number from 1 to 1024.
+        ServiceError: The number is not a whole number from 1 to 1024.
     """
     if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= _MOST_WORKERS:
         raise ServiceError(
@@ -133,7 +133,7 @@ def check_environment(environment: object) -> None:
 
 
 def script_of(entry: Any, source: Any) -> tuple[str | None, str | None]:
-    """Return the script's relative path, and its folder.
+    """Return the script's path relative to its source folder, and that folder.
 
     Raises:
         ServiceError: The script is missing, or is not in that folder.
@@ -171,10 +171,10 @@ def script_of(entry: Any, source: Any) -> tuple[str | None, str | None]:
 class FoundModel:
     """The files of a model to serve.
 
-    id: its version in the registry ("digits:3"); None outside.
+    id: its version in the registry ("digits:3"); None for files outside of the registry.
 
     environment: exact environment of the run that made it, if known.
-    digests: SHA-256 of each file by its name below `path`; empty outside of the registry.
+    digests: SHA-256 of each file, by its name below `path`. Empty for files outside of the registry.
     known_environment: full record of that environment (`paceline.models.lineage`).
     """
 
@@ -188,7 +188,7 @@ class FoundModel:
     known_environment: dict[str, Any] = field(default_factory=dict)
 
     def copy_into(self, folder: Path) -> None:
-        """Copy a file or folder into a new folder."""
+        """Copy the model's file or folder into a new folder."""
         target = folder / self.path.name
         if self.path.is_dir():
             shutil.copytree(self.path, target)
@@ -196,14 +196,14 @@ class FoundModel:
             copy_whole(self.path, target)
 
     def hash_lines(self) -> str:
-        """Return the digests in the format of sha256sum."""
+        """Return the digests as lines in the format of sha256sum."""
         return "".join(f"{digest}  {name}\n" for name, digest in sorted(self.digests.items()))
 
 
 def find_model(workspace_dir: Path, reference: object) -> FoundModel:
     """Find a registered model, or a file or folder.
 
-    A string is a path if it has a `/` or begins with a dot.
+    A string counts as a path if it has a `/` or begins with a dot.
 
     Raises:
         UserError: The model does not exist, or its files have changed since its registration.

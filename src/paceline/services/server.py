@@ -21,19 +21,19 @@ from paceline.system import processes
 from paceline.system.detached_process import library_dir
 from paceline.system.files import PRIVATE, remove_tree, write_json
 
-#: Added to `drain_s`.
+#: Seconds to wait for the server's end, in addition to `drain_s`.
 _STOP_S = 10.0
 #: Lines of a dead server's log in an error message.
 _LINES = 12
 
-#: A server without a heartbeat for so long counts as hung. A guess: far above any delay on a busy machine.
+#: Seconds without a heartbeat after which a server counts as hung. A guess: far above any delay on a busy machine.
 SILENT_S = 60.0
 
 
 class Server:
     """The server process of a service on this machine.
 
-    tag: identifies a configuration in its state.
+    tag: text that identifies a configuration in the server's state.
     """
 
     def __init__(self, folder: ServiceFolder, listener: socket.socket) -> None:
@@ -52,9 +52,9 @@ class Server:
         """The processes that this object has started."""
         return set() if self._process is None else {self._process.pid}
 
-    #: Whether `reload` suffices for new keys.
+    #: Whether `reload` suffices to make the server use new keys.
     takes_keys = True
-    #: The run of a server on another machine, and where it is.
+    #: Always None here: the run of a server on another machine, and a sentence on where it runs.
     run_id: str | None = None
     note: str | None = None
 
@@ -63,7 +63,7 @@ class Server:
         return self._process.pid if self._process is not None else None
 
     def start(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
-        """Start the server with this revision.
+        """Start the server, which serves this revision.
 
         Raises:
             OSError: No process can be started, or the disk can't be written.
@@ -72,7 +72,7 @@ class Server:
         folder = self._folder
         remove_tree(folder.server)
         folder.server.mkdir(mode=0o700)
-        if self._heartbeat is not None:  # of a failed start
+        if self._heartbeat is not None:  # the pipe of a server that failed to start
             self._heartbeat.close()
         self._heartbeat = Heartbeat()
         self.keep(tag, record, revision, workers, setup)
@@ -81,24 +81,24 @@ class Server:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "paceline.serving", str(folder.server_config)],
             env={**inherited(variables), "PYTHONPATH": str(library_dir(folder.workspace_dir)), MARK: str(folder.path)},
-            # Not the script's folder: its modules may shadow those of the library.
+            # Don't start in the script's folder: its modules may shadow those of the library.
             cwd=folder.server,
             stdin=subprocess.DEVNULL,
             pass_fds=(self._listener.fileno(), self._heartbeat.fd),
-            # A process group, to find the remaining processes of a killed server.
+            # A process group of its own, so that the remaining processes of a killed server can be found.
             start_new_session=True,
-            # SIGTERM, so that the server answers its open requests.
+            # The kernel sends SIGTERM if this process dies, so that the server still answers its open requests.
             preexec_fn=processes.ends_with_parent(signal.SIGTERM),  # noqa: PLW1509 - no lock between fork and exec
         )
         self._heartbeat.handed_on()
 
     def change(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
-        """Load this revision, and serve it once it is ready."""
+        """Load this revision beside the present one, and serve it once it is ready."""
         self.keep(tag, record, revision, workers, setup)
         self.reload()
 
     def keep(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
-        """Write the configuration that the server reads."""
+        """Write the configuration file that the server reads at its start and at `reload`."""
         folder = self._folder
         shell = {**os.environ, "PYTHONPATH": os.environ.get("PACELINE_SHELL_PYTHONPATH", "")}
         config = config_of(
@@ -117,16 +117,16 @@ class Server:
             revision=tag,
         )
         self._drain_s = config.drain_s
-        # Variables may be secrets.
+        # Readable only by this user, because variables may be secrets.
         write_json(folder.server_config, config.to_json(), mode=PRIVATE)
 
     def reload(self) -> None:
-        """Tell the server to read its configuration again."""
+        """Tell the server to read its configuration file again, by SIGHUP."""
         if self._process is not None:
             processes.send(self._process.pid, signal.SIGHUP)
 
     def state(self) -> ServerState | None:
-        """Return the server's state; None before its first write."""
+        """Return the state that the server reports, or None before its first report."""
         state = read_state(self._folder.server)
         return state if state is not None and state["pid"] == self.pid else None
 
@@ -142,13 +142,13 @@ class Server:
         return state is not None and (state["state"], state["revision"]) == (READY, tag)
 
     def refusal(self, tag: str) -> str | None:
-        """Return why the server refused a configuration, or None."""
+        """Return why the server refused the configuration with this tag, or None."""
         state = self.state()
         refused = None if state is None else state["refused"]
         return refused["error"] if refused is not None and refused["revision"] == tag else None
 
     def ended(self) -> str | None:
-        """Return how the server ended, or None while it runs. Kill a hung server."""
+        """Return how the server ended, or None while it runs. A hung server is killed first."""
         if self._process is None:
             return None
         if self._process.poll() is None:
@@ -168,11 +168,11 @@ class Server:
         return f"{how} Its last lines:\n{words}" if words else how
 
     def leave(self) -> None:
-        """As `stop`: a local server never outlives its supervisor."""
+        """Stop the server, as `stop` does: a local server never outlives its supervisor."""
         self.stop()
 
     def stop(self) -> None:
-        """End the server after its open requests, and clean up."""
+        """End the server once it has answered its open requests, and clean up."""
         if self._process is None:
             return
         self._process.terminate()
@@ -190,7 +190,7 @@ class Server:
         if self._heartbeat is not None:
             self._heartbeat.close()
             self._heartbeat = None
-        # Model processes have groups of their own.
+        # Find the model processes by a variable, because they have process groups of their own.
         processes.kill_with_variable(MARK, str(self._folder.path))
         processes.reap()
         remove_tree(self._folder.server)
@@ -206,7 +206,7 @@ class Server:
 
 
 class Heartbeat:
-    """A pipe into which one server writes a byte each second (`paceline.serving.front.group`).
+    """A pipe into which the server writes one byte each second (`paceline.serving.front.group`).
 
     A request would not do: a server with all its connections or a full queue is busy, not hung. fd: the write end, which has the
     same number in the server.
@@ -219,12 +219,12 @@ class Heartbeat:
         self._heard_s: float | None = None
 
     def handed_on(self) -> None:
-        """Close this process's copy of the write end."""
+        """Close this process's copy of the write end, once the server has inherited it."""
         self._open.remove(self.fd)
         os.close(self.fd)
 
     def is_silent(self) -> bool:
-        """Return True if heartbeats have stopped for `SILENT_S`."""
+        """Return True if no heartbeat has arrived for `SILENT_S`."""
         with contextlib.suppress(BlockingIOError):
             if os.read(self._read_fd, 4096):
                 self._heard_s = time.monotonic()

@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from paceline.models.model import Model
     from paceline.workspace import Workspace
 
-# `list` is a method of the class.
+# An alias of the builtin, because `list` is a method of the class.
 _Revisions: TypeAlias = "list[Revision]"
 
 _PAUSE_S = 0.05
 
-#: One model or several: registered ones, references such as "digits:3", or paths of files and folders.
+#: The models of a service, one or several: registered models, references such as "digits:3", or paths.
 Models: TypeAlias = "Model | str | os.PathLike[str] | Sequence[Model | str | os.PathLike[str]]"
 
 
 class DeployOptions(ServingOptions, total=False):
-    """Arguments that `Model.deploy` passes on to `Service.deploy`."""
+    """The arguments of `Model.deploy` that it passes on to `Service.deploy`."""
 
     entry_script: str | os.PathLike[str] | None
     source_directory: str | os.PathLike[str] | None
@@ -110,24 +110,24 @@ class Service:
     ) -> Service:
         """Create and start a service.
 
-        Return its handle at once (see `wait_for_deployment`).
+        Return the service's handle without waiting for the start (see `wait_for_deployment`).
 
         Args:
             workspace: Workspace that the service belongs to.
             name: Name of the service.
             models: One or several registered models, references such as "digits:3", or paths of files and folders.
             entry_script: Script with init() and run(), relative to source_directory. Without source_directory, the script's own
-                folder is its source. None serves the one model as it is.
+                folder is its source. None serves a single model without a script.
             source_directory: Folder to copy for the script.
-            environment: Environment of the script. By default that of the run that made the first model, in its exact versions,
-                else this interpreter.
+            environment: Environment of the script. Default: that of the first model's run, in its exact versions;
+                without such a run, this interpreter.
             environment_variables: Variables of the script.
             workers: Number of model processes.
             host: Address to listen at; "0.0.0.0" for all addresses of this machine.
             port: By default a free port, which the service keeps.
-            auth: Whether requests need a key. By default only where other machines can reach the host.
+            auth: Whether requests need a key. The default is True only if other machines can reach the host.
             tls: PEM files of certificate and key.
-            target: Compute target that serves it.
+            target: Compute target that serves the models.
             overwrite: Update an existing service of this name, without losing a request.
             tags: Tags of the service.
             description: Text for people.
@@ -135,7 +135,7 @@ class Service:
                 log_level, allow_origins.
 
         Raises:
-            UserError: Any mistake that can be detected before a process starts.
+            UserError: An argument is wrong. All mistakes that can be detected before a process starts are reported.
         """
         spec = revision_spec.make_spec(
             models,
@@ -163,7 +163,7 @@ class Service:
 
     @staticmethod
     def list(workspace: Workspace) -> dict[str, Service]:
-        """Return all services of the workspace by name."""
+        """Return all services of the workspace, by name."""
         return {folder.name: Service(workspace, folder.name) for folder in store.all_folders(_path(workspace))}
 
     @property
@@ -177,7 +177,7 @@ class Service:
         return self._workspace
 
     def record(self) -> ServiceRecord:
-        """Return the current record. Restart the supervisor if it is missing.
+        """Return the service's current record. Restart the supervisor if it is not running.
 
         Raises:
             ServiceNotFoundError: The service has been deleted.
@@ -191,17 +191,17 @@ class Service:
 
     @property
     def error(self) -> str | None:
-        """Why the start or the last update failed, or None."""
+        """The reason why the start or the last update failed, or None."""
         return self.record().failure
 
     @property
     def scoring_uri(self) -> str | None:
-        """The URL for requests (POST); None while it is unknown."""
+        """The URL to which requests are sent (POST), or None while it is unknown."""
         return self.record().scoring_uri
 
     @property
     def swagger_uri(self) -> str | None:
-        """The URL of the OpenAPI document; None while it is unknown."""
+        """The URL of the service's OpenAPI document, or None while it is unknown."""
         url = self.record().url
         return None if url is None else f"{url}/swagger.json"
 
@@ -212,7 +212,7 @@ class Service:
 
     @property
     def revisions(self) -> _Revisions:
-        """All revisions, oldest first."""
+        """All revisions of the service, oldest first."""
         return store.revisions(self._folder)
 
     def wait_for_deployment(self, show_output: bool = False, timeout_sec: float | None = None) -> ServiceRecord:
@@ -266,12 +266,12 @@ class Service:
             except ServiceFailedError as error:
                 if error.status != 401 or secondary is None:
                     raise
-                # A server reads a new key with a short delay; on another machine, only when it is replaced.
+                # The server gets a new key after a delay; on another machine, only when the server is replaced.
                 return client.call(uri, input_data, key=secondary, timeout_s=timeout_s, certificate=certificate)
         except ServiceFailedError as error:
             if error.status is None or error.status < 500:
                 raise
-            # Only the service's owner may see the reason, in its log.
+            # Name the command that shows the log: only the service's owner may see the reason, which is there.
             raise ServiceFailedError(f"{error} (`paceline service logs {self.name}`)", error.status) from None
 
     def get_logs(self, num_lines: int = 5000) -> str:
@@ -285,15 +285,15 @@ class Service:
     def get_keys(self) -> tuple[str, str]:
         """Return (primary, secondary).
 
-        A request needs one of them as `Authorization: Bearer KEY`.
+        A request needs one of the keys, as `Authorization: Bearer KEY`.
 
         Raises:
-            ServiceError: The service has no keys, or you may not read them.
+            ServiceError: The service has no keys, or you may not read the keys.
         """
         return keys.read(self._folder)
 
     def regen_key(self, key: Literal["primary", "secondary"], set_key: str | None = None) -> str:
-        """Replace one key and return it. The other key stays valid.
+        """Replace one of the two keys, and return the new key. The other key stays valid.
 
         Args:
             key: "primary" or "secondary".
@@ -323,7 +323,7 @@ class Service:
 
         Args:
             models: As for `deploy`.
-            entry_script: As for `deploy`. Naming the script or its folder copies the source again.
+            entry_script: As for `deploy`. If the script or its folder is given, the source is copied again.
             source_directory: As for `deploy`.
             environment: As for `deploy`.
             environment_variables: As for `deploy`.
@@ -355,7 +355,7 @@ class Service:
         return self.wait_for_deployment() if wait else self.record()
 
     def reload(self, wait: bool = True) -> ServiceRecord:
-        """Serve the same models with the current script.
+        """Serve the same models with the script's current source.
 
         Args:
             wait: Block until the revision is served.
@@ -376,7 +376,7 @@ class Service:
 
         Args:
             workers: Number of model processes.
-            wait: Block until they are ready.
+            wait: Block until the model processes are ready.
         """
         revision_spec.check_workers(workers)
         deploy.request(self._folder, workers=workers, why=f"{workers} workers")
@@ -396,12 +396,12 @@ class Service:
         return self.wait_for_deployment() if wait else self.record()
 
     def stop(self, wait: bool = True) -> None:
-        """Stop the service once its requests are answered.
+        """Stop the service once it has answered its open requests.
 
-        `start` listens at the same port again.
+        `start` makes the service listen at the same port again.
 
         Args:
-            wait: Block until it has ended.
+            wait: Block until the service has ended.
         """
         if wait:
             deploy.end(self._folder, DOWN)
@@ -409,19 +409,19 @@ class Service:
             deploy.request(self._folder, state=DOWN)
 
     def start(self, wait: bool = True) -> ServiceRecord:
-        """Start a service that was stopped or has failed.
+        """Start a service that was stopped or that has failed.
 
         Args:
-            wait: Block until it is served.
+            wait: Block until the service answers requests.
         """
         deploy.request(self._folder, state=UP)
         return self.wait_for_deployment() if wait else self.record()
 
     def delete(self, wait: bool = True) -> None:
-        """Stop the service and remove its files.
+        """Stop the service, and remove its files.
 
         Args:
-            wait: Block until it is gone.
+            wait: Block until the service is removed.
         """
         with contextlib.suppress(ServiceNotFoundError, FileNotFoundError):
             if wait:
@@ -430,7 +430,7 @@ class Service:
                 deploy.request(self._folder, state=GONE)
 
     def _present(self) -> Revision:
-        """Return the served revision, or the first desired one."""
+        """Return the served revision, or the desired one before the first is served."""
         record = store.stored(self._folder)
         return store.revision(self._folder, record.revision or store.desired(self._folder).revision)
 

@@ -37,20 +37,20 @@ from paceline.system.detached_process import library_dir
 from paceline.system.files import OWNED, append_line, read_json, remove_tree, write_json
 from paceline.system.names import did_you_mean
 
-# The Azure SDK's own rule.
+# The rule for names of services in the Azure SDK.
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{1,30}[a-z0-9])")
 _LOCK_S = 30.0
 
 _MODULE = "paceline.services"
-#: After so many supervisors that ended before they updated the record, the service counts as failed.
+#: Starts in a row after which a service counts as failed, if each supervisor ended before it updated the record.
 _MOST_STARTS = 3
 
 
 def check_name(name: object) -> str:
-    """Return the name if it is valid.
+    """Return the name of a service, or raise if it is not valid.
 
     Raises:
-        ServiceError: It is not 3 to 32 lower-case letters, digits and dashes, with a letter first and no dash last.
+        ServiceError: The name is not 3 to 32 lower-case letters, digits and dashes, a letter first and no dash last.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ServiceError(
@@ -69,7 +69,7 @@ def folder_of(workspace_dir: Path, name: object) -> ServiceFolder:
 
     Raises:
         ServiceError: The name is not valid.
-        ServiceNotFoundError: No service has this name; the message lists the names there are.
+        ServiceNotFoundError: No service has this name. The message lists the names of existing services.
     """
     folder = ServiceFolder(services_dir(workspace_dir) / check_name(name))
     if not folder.record.exists():
@@ -89,7 +89,7 @@ def all_folders(workspace_dir: Path) -> list[ServiceFolder]:
 
 
 def stored(folder: ServiceFolder) -> ServiceRecord:
-    """Read the record without checking the supervisor.
+    """Read the service's record from disk, without checking the supervisor.
 
     Raises:
         ServiceNotFoundError: The record is unreadable: the service has been deleted.
@@ -101,7 +101,7 @@ def stored(folder: ServiceFolder) -> ServiceRecord:
 
 
 def change(folder: ServiceFolder, record: ServiceRecord, **changes: Any) -> ServiceRecord:
-    """Write the changed record, and log a new state. Only the holder of the lock may call it."""
+    """Write the changed record, and log a new state. The caller holds the service's lock."""
     now = utc_now()
     new = dataclasses.replace(record, **changes)
     if new == record:
@@ -124,7 +124,7 @@ def change(folder: ServiceFolder, record: ServiceRecord, **changes: Any) -> Serv
 
 
 def revision(folder: ServiceFolder, number: int) -> Revision:
-    """Read one revision.
+    """Read one revision of a service.
 
     Raises:
         ServiceError: The service has no such revision.
@@ -137,7 +137,7 @@ def revision(folder: ServiceFolder, number: int) -> Revision:
 
 
 def revisions(folder: ServiceFolder) -> list[Revision]:
-    """Read all revisions, oldest first."""
+    """Read all revisions of a service, oldest first."""
     loaded = []
     with contextlib.suppress(OSError):
         for path in folder.revisions.iterdir():
@@ -147,14 +147,14 @@ def revisions(folder: ServiceFolder) -> list[Revision]:
 
 
 def desired(folder: ServiceFolder) -> DesiredState:
-    """Read the desired state."""
+    """Read the desired state of a service."""
     data = read_json(folder.wanted)
     return DesiredState.from_json(data) if isinstance(data, dict) else DesiredState(serial=0)
 
 
 @contextlib.contextmanager
 def editing(folder: ServiceFolder) -> Iterator[None]:
-    """Hold the lock of the desired state and of the revisions.
+    """Hold the lock that guards the desired state and the revisions.
 
     Raises:
         ServiceError: Another process held the lock for too long.
@@ -167,7 +167,7 @@ def editing(folder: ServiceFolder) -> Iterator[None]:
 
 
 def set_desired(folder: ServiceFolder, **changes: Any) -> DesiredState:
-    """Write the next desired state. Needs `editing`."""
+    """Write the next desired state. The caller holds the lock of `editing`."""
     last = desired(folder)
     new = dataclasses.replace(
         last, serial=last.serial + 1, by=user_name(), time_utc=utc_now(), **{"why": "", **changes}
@@ -177,13 +177,13 @@ def set_desired(folder: ServiceFolder, **changes: Any) -> DesiredState:
 
 
 def next_number(folder: ServiceFolder) -> int:
-    """Return the number of the next revision. Needs `editing`."""
+    """Return the number of the next revision. The caller holds the lock of `editing`."""
     taken = [int(path.name) for path in folder.revisions.iterdir() if path.name.isdecimal()]
     return max(taken, default=0) + 1
 
 
 def record(folder: ServiceFolder) -> ServiceRecord:
-    """Return the current record. Restart the supervisor if the service needs one.
+    """Return the service's current record. Restart the supervisor if the service needs one.
 
     Raises:
         ServiceNotFoundError: The service has been deleted.
@@ -198,7 +198,7 @@ def record(folder: ServiceFolder) -> ServiceRecord:
     if locks.is_held(folder.lock, here=is_here):
         return current
     if not is_here or not runs_store.is_mine(folder.record):
-        # A service that was deleted meanwhile has no held lock either: raise the right error.
+        # A service that was deleted meanwhile has no held lock either: `stored` then raises ServiceNotFoundError.
         stored(folder)
         host = current.owner.get("host")
         failure = f"its supervisor does not run; it restarts when its owner looks at it on {host}, or by its systemd unit there"
@@ -208,13 +208,13 @@ def record(folder: ServiceFolder) -> ServiceRecord:
     except FileNotFoundError:
         stored(folder)
         raise
-    # Of several concurrent readers, one takes the lock and starts it.
+    # Of several concurrent readers, only the one that takes the lock starts the supervisor.
     if fd is None:
         return current
     try:
         return _go_on(folder, fd)
     finally:
-        # The supervisor inherited a descriptor of the same open file, which keeps the lock.
+        # The supervisor has inherited a descriptor of the same open file, so the lock stays held.
         os.close(fd)
 
 
@@ -228,7 +228,7 @@ def all_records(workspace_dir: Path) -> Iterator[ServiceRecord]:
 
 
 def start_supervisor(folder: ServiceFolder, lock_fd: int, python: str | None = None) -> None:
-    """Start the service's supervisor, detached, and pass it the open lock.
+    """Start the service's supervisor in the background, and pass it the open lock file.
 
     Raises:
         OSError: No process can be started.
@@ -249,13 +249,13 @@ def start_supervisor(folder: ServiceFolder, lock_fd: int, python: str | None = N
 def _needs_somebody(folder: ServiceFolder, current: ServiceRecord) -> bool:
     target = desired(folder)
     if target.state == UP:
-        # A failed service is tried again at the next request.
+        # A supervisor tries a failed service again once there is a new request.
         return current.state != FAILED or target.serial != current.settled
     return current.state != STOPPED or target.serial != current.settled or target.state == GONE
 
 
 def _go_on(folder: ServiceFolder, fd: int) -> ServiceRecord:
-    # Read again, now that this process holds the lock.
+    # Read the record again, now that this process holds the lock.
     current = stored(folder)
     if not _needs_somebody(folder, current):
         return current
@@ -276,11 +276,11 @@ def _go_on(folder: ServiceFolder, fd: int) -> ServiceRecord:
         owner: Owner = {**current.owner, "starts": 0}
         return change(folder, current, state=FAILED, settled=target.serial, failure=failure, updating=None, owner=owner)
 
-    # Write before the start: the new supervisor overwrites `owner`, which resets the count of starts.
+    # Write the count before the start: the new supervisor overwrites `owner`, which resets the count.
     state = TRANSITIONING if current.state in AT_REST else current.state
     current = change(folder, current, state=state, owner={**runs_store.owner(), **current.owner, "starts": starts})
     python = current.owner.get("python")
-    # The interpreter that deployed the service may be gone with its environment; this one has Paceline as well.
+    # If the interpreter that deployed the service was removed, use this one, which has Paceline as well.
     start_supervisor(folder, fd, python if python and Path(python).exists() else None)
     return current
 
@@ -302,4 +302,4 @@ def _models(folder: ServiceFolder) -> set[str]:
         numbers = {target.revision, *([] if served is None else [served])}
         return {name for number in numbers for name in revision(folder, number).model_names}
     except PacelineError:
-        return set()  # deleted meanwhile
+        return set()  # the service was deleted meanwhile

@@ -44,18 +44,18 @@ from paceline.targets import configured
 
 _PAUSE_S = 0.2
 _PAUSE_WHILE_CHANGING_S = 0.03
-#: Pauses before restarts of a dying server; the last one repeats.
+#: Seconds to wait before each restart of a server that dies repeatedly. The last value repeats.
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
-#: A server that has served for so long did not fail at its start.
+#: Seconds of serving after which a server's end does not count as a failed start.
 _STEADY_S = 60.0
 _SHORTEN_S = 30.0
 
 
 @dataclass
 class _Change:
-    """A revision in preparation.
+    """An update in preparation: a revision that is not served yet.
 
-    serial: of its request; None for a revision that was served before.
+    serial: number of its request; None for a revision that was served before.
     """
 
     revision: Revision
@@ -67,17 +67,17 @@ class _Change:
 
 
 class Supervisor:
-    """The supervisor of one locked service."""
+    """The supervisor of one service, whose lock the caller holds."""
 
     def __init__(self, folder: ServiceFolder, listener: socket.socket) -> None:
         self.folder = folder
         self.wake = Wake()
         self.change: _Change | None = None
-        #: Holds the environment of the served revision.
+        #: The preparation that locks the environment of the served revision.
         self.serving: Preparation | None = None
         self.deaths = 0
         self.tags = 0
-        #: Tag of the served configuration.
+        #: Tag that identifies the served configuration.
         self.tag = ""
         self.ready_s: float | None = None
         self.next_start_s = 0.0
@@ -91,7 +91,7 @@ class Supervisor:
         self.record = store.change(
             folder,
             record,
-            # Any previous supervisor has ended with its server.
+            # The lock is held here, so any previous supervisor has ended with its server.
             state=TRANSITIONING if record.revision is None else UNHEALTHY,
             owner={**runs_store.owner(), "python": sys.executable},
             port=listener.getsockname()[1],
@@ -115,7 +115,7 @@ class Supervisor:
         if self.server.is_up and (how := self.server.ended()) is not None:
             self._died(how)
         if self.change is not None:
-            # A newer request supersedes one whose environment is still building.
+            # A newer request supersedes an update whose environment is still being built.
             if not self.change.is_told and self.change.serial not in (None, target.serial):
                 self._drop()
             else:
@@ -130,7 +130,7 @@ class Supervisor:
             self._watch()
 
     def _begin_start(self, target: DesiredState) -> None:
-        """Start the served revision, else the desired one."""
+        """Begin to start the served revision or, before the first, the desired one."""
         known = self.record.revision
         is_new = target.serial != self.record.settled
         if known is None or (is_new and self.deaths % 2):
@@ -166,7 +166,7 @@ class Supervisor:
             self._served(change)
         elif (reason := self.server.refusal(change.tag)) is not None:
             self._failed(reason)
-            # The next reload, for new keys, must read the configuration of the served revision.
+            # The configuration file must be that of the served revision again: the next reload, for new keys, reads it.
             self._restore()
 
     def _tell(self, change: _Change) -> None:
@@ -203,7 +203,7 @@ class Supervisor:
         )
 
     def _failed(self, reason: str) -> None:
-        """Drop the change, and keep the previous revision."""
+        """Drop the update in preparation, and keep the previous revision."""
         change = self.change
         assert change is not None
         self._drop()
@@ -265,7 +265,7 @@ class Supervisor:
                 self._begin(self.record.revision, self.record.workers or 1, None)
 
     def _tidy(self) -> None:
-        # Reap orphans. Those who started this process's own children wait for them, to get their exit codes.
+        # Reap orphans. The objects that started this process's own children wait for those, to get their exit codes.
         own = {*self.server.pids, self.change.preparation.pid if self.change is not None else None}
         while (pid := processes.ended_child()) is not None and pid not in own:
             os.waitpid(pid, 0)
@@ -282,7 +282,7 @@ class Supervisor:
             self._note(state=STOPPED, settled=target.serial, failure=None, server_pid=None)
 
     def _close(self, *, keeps_up: bool = False) -> None:
-        """End all processes, or only this one for a successor."""
+        """Stop the server. With `keeps_up`, leave a remote one to the next supervisor."""
         self._drop()
         if keeps_up:
             self.server.leave()
@@ -294,5 +294,5 @@ class Supervisor:
 
 
 def run(folder: ServiceFolder, listener: socket.socket) -> None:
-    """Supervise a service. The caller holds its lock."""
+    """Supervise a service until it is stopped or has failed. The caller holds its lock."""
     Supervisor(folder, listener).run()

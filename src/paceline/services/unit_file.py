@@ -14,7 +14,7 @@ from paceline.services.folder import ServiceFolder
 from paceline.system.detached_process import library_dir
 from paceline.system.names import is_one_line
 
-#: Longer than `drain_s`.
+#: Seconds until systemd kills the service: more than `drain_s`, so that open requests are answered.
 _STOP_S = 120
 
 
@@ -23,13 +23,13 @@ def name(folder: ServiceFolder) -> str:
 
 
 def path(folder: ServiceFolder) -> Path:
-    """Return the path in the user's systemd configuration."""
+    """Return the unit file's path in the user's systemd configuration."""
     config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     return Path(config) / "systemd" / "user" / name(folder)
 
 
 def text(folder: ServiceFolder) -> str:
-    """Return the text of the unit.
+    """Return the text of the unit file.
 
     Raises:
         ServiceError: A path has a line break or a control character, which would add lines to the unit.
@@ -64,7 +64,7 @@ WantedBy=default.target
 
 
 def instructions(folder: ServiceFolder) -> list[str]:
-    """Return the commands that install the unit."""
+    """Return the lines that tell a user how to install the unit."""
     return [
         f"Put it into {path(folder)}, then:",
         "  systemctl --user daemon-reload",
@@ -74,7 +74,7 @@ def instructions(folder: ServiceFolder) -> list[str]:
 
 
 def _plain(value: str) -> str:
-    """Escape a value up to its line's end."""
+    """Escape the percent signs in a value that extends to the end of its line."""
     return value.replace("%", "%%")
 
 

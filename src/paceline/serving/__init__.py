@@ -17,7 +17,7 @@ _flag: mmap.mmap | None = None
 
 
 def watch_client(fd: int) -> None:
-    """Map the byte that says whether the client is connected."""
+    """Map the byte of the file that says whether the client is connected."""
     global _flag
     _flag = mmap.mmap(fd, 1)
 

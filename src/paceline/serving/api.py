@@ -1,4 +1,4 @@
-"""The public parts of `paceline.serving`: other packages import nothing else of it.
+"""The public names of `paceline.serving`. Other packages import only from this module.
 
 The server itself is a program: `python -m paceline.serving CONFIG.json`.
 """
@@ -30,7 +30,7 @@ __all__ = [
     "table",
 ]
 
-# Not loaded with the others: the supervisor of each service imports this module and calls none of these.
+# Loaded only on use: the supervisor of each service imports this module and calls none of these functions.
 __getattr__ = face(
     __name__, {"paceline.serving.bench": ("bench", "picture", "table"), "paceline.serving.check": ("check",)}
 )

@@ -1,4 +1,4 @@
-"""A load test of a server, with clients that each send a request as soon as the last one is answered."""
+"""A load test of a server: each client sends its next request as soon as the last one is answered."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _CLOSES = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """Results of one number of clients.
+    """The results of a load test with one number of clients.
 
-    failures: responses other than 2xx, and broken connections.
+    failures: number of responses other than 2xx, and of broken connections.
 
-    per_second: responses. The times are of single requests, in milliseconds; half of them are at most p50.
+    per_second: responses per second. Times are milliseconds of single requests; half of these took at most p50.
     """
 
     clients: int
@@ -51,7 +51,7 @@ def bench(
     headers: Mapping[str, str] | None = None,
     cafile: str | None = None,
 ) -> list[BenchResult]:
-    """POST `body` with each number of clients in turn.
+    """Load a server with POST requests of `body`, with each number of clients in turn.
 
     headers: such as Authorization. cafile: CA certificate of a server whose authority the system does not know. All clients share
     this process: at several thousand requests a second, they are the bottleneck.
@@ -78,7 +78,7 @@ def bench(
 
 
 def table(results: Sequence[BenchResult]) -> list[list[str]]:
-    """Return a header, and a row for each number of clients."""
+    """Return a table of the results: a header, and a row for each number of clients."""
     rows = [["CLIENTS", "REQ/S", "P50 MS", "P95 MS", "P99 MS", "REQUESTS", "FAILURES"]]
     for each in results:
         times = [f"{value:.2f}" for value in (each.p50_ms, each.p95_ms, each.p99_ms)]
@@ -141,7 +141,7 @@ class _Target:
 
 
 class _Client(asyncio.Protocol):
-    """A client on one connection, which sends requests until `until`."""
+    """A client on one connection, which sends requests until the time `until`."""
 
     def __init__(self, target: _Target, until: float) -> None:
         self._asked, self._until = target, until
@@ -196,7 +196,7 @@ class _Client(asyncio.Protocol):
 
 
 async def _one(target: _Target, until: float, found: list[_Client]) -> None:
-    """Run one client, and reconnect it after the server closes its connection."""
+    """Run one client, and connect it again whenever the server closes its connection."""
     loop = asyncio.get_running_loop()
     while True:
         client = _Client(target, until)

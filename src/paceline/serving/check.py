@@ -24,9 +24,9 @@ from paceline.system.files import remove_tree
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """The result of a check.
+    """The result of the check of a configuration.
 
-    problem: one sentence, or None. log: output of the process.
+    problem: one sentence, or None. log: output of the model process.
 
     kind: kind of the model, such as "script". load_s, answer_s: seconds for init and for the sample. status, answer: response to
     the sample, None without a sample.
@@ -42,7 +42,7 @@ class CheckResult:
 
 
 def check(config: ServerConfig, sample: bytes | None = None) -> CheckResult:
-    """Load a configuration, and POST the sample to /score."""
+    """Load a configuration in a model process, and POST the sample to /score."""
     with tempfile.TemporaryDirectory(prefix="paceline-check-") as name, open(Path(name) / "log", "w+b") as output:
         folder = Path(name)
         try:
@@ -93,7 +93,7 @@ def _ask(started: StartedModel, config: ServerConfig, sample: bytes | None, outp
 
 
 def _next(started: StartedModel, limit_s: float, doing: str) -> tuple[int, bytes] | str:
-    """Return the next frame, or why there is none."""
+    """Return the process's next frame, or the reason why no frame arrived."""
     started.link.settimeout(limit_s)
     try:
         frame = wire.receive(started.link)

@@ -18,11 +18,11 @@ from paceline.errors import ServingError
 from paceline.system.listening import is_loopback
 from paceline.system.names import did_you_mean
 
-#: A variable of `environment`: the source's folder relative to the script's working folder. The Azure SDK's name.
+#: A variable in `environment`: the source folder relative to the script's working folder. The Azure SDK uses its name.
 SOURCE_VARIABLE = "AZUREML_SOURCE_DIRECTORY"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
-# Names are parts of URLs, folders and log lines.
+# Names of models, which are parts of URLs, folders and log lines.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -30,11 +30,11 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """A model's files.
+    """A model to serve: its name, version and files.
 
     path: the folder with the files, or a single file.
     hashes: a file in the format of `sha256sum`: the digest, two spaces, the path below `path`. A model with changed, missing or
-        extra files is not loaded. None skips the check.
+        extra files is not loaded. Without this file (None), nothing is checked.
     framework: "sklearn", "onnx", "torchscript", "torch-export" or "pytorch", for a server without an entry script; None detects
         it by the files' endings.
     """
@@ -58,11 +58,11 @@ class ServedModel:
 class ServerConfig:
     """Settings of a server.
 
-    entry_script: scoring script, below `source_dir`; None serves the only model directly.
+    entry_script: scoring script, below `source_dir`; None serves the only model without a script.
     source_dir: first entry of the script's `sys.path`. working_dir: where the script runs; by default `source_dir`.
     python: interpreter of the model processes, which needs only the script's packages; None for the server's own.
     environment: variables of the model processes besides the server's own.
-    host: name or address of this machine. Any but a loopback address needs `keys_file`.
+    host: name or address of this machine. Other addresses than loopback need `keys_file`.
     port: 0 for a free port, which the server's state reports. listen_fd: inherited listening socket, in place of host and port.
         heartbeat_fd: inherited pipe, for a heartbeat byte each second.
     workers: number of model processes. threads: OMP_NUM_THREADS of each; None for the number of cores divided by `workers`.
@@ -70,9 +70,9 @@ class ServerConfig:
     max_queue: most waiting requests; further ones get status 503.
     timeout_s: limit for the model to respond; then the request gets 504, and the process is replaced.
     load_timeout_s: limit for a model process to load and run `init()`.
-    keys_file: JSON with "primary" and "secondary"; a request needs either. None for no keys.
+    keys_file: JSON with "primary" and "secondary", of which a request needs one. None if requests need no key.
     tls_cert, tls_key: PEM files.
-    allow_origins: origins of other sites whose pages may send requests ("https://app.example"), "*" for all.
+    allow_origins: origins of other sites whose pages may send requests ("https://app.example"), or "*" for all sites.
     memory_limit_bytes: resident size above which a model process is replaced.
     drain_s: time for open requests after SIGTERM.
     is_temporary: remove the configuration's folder at the end.
@@ -158,7 +158,7 @@ class ServerConfig:
 
     @property
     def version(self) -> str:
-        """The version of the first model, for documents."""
+        """The version of the first model, for the OpenAPI documents."""
         return self.models[0].version if self.models else "1.0"
 
     def to_json(self) -> dict[str, object]:
@@ -217,7 +217,7 @@ def _keys(cls: type[ServedModel | ServerConfig], value: object, what: str) -> di
 
 
 def read(config_file: Path) -> ServerConfig:
-    """Read a configuration file whose relative paths start at its folder.
+    """Read a configuration file. Relative paths in it start at the file's folder.
 
     Raises:
         ServingError: The configuration is not valid. The contents of other files are not checked.
@@ -226,7 +226,7 @@ def read(config_file: Path) -> ServerConfig:
 
 
 def absolute(config: ServerConfig, folder: Path) -> ServerConfig:
-    """Return the configuration with absolute paths. folder: base of relative paths.
+    """Return the configuration with absolute paths. folder: base of its relative paths.
 
     Raises:
         ServingError: A folder, or a file of the certificate, is missing.

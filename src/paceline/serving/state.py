@@ -23,14 +23,14 @@ STARTING, READY, UNREADY, DRAINING, STOPPED, FAILED = "starting", "ready", "unre
 
 
 class Refusal(TypedDict):
-    """A configuration that the server can't serve."""
+    """A refused configuration: the revision, and the reason why the server can't serve it."""
 
     revision: str
     error: str
 
 
 class WorkerState(TypedDict):
-    """The state of a model process."""
+    """The state of one model process."""
 
     pid: int
     state: str
@@ -53,7 +53,7 @@ class ServerState(TypedDict):
 
 
 def read_state(folder: Path) -> ServerState | None:
-    """Return the server's state, or None before its start."""
+    """Return the server's state, or None if the server has not started."""
     value = read_json(folder / STATE_FILE)
     return cast(ServerState, value) if isinstance(value, dict) else None
 

@@ -24,7 +24,7 @@ from paceline.serving.config import ServerConfig
 
 SETUP, READY, FAILED, CALLS, REPLIES = range(1, 6)
 
-#: Operations.
+#: Operations of a call: score a request, or infer by the Open Inference Protocol.
 SCORE, INFER = 0, 1
 
 FRAME = struct.Struct("<BQ")
@@ -32,7 +32,7 @@ _CALL = struct.Struct("<QBIQ")
 _REPLY = struct.Struct("<QHQIQ")
 
 
-#: Working folder of `python -m`, which puts it first in `sys.path`. It has no modules.
+#: Folder in which `python -m` starts, which Python puts first in `sys.path`. It has no modules that shadow others.
 STARTED_IN = "/"
 
 #: JSON documents that the front serves, by name: "swagger2", "swagger3", "openapi", "metadata" (of the inference protocol).
@@ -41,7 +41,7 @@ Documents: TypeAlias = "dict[str, object]"
 
 @dataclass(frozen=True)
 class ModelSetup:
-    """The payload of SETUP, with the processes' shared folder."""
+    """The payload of SETUP: the configuration, and the folder that the processes share."""
 
     config: ServerConfig
     shared: str
@@ -56,7 +56,7 @@ class ModelSetup:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """The payload of READY, with the attributes of `Servable`."""
+    """The payload of READY: the attributes of the model's `Servable`."""
 
     kind: str
     wants_head: bool
@@ -74,7 +74,7 @@ class RequestHead(TypedDict, total=False):
 
 
 class ModelCall(NamedTuple):
-    """A request to a model, with its head if needed."""
+    """A request to a model. Its head is empty unless the model needs the head."""
 
     number: int
     operation: int
@@ -83,7 +83,7 @@ class ModelCall(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A response. headers: besides the front's own; empty for a JSON body.
+    """A response to a request. headers: besides those of the front; empty for a JSON body.
 
     ran_us: microseconds in the model.
     """
@@ -103,9 +103,9 @@ def json_frame(kind: int, value: object) -> bytes:
 
 
 def receive(link: socket.socket) -> tuple[int, bytes] | None:
-    """Return the next frame, or None at the end.
+    """Return the next frame, or None once the socket is closed.
 
-    The socket must block and have at most one frame in flight.
+    The socket must be blocking, and have at most one frame in flight.
 
     Raises:
         TimeoutError: The socket's timeout has passed.
@@ -119,7 +119,7 @@ def receive(link: socket.socket) -> tuple[int, bytes] | None:
 
 
 def _exactly(link: socket.socket, begun: bytes, size: int) -> bytes | None:
-    """Read at least `size` bytes: a small frame arrives whole."""
+    """Read at least `size` bytes, so that a small frame arrives in one call."""
     parts, count = [begun], len(begun)
     while count < size:
         try:
@@ -169,7 +169,7 @@ def unpack_replies(payload: bytes | memoryview) -> Iterator[tuple[int, Reply]]:
 class Servable(Protocol):
     """A loaded script or model.
 
-    kind: for the log. wants_head: needs the method, query or headers of each request. is_batched: takes several requests.
+    kind: text for the log. wants_head: needs each request's method, query or headers. is_batched: can take several.
     """
 
     kind: str
@@ -177,9 +177,9 @@ class Servable(Protocol):
     is_batched: bool
 
     def documents(self) -> Documents:
-        """Return the documents that the front serves."""
+        """Return the JSON documents that the front serves for the model."""
         ...
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
-        """Return a response to each request; never raise for content."""
+        """Return a response to each request. Never raise because of a request's content."""
         ...

@@ -22,7 +22,7 @@ def git_state(source: Path) -> dict[str, object]:
     # Testing the folders is cheaper than a git process that finds no repository. In a worktree `.git` is a file.
     if not any((folder / ".git").exists() for folder in (source, *source.resolve().parents)):
         return {}
-    # One call for both: the process costs most.
+    # Get branch and status in one call, because starting a process takes most of the time.
     status = _git(source, "status", "--porcelain=v2", "--branch", "--untracked-files=normal", "--", ".")
     remote = _git(source, "config", "--get", "remote.origin.url")
     text = _output(status)

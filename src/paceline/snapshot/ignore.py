@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-#: Never part of a source tree, at any depth.
+#: Names that are excluded at any depth.
 ALWAYS = frozenset({".git", ".paceline", "__pycache__", ".ipynb_checkpoints"})
-#: The script's `outputs` folder is the run's and would hide one in the source.
+#: Names that are excluded at the top: the run's own `outputs` folder replaces the source's.
 AT_THE_TOP = frozenset({"outputs"})
 
 
 class Ignore:
-    """The rules of one tree, compiled when needed."""
+    """The exclusion rules of one source tree, compiled when needed."""
 
     def __init__(self, source: Path) -> None:
         self._source = source

@@ -24,13 +24,13 @@ from paceline.system.linked import RESULTS, SECRET, VALUES, VIRTUAL_ENVIRONMENT,
 MAX_BYTES = 300 * 1024 * 1024
 MAX_FILES = 2000
 _RESULTS = "results of earlier runs"
-#: An untracked file of this size counts as data.
+#: Size from which an untracked file counts as data.
 _DATA_BYTES = 50 * 1024 * 1024
-#: "off" lifts both limits. The second name is the Azure SDK's.
+#: Variables whose value "off" lifts both limits. The second name is the Azure SDK's.
 LIMIT_VARIABLE = "PACELINE_SNAPSHOT_LIMIT"
 _AZURE_LIMIT_VARIABLE = "AML_SNAPSHOT_NO_FILE_LIMIT"
 
-#: Coarser than the clock tick of any file system in use.
+#: A duration longer than the timestamp granularity of any file system in use.
 _CLOCK_TICK_NS = 50_000_000
 
 #: size, mtime, ctime, inode, mode.
@@ -161,7 +161,7 @@ class _Scan:
             with os.scandir(os.path.join(tree.source, directory)) as opened:
                 entries = sorted(opened, key=lambda entry: entry.name)
         except FileNotFoundError:
-            # Removed since the listing of its parent.
+            # The folder was removed after its parent was listed.
             if directory:
                 tree.directories.remove(directory)
             return
@@ -196,12 +196,12 @@ class _Scan:
                 # Ignore rules treat a link to a folder as a file.
                 self._leave(path, why, is_folder=os.path.isdir(entry.path))
                 continue
-            # Regardless of the last scan: git may no longer track it.
+            # Decide regardless of the last scan, because git may no longer track the entry.
             is_open = self._opened is None or path in self._opened
             if not is_open and is_secret(name, is_folder=is_directory) and not self._is_tracked(path):
                 self._leave(path, SECRET, is_folder=is_directory)
                 continue
-            with contextlib.suppress(FileNotFoundError):  # gone since it was listed, as an editor's swap file
+            with contextlib.suppress(FileNotFoundError):  # removed after the listing, such as an editor's swap file
                 if is_directory:
                     self._directory(path, trust=trust)
                 elif entry.is_symlink():
@@ -246,7 +246,7 @@ class _Scan:
             return
         is_open = self._opened is not None and path in self._opened
         if not is_open and _is_environment(absolute):
-            # Installed, not written.
+            # A virtual environment holds installed files, not source.
             return self._leave(path, VIRTUAL_ENVIRONMENT, is_folder=True)
         if self._opened is None or is_open:
             self._tree.directories.append(path)
@@ -280,7 +280,7 @@ class _Scan:
         tree.not_copied[:] = [excluded for excluded in tree.not_copied if not excluded.path.startswith(below)]
 
     def _link_largest(self) -> None:
-        """Exclude the largest untracked parts until the rest is within the limits."""
+        """Exclude the largest untracked files or folders until the rest is within the limits."""
         tree = self._tree
         if tree.size <= MAX_BYTES and len(tree.files) <= MAX_FILES:
             return

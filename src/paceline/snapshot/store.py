@@ -56,7 +56,7 @@ def take(
     wanted: frozenset[str] = frozenset(),
     is_whole: bool = False,
 ) -> Snapshot:
-    """Return the snapshot of `source`, copied if new.
+    """Return the snapshot of `source`; copy the files if no equal snapshot exists.
 
     Args:
         source: The folder.
@@ -85,7 +85,7 @@ def take(
                     tree.hashes[path] = _read(tree, path, None, meter)
             snapshot_id = _tree_hash(tree)
             target = snapshots_dir / snapshot_id
-            # A folder gets this name by a rename, so it is complete.
+            # A complete folder is renamed to this name, so an existing folder is complete.
             is_new = not target.is_dir()
             if is_new:
                 _copy(tree, target, meter)
@@ -101,7 +101,7 @@ def take(
                 f"the snapshot of {str(source)!r} could not be made: {error.strerror}: {error.filename!r}. "
                 "Fix that, or name the file in .amlignore."
             ) from error
-    # Mark it as used before a record refers to it.
+    # Mark the snapshot as used before a record refers to it.
     with gone_is_fine():
         os.utime(target)
     if not unchanged or tree.last_id != snapshot_id:
@@ -109,7 +109,7 @@ def take(
             cache_dir.mkdir(parents=True, exist_ok=True)
             write_json(cache_file, tree.to_cache(snapshot_id))
         except OSError:
-            pass  # the next scan hashes again, that is all
+            pass  # without the cache, the next scan hashes all files again
     return Snapshot(
         id=snapshot_id,
         path=target,
@@ -230,5 +230,5 @@ def _link(old: Path, new: Path, tree: Tree, path: str) -> bool:
             os.link(old, new)
         return same
     except OSError:
-        # No such file, or no hard links: copy it.
+        # The old file is missing or can't be hard-linked, so the caller copies the file.
         return False

@@ -1,4 +1,4 @@
-"""Checks of a job that need nothing but this machine and the workspace."""
+"""Check a job as far as this machine and the workspace suffice for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check(job: Job, workspace_dir: Path) -> None:
 
 
 def check_on(job: Job, workspace_dir: Path, described: configured.Configured, target: Target) -> None:
-    """Check a job as `check` does, on a target that is made already."""
+    """Check a job as `check` does, on a target that has already been created."""
     is_here = described.kind == configured.LOCAL  # other machines are checked while the run prepares
     if job.gpu_share != 1 and not is_here:
         raise JobError(
@@ -66,10 +66,10 @@ def check_on(job: Job, workspace_dir: Path, described: configured.Configured, ta
             check_shm_size(environment.shm_size)
         if is_here:
             find_engine(to_start=False)
-    # Elsewhere the interpreter is on the nodes, and only they know whether it exists.
+    # On other machines only the nodes know whether the interpreter exists.
     elif is_here and environment.python is not None:
         _check_python(environment.python)
-    # Empty in a program that embeds Python.
+    # sys.executable is empty in a program that embeds Python.
     elif is_here and not sys.executable:
         raise JobError("this program does not know its own interpreter (sys.executable is empty). Set python= to one.")
     if environment.needs_build:
@@ -79,7 +79,7 @@ def check_on(job: Job, workspace_dir: Path, described: configured.Configured, ta
 
 
 def _check_conda(environment: EnvironmentSpec) -> None:
-    # Not imported: only the process that builds the environment uses it.
+    # Only search the package, don't import it: only the process that builds the environment uses it.
     if environment.uses_conda and importlib.util.find_spec("rattler") is None:
         raise EnvironmentSpecError(
             f"conda_packages {list(environment.conda_packages)} need the conda extra, which is not installed here. "
@@ -88,7 +88,7 @@ def _check_conda(environment: EnvironmentSpec) -> None:
 
 
 def _check_datastores(reference: DataReference, workspace_dir: Path) -> None:
-    """Check that the workspace knows the datastores. Whether they answer shows while the run prepares."""
+    """Check that the workspace knows the datastores. Whether datastores answer shows while the run prepares."""
     from paceline.data.datasets.dataset import check_registration
     from paceline.data.stores.credentials import check_no_secrets
     from paceline.data.stores.datastore import Datastore
@@ -118,12 +118,12 @@ def _check_datastores(reference: DataReference, workspace_dir: Path) -> None:
 def _check_python(python: str) -> None:
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     try:
-        # -S skips the site module: a broken .pth file says nothing about the interpreter. The timeout is for a network file
-        # system that hangs.
+        # -S skips the site module: a broken .pth file says nothing about the interpreter. The timeout is for a hanging network
+        # file system.
         done = processes.said_by([python, "-S", "-c", code], timeout_s=30)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JobError(f"python={python!r} can't be run: {error}. Give the path of a Python interpreter.") from error
-    # Any program may have been named: /bin/true succeeds, but prints no version.
+    # The user may have named any program: /bin/true succeeds, but prints no version.
     version = re.fullmatch(r"(\d+)\.(\d+)", done.stdout.strip())
     if done.returncode != 0 or version is None or (int(version[1]), int(version[2])) < (3, 10):
         what = f"Python {version[0]}" if version else "no Python interpreter"

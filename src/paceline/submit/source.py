@@ -1,4 +1,4 @@
-"""The copy of a run's source folder: its snapshot."""
+"""Copy a run's source folder into a snapshot."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class SourceCopy:
     """The code of a run: a folder, or the existing snapshot of a rerun.
 
     Attributes:
-        is_whole: The folder was made for this run and will be removed, so all of it is copied.
-        link: Folders in it, as relative paths, with results of earlier runs that the run shall see.
+        is_whole: The folder was made for this run and will be removed, so every file in it is copied.
+        link: Folders in the source, as relative paths, with results of earlier runs that the run must see.
     """
 
     directory: Path
@@ -72,7 +72,7 @@ def take_snapshot(
 ) -> snapshot.Snapshot:
     """Copy the source of a job, for one run or several, and return the snapshot.
 
-    Files in `leave_out` stay out of it. `known` is a snapshot of the same folder, taken for another job.
+    Files in `leave_out` are not copied. `known` is a snapshot of the same folder, taken for another job.
 
     Raises:
         UserError: The source can't be copied, or lacks the job's script.
@@ -86,7 +86,7 @@ def take_snapshot(
             id=source.snapshot_id, path=path, file_count=0, size=0, is_new=False, files=frozenset()
         )
         return _with_not_copied(taken, job, source.directory, is_here=is_here)
-    # Before the copy, which may take minutes, so that a missing script is reported at once.
+    # Check this before the copy, which may take minutes, so that a missing script is reported at once.
     script = entry_file(job, source.directory, is_here=is_here)
     _check_named(job, source, workspace_dir)
     opened = None if source.is_whole else _opened(script, job.working_directory)
@@ -101,7 +101,7 @@ def take_snapshot(
         source.is_whole,
     )
     if taken.not_copied and known is None:
-        # For runs that take this snapshot later: reruns, a sweep's trials.
+        # Write the list for runs that take this snapshot later: reruns, and a sweep's trials.
         linked.file_of(taken.path, source.directory).parent.mkdir(exist_ok=True)
         linked.write(linked.file_of(taken.path, source.directory), linked.measured(source.directory, taken.not_copied))
     if taken.not_copied:
@@ -115,7 +115,7 @@ def take_snapshot(
 
 
 def use_snapshot(path: Path) -> None:
-    """Mark a snapshot as in use before a record names it. Raise JobError if it is gone."""
+    """Record that a snapshot is in use before a record names it. Raise JobError if the snapshot is gone."""
     if not path.is_dir():
         raise JobError(f"snapshot {path.name} is no longer in {str(path.parent)!r}. Submit the source again.")
     with contextlib.suppress(OSError):
@@ -123,7 +123,7 @@ def use_snapshot(path: Path) -> None:
 
 
 def _with_not_copied(taken: snapshot.Snapshot, job: Job, directory: Path, *, is_here: bool) -> snapshot.Snapshot:
-    """Return the snapshot with the files that were not copied, and those of them that the job sends to its nodes."""
+    """Return the snapshot with the list of files that were not copied, and which of them the job sends to its nodes."""
     found = linked.read(linked.file_of(taken.path, directory))
     return dataclasses.replace(
         taken, not_copied=tuple(found if is_here else linked.with_sent(directory, found, job.send))
@@ -134,7 +134,7 @@ def _check_named(job: Job, source: SourceCopy, workspace_dir: Path) -> None:
     """Check the files that the job links or sends beside the copy.
 
     Raises:
-        JobError: One is missing, may never be sent, or takes the place of the run's own outputs.
+        JobError: A file is missing, may never be sent, or takes the place of the run's own outputs.
     """
     directory = source.directory
     for option, path in (*(("link", path) for path in source.link), *(("send", path) for path in job.send)):

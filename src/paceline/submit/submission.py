@@ -1,4 +1,4 @@
-"""Submission of runs: of one, of many with one preparation, and of one that was cut off."""
+"""Submit runs: one run, many runs with one preparation, or a run whose submission was interrupted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NewRun:
 
     Attributes:
         secrets: Values of the job's secrets (`values_of`).
-        parent_run_id, trial, step, warnings: Of its record.
+        parent_run_id, trial, step, warnings: Fields of its record.
         checkpoints: A folder to copy as the run's own checkpoints.
     """
 
@@ -59,7 +59,7 @@ class Submission:
     """A checked job's target and the copy of its source: prepared once, started for one run or many.
 
     Attributes:
-        warnings: Of the record of each run.
+        warnings: First warnings in the record of each run.
     """
 
     job: Job
@@ -77,7 +77,7 @@ class Submission:
         use_snapshot(self.taken.path)
 
     def start(self, run: NewRun) -> RunFolder:
-        """Start a run whose job differs from the prepared job in arguments, variables and inputs alone."""
+        """Start a run whose job differs from the prepared job only in arguments, variables and inputs."""
         folder = RunFolder(self.workspace_dir / "runs" / run.run_id)
         try:
             record, lock_fd = self._create(folder, run)
@@ -88,7 +88,7 @@ class Submission:
         return folder
 
     def start_alike(self, runs: Sequence[NewRun], at_once: int) -> None:
-        """Start runs by one call of the engine (`targets.base.Alike`), at most `at_once` at a time.
+        """Start runs by one call of the engine (`targets.base.Alike`), of which at most `at_once` run at the same time.
 
         Raises:
             UserError, TargetError: As for `submit`. No run has started then.
@@ -103,17 +103,17 @@ class Submission:
             target.start_supervisors(self.job, [folder.path for folder in folders], library, sys.executable, at_once)
 
     def start_supervisor(self, folder: RunFolder, record: RunRecord, lock_fd: int, run: NewRun | None = None) -> None:
-        """Start the supervisor of a run whose folder exists. `run` has its tags and its name."""
+        """Start the supervisor of a run whose folder exists. `run` supplies tags and a name."""
         tags, name = (run.tags, run.display_name) if run is not None else (None, None)
         with self._releasing(folder), being_started(folder, record, lock_fd, self.taken, tags=tags, display_name=name):
             self._keep_target(folder)
-            # Queued by this program and not by the supervisor, so that runs start in the order of submission, however long
+            # This program queues the run, and not the supervisor, so that runs start in the order of submission, however long
             # each supervisor takes to load.
             self.target.enqueue(record.job or self.job, folder.path)
             self.target.start_supervisor(folder.path, lock_fd, library_dir(self.workspace_dir), sys.executable)
 
     def _create(self, folder: RunFolder, run: NewRun) -> tuple[RunRecord, int]:
-        """Create a run's folder, and return its record and its lock. Readers see it from here on."""
+        """Create a run's folder, and return its record and its lock's fd. From here on readers see the run."""
         job = run.job
         if job.environment != self.job.environment:
             job = dataclasses.replace(job, environment=self.job.environment)
@@ -122,7 +122,7 @@ class Submission:
         return record, store.create(folder.path.parent, record, run.secrets, run.checkpoints)
 
     def _keep_target(self, folder: RunFolder) -> None:
-        """Copy the target's settings into the run: its supervisor may start hours later, when these have changed."""
+        """Copy the target's settings into the run: its supervisor may start hours later, when they have changed."""
         if self.described.kind != configured.LOCAL:
             configured.keep_copy(folder.path, self.described)
 
@@ -150,8 +150,8 @@ def prepare(
 ) -> Submission:
     """Check a job and copy its source, for one run or many.
 
-    `first` is the folder of a run that starts at once: its supervisor loads meanwhile. `is_checked` skips the checks of a job
-    that has passed them.
+    `first` is the folder of a run that starts at once: its supervisor loads meanwhile. `is_checked` skips checks that the job
+    has passed already.
 
     Raises:
         UserError: The runs are known to fail before any process starts.
@@ -165,7 +165,7 @@ def prepare(
     # The supervisor's interpreter and imports take about as long as the checks and the copy, so they run side by side.
     if first is not None and isinstance(target, EarlyStart):
         target.load_supervisor(first.path, library_dir(workspace_dir), sys.executable)
-    # Ctrl-C too: a supervisor without a run ends with this program, but a notebook's program may live for days.
+    # Handle Ctrl-C too: a supervisor without a run ends with this program, but a notebook's program may live for days.
     try:
         if not is_checked:
             check_on(job, workspace_dir, described, target)
@@ -205,8 +205,8 @@ def submit(
 ) -> RunFolder:
     """Start a run of `job` and return its folder at once. The run continues when this program ends.
 
-    `step` is the record's entry of a pipeline's child, `warnings` its first warnings. `values` of secrets replace those at
-    their places, files in `leave_out` stay out of the snapshot, and the folder `checkpoints` is copied as the run's own
+    `step` is the record's entry of a pipeline's child, `warnings` its first warnings. `values` of secrets replace those that
+    the job's sources have, files in `leave_out` stay out of the snapshot, and `checkpoints` is copied as the run's own
     checkpoints.
 
     Raises:
@@ -215,10 +215,10 @@ def submit(
     """
     check_experiment_name(experiment)
     tags_and_properties.check_display_name(display_name)
-    # Before anything is made or copied: a missing value ends the submission.
+    # Read values before anything is made or copied: a missing value ends the submission.
     job, values = unrecorded(job, values or {})
     run = NewRun(
-        # A supervisor may be loading already for the folder of this id (`paceline.cli.quick`).
+        # A supervisor may already be loading for the folder of this id (`paceline.cli.quick`).
         run_id=run_id or new_run_id(experiment),
         job=job,
         secrets=values_of(job, values),
@@ -235,14 +235,14 @@ def submit(
 
 
 def submit_again(folder: RunFolder, values: Mapping[str, str]) -> None:
-    """Start a run whose submission was cut off before anything of it ran. `values` are as for `submit`.
+    """Start a run whose submission was interrupted before anything of it ran. `values` are as for `submit`.
 
     Raises:
         TargetError: The run can't be started now either.
     """
     lock_fd = locks.take(folder.lock)
     if lock_fd is None:
-        return  # another process starts it
+        return  # another process is starting the run
     record = store.stored(folder)
     job = record.job
     assert job is not None, "it was submitted"
@@ -281,7 +281,7 @@ def first_record(
         target=run.job.compute_target,
         source_directory=str(source.directory),
         snapshot_id=taken.id,
-        # A rerun has the state of the first run: the source folder may have changed since, or be gone.
+        # A rerun uses the git state of the first run: the source folder may have changed since, or be gone.
         git=source.git or snapshot.git_state(source.directory),
         job=run.job,
         sweep=sweep,
@@ -300,13 +300,13 @@ def being_started(
     tags: Mapping[str, object] | None = None,
     display_name: str | None = None,
 ) -> Iterator[None]:
-    """Give a new run its snapshot and notes, then start its owner in the body, and release its lock.
+    """Give a new run its snapshot and notes, start its owner in the `with` body, and release the run's lock.
 
     Raises:
         TargetError: No process could be started. The run is Failed then, as with any other error of Paceline's.
     """
     try:
-        # Relative, so that it survives a move of the workspace.
+        # The link is relative, so that it survives a move of the workspace.
         folder.snapshot.symlink_to(os.path.relpath(taken.path, folder.path))
         if taken.not_copied:
             linked.write(folder.linked, taken.not_copied)
@@ -315,7 +315,7 @@ def being_started(
         if display_name:
             tags_and_properties.set_name(folder.notes, "display_name", display_name)
         yield
-    # Not on Ctrl-C: the next reader of the run finds it without an owner, and records why it failed.
+    # Ctrl-C is not caught: the next reader of the run finds it without an owner, and records why it failed.
     except (OSError, PacelineError) as error:
         report = FailureReport(cause="not_started", message=f"The run could not be started: {error}.")
         store.change(folder, record, states.FAILED, failure=report, exit_code=1, ended_utc=utc_now())

@@ -1,4 +1,4 @@
-"""Values of a job's secrets, and outputs in places of its run."""
+"""Read values of a job's secrets, and replace the run id in the paths of outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_BYTES = 131_072
 
 
 def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of the job's secrets: those given, else those at their places.
+    """Return the values of the job's secrets: the given values, else those that the job's sources of secrets have.
 
     Raises:
         JobError: Values are missing; the message names all of them. Or an argument or a variable is too long for a process.
@@ -33,7 +33,7 @@ def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
         return {}
     from paceline.data.stores.credentials import read_place
 
-    # Look for all first, so that one message names every value that has to be set.
+    # Search all values first, so that one message names every value that has to be set.
     values, missing = {name: given[name] for name in places if name in given}, []
     for name, place in places.items():
         if name not in values:
@@ -54,7 +54,7 @@ def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def places_of(job: Job) -> dict[str, str]:
-    """Return the places of the job's secrets and of webhook addresses, by the names that `values_of` returns."""
+    """Return the sources of the job's secrets and of webhook addresses, by the names that `values_of` returns."""
     return {**job.secrets, **{key_of(one): where for one in job.notify if (where := place_of(one)) is not None}}
 
 
@@ -69,17 +69,17 @@ def _check_length(what: str, text: str) -> None:
 
 
 def unrecorded(job: Job, values: Mapping[str, str]) -> tuple[Job, dict[str, str]]:
-    """Move variables that look like secrets to the job's secrets, and return it with all values.
+    """Move variables that look like secrets to the job's secrets, and return the job with all values.
 
-    No record holds such a value then. A rerun reads it from the variable of the same name.
+    Then no record holds such a value. A rerun reads it from the variable of the same name.
     """
-    # Slurm's own names can't be secrets (`paceline.job.job`).
+    # Variables that Slurm itself sets can't be secrets (`paceline.job.job`).
     found = {
         name: value
         for name, value in job.environment_variables.items()
         if looks_secret(name, value) and not name.startswith(("SLURM_", "SRUN_"))
     }
-    # The estimator has merged the environment's variables into the job's.
+    # The estimator has already merged the environment's variables into those of the job.
     own = {name: v for name, v in job.environment.environment_variables.items() if not looks_secret(name, v)}
     if not found and len(own) == len(job.environment.environment_variables):
         return job, dict(values)
@@ -98,7 +98,7 @@ def unrecorded(job: Job, values: Mapping[str, str]) -> tuple[Job, dict[str, str]
 
 
 def in_places_of(job: Job, run_id: str, former: str) -> Job:
-    """Return the job with `run_id` in place of the id `former` in the places of its outputs."""
+    """Return the job with the id `former` replaced by `run_id` in the paths of its outputs."""
 
     def own(source: Source) -> Source:
         return dataclasses.replace(source, path=source.path.replace(former, run_id))

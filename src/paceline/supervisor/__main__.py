@@ -25,9 +25,9 @@ from pathlib import Path
 from paceline.system import lazy_import
 
 if __name__ == "__main__":
-    # Loaded modules stay until the end, and the collector would scan them again and again (`main` enables it).
+    # Loaded modules stay until the end, and the garbage collector would scan them repeatedly (`main` enables it).
     gc.disable()
-    # dataclasses imports it only for classes without a docstring; it takes a tenth of the start's CPU time.
+    # dataclasses uses inspect only for classes without a docstring; its import takes a tenth of the start's CPU time.
     lazy_import.later("inspect")
 
 from paceline.runs import store, work_dir
@@ -51,13 +51,13 @@ def main(argv: list[str]) -> int:
             fd = _wait_to_begin(folder, int(argv[1]), argv[2:])
         if fd is None:
             return 0  # the submitting program ended without a run
-        # A lock of flock(2) is held while any process has the open file. These two processes have it by fork; a worker that
-        # inherited it would hold the lock after both were killed.
+        # A lock of flock(2) is held while any process has the open file. The guardian and the supervisor have it by fork; a
+        # worker that inherited the file would hold the lock after both were killed.
         os.set_inheritable(fd, False)
     else:
         _take_lock(folder)
-    # Before the fork, so that the supervisor's orphans always come to the guardian. The property is not inherited: the supervisor
-    # requests it again, and gets its workers' orphans.
+    # Do this before the fork, so that the supervisor's orphans always come to the guardian. The property is not inherited: the
+    # supervisor requests it again for itself, and adopts its workers' orphans.
     processes.become_subreaper()
     # Collections skip loaded objects; scanning them would copy pages that both processes share.
     gc.freeze()
@@ -71,14 +71,14 @@ def main(argv: list[str]) -> int:
 
 
 def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> int | None:
-    """Return the run's lock once the run exists, or None if the submitting program ended first.
+    """Return the run's lock once the run exists, or None if the submitting program ended before.
 
-    Output goes to the driver's log from then on.
+    From then on, the output of this process goes to the driver's log.
     """
     with socket.socket(fileno=fd) as told:
         for name in modules:
             importlib.import_module(name)
-        # Empty if the other end is closed: by `Early.drop`, or by the kernel after a kill.
+        # The data is empty if the other end is closed: by `Early.drop`, or by the kernel after a kill.
         data, fds, _, _ = socket.recv_fds(told, 16, 2)
     if not data:
         return None
@@ -91,9 +91,9 @@ def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> int | 
 
 
 def _take_lock(folder: RunFolder) -> None:
-    """Wait for the run's lock, which the submitting program or a requeued job may briefly hold.
+    """Wait for the run's lock, which the submitting program or a requeued job may hold for a moment.
 
-    The run continues without it: readers ask the engine about such a run. The lock keeps two readers from writing its end.
+    Without the lock the run continues: readers ask the engine about it. The lock keeps two readers from writing its end.
     """
     locks.take_within(folder.lock, _LOCK_S)
 
@@ -104,18 +104,18 @@ def _guard(folder: RunFolder, supervisor: int) -> int:
     def forward(number: int, frame: object) -> None:
         processes.send(supervisor, number if number == signal.SIGUSR2 else signal.SIGTERM)
 
-    # Engines and `kill` signal the process that they started, which is this one.
+    # Engines and `kill` signal the process that they started, which is the guardian.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, forward)
-    # Reap every child: orphans would stay as zombies.
+    # Reap every child: otherwise adopted orphans would stay as zombies.
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == supervisor:
             break
     if status != 0:
-        # Before the kill: this process still holds the lock, so readers take the run for alive.
+        # Mark the run before the kill: this process still holds the lock, so readers would regard the run as alive.
         store.mark_closing(folder)
-    # Even after an orderly end: a process may have slipped through.
+    # Kill even after an orderly end: a process may have escaped the supervisor.
     processes.kill_descendants(os.getpid())
     if store.has_ended(folder):
         return 0
@@ -126,7 +126,7 @@ def _guard(folder: RunFolder, supervisor: int) -> int:
     how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     say(f"the supervisor (pid {supervisor}) {how}; its workers were ended")
     remove_containers(record.job, record.run_id)
-    ended_utc = utc_now()  # before another run can get the nodes
+    ended_utc = utc_now()  # the time before another run can get the nodes
     if record.target:
         target_of_run(folder.path).release(folder.path)
     work_dir.clean(folder)

@@ -1,4 +1,4 @@
-"""One attempt on the nodes of a run: make the commands, start them, and watch them to their ends."""
+"""Run one attempt on the nodes of a run: make the workers' commands, start them, and watch them until they end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_attempt(run: Supervision, number: int) -> Outcome:
     """Start all workers once and watch them until all have ended.
 
     Raises:
-        JobError: The values of the job's secrets are gone.
+        JobError: The values of the job's secrets have been removed.
         LauncherError: The new environment cannot launch the workers.
     """
     launch = _launch(run, number)
@@ -38,7 +38,7 @@ def run_attempt(run: Supervision, number: int) -> Outcome:
         environment.with_paths(command, launch, shells[command.node_rank])
         for command in get_launcher(run.job.launcher).commands(launch)
     ]
-    # Create the logs first: nodes send theirs here from `begin` on, and readers open them once the record has the attempt.
+    # Create the logs first: from `begin` on, nodes send their logs here. Readers open them once the record has the attempt.
     make_logs(run.folder, launch)
     run.nodes.begin(launch.attempt)
     run.open_attempt(launch)
@@ -61,7 +61,7 @@ def run_attempt(run: Supervision, number: int) -> Outcome:
         all_ended = not (outcome.failure or outcome.stopped or any(outcome.exit_codes.values()))
         return outcome
     finally:
-        # A docker container is no child of any process here: it survives its client.
+        # A docker container is not a child of any process here: the container survives its client.
         remove_containers(run.job, run.record.run_id, all_ended=all_ended)
         remove_on_nodes(run)
 
@@ -72,7 +72,7 @@ def _note_running(run: Supervision) -> None:
 
 
 def _resize_watch(run: Supervision, launch: Launch) -> ResizeWatch | None:
-    """Return the watch for more nodes, or None if the run is not elastic."""
+    """Return the watch for additional nodes, or None if the run is not elastic."""
     target: object = run.target
     nodes = run.nodes
     if run.job.node_range is None or nodes is None or not isinstance(target, Elastic):
@@ -114,12 +114,12 @@ def _launch(run: Supervision, number: int) -> Launch:
         remote_shell=run.seen.remote_shell,
         starter=run.seen.starter,
         ends_at=run.ends_at,
-        # New for each attempt, and only in the environment of its workers.
+        # The secret is new for each attempt, and only in the environment of the attempt's workers.
         secret=os.urandom(32).hex(),
     )
 
 
 def _shell(of_node: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the environment below the workers' own: the node's, or the submitting shell's."""
+    """Return the environment to which the workers' variables are added: the node's, or the submitting shell's."""
     shell = processes.shell_environment() if of_node is None else of_node
     return processes.with_home(environment.inherited(shell))

@@ -1,4 +1,4 @@
-"""The server of `paceline exec`: commands beside a worker, requested by files in the run's folder.
+"""The server of `paceline exec`: runs commands beside a worker, requested by files in the run's folder.
 
     exec/<id>/request.json   {"argv", "rank", "terminal", "term"}; the folder appears once it is complete. {"stacks": {"native"}}
                              requests stack dumps instead (`paceline.observe.stacks`), {"profile": {"seconds", "rate"}}
@@ -8,7 +8,7 @@
     exec/<id>/answer.json    {"output"}: the name of the output's file, or {"error"}
     attempts/<k>/exec_<id>.jsonl   the output, transferred as logs are
 
-On the node, `paceline.remote.agent.execute` runs the command. It ends with the run like any process of the node.
+On the node, `paceline.remote.agent.execute` runs the command, which ends with the run like any process of the node.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from paceline.supervisor.in_containers import beside_worker
 from paceline.system.files import OwnFolder, names_in
 from paceline.targets import Nodes
 
-#: Timeout of the client's heartbeat, which comes every second.
+#: Timeout in seconds of the client's heartbeat, which comes every second.
 _SILENCE_S = 15.0
 #: Seconds after the command's end for reading the output and removing files.
 _READ_S = 10.0
@@ -44,8 +44,8 @@ _LOOK_S = 0.05
 class _Running:
     """A running command.
 
-    folder: of its request. sent: number of messages forwarded to a node that does not see the folder. hung_up: whether the client
-    is gone.
+    folder: the folder of its request. sent: number of messages forwarded to a node that does not see this folder. hung_up:
+    whether the client is gone.
     """
 
     id: str
@@ -62,7 +62,7 @@ class _Running:
 class ExecCommands:
     """The exec commands of one attempt.
 
-    shells: the workers' environment on each node. is_running: whether a rank's worker runs. looks: answers requests for stacks.
+    shells: the workers' environment on each node. is_running: whether a rank's worker runs. looks: takes the stack dumps.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class ExecCommands:
     ) -> None:
         self._launch, self._folder, self._nodes, self._shells = launch, folder, nodes, shells
         self._is_running, self._looks = is_running, looks
-        #: Outputs of answered requests -> when they were written.
+        #: Outputs of answered requests -> the time when they were written.
         self._told: dict[str, float] = {}
-        #: Open requests' folders by name.
+        #: Name of an open request -> its folder.
         self._open: dict[str, OwnFolder] = {}
         self._is_apart = launch.run_dir != folder.path
         self._running: dict[str, _Running] = {}
@@ -88,7 +88,7 @@ class ExecCommands:
     def look(self) -> None:
         """Start requested commands, forward messages, and end commands without a client."""
         now = time.monotonic()
-        # The supervisor calls this far more often than listing the folder makes sense.
+        # The supervisor calls this far more often than it makes sense to list the folder.
         if now < self._next:
             return
         self._next = now + _LOOK_S
@@ -103,13 +103,13 @@ class ExecCommands:
                 self._forget(name)
 
     def ended(self, ended: ProcessExit) -> None:
-        """Note that a process ended which may be one of these commands."""
+        """Record the end of a process, which may be one of these commands."""
         for one in self._running.values():
             if (one.pid, one.node_rank) == (ended.pid, ended.node_rank):
                 one.ended = time.monotonic()
 
     def close(self) -> None:
-        """Remove all files at the attempt's end; the processes ended with the others."""
+        """Remove all files at the attempt's end; the commands' processes have ended with the other processes."""
         for name in (*self._running, *self._told):
             self._forget(name)
         self._running.clear()
@@ -131,7 +131,7 @@ class ExecCommands:
                 folder.close()
                 raise
         except (OSError, ValueError) as error:
-            # No answer: it might be written through another user's link.
+            # Don't send an answer: it might be written through another user's link.
             self._refused.add(name)
             say(f"the request {str(path)!r} is not followed (paceline exec): {error}")
             return
@@ -148,7 +148,7 @@ class ExecCommands:
             else:
                 self._start(name, request)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            # Remember it, or each look would try again.
+            # Remember the refused request, or each tick would try it again.
             self._refused.add(name)
             with contextlib.suppress(OSError):
                 folder.write_json("answer.json", {"error": str(error)})
@@ -161,7 +161,7 @@ class ExecCommands:
         begin: called with the function that receives the result.
         """
         output = self._make_output(name)
-        # Known from now on; forgotten when its client is gone.
+        # Keep the request as known; it is forgotten when its client is gone.
         self._told[name] = time.monotonic() + limit_s + 2 * LIMIT_S
 
         def tell(found: WorkersReport) -> None:
@@ -182,7 +182,7 @@ class ExecCommands:
         return self._folder.exec_output(self._launch.attempt, name)
 
     def _make_output(self, name: str) -> Path:
-        """Create the output's file, readable for its owner alone from the start."""
+        """Create the output's file, which only its owner can read from the start."""
         os.close(os.open(self._output(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         return self._output(name)
 
@@ -217,21 +217,21 @@ class ExecCommands:
     def _look_after(self, one: _Running) -> None:
         now = time.monotonic()
         if one.ended is not None:
-            # The client removes its folder after reading the end, unless it was killed. The end of an abandoned command is still
-            # on its way from the node, and would create the file again.
+            # The client removes its folder after reading the end, unless it was killed. The output of an abandoned command may
+            # still arrive from the node, and would create the file again.
             if (not one.hung_up and not one.folder.is_there()) or now - one.ended > _READ_S:
                 del self._running[one.id]
                 self._forget(one.id)
             return
         with contextlib.suppress(OSError):
             alive = one.folder.read("alive")
-            # Compare values, not times: the client's machine may have another clock.
+            # Compare values of the heartbeat, not times: the client's machine may have another clock.
             if alive != one.alive:
                 one.alive, one.heard = alive, now
         if not one.folder.is_there() or now - one.heard > _SILENCE_S:
             self._hang_up(one)
         elif self._is_apart:
-            with contextlib.suppress(OSError):  # the next message is not there yet
+            with contextlib.suppress(OSError):  # the next message has not arrived yet
                 while True:
                     self._pass_on(one, one.folder.read(f"in_{one.sent}.json"))
                     one.sent += 1
@@ -239,8 +239,8 @@ class ExecCommands:
     def _hang_up(self, one: _Running) -> None:
         """End a command without a client.
 
-        A signal alone is not enough: in a container only the engine's client gets it. So a file, or the missing folder, tells the
-        program that runs the command.
+        A signal alone is not enough: in a container only the engine's client gets the signal. So a file, or the missing
+        folder, tells the program that runs the command.
         """
         one.ended, one.hung_up = time.monotonic(), True
         self._nodes.signal(one.pid, one.node_rank, signal.SIGHUP)

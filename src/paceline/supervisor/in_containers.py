@@ -1,4 +1,4 @@
-"""Commands wrapped in a run's containers, and the failures of containers.
+"""Wrap commands in a run's containers, and describe failures of containers.
 
 `paceline.containers` is imported only for runs with an image, because every run waits for the supervisor's imports.
 """
@@ -18,10 +18,10 @@ from paceline.system.files import read_json
 
 
 def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mapping[str, str]]) -> list[Command]:
-    """Return the commands, wrapped in containers if the nodes have them. shells: one per node."""
+    """Return the commands, wrapped in containers if the nodes have containers. shells: one environment per node."""
     if launch.prepared[0].container is None:
         return list(commands)
-    # Without a remote shell, all nodes are stand-ins on this machine with one engine; else each node has its own.
+    # Without a remote shell, all nodes are simulated on this machine with one engine; else each has its own engine.
     if not launch.remote_shell:
         from paceline.containers import wrap_all
 
@@ -35,7 +35,7 @@ def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mappin
 def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int, program: str, *words: str) -> Command:
     """Return a command that runs a program of Paceline in a worker's environment and container.
 
-    program: its file below the package.
+    program: its file, relative to the package.
     """
     place = launch.places[rank]
     command = replace(
@@ -51,11 +51,11 @@ def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int
     from paceline.containers import HostFiles, wrap
 
     if launch.job.launcher == "mpi":
-        # One container per node, or one for all stand-ins on this machine.
+        # There is one container per node, or one for all simulated nodes on this machine.
         here = [
             place.rank for place in launch.places if not launch.remote_shell or place.node_rank == command.node_rank
         ]
-        # The container's name has the lowest of its ranks.
+        # The name of the container has the lowest of its ranks.
         rank = min(here)
     host = None
     if launch.remote_shell:
@@ -83,10 +83,10 @@ def why_not_started(launch: Launch, exit_code: int, lines: Sequence[str]) -> str
 
 
 def _with_shells(command: Command, launch: Launch, shells: Sequence[Mapping[str, str]]) -> Command:
-    """Return mpirun in its node's container.
+    """Return mpirun's command, wrapped in its node's container.
 
-    The remote shell starts mpirun's daemon on each other node, and that starts the workers: so the remote command runs in one
-    container of that node, with all its workers.
+    The remote shell starts mpirun's daemon on each other node, and the daemon starts the workers: so the remote command
+    runs in one container of that node, with all its workers.
     """
     ranks: dict[int, list[int]] = {}
     for place in launch.places:
@@ -130,10 +130,10 @@ def _found(launch: Launch, node_rank: int) -> dict[str, Any]:
 
 
 def left_its_container(launch: Launch, folder: RunFolder, rank: int, is_alive: Callable[[int], bool]) -> bool:
-    """Return whether a worker's client ended although its container did not, or never started.
+    """Return whether a worker's client ended while its container runs on or has never started.
 
     podman exits with 0 on a SIGTERM before it forwards signals, as if the script had ended well. is_alive: checks the worker's
-    noted process.
+    process, whose pid is in its start file.
     """
     if launch.prepared[0].container is None:
         return False

@@ -1,4 +1,4 @@
-"""The workers' logs, as the supervisor creates, indexes and limits them.
+"""Create, index and limit the workers' logs for the supervisor.
 
 logs/driver.log                 output of the supervisor (`runs.driver_log`)
 attempts/<k>/rank_<n>.log       output of rank n, written by the worker or its children directly
@@ -31,9 +31,9 @@ def make_logs(folder: RunFolder, launch: Launch) -> None:
 def _link(folder: RunFolder, attempt: int, rank: int) -> None:
     live = folder.live_log(rank)
     beside = live.with_name(f".{live.name}")
-    beside.unlink(missing_ok=True)  # left by a killed supervisor, in a run that its engine restarted
+    beside.unlink(missing_ok=True)  # a killed supervisor left this name, in a run that its engine restarted
     beside.symlink_to(os.path.relpath(folder.rank_log(attempt, rank), folder.logs))
-    # Rename over the old link, so that followers always find one.
+    # Rename over the old link, so that readers that follow the log always find a link.
     os.replace(beside, live)
 
 
@@ -51,7 +51,7 @@ class LogWatch:
         self._keepers: dict[int, gaps.Keeper] = {}
         for place in launch.places:
             self._add(place.rank)
-        # Unbuffered and in append mode: readers see whole lines, and a killed supervisor loses none.
+        # The file is unbuffered and in append mode: readers see whole lines, and a killed supervisor loses no line.
         self._order = open(folder.log_order(launch.attempt), "ab", buffering=0)  # noqa: SIM115
 
     def look(self) -> None:
@@ -59,7 +59,7 @@ class LogWatch:
         for rank in self._folder.ranks_with_log(self._attempt):
             if rank not in self._paths:
                 self._add(rank)
-                with contextlib.suppress(OSError):  # a full disk: the log is in the attempt's folder alone
+                with contextlib.suppress(OSError):  # the disk is full: the log is only in the attempt's folder
                     _link(self._folder, self._attempt, rank)
         for rank, path in self._paths.items():
             try:
@@ -68,7 +68,7 @@ class LogWatch:
                 continue
             if size != self._sizes[rank]:
                 self._sizes[rank] = size
-                with contextlib.suppress(OSError):  # a full disk: the merged view is less well ordered
+                with contextlib.suppress(OSError):  # the disk is full: the merged view is ordered less well
                     self._order.write(f"{time.time():.3f} {rank} {size}\n".encode())
                 self._keep_limit(rank)
 
@@ -100,7 +100,7 @@ def shorten_logs(folder: RunFolder, attempt: int) -> None:
     if not closed:
         return
     order = folder.log_order(attempt)
-    with contextlib.suppress(OSError):  # a full disk: lines are less well ordered
+    with contextlib.suppress(OSError):  # the disk is full: lines are ordered less well
         lines = []
         for line in order.read_text().splitlines():
             words = line.split()

@@ -1,4 +1,4 @@
-"""Watches on an attempt's nodes: more nodes for an elastic run, and disks that fill up.
+"""Watch an attempt's nodes: for more nodes of an elastic run, and for disks that fill up.
 
 When there are more nodes, the workers are asked to end at their next checkpoint (docs/decisions/0018-elastic.md).
 """
@@ -18,18 +18,18 @@ from paceline.runs.driver_log import say
 from paceline.system.files import write_whole
 from paceline.targets import Nodes
 
-#: Pause between two questions; the target's answer may be some seconds old.
+#: Seconds between two requests to the target, whose answer may be some seconds old.
 _LOOK_S = 1.0
 
-#: Pause between two looks at the disks.
+#: Seconds between two checks of the disks.
 _DISK_LOOK_S = 20.0
 
 
 class ResizeWatch:
-    """A watch for more nodes.
+    """A watch for additional nodes of an elastic run.
 
-    not_before_s: seconds since the attempt's start. more: returns how many nodes the run could have, without blocking. note:
-    called with a sentence after asking the workers.
+    not_before_s: seconds since the attempt's start. more: returns how many nodes the run could have, without blocking.
+    note: called with a sentence after the workers were asked to end.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ResizeWatch:
         self.requested = 0
 
     def look(self) -> None:
-        """Ask the workers to end if there are more nodes, and the time has come."""
+        """Ask the workers to end if more nodes are available and `not_before_s` has passed."""
         now = time.monotonic()
         if self.requested or len(self._launch.nodes) >= self._most or now < self._next:
             return
@@ -69,13 +69,13 @@ class ResizeWatch:
                 write_whole(path, text)
         else:
             for node in self._launch.nodes:
-                with contextlib.suppress(OSError):  # a lost node ends the attempt anyhow
+                with contextlib.suppress(OSError):  # a lost node ends the attempt in any case
                     put(node.node_rank, str(path), text.encode())
         self._note(f"goes on with {count} nodes after its next checkpoint")
 
 
 class DiskWatch:
-    """A watch on the disks of these folders. warn: called with a sentence for each disk that is nearly full."""
+    """A watch on the disks of some folders. warn: called with a sentence for each disk that is nearly full."""
 
     def __init__(self, nodes: Any, paths: Sequence[str], warn: Callable[[str], None]) -> None:
         self._ask = getattr(nodes, "disks", None)
@@ -84,7 +84,7 @@ class DiskWatch:
         self._told: set[tuple[str, int]] = set()
 
     def look(self) -> None:
-        """Ask the nodes if it is time to."""
+        """Ask the nodes for their free disk space if the last request is old enough."""
         if self._ask is None or time.monotonic() < self._next:
             return
         for place, (free, total, number) in self._ask(self._paths).items():

@@ -25,7 +25,7 @@ from paceline.targets.local_nodes import LocalNodes
 _TICK_S = 0.05
 #: Seconds for a node's process to end after SIGTERM.
 _END_S = 5.0
-#: Verb -> its result's file, and a description of the work.
+#: Verb of `paceline.node` -> the file with its result, and a description of the work.
 _VERBS: dict[str, tuple[Callable[[RunFolder, int], Path], str]] = {
     "prepare": (RunFolder.prepared, "being prepared"),
     "check": (RunFolder.stored, "looking at where outputs are stored"),
@@ -37,7 +37,7 @@ _VERBS: dict[str, tuple[Callable[[RunFolder, int], Path], str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOutcome:
-    """The outcome on all nodes. results: one for each node; stopped: the outside reason to stop."""
+    """The outcome on all nodes. results: one for each node; stopped: the reason from outside to stop."""
 
     results: tuple[dict[str, Any], ...] = ()
     failure: FailureReport | None = None
@@ -52,14 +52,14 @@ def on_nodes(
     seen: RemotePaths,
     stop: Callable[[], str | None] = lambda: None,
 ) -> NodeOutcome:
-    """Run `verb` on these nodes at once, and wait until all its processes have ended.
+    """Run `verb` on these nodes in parallel, and wait until all processes have ended.
 
-    verb: one of `_VERBS`. The first failed or lost node ends the others. stop: polled for a reason to end.
+    verb: a key of `_VERBS`. The first failed or lost node ends the others. stop: polled for a reason to end.
     """
     folder, wake = run.folder, run.wake
     result, _ = _VERBS[verb]
     results = {rank: result(folder, rank) for rank in node_ranks}
-    # A remote node makes the workers' folder itself, from the snapshot that was sent.
+    # A remote node makes the workers' folder itself, from the snapshot that was sent to it.
     options = [
         *([] if seen.is_shared else ["--apart"]),
         *(["--nodes", str(len(nodes.nodes))] if run.job.node_range else []),
@@ -69,7 +69,7 @@ def on_nodes(
     wake.heed(nodes)
     try:
         for rank, path in results.items():
-            # An earlier attempt's result would pass for that of a process that was killed now.
+            # Remove an earlier attempt's result: it would be taken for the result of a process that is killed now.
             path.unlink(missing_ok=True)
             command = Command(
                 argv=(seen.python, "-m", "paceline.node", verb, str(seen.run_dir), str(rank), *options),
@@ -77,7 +77,7 @@ def on_nodes(
                 node_rank=rank,
                 log=RunFolder(seen.run_dir).prepare_log(rank),
             )
-            # In the run's own folder: modules in the snapshot must not shadow Paceline's.
+            # Start in the run's own folder: modules in the snapshot must not shadow Paceline's modules.
             started = nodes.start(command, seen.run_dir, _environment(folder, seen, nodes.shell(rank)))
             running[rank, started.pid] = rank
         while running and all(code == 0 for code in ends.values()):
@@ -90,9 +90,9 @@ def on_nodes(
             if lost := {rank: how for rank, how in nodes.lost().items() if rank in results}:
                 return NodeOutcome(failure=_lost_report(nodes, lost))
     except EngineError:
-        raise  # an OSError too: the nodes are out of reach
+        raise  # this may be an OSError too: the nodes cannot be reached
     except OSError as error:
-        # The interpreter that the node should have.
+        # The node lacks the interpreter that it is configured to have.
         message = f"{seen.python!r} could not be started to prepare the nodes: {error.strerror or error}."
         return NodeOutcome(failure=FailureReport(cause="prepare", message=message))
     finally:
@@ -101,7 +101,7 @@ def on_nodes(
         if code != 0:
             failure = _report(verb, rank, code, read_json(results[rank]), folder)
             if verb == "prepare" and not seen.is_shared:
-                name = nodes.nodes[rank].name  # its paths are those of its own disk
+                name = nodes.nodes[rank].name  # the paths are on this node's own disk
                 failure = replace(failure, message=f"On node {name}: {failure.message}", node=name)
             return NodeOutcome(failure=failure)
     return NodeOutcome(results=tuple(read_json(path) for path in results.values()))
@@ -115,10 +115,10 @@ def from_here(run: Supervision, verb: str) -> NodeOutcome:
 
 
 def _environment(folder: RunFolder, seen: RemotePaths, shell: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the environment of a node, or the supervisor's own, with the run's mark.
+    """Return the environment of a node, or the supervisor's own, with the variables that mark processes of the run.
 
-    The mark identifies processes that a killed supervisor left. The supervisor's own mark is removed, because it protects
-    processes from the kill.
+    The variables identify processes that a killed supervisor left. The supervisor's own variable is removed, because it
+    protects processes from being killed.
     """
     shell = os.environ if shell is None else shell
     kept = {name: value for name, value in shell.items() if name != processes.SUPERVISOR_VARIABLE}
@@ -126,7 +126,7 @@ def _environment(folder: RunFolder, seen: RemotePaths, shell: Mapping[str, str] 
 
 
 def _end(nodes: Nodes, running: Mapping[tuple[int, int], int]) -> None:
-    """End the processes: SIGTERM, a pause, then SIGKILL to them and their descendants."""
+    """End the processes: send SIGTERM, wait, then send SIGKILL to them and their descendants."""
     for (_, pid), rank in running.items():
         nodes.signal(pid, rank, signal.SIGTERM)
     deadline = time.monotonic() + _END_S
@@ -165,8 +165,8 @@ def _report(verb: str, node_rank: int, code: int, result: Any, folder: RunFolder
 class ThisHost(LocalNodes):
     """A single node, this machine, for a run with remote nodes.
 
-    `LocalNodes` waits for every child of the process and kills them all. Here the links to the run's nodes are children too:
-    their ssh would be killed, and its exit code lost to the thread that waits for it. So name each pid.
+    `LocalNodes` waits for every child of the process and kills all of them. Here the links to the run's nodes are children
+    too: their ssh would be killed, and its exit code lost to the thread that waits for it. So wait for single pids.
     """
 
     def __init__(self) -> None:

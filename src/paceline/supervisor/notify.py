@@ -1,4 +1,4 @@
-"""Notifications of a run's end: webhooks, sendmail and commands, in parallel, each at most a minute.
+"""Send notifications of a run's end: webhooks, sendmail and commands, in parallel, each at most a minute.
 
 Slack: https://api.slack.com/messaging/webhooks. Teams: an Adaptive Card, for the workflows that replaced connectors,
 https://learn.microsoft.com/power-automate/teams/create-adaptive-cards.
@@ -28,16 +28,16 @@ from paceline.system import processes
 
 _HOOK_S = 10.0
 _COMMAND_S = 60.0
-#: Lines of the failure report.
+#: Maximum number of lines of the failure report.
 _LINES = 15
-#: Its usual place, which a batch job's PATH may lack.
+#: The usual paths of sendmail, which a batch job's PATH may lack.
 _SENDMAIL = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
 
 
 def tell(folder: RunFolder, record: RunRecord, addresses: Mapping[str, str]) -> list[str]:
     """Send all notifications of `record.job.notify`, and return a sentence for each failure.
 
-    addresses: URLs of webhooks by `key_of`. No sentence contains one.
+    addresses: URLs of webhooks by `key_of`. No returned sentence contains a URL.
     """
     wanted = record.job.notify if record.job else ()
     if not wanted:
@@ -93,7 +93,7 @@ class Said:
 
 
 def slack_message(said: Said) -> dict[str, object]:
-    """Return the message for Slack, with a bold title and a code block."""
+    """Return the message in Slack's format, with a bold title and a code block."""
 
     def plain(text: str) -> str:
         return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -104,7 +104,7 @@ def slack_message(said: Said) -> dict[str, object]:
 
 
 def teams_message(said: Said) -> dict[str, object]:
-    """Return the message for a workflow of Teams."""
+    """Return the message in the format of a Teams workflow."""
     body: list[dict[str, object]] = [{"type": "TextBlock", "text": said.title, "weight": "Bolder", "wrap": True}]
     if said.report:
         body.append({"type": "TextBlock", "text": said.report, "fontType": "Monospace", "wrap": True})
@@ -126,7 +126,7 @@ _MESSAGES = {"slack": slack_message, "teams": teams_message, "webhook": Said.to_
 
 
 def _told(one: str, said: Said, address: str | None) -> str | None:
-    """Send one notification. Return None, or the error."""
+    """Send one notification. Return None, or a sentence on the error."""
     kind, _, rest = one.partition(":")
     try:
         if kind == "mail":
@@ -136,7 +136,7 @@ def _told(one: str, said: Said, address: str | None) -> str | None:
         if address is None:
             return "its URL is not in the run's folder any more."
         return _post(address, _MESSAGES[kind](said))
-    # No error may change the run's end.
+    # Catch every error: no error may change the run's end.
     except Exception as error:
         return f"{type(error).__name__}."
 
@@ -152,7 +152,7 @@ def _post(url: str, message: Mapping[str, object]) -> str | None:
     except urllib.error.HTTPError as error:
         return f"it answered {error.code}."
     except urllib.error.URLError as error:
-        # Only the reason: the error's own text may contain the URL.
+        # Return only the reason: the error's own text may contain the URL.
         return f"{error.reason}."
     except TimeoutError:
         return f"it did not answer within {_HOOK_S:g} s."

@@ -16,14 +16,14 @@ from paceline.supervisor.supervision import Outcome, Supervision
 
 #: Property of a run with missing files: their names, and where they still are.
 NOT_FETCHED = "not_fetched"
-#: Maximum number of missing names in the failure's message.
+#: Maximum number of missing files to name in the failure's message.
 _NAMED = 5
 
 
 def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
-    """Fetch the run's files, and return the outcome including this.
+    """Fetch the run's files, and return the outcome, which includes a failure to fetch them.
 
-    Missing files are named, with their place, in the failure and in a property of the run.
+    Missing files and the place where they are appear in the failure and in a property of the run.
     """
     assert run.nodes is not None
     try:
@@ -31,7 +31,7 @@ def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
     except (TargetError, EngineError) as error:
         text = str(error)
         say(text)
-        # An elastic run may lose nodes repeatedly; their files are lost too, and the log says so.
+        # An elastic run may lose nodes repeatedly; the files of these nodes are lost too, and the log says so.
         if not (run.job.node_range and run.nodes.lost()):
             _note_not_fetched(run, text)
         if outcome.failure is not None:
@@ -51,12 +51,12 @@ def _note_not_fetched(run: Supervision, text: str) -> None:
 def settle_links(run: Supervision, outcome: Outcome) -> None:
     """Resolve links that the workers left, and collect excluded files for the log and the record.
 
-    Skipped if another attempt continues with them.
+    Do nothing if another attempt continues with the workers' folder.
     """
     if outcome.stopped == "interrupted" or not run.record.attempts:
         return
     try:
-        # First, because it moves files into `outputs` which may be links, or their targets.
+        # Rescue first, because this moves files into `outputs` which may be links, or targets of links.
         work_dir.rescue_outputs(run.folder)
         excluded_files.settle(run.folder)
     except OSError as error:
@@ -76,7 +76,7 @@ def _note_left_out(run: Supervision, found: Iterable[Mapping[str, str]]) -> None
 
 
 def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
-    """Store the outputs, and return the outcome including this.
+    """Store the outputs, and return the outcome, which includes a failure to store them.
 
     A canceled or interrupted run stores nothing.
     """
@@ -115,8 +115,8 @@ def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
 
 
 def _register(run: Supervision) -> None:
-    """Register outputs as datasets, once nothing of the run can fail."""
-    # For a supervisor on another machine, the submitting machine does it when the record arrives.
+    """Register outputs as datasets, once no later step of the run can fail."""
+    # If the supervisor is on another machine, the submitting machine registers them when the record arrives.
     if not any(reference.registered for reference in run.job.inputs) or run.folder.carried.exists():
         return
     from paceline.data.datasets.dataset import register_outputs
@@ -128,7 +128,7 @@ def _register(run: Supervision) -> None:
 
 
 def _incomplete(run: Supervision) -> FailureReport | None:
-    """Return the failure report of a run whose output lacks a file of the script, or None."""
+    """Return the failure report of a run that could not store a file of an output, or None."""
     missing: dict[str, list[str]] = {}
     for one in run.left_out:
         top, _, name = one["name"].partition("/")

@@ -37,15 +37,15 @@ def hold_nodes(run: Supervision) -> Outcome | None:
     """Acquire and prepare the run's nodes. Return None on success, or the Outcome that ends the run.
 
     Raises:
-        TargetError: The job can never have them.
-        EngineError: The job cannot have them now, or any more.
+        TargetError: The target can never provide these nodes for the job.
+        EngineError: The engine does not provide the nodes now, or any more.
     """
     assert run.target is not None
     run.to(states.QUEUED, owner=run.owner())
     nodes = run.target.wait_for_nodes(run.wanted, run.folder.path, run.waiting)
     if nodes is None:
         return Outcome(stopped=run.stop_reason() or "cancel")
-    # From here on `give_nodes_back` releases them after any failure below.
+    # From here on `give_nodes_back` releases the nodes after any failure below.
     run.nodes = nodes
     run.to(states.PREPARING, waiting_for=None, scratch_dir=str(run.folder.scratch))
     try:
@@ -56,7 +56,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
         cause = "data" if isinstance(error, TransferError) else "node_lost" if nodes.lost() else "prepare"
         return Outcome(failure=FailureReport(cause=cause, message=str(error)), lost=len(nodes.lost()))
     except (UserError, TransferError) as error:
-        # The job's local paths do not exist on another machine.
+        # The job names local paths that do not exist on the supervisor's machine.
         cause = "environment" if isinstance(error, EnvironmentSpecError) else "data"
         return Outcome(failure=FailureReport(cause=cause, message=str(error)))
     except OSError as error:
@@ -65,14 +65,14 @@ def hold_nodes(run: Supervision) -> Outcome | None:
     if done.failure is not None or done.stopped is not None:
         return Outcome(failure=done.failure, stopped=done.stopped, lost=len(nodes.lost()))
     if run.seen.is_shared:
-        unlink_inputs(run.job, run.folder)  # left by an attempt on other nodes
+        unlink_inputs(run.job, run.folder)  # an attempt on other nodes left these links
         link_inputs(run.job, run.prepared[0], run.folder.work)
     run.start_clock()
     return None
 
 
 def _sent(run: Supervision, seen: RemotePaths) -> dict[str, Path | None]:
-    """Return the files that replace links to the user's folders on remote nodes."""
+    """Return the files that replace links to the user's folders on remote nodes, by path in the source."""
     if run.folder.carried.exists():
         # Imported only for runs that came from another machine, so that supervisors start fast.
         from paceline.remote.staging.stage_in import as_here
@@ -104,7 +104,7 @@ def clean_nodes(run: Supervision) -> None:
 
 
 def remove_on_nodes(run: Supervision) -> None:
-    """Let remote nodes end containers without a client: docker's daemon starts them, not the node's process."""
+    """Let remote nodes end containers that lost their client: docker's daemon runs them, not the node's process."""
     nodes, seen = run.nodes, run.seen
     if nodes is None or seen is None or nodes.shell(0) is None:
         return
@@ -115,7 +115,7 @@ def remove_on_nodes(run: Supervision) -> None:
 
 
 def give_nodes_back(run: Supervision) -> None:
-    """End all processes on the nodes, and release them. Harmless the second time."""
+    """End all processes on the nodes, and release the nodes. A second call does nothing."""
     nodes, run.nodes = run.nodes, None
     run.stop_clock()
     if nodes is not None:
@@ -123,9 +123,9 @@ def give_nodes_back(run: Supervision) -> None:
 
 
 def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOutcome, tuple[NodeSetup, ...]]:
-    """Prepare environment and data on each node, if the job needs any.
+    """Prepare environment and data on each node, if the job needs any of them.
 
-    Remote nodes also find an Open MPI, and make the workers' folder unless it is shared.
+    Remote nodes also look for an Open MPI, and make the workers' folder unless it is shared.
     """
     job, is_here = run.sized, nodes.shell(0) is None
     needs_more = not is_here and (job.launcher == "mpi" or not seen.is_shared)
@@ -137,7 +137,7 @@ def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOut
     except UserError as error:
         return NodeOutcome(failure=FailureReport(cause="data", message=str(error))), ()
     if not seen.is_shared and any(reference.is_output for reference in job.inputs):
-        # This machine stores what comes back from remote nodes, so check its credentials before an hour of work.
+        # This machine stores the outputs of remote nodes, so check its credentials before the workers train for hours.
         looked = from_here(run, "check")
         if looked.failure is not None or looked.stopped is not None:
             return looked, ()
@@ -149,7 +149,7 @@ def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOut
             run.held.enter_context(_hold_environment(run.folder))
             break
         except EnvironmentBuildError as error:
-            # The nodes hold it only while they build; it may be pruned before this lock.
+            # The nodes hold the environment only while they build it, so it may be removed before this lock.
             say(f"{error} It is built again.")
     if done.results and job.inputs:
         outputs = [reference.to_json() for reference in job.inputs if reference.is_output]
@@ -169,19 +169,19 @@ def _report(record: RunRecord, error: OSError) -> FailureReport:
 
 @contextlib.contextmanager
 def _views(job: Job, run_id: str) -> Iterator[None]:
-    """Keep the folders with the run's data, and remove them afterwards."""
+    """Keep the folders with the run's data during a `with` block, and remove them afterwards."""
     if all(reference.is_output for reference in job.inputs):
         yield
         return
     from paceline.data.transfer.cache import DataCache
 
     cache = DataCache()
-    cache.drop_dead_views()  # left by killed runs
+    cache.drop_dead_views()  # killed runs left these views
     held = cache.hold_view(run_id)
     try:
         yield
     finally:
-        # Remove under the lock: otherwise another process may take it for a killed run's.
+        # Remove the views under the lock: otherwise another process may take them for a killed run's views.
         cache.drop_views(run_id)
         os.close(held)
 

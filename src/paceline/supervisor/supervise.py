@@ -1,4 +1,4 @@
-"""Supervise one run: its attempts, the outputs, and the end, which leaves nothing behind."""
+"""Supervise one run: its attempts, its outputs, and its end, after which no process or lock of the run is left."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from paceline.targets import target_of_run
 
 #: Causes of an attempt's end that do not count as a restart of an elastic run.
 _OF_NODES = frozenset({*NODES_GONE, "resized"})
-#: After a growth without a new node, the pause before the next doubles.
+#: After a restart for more nodes that brought none, the pause before the next one doubles, to at least this.
 _IN_VAIN_S = 60.0
-#: How often in a row an elastic run may lose nodes before all its workers have started.
+#: How many times in a row an elastic run may lose nodes before all its workers have started.
 _FRUITLESS = 10
-#: Exit codes of workers that were ended, and how long after them the supervisor's own signal may come.
+#: Exit codes of workers that a signal ended, and how many seconds later the supervisor may get its own signal.
 _KILLED = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 _SIGNAL_S = 2.0
 
@@ -68,21 +68,21 @@ def _outcome(run: Supervision) -> Outcome:
         run.target = target_of_run(run.folder.path)
         return _attempts(run)
     except (UserError, EngineError) as error:
-        # Only the nodes could show it: the job cannot have them, or the new environment has no mpirun.
+        # Only the nodes could reveal this error: the job cannot have them, or the new environment has no mpirun.
         cause = "engine" if isinstance(error, (TargetError, EngineError)) else "launcher"
         return Outcome(failure=FailureReport(cause=cause, message=str(error)))
 
 
 def _attempts(run: Supervision) -> Outcome:
-    """Run attempts until the last, and return its outcome. Nodes are kept between attempts if possible.
+    """Run attempts up to the last, and return the last outcome. Keep nodes between attempts if possible.
 
     Raises:
         UserError: The run never had nodes, or the environment has no mpirun.
     """
     run.note_preemption()
-    number = len(run.record.attempts)  # not 0 if the engine requeued the job
+    number = len(run.record.attempts)  # the engine may have requeued the job after earlier attempts
     tried, fruitless, failure = _tried(run.record), 0, None
-    # The engine restarts a job that it interrupted, perhaps without an attempt left.
+    # The engine restarts a job that it interrupted, even if no attempt is left.
     if tried > run.job.max_restarts and number:
         return Outcome(failure=_interrupted(run.record))
     if number:
@@ -95,7 +95,7 @@ def _attempts(run: Supervision) -> Outcome:
         except (TargetError, EngineError) as error:
             if (told := _told_to_end(run)) is not None:
                 return Outcome(stopped=told)
-            # Without an earlier failure, this error explains everything.
+            # Without an earlier failure, this error is the reason that the run fails.
             if failure is None:
                 raise
             return Outcome(failure=_extended(failure, f"There were no nodes for another attempt: {error}"))
@@ -113,7 +113,7 @@ def _attempts(run: Supervision) -> Outcome:
             fruitless = 0 if run.has_run else fruitless + 1
             if _goes_on(run, outcome) and fruitless < _FRUITLESS:
                 tried -= 1
-                # Without the lost node's missing files, which are in the log.
+                # The reason leaves out the missing files of the lost node, which are in the log.
                 run.reason = _reason(ended)
                 say(f"{run.reason}. Starting the next attempt.")
                 give_nodes_back(run)
@@ -126,11 +126,11 @@ def _attempts(run: Supervision) -> Outcome:
         if failure.cause in NODES_GONE or (run.nodes is not None and run.nodes.lost()):
             give_nodes_back(run)
         elif failure.cause == "port" and run.nodes is not None:
-            run.nodes.renew_ports()  # on the same nodes, so the run keeps its turn
+            run.nodes.renew_ports()  # the run stays on its nodes, so it keeps its queue position
 
 
 def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
-    """Return the outcome without a failure that only shows the engine ending the whole job."""
+    """Return the outcome without a failure that only results from the engine ending the whole job."""
     failure = outcome.failure
     if failure is None or (failure.cause not in NODES_GONE and failure.exit_code not in _KILLED):
         return outcome
@@ -139,7 +139,7 @@ def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
 
 
 def _told_to_end(run: Supervision) -> str | None:
-    """Return why the run must end, or None. Engines signal all processes, perhaps the supervisor last."""
+    """Return why the run must end, or None. Engines signal all processes, and perhaps the supervisor last."""
     if not run.folder.engine.exists():
         return None
     deadline = time.monotonic() + _SIGNAL_S
@@ -149,23 +149,23 @@ def _told_to_end(run: Supervision) -> str | None:
 
 
 def _tried(record: RunRecord) -> int:
-    """Return the attempts that count against `max_restarts`; an elastic run's changes of nodes do not."""
+    """Return how many attempts count against `max_restarts`; an elastic run's changes of nodes do not count."""
     elastic = record.job is not None and record.job.node_range is not None
     return sum(not (elastic and attempt.cause in _OF_NODES) for attempt in record.attempts)
 
 
 def _goes_on(run: Supervision, outcome: Outcome) -> bool:
-    """Return whether an elastic run continues with other nodes, and note their maximum number."""
+    """Return whether an elastic run continues with other nodes, and set the maximum number of nodes."""
     lost = outcome.failure is not None and outcome.failure.cause in NODES_GONE
     if outcome.stopped is not None or not (lost or outcome.resized):
         return False
     if outcome.resized and len(run.record.attempts) > 1:
-        # The nodes were gone: wait longer before the next growth.
+        # If the additional nodes were not available any more, wait longer before the next growth.
         *_, before, last = run.record.attempts
         in_vain = before.cause == "resized" and len(last.nodes) <= len(before.nodes)
         run.elastic_s = max(2 * run.elastic_s, _IN_VAIN_S) if in_vain else run.job.elastic_seconds
     if run.nodes is not None:
-        # This machine's stand-ins always exist; a lost one returns with the next growth.
+        # Simulated nodes on this machine always exist; a lost node returns with the next growth.
         is_here = run.nodes.shell(0) is None
         run.most = len(run.nodes.nodes) - max(1, outcome.lost) if lost and is_here else None
     return True
@@ -179,19 +179,19 @@ def _reason(outcome: Outcome) -> str:
 
 def _take_up_event_files(run: Supervision, number: int) -> None:
     if run.job.is_python or not run.folder.work.is_dir() or not run.record.attempts:
-        return  # a worker's Python reported its values itself
+        return  # a worker's Python logged its values itself
     from paceline.trackers import event_followers
 
     since = parse_utc(run.record.attempts[-1].started_utc).timestamp()
     try:
         event_followers.take_up(run.folder, number, since=since, variables=run.job.environment_variables)
-    # Programs may have written anything here; the run's end does not depend on it.
+    # Catch every error: programs may have written anything here, and the run's end must not depend on it.
     except Exception as error:
         run.warn(f"event files of the run could not be read: {type(error).__name__}: {error}")
 
 
 def _interrupted(record: RunRecord) -> FailureReport:
-    """Return the report of a run that its engine restarted without an attempt left."""
+    """Return the report of a run that its engine restarted when no attempt was left."""
     last = record.attempts[-1]
     return FailureReport(
         cause="preempted",
@@ -208,24 +208,24 @@ def _extended(report: FailureReport, text: str) -> FailureReport:
 
 
 def _finish(run: Supervision, outcome: Outcome) -> None:
-    """Clean up, then write the end.
+    """Clean up, then write the end of the run.
 
-    The order matters: a reader of the final state may start the next run at once, in this run's place, on its nodes and ports. So
-    release all of them first.
+    The order matters: a reader of the final state may start the next run at once, with this run's queue position, nodes and
+    ports. So release all of them first.
     """
     run.to(states.FINALIZING, waiting_for=None)
     if not run.record.attempts:
-        remove_containers(run.job, run.record.run_id)  # left by examining an image
+        remove_containers(run.job, run.record.run_id)  # examining an image may have left containers
     clean_nodes(run)
-    # Before releasing the nodes: the next run on them must not seem to start before this one's end.
+    # Take the time before releasing the nodes: the next run on them must not seem to start before the end of this run.
     ended_utc = utc_now()
     give_nodes_back(run)
-    # After the nodes, whose links are children of this process.
+    # Do this after releasing the nodes, because the links to the nodes are children of this process.
     processes.kill_descendants(os.getpid())
     run.held.close()
     unlink_inputs(run.job, run.folder)
     if outcome.stopped != "interrupted":
-        work_dir.clean(run.folder)  # an interrupted run's next attempt continues in it
+        work_dir.clean(run.folder)  # the next attempt of an interrupted run continues in this folder
     shutil.rmtree(run.folder.scratch, ignore_errors=True)
     if run.target is not None:
         run.target.release(run.folder.path)
@@ -240,7 +240,7 @@ def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
         "left_out_count": len(run.left_out),
     }
     if outcome.stopped == "interrupted":
-        # A preemption or a cancel: readers ask the engine, which may restart the job.
+        # The end is due to a preemption or a cancel: readers ask the engine, which may restart the job.
         say("the engine has asked for the end of its job; the workers were ended")
         run.to(states.QUEUED, waiting_for="interrupted by the engine", scratch_dir=None)
     elif outcome.stopped == "cancel":
@@ -260,15 +260,15 @@ def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
 
 
 def _end(run: Supervision, status: str, **changes: Any) -> None:
-    """Send notifications, then write the end.
+    """Send notifications, then write the end of the run.
 
-    A final record never changes, so it must already contain failed notifications. Everything else is released by now.
+    A final record never changes, so it must already name notifications that failed. Everything else is released by now.
     """
     if run.job.notify:
-        # Imported late: it takes a fifth of a supervisor's start, and few runs notify.
+        # The import is late, because it takes a fifth of a supervisor's start, and few runs notify.
         from paceline.supervisor import notify
 
-        # As `store.change` will write it.
+        # Use the status that `store.change` will write.
         if status == states.CANCELED and (failed := store.failed_by_hand(run.folder)) is not None:
             status, changes = states.FAILED, {**changes, **failed}
         run.waiting("telling of its end")
@@ -279,12 +279,12 @@ def _end(run: Supervision, status: str, **changes: Any) -> None:
 
 
 def _fail_internally(run: Supervision, error: BaseException) -> None:
-    """End everything after an internal error or a full disk; the driver's log gets the traceback."""
-    ended_utc = utc_now()  # before anything is released, as in `_finish`
+    """End everything after an internal error or a full disk; write the traceback to the driver's log."""
+    ended_utc = utc_now()  # take the time before anything is released, as in `_finish`
     with contextlib.suppress(Exception):  # no error may prevent the final record
         give_nodes_back(run)
     processes.kill_descendants(os.getpid())
-    # The interpreter's own function: it imports nothing, and ignores a full disk.
+    # Call the interpreter's own function: it imports nothing, and ignores a full disk.
     sys.__excepthook__(type(error), error, error.__traceback__)
     remove_containers(run.job, run.record.run_id)
     shutil.rmtree(run.folder.scratch, ignore_errors=True)

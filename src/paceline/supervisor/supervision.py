@@ -1,4 +1,4 @@
-"""One run as its supervisor knows it, and its record, which only the supervisor writes."""
+"""The state of one run in its supervisor, and its record, which only the supervisor writes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from paceline.targets.configured import LOCAL
 class Outcome:
     """The end of an attempt.
 
-    stopped: the outside reason, "cancel" or "time_limit". stalled: what its ranks then waited for. lost: number of lost nodes.
-    resized: the workers ended at a checkpoint to continue with more nodes.
+    stopped: the reason from outside, "cancel" or "time_limit". stalled: the operations that its ranks then waited for.
+    lost: number of lost nodes. resized: the workers ended at a checkpoint to continue with more nodes.
     """
 
     exit_codes: dict[str, int] = field(default_factory=dict)
@@ -43,16 +43,16 @@ class Outcome:
 
 
 class Supervision:
-    """One run, from its queue to its end.
+    """The state of one run, from its wait in the queue to its end.
 
-    most: maximum number of nodes of an elastic run for now; None for the job's maximum. reason: why the next attempt starts, in
-    words. target: None until it is found. nodes, seen, prepared: what the run holds now. held: locks until its end: an
-    environment, views of its data. left_out: {"name", "why"} of excluded files, once the workers have ended.
+    most: current maximum number of nodes of an elastic run; None for the job's maximum. reason: why the next attempt
+    starts. target: None until it is found. nodes, seen, prepared: what the run holds now. held: locks until the end, on
+    an environment and on views of its data. left_out: {"name", "why"} of excluded files, once the workers have ended.
     """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        # First: from here on a signal is noted instead of killing this process.
+        # Create it first: from here on a signal is recorded instead of killing this process.
         self.wake = Wake()
         self.record: RunRecord = store.stored(folder)
         assert self.record.job is not None, "only submitted runs have a supervisor"
@@ -66,7 +66,7 @@ class Supervision:
         self.held = contextlib.ExitStack()
         self.left_out: list[dict[str, str]] = []
         self.most: int | None = None
-        #: Seconds from an attempt's start to its growth; longer after one that brought no more nodes.
+        #: Seconds from an attempt's start to a restart with more nodes; longer after a restart that found no more.
         self.elastic_s: float = self.job.elastic_seconds
         #: Whether all workers of the attempt have started.
         self.has_run = False
@@ -80,7 +80,7 @@ class Supervision:
 
     @property
     def sized(self) -> Job:
-        """Return the job on the nodes that are held."""
+        """Return the job with the number of nodes that the run holds."""
         return self.job if self.nodes is None or not self.job.node_range else self.job.resized(len(self.nodes.nodes))
 
     # --- the record
@@ -90,33 +90,33 @@ class Supervision:
         self.record = store.change(self.folder, self.record, status, **changes)
 
     def waiting(self, text: str) -> bool:
-        """Note the reason to wait. Return whether to give up."""
+        """Record the reason to wait. Return whether the run must stop waiting."""
         if text != self.record.waiting_for:
             self.record = dataclasses.replace(self.record, waiting_for=text)
             store.write(self.folder, self.record)
         return self.stop_reason() is not None
 
     def warn(self, text: str) -> None:
-        """Record a warning once; the run goes on."""
+        """Record a warning once; the run continues."""
         if text not in self.record.warnings:
             say(f"warning: {text}")
             self.record = dataclasses.replace(self.record, warnings=(*self.record.warnings, text))
             store.write(self.folder, self.record)
 
     def note_hang(self, hang: Hang | None) -> None:
-        """Record a hang, or its end."""
+        """Record a hang, or with None the end of a hang."""
         self.record = dataclasses.replace(self.record, hang=hang)
         store.write(self.folder, self.record)
-        # For other users of shared hosts who wait for them. In a thread: a host may not answer.
+        # Tell other users who wait for the shared hosts. The call uses a thread, because a host may not answer.
         if (note := getattr(self.nodes, "note_hang", None)) is not None:
             since = f"{str(hang['since_utc'])[:19].replace('T', ' ')} UTC" if hang else None
             threading.Thread(target=note, args=(since,), daemon=True).start()
-        # The end of the run will be notified as well.
+        # People who get a notification of the run's end get one of the hang too.
         if hang is not None and self.job.notify and self.job.on_hang == "report":
             threading.Thread(target=self._tell_of_hang, args=(self.record,), daemon=True).start()
 
     def _tell_of_hang(self, record: RunRecord) -> None:
-        """Notify people of the hang. In a thread: the workers are watched meanwhile."""
+        """Send notifications of the hang. This runs in a thread, because the workers are watched meanwhile."""
         from paceline.supervisor import notify
 
         for why in notify.tell(self.folder, record, self.secrets):
@@ -128,7 +128,7 @@ class Supervision:
         store.write(self.folder, self.record)
 
     def owner(self) -> Owner:
-        """Return the owner: this process and its engine's job, which remote readers ask for."""
+        """Return the record's owner: this process and its engine's job, which readers elsewhere ask for."""
         owner, known = store.owner(), self.record.owner
         if "engine" in known:
             owner["engine"] = known["engine"]
@@ -137,14 +137,14 @@ class Supervision:
         return owner
 
     def open_attempt(self, launch: Launch) -> None:
-        """Record an attempt's start."""
+        """Record the start of an attempt."""
         now = utc_now()
         cores = sum(node.cores for node in launch.nodes)
         attempt = Attempt(
             number=launch.attempt,
             started_utc=now,
             nodes=tuple(node.name for node in launch.nodes),
-            # Here a run may use all cores, and counts one core per worker in the queue.
+            # On this machine a run may use all cores, and counts one core per worker in the queue.
             cores=min(cores, launch.job.world_size) if self.record.target == LOCAL else cores,
             gpus=sum(len(node.gpus) for node in launch.nodes),
             world_size=launch.job.world_size,
@@ -159,7 +159,7 @@ class Supervision:
         )
 
     def close_attempt(self, outcome: Outcome) -> None:
-        """Record the attempt's end, unless it is recorded already."""
+        """Record the end of the attempt, unless it is recorded already."""
         if not self.record.attempts or self.record.attempts[-1].ended_utc is not None:
             return
         cause = (
@@ -181,7 +181,7 @@ class Supervision:
     # --- reasons to stop
 
     def start_clock(self) -> None:
-        """Start the time limit: max_run_duration_seconds is for all attempts together."""
+        """Start the time limit: max_run_duration_seconds covers all attempts together."""
         limit = self.job.max_run_duration_seconds
         if limit is not None:
             self._deadline = time.monotonic() + limit - sum(map(_duration_s, self.record.attempts))
@@ -192,11 +192,11 @@ class Supervision:
 
     @property
     def ends_at(self) -> float | None:
-        """Return the Unix time of the time limit, or None."""
+        """Return the Unix time at which the time limit ends the run, or None."""
         return None if self._deadline is None else time.time() + self._deadline - time.monotonic()
 
     def cancel_reason(self) -> str | None:
-        """Return the outside reason to end: "cancel", "time_limit" (the engine's), "interrupted" or None."""
+        """Return the outside reason to end the run: "cancel", "time_limit" (the engine's), "interrupted" or None."""
         if self.folder.cancel_request.exists():
             return "cancel"
         number = self.wake.stopped_by
@@ -205,12 +205,12 @@ class Supervision:
         if number == signal.SIGUSR2:
             return "time_limit"
         # SIGTERM does not distinguish a preemption from a cancel. The engine may start the job again, unless it said that it
-        # never does: then leave the record open, and readers ask the engine.
+        # never does: so leave the record open, and readers ask the engine.
         may_return = self.folder.engine.exists() and remote_status.engine(self.folder).get("sigterm") != "cancel"
         return "interrupted" if may_return else "cancel"
 
     def stop_reason(self) -> str | None:
-        """Return the reason to end: as `cancel_reason`, or the run's own time limit; or None."""
+        """Return the reason to end the run: that of `cancel_reason`, or the run's own time limit; or None."""
         if (reason := self.cancel_reason()) is not None:
             return reason
         if self._deadline is not None and time.monotonic() > self._deadline:
@@ -239,14 +239,14 @@ class Wake:
         os.set_blocking(self._write, False)
         # The interpreter's C handler writes the byte. A full pipe is harmless: one byte wakes up.
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        # Handlers, not masks or SIG_IGN, which the workers would inherit. SIGCHLD needs a handler, or Python's C handler is not
-        # installed.
+        # Use handlers, not masks or SIG_IGN, which the workers would inherit. Without a handler for SIGCHLD, Python does not
+        # install its C handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
             signal.signal(number, self._stop)
 
     def heed(self, nodes: object) -> None:
-        """Wake up for news of these nodes too: remote processes send no signals."""
+        """Wake up for messages from these nodes too: remote processes send no signals."""
         if hasattr(nodes, "on_news"):
             nodes.on_news = self.poke
 
@@ -256,13 +256,13 @@ class Wake:
             os.write(self._write, b"\0")
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for `seconds`, or until a signal or news arrives."""
+        """Sleep for `seconds`, or until a signal or a message of a node arrives."""
         select.select([self._read], [], [], max(0.0, seconds))
         with contextlib.suppress(BlockingIOError):
             while os.read(self._read, 4096):
                 pass
 
     def _stop(self, number: int, frame: object) -> None:
-        # The first one counts: an engine that warns by SIGUSR2 later sends SIGTERM.
+        # The first signal counts: an engine that warns by SIGUSR2 sends SIGTERM later.
         if self.stopped_by is None:
             self.stopped_by = number

@@ -1,4 +1,4 @@
-"""Start a launcher's commands, watch the workers to their ends, and end those that have to.
+"""Start a launcher's commands, watch the workers until they end, and end those that must not continue.
 
 Each tick, ten times per second and after each child's exit, checks:
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from paceline.supervisor.diagnosis.findings import Findings
 
 _TICK_S = 0.1
-#: Seconds after the first failure for others to report theirs, which may be earlier.
+#: Seconds after the first failure in which other workers may report failures, which may have happened earlier.
 _SETTLE_S = 0.25
 #: Seconds for a worker with a known exception to exit; some never do (MPI_Finalize waits for peers).
 _LINGER_S = 3.0
@@ -57,15 +57,15 @@ _LINGER_S = 3.0
 _LAUNCHER_S = 5.0
 #: Seconds for the nodes to report killed processes.
 _KILL_S = 10.0
-#: Seconds to wait after the first failure, beyond the nodes' silence limit, in case a lost node was its cause.
+#: Seconds to wait after the first failure, beyond the nodes' silence limit, in case the loss of a node caused it.
 _NOTICE_S = 3.0
-#: Grace period of an elastic run that lost a node: the others mostly noticed only silence.
+#: Grace period of an elastic run that lost a node: the other workers mostly noticed nothing but silence.
 _LOST_GRACE_S = 10.0
 #: Seconds for a stack dump before the time limit ends a run.
 _LAST_LOOK_S = 5.0
 #: Seconds and rate of the single sampling of a straggler.
 _WHERE_S, _WHERE_RATE = 4.0, 10.0
-#: After so many seconds a run loads the diagnosis of failures and hangs.
+#: Seconds after which a run loads the modules for the diagnosis of failures and hangs.
 _LOAD_S = 5.0
 
 
@@ -117,12 +117,12 @@ class WorkerWatch:
         self._resize = resize
         self._disks = DiskWatch(nodes, [str(launch.run_dir), *outputs], warn)
         self._loads = LoadWatch(nodes, folder, launch, lambda: self._pids, self._look_where)
-        # The kernel counts memory kills since boot: remember the earlier ones.
+        # The kernel counts memory kills since boot, so store the number of earlier kills.
         self._oom_before = nodes.oom_kills()
         self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
         self._ending_since: float | None = None
         self._load_at_s = time.monotonic() + _LOAD_S
-        #: Stacks at the time limit.
+        #: Text on the stacks at the time limit.
         self._stood: str | None = None
 
     def run(self, commands: list[Command]) -> Outcome:
@@ -136,7 +136,7 @@ class WorkerWatch:
                 if failure is None:
                     stopped = self._watch()
             finally:
-                # Before the report: the last output of workers is complete only after their exit.
+                # End all processes before the report: the last output of workers is complete only after their exit.
                 self._end_all()
                 self._exec.close()
                 self._looks.close()
@@ -168,7 +168,7 @@ class WorkerWatch:
             try:
                 started = self._nodes.start(command, self._launch.work_dir, self._shells[command.node_rank])
             except EngineError:
-                raise  # an OSError too; the run's nodes are out of reach, which is not the command's fault
+                raise  # this may be an OSError too: the run's nodes cannot be reached, which is not the command's fault
             except OSError as error:
                 return FailureReport(
                     cause="launcher",
@@ -213,7 +213,7 @@ class WorkerWatch:
             self._wake.sleep(_TICK_S)
 
     def _look_where(self, ranks: tuple[int, ...]) -> None:
-        """Sample the first straggler once, to find its line."""
+        """Sample the stacks of the first straggler once, to find the line that it spends its time in."""
         from paceline.observe.profile import RunProfile
 
         def take(told: WorkersReport) -> None:
@@ -223,7 +223,7 @@ class WorkerWatch:
         self._looks.begin_profile(take, seconds=_WHERE_S, rate=_WHERE_RATE, ranks=ranks[:1])
 
     def _last_look(self) -> None:
-        """Dump the stacks before SIGTERM to the workers."""
+        """Dump the workers' stacks before they get SIGTERM."""
         if not self._running:
             return
         from paceline.observe.stacks import RunStacks
@@ -239,7 +239,7 @@ class WorkerWatch:
             self._stood = hang_text(found[0])
 
     def _is_over(self) -> bool:
-        """Return whether the attempt is over: all workers have ended, or the rest must be ended."""
+        """Return whether the attempt is over: all workers have ended, or those that remain must be ended."""
         now = time.time()
         if self._lost or len(self._exit_codes) == len(self._places):
             return True
@@ -250,17 +250,17 @@ class WorkerWatch:
             return True
         workers = [rank for rank, place in self._places.items() if place.role == "worker"]
         if all(self._exit_codes.get(rank) == 0 for rank in workers):
-            return True  # parameter servers run until they are ended
+            return True  # only parameter servers are left, which run until they are ended
         if self._launcher_code is None:
             return False
-        # A worker's report may follow its mpirun's exit; after a kill none comes.
+        # A worker's report may arrive after its mpirun's exit; after a kill no report comes.
         return self._launcher_code > 128 or now - self._launcher_ended > _LAUNCHER_S / 5
 
     def _look(self) -> None:
-        """Process all events since the last look.
+        """Process all events since the last call.
 
-        Commands' ends come first. A remote node reports an end after all files of that process have arrived, so an exit code
-        never comes without its exception's report.
+        The ends of commands come first. A remote node reports an end after all files of that process have arrived, so an
+        exit code never comes before the report of its exception.
         """
         for ended in self._nodes.ended():
             self._ended(ended)
@@ -283,7 +283,7 @@ class WorkerWatch:
         self._logs.look()
 
     def _look_until(self, is_so: Callable[[], bool], limit_s: float, pause_s: float = _TICK_S / 2) -> None:
-        """Process events until a condition holds, or the limit is over."""
+        """Process events until a condition holds, or until the time limit."""
         deadline = time.monotonic() + limit_s
         while not is_so() and time.monotonic() < deadline:
             self._wake.sleep(pause_s)
@@ -314,13 +314,13 @@ class WorkerWatch:
                     ):
                         code = 128 + signal.SIGTERM
                     self._exit_codes[rank], self._ended_at[rank] = code, ended.time
-                    if self._launch.prepared[0].container is None:  # else it was the engine's client
+                    if self._launch.prepared[0].container is None:  # in a container, it was the engine's client
                         self._peaks[rank] = ended.peak_bytes
 
     # --- ending
 
     def _end_gracefully(self) -> None:
-        """Send SIGTERM to all running workers, and wait for them during the grace period.
+        """Send SIGTERM to all running workers, and wait during the grace period until they have ended.
 
         Their children get none: a checkpoint may need data loaders. Under mpirun the workers get it from here too, because mpirun
         kills them a second after its own SIGTERM; mpirun gets it only before it has started workers.
@@ -342,7 +342,7 @@ class WorkerWatch:
         self._look_until(lambda: not self._living(), grace_s)
         if left := self._living():
             say(f"ranks {left} did not end within {grace_s:g} s of SIGTERM: killed")
-        # mpirun exits after its workers and removes its files; wait for that, but not forever.
+        # mpirun exits after its workers and removes its files; wait for its exit, but at most `_LAUNCHER_S`.
         if self._has_launcher and not left:
             self._look_until(lambda: self._launcher_code is not None, _LAUNCHER_S)
 
@@ -362,7 +362,7 @@ class WorkerWatch:
 
     def _end_all(self) -> None:
         """Kill all remaining processes on the nodes, in any group or session, and record their ends."""
-        # Before the kill: these times distinguish killed workers from failed ones.
+        # Record the times before the kill: they distinguish killed workers from failed workers.
         for rank in self._living():
             self._asked.setdefault(rank, time.time())
         self._nodes.kill_all()
@@ -374,7 +374,7 @@ class WorkerWatch:
             time.sleep(0.005)
 
     def _unreported(self) -> bool:
-        """Return whether the end of a command here is still to come; lost nodes report none."""
+        """Return whether the end of a command on this machine is still missing; lost nodes report none."""
         return any(
             self._launcher_code is None
             if started.command.is_launcher
@@ -384,7 +384,7 @@ class WorkerWatch:
         )
 
     def _wait_for_losses(self) -> None:
-        """Wait for the loss of a node that may explain all failures.
+        """Wait in case the loss of a node, not yet noticed, explains all failures.
 
         The workers' peers notice a broken connection at once; a silent node counts as lost only after `silence_s`.
         """
@@ -398,17 +398,17 @@ class WorkerWatch:
     # --- what came of it
 
     def _load_diagnosis(self) -> None:
-        """Load the diagnosis now: a long run may outlive its version of Paceline."""
+        """Load the modules for the diagnosis now: a long run may outlive its installed version of Paceline."""
         self._load_at_s = math.inf
         import_module("paceline.supervisor.diagnosis.findings")
         import_module("paceline.observe.wait_graph")
         import_module("paceline.observe.stacks")
 
     def _ended_well(self) -> bool:
-        """Return whether every worker ended well by itself, so that there is nothing to diagnose."""
+        """Return whether every worker ended well by itself, so that no diagnosis is needed."""
         if self._lost or self._errors or self._asked or self._hangs.failure is not None:
             return False
-        # A remote launcher may have lost a node unnoticed.
+        # A remote launcher may have lost a node without noticing.
         if self._has_launcher and self._nodes.shell(0) is not None:
             return False
         return all(self._exit_codes.get(rank) == 0 for rank in self._places)

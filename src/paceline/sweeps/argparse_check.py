@@ -18,18 +18,18 @@ from paceline.sweeps.expressions import Expression
 from paceline.sweeps.points import ADDITIONS, ASSIGNMENTS, EQUALS, WORDS, is_of_switch, text_of
 from paceline.sweeps.space import Dimension, Space, argument
 
-#: Limit of values to check, of a choice or a range of integers; quantiles to check of a continuous range.
+#: Most values to check of a choice or integer range, and the quantiles to check of a continuous range.
 _MOST_VALUES = 1000
 _QUANTILES = (0.03, 0.31, 0.59, 0.87)
 _MOST_COMPLAINTS = 5
 
-#: Way of a script with one of these parsers, if it calls this function.
+#: How a script gets its values (`points.WAYS`), by the function of a parser library that it calls.
 _WAYS = {
     "omegaconf": (ASSIGNMENTS, re.compile(r"OmegaConf\.from_cli")),
     "absl": (EQUALS, re.compile(r"(.*\.)?DEFINE_\w*")),
     "tyro": (WORDS, re.compile(r"(tyro\.)?cli")),
 }
-#: How scripts split a word at `=`.
+#: String methods by which scripts split a command-line word at `=`.
 _APART = ("split", "partition", "rsplit", "rpartition")
 
 
@@ -58,7 +58,7 @@ def check_script(
 def check(
     space: Space, script: Path, switches: Sequence[str] = (), given: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """Check one script, as `check_script`."""
+    """Check the script file as `check_script` does, and return the switches."""
     known = declared(script)
     said_so = [switch.partition("/")[0] for switch in switches]
     wrong = (_complaint(dimension, known, said_so) for dimension in space.parameters)
@@ -77,7 +77,7 @@ def check(
 
 
 def list_way(space: Space, script: Path) -> str | None:
-    """Return how the script takes the space's lists, if certain."""
+    """Return the form in which the script takes list values, or None if unknown."""
     known = declared(script)
     lists = [
         dimension
@@ -104,7 +104,7 @@ def _switch(dimension: Dimension, known: Declared) -> str | None:
 
 def _complaint(dimension: Dimension, known: Declared, switches: Sequence[str]) -> str | None:
     name = argument(dimension.name)
-    # None omits the argument.
+    # The value None omits the argument, so the parser never sees it.
     values = [value for value in _values(dimension.expression) if value is not None]
     options = _meant(name, known)
     if not values or options is None:
@@ -122,14 +122,14 @@ def _complaint(dimension: Dimension, known: Declared, switches: Sequence[str]) -
         return None
     for value in values:
         wrong = [_wrong(option, value, known) for option in options]
-        # An option may be declared twice, such as in two subcommands.
+        # Two subcommands may declare the option. One declaration that accepts the values is enough.
         if all(wrong):
             return f"{name}: {wrong[0]}"
     return None
 
 
 def _of_others(space: Space, known: Declared, given: Sequence[str]) -> Iterator[str]:
-    """Return errors in the other words: unknown options, and missing ones."""
+    """Yield errors in the script's other arguments: unknown options and missing ones."""
     own = [argument(name) for name in space.names]
     # After `--` all words are positional. argparse takes a word with a space as positional too.
     words = itertools.takewhile(lambda word: word != "--", given)
@@ -148,7 +148,7 @@ def _may_be(name: str, option: DeclaredOption) -> bool:
 
 
 def _meant(name: str, known: Declared) -> list[DeclaredOption] | None:
-    """Return the options that argparse matches to a name."""
+    """Return the declared options that argparse may match to this name."""
     exact = [option for option in known.options if name in option.names]
     if exact:
         return exact
@@ -163,7 +163,7 @@ def _wrong(option: DeclaredOption, given: object, known: Declared) -> str | None
     """Return why the option rejects this value, or None."""
     text, at = text_of(given), f"line {option.line}"
     if option.is_switch is not False:
-        # The word would become a positional argument.
+        # The value would become a positional argument.
         is_taken = option.is_switch is None or known.has_positionals
         return None if is_taken else f"it is a switch, which takes no value but true and false ({at})"
     if option.takes_list and isinstance(given, (list, tuple)):
@@ -176,7 +176,7 @@ def _wrong(option: DeclaredOption, given: object, known: Declared) -> str | None
     if option.type is None:
         return None
     if option.type == "bool" and text and not given:
-        # argparse accepts it, but all trials would be the same.
+        # argparse accepts the value, but bool("False") is True: all trials would be equal.
         return f"its type is bool, to which every word is true, so {text} would be ({at}); make it a switch"
     try:
         value: object = {"int": int, "float": float, "str": str, "bool": bool}[option.type](text)
@@ -197,7 +197,7 @@ def _values(expression: Expression) -> Iterator[object]:
 
 
 def certain_way(script: Path) -> str | None:
-    """Return how the script gets values, if certain."""
+    """Return the form in which the script reads its values, or None if unknown."""
     nodes = nodes_of(script)
     parsers = PARSERS & imported(nodes)
     if not parsers:
@@ -230,7 +230,7 @@ def _of_hydra(nodes: list[ast.AST]) -> str | None:
 
 
 def _of_hand(nodes: list[ast.AST], folder: Path) -> str | None:
-    """Return the way of a script that splits `sys.argv` itself.
+    """Return the argument form of a script that splits `sys.argv` itself, or None.
 
     The code may be in a file that the script runs: `exec(open("configurator.py").read())`.
     """

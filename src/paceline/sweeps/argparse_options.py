@@ -1,7 +1,7 @@
-"""Options that a script declares by argparse, click or absl.
+"""Options that a script declares with argparse, click or absl.
 
-They are read from its source. The script never runs. Only certain facts are returned: a script with another parser or two
-parsers, a script that changes `sys.argv`, and a parser that cannot be followed give no result.
+The options are read from the script's source, and the script never runs. Only certain facts are returned. There is
+no result for a script with another parser, with two parsers, with a changed `sys.argv`, or with untraceable code.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 
 from paceline.sweeps.points import COMMAS, REPEATED, WORDS
 
-#: Libraries that parse the command line. Nothing is certain for a script that imports two.
+#: Libraries that parse the command line. A script that imports two of these libraries gives no result.
 PARSERS = frozenset(
     {"absl", "argparse", "click", "configargparse", "cyclopts", "docopt", "fire", "hydra", "jsonargparse", "omegaconf"}
     | {"plac", "simple_parsing", "tap", "typer", "tyro"}
 )
-#: Parsers that a script with argparse must not have beside it. OmegaConf may read files alone.
+#: Parsers that a script with argparse must not import. OmegaConf is allowed: it may only read files.
 _OTHERS = PARSERS - {"argparse", "omegaconf"}
 _TYPES = ("int", "float", "str", "bool")
-#: Whether an action makes a switch.
+#: Known argparse actions, and whether the action makes the option a switch (an option without a value).
 _ACTIONS: dict[str | None, bool] = {
     **dict.fromkeys((None, "store", "append", "extend"), False),
     **dict.fromkeys(("store_true", "store_false", "store_const", "append_const", "count", "help", "version"), True),
 }
-#: Methods that return another holder of options, and methods without effect on the options.
+#: Parser methods that return another object with options, and methods without effect on the options.
 _PARTS = ("add_argument_group", "add_mutually_exclusive_group", "add_subparsers", "add_parser")
 _HARMLESS = ("set_defaults", "get_default", "error", "exit", "print_help", "print_usage", "format_help", "format_usage")
 #: Statements that run unconditionally.
@@ -42,14 +42,14 @@ class DeclaredOption:
 
     Attributes:
         line: Line of the declaration.
-        is_switch: Takes no value; None if unknown.
-        is_pair: A switch with `--no-x` beside `--x`.
-        off: The word that turns it off, if it is another one.
-        count: Number of values that it needs; None for any number.
-        takes_list: How it takes a list, or None.
+        is_switch: Whether the option takes no value; None if unknown.
+        is_pair: Whether the option is a switch with both `--x` and `--no-x`.
+        off: The word that turns the switch off, if it is not `--no-x`.
+        count: Number of values that the option needs; None for any number.
+        takes_list: The form in which the option takes a list, or None.
         type: "int", "float", "str", "bool", or None if unknown.
         choices: Allowed values after conversion, or None.
-        is_required: The script certainly fails without it.
+        is_required: Whether the script certainly fails without the option.
     """
 
     names: tuple[str, ...]
@@ -77,8 +77,8 @@ class Declared:
     """The certain facts about a script's options.
 
     Attributes:
-        is_closed: The script rejects options that are not listed.
-        has_positionals: It has positional arguments.
+        is_closed: Whether the script rejects options that it does not declare.
+        has_positionals: Whether the script has positional arguments.
     """
 
     options: tuple[DeclaredOption, ...]
@@ -87,7 +87,7 @@ class Declared:
 
 
 def declared(script: Path) -> Declared:
-    """Return the certain facts about a script's options, if any."""
+    """Return the certain facts about a script's options, or None."""
     nodes = nodes_of(script)
     try:
         return _of_decorators(nodes) or _Reader(nodes).read()
@@ -96,7 +96,7 @@ def declared(script: Path) -> Declared:
 
 
 def nodes_of(script: Path) -> list[ast.AST]:
-    """Return a script's syntax nodes; none if it cannot be parsed."""
+    """Return a script's syntax nodes, or an empty list if it cannot be parsed."""
     try:
         with tokenize.open(script) as file:
             return list(ast.walk(ast.parse(file.read())))
@@ -158,7 +158,7 @@ def _of_absl(call: ast.Call) -> DeclaredOption | None:
 
 
 class _NotKnownError(Exception):
-    """Nothing is certain about the script."""
+    """An error that ends the analysis: nothing is certain about the script."""
 
 
 class _Reader:
@@ -168,8 +168,8 @@ class _Reader:
         self._nodes = nodes
         self._parent = {child: node for node in self._nodes for child in ast.iter_child_nodes(node)}
         self._functions = {node.name: node for node in self._nodes if isinstance(node, ast.FunctionDef)}
-        self._modules: set[str] = set()  # names of argparse itself
-        self._names: dict[str, str] = {}  # a name -> what of argparse it is
+        self._modules: set[str] = set()  # names by which the script imports argparse
+        self._names: dict[str, str] = {}  # an imported name -> its name in argparse
         self._options: list[DeclaredOption] = []
         self._is_closed = True
         self._has_positionals = False
@@ -221,10 +221,10 @@ class _Reader:
             return node.attr
         return self._names.get(node.id) if isinstance(node, ast.Name) else None
 
-    # --- where the parser goes
+    # --- follow the parser through the script
 
     def _follow(self, node: ast.expr) -> None:
-        """Follow an expression whose value is the parser or a part."""
+        """Follow an expression whose value is the parser or a group of its options."""
         parent = self._parent[node]
         if isinstance(parent, ast.Attribute):
             self._used(parent)
@@ -258,13 +258,13 @@ class _Reader:
         self._waiting += calls or ()
 
     def _calls(self, function: str) -> list[ast.Call] | None:
-        """Return a function's calls, or None for other uses."""
+        """Return all calls of a function, or None if the script uses it otherwise."""
         uses = [(node, self._parent[node]) for node in self._nodes if _name(node) == function]
         calls = [call for node, call in uses if isinstance(call, ast.Call) and call.func is node]
         return calls if len(calls) == len(uses) else None
 
     def _handed(self, node: ast.expr, call: ast.AST, keyword: str | None) -> None:
-        """Follow the parser into a function of the script."""
+        """Follow the parser into a script's function that gets it as an argument."""
         name = None
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in self._functions:
             name = keyword or next(iter(_parameters(self._functions[call.func.id])[call.args.index(node) :]), None)
@@ -292,7 +292,7 @@ class _Reader:
             if not all(self._is_command_line(value) for value in sources):
                 raise _NotKnownError
         elif method not in _HARMLESS:
-            # Such as `register`, which can redefine int.
+            # Other methods are unknown, such as `register`, which can redefine int.
             raise _NotKnownError
 
     # --- the command line
@@ -303,7 +303,7 @@ class _Reader:
         )
 
     def _is_given(self, node: ast.AST) -> bool:
-        """Return whether this `sys.argv` is only read."""
+        """Return whether the script only reads `sys.argv` at this node."""
         taken = self._parent.get(node)
         is_read = isinstance(taken, ast.Subscript) and isinstance(taken.ctx, ast.Load)
         return is_read and ast.unparse(taken.slice) in ("1:", "0")  # type: ignore[union-attr]
@@ -328,12 +328,12 @@ class _Reader:
             not isinstance(argument, ast.Name) and self._is_command_line(argument) for argument in arguments
         )
 
-    # --- what an add_argument says
+    # --- read the calls of add_argument
 
     def _take(self, call: ast.Call) -> None:
         names = [word.value for word in call.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
         if len(names) != len(call.args) or not names:
-            self._is_closed = False  # names that are made as the script runs
+            self._is_closed = False  # the script computes option names at run time
             return
         keywords = {keyword.arg: keyword.value for keyword in call.keywords}
         # `nargs=argparse.REMAINDER` takes any words.
@@ -342,7 +342,7 @@ class _Reader:
         if not names[0].startswith("-"):
             self._has_positionals = True
             return
-        # The action object may be changed later.
+        # The script keeps the returned action object, and may change it later.
         if None in keywords or not isinstance(self._parent[call], ast.Expr):
             self._options.append(DeclaredOption(names=tuple(names), line=call.lineno, is_switch=None))
             return
@@ -365,7 +365,7 @@ class _Reader:
     def _is_always(self, call: ast.Call) -> bool:
         """Return whether a call runs whenever the parser is made.
 
-        It must be in the same function, under the same conditions, before any return.
+        The call must be in the parser's function, under the same conditions, before any return.
         """
         assert self._made is not None, "options are taken of the parser that was found"
         function, above = self._place(call)
@@ -411,7 +411,7 @@ class _Reader:
         for other in self._nodes:
             is_stored = isinstance(other, ast.Name) and isinstance(other.ctx, ast.Store)
             named = getattr(other, "name", None) or (getattr(other, "id", None) if is_stored else None)
-            # The script may redefine it: `def float(text)`, `float = np.float32`.
+            # The script may redefine a type's name: `def float(text)`, `float = np.float32`.
             if named == node.id or (isinstance(other, ast.alias) and other.asname == node.id):
                 return None
         return node.id

@@ -22,7 +22,7 @@ from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Trial, front, is_better
 from paceline.sweeps.trial_runs import PAUSED, PROMOTED, RUNG, all_runs
 
-#: A policy may take long with thousands of trials: at most this share of the controller's time, but no judgement is later than
+#: Share of the controller's time for the policy, which is slow with thousands of trials; no judgement is later than
 #: `_LATEST_S`.
 _JUDGING = 0.25
 _LATEST_S = 0.3
@@ -101,7 +101,7 @@ class Controller(ParentController[SweepState]):
         sweep = self.state
         if sweep.spec.stop is None:
             return
-        # A policy names a trial until it is over, and a trial may take its time to end.
+        # A policy names the same trial at each call until the trial has ended, which takes a while after a cancel.
         for number, reason in sweep.spec.stop.stops(sweep.trials, sweep.spec.goal).items():
             # A trial that has ended in the meantime keeps its result.
             if number in sweep.live and self.canceling.ask(sweep.folder_of(number), reason):
@@ -123,7 +123,7 @@ class Controller(ParentController[SweepState]):
         sweep = self.state
         notes = sweep.folder_of(number).notes
         with contextlib.suppress(OSError):
-            # An earlier controller may have died between the tag and the cancel request of a pause.
+            # An earlier controller may have died after tagging the trial as paused and before requesting its cancel.
             tags_and_properties.remove_tags(notes, [PAUSED])
             tags_and_properties.set_tags(notes, {RUNG: rung, PROMOTED: why})
         sweep.trials[number] = dataclasses.replace(sweep.trials[number], rung=rung, paused=None)
@@ -155,7 +155,7 @@ class Controller(ParentController[SweepState]):
         sweep = self.state
         if count := results.requested(sweep.folder):
             sweep.spec = dataclasses.replace(sweep.spec, trials=sweep.spec.trials + count)
-            # Before the request is removed: a crash in between adds the trials twice; the other order would lose them.
+            # Write the spec before removing the request: after a crash in between, trials are added twice, not lost.
             sweep.note(sweep=sweep.spec.to_json())
             (sweep.folder.path / results.MORE).unlink(missing_ok=True)
             say(f"{count} more trials were asked for: {sweep.spec.trials} in all")
@@ -168,7 +168,7 @@ def end_reason(sweep: SweepState) -> str | None:
     limit, started = sweep.spec.max_duration_seconds, sweep.spec.counted_utc or sweep.record.started_utc
     if limit is not None and started and time.time() > parse_utc(started).timestamp() + limit:
         return f"the sweep has come to its limit of {limit:g} s"
-    # Only when a trial has changed: `_failure` reads all trials.
+    # Compute the failure only when a trial has changed, because `_failure` reads all trials.
     if sweep.judged != (sweep.changes, sweep.is_done):
         sweep.judged = sweep.changes, sweep.is_done
         failure = _failure(sweep)
@@ -178,7 +178,7 @@ def end_reason(sweep: SweepState) -> str | None:
 
 def write_end(sweep: SweepState) -> None:
     """Write the results and the end of a sweep."""
-    # Readers must not take the sweep for ended before its table is in the outputs.
+    # Write the tables before the final state: readers of an ended sweep expect them in its outputs.
     sweep.record = store.change(sweep.folder, sweep.record, states.FINALIZING)
     dispatch.tag_waiting(sweep)
     results.write_table(sweep.folder, sweep.spec, sweep.trials)
@@ -191,7 +191,7 @@ def write_end(sweep: SweepState) -> None:
 
 
 def _failure(sweep: SweepState) -> Cause | None:
-    # Failures before `paceline sweep more` do not end the sweep again.
+    # Trials that failed before `paceline sweep more` do not count, or they would end the sweep again.
     counted = sweep.trials[sweep.spec.counted_from :]
     failed = [trial for trial in counted if trial.status == states.FAILED]
     most = sweep.spec.max_failures
@@ -199,7 +199,7 @@ def _failure(sweep: SweepState) -> Cause | None:
         return _because(f"{len(failed)} trials have failed, and max_failures is {most}.", sweep, failed)
     completed = [trial for trial in counted if trial.status == states.COMPLETED]
     has_metric = any(all(trial.curves) for trial in sweep.trials)
-    # A sweep of one or two trials can never reach three.
+    # A sweep of one or two trials can never reach `_WITHOUT_METRIC`, so all its trials are enough.
     if not has_metric and len(completed) >= min(_WITHOUT_METRIC, sweep.spec.trials):
         count = len(completed)
         ended = "1 trial has ended, and it has not" if count == 1 else f"{count} trials have ended, and none has"

@@ -26,7 +26,7 @@ class Series:
     steps: tuple[float | None, ...] = ()
 
     def before(self, steps: Sequence[float | None]) -> Series:
-        """Return the part before the first step of a later run.
+        """Return the part of this series before the first step of a later run.
 
         Attempts of one run are joined the same way: the values before the first new step remain, and values without a step.
         """
@@ -61,7 +61,7 @@ class CurveReader:
         self._steps: dict[int, list[float | None]] = {}
 
     def look(self) -> tuple[float, ...]:
-        """Return the current curve: the metric's numbers in the order of logging."""
+        """Read new log lines, and return the metric's values in the order of logging."""
         if self._listing.is_due():
             self._logs = metric_logs(self._directory)
         logs = self._logs
@@ -83,7 +83,7 @@ class CurveReader:
 
     @property
     def _rank(self) -> int | None:
-        # A lower rank may start later and then counts. Empty series do not count.
+        # The lowest rank with values counts, which may change when a lower rank starts to log later.
         return min((rank for rank, series in self._series.items() if series), default=None)
 
     @property
@@ -108,7 +108,7 @@ class CurveReader:
         try:
             entry = json.loads(line)
         except ValueError:
-            return  # cut short by a kill
+            return  # a killed process has left a partial line
         if isinstance(entry, dict) and entry.get("name") == self._metric:
             self._add(entry, rank)
 
@@ -119,7 +119,7 @@ class CurveReader:
 
     def _read_again(self, logs: dict[int, dict[int, Path]]) -> None:
         sizes = {path: path.stat().st_size for paths in logs.values() for path in paths.values()}
-        # Skip unchanged logs: reading all attempts each time would cost ever more.
+        # Skip logs with unchanged sizes, because reading all attempts each time is slow.
         if sizes == self._sizes:
             return
         self._sizes = sizes
@@ -146,7 +146,7 @@ class Watch:
 
     def __init__(self, trial: Trial, runs_dir: Path, spec: SweepSpec) -> None:
         folder = RunFolder(runs_dir / trial.run_id)
-        #: Values of the primary metric of its earlier runs.
+        #: Values of the primary metric that the trial's earlier runs have logged.
         self._earlier = Series()
         for leg in trial.earlier:
             self._earlier = self._earlier.then(CurveReader(RunFolder(runs_dir / leg.run_id).metrics, spec.metric))
@@ -154,13 +154,13 @@ class Watch:
         self._record = RecordWatch(folder)
 
     def look(self, trial: Trial) -> Trial:
-        """Return the current trial: the same object if nothing has changed."""
+        """Return the trial's current state, or the given object if nothing has changed."""
         state = self._record.changed()
         if state is not None and state["status"] != trial.status:
             started = trial.started_utc if trial.earlier else state.get("started_utc")
             ended = state.get("ended_utc")
             trial = dataclasses.replace(trial, status=state["status"], started_utc=started, ended_utc=ended)
-        # After the record, so that values logged before the end are in the curve that is seen with the end.
+        # Read the metrics after the record, so that the curve of an ended trial has all its values.
         if self._further:
             further = tuple(reader.look() for reader in self._further)
             trial = trial if further == trial.further else dataclasses.replace(trial, further=further)

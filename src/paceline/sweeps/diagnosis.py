@@ -18,24 +18,24 @@ from paceline.sweeps.trial import Goal, Trial, best
 
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
 
-#: Words that identify each kind of warning in a sweep's record: each kind is given once.
+#: Words that identify a kind of warning in a sweep's record, so that each kind is logged once.
 _WITHOUT, _FINITE, _RANKS, _DIRECTION = (
     "without a value of",
     "no finite number",
     "with different values",
     "from its first value",
 )
-#: Trials, and values of each, that must all go the wrong way before a warning.
+#: Number of trials, and of values in each, that must all go the wrong way before a warning.
 _TRIALS, _VALUES = 3, 3
 _LOOKED_AT = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why something failed.
+    """The cause of a failure, for display.
 
     Attributes:
-        text: One sentence or line.
+        text: The cause, as one sentence or line.
         see: Command that shows more.
     """
 
@@ -56,7 +56,7 @@ def cause(folder: RunFolder) -> Cause:
 def common(sweep: SweepState, failed: Sequence[Trial]) -> Cause:
     """Return the most frequent error of failed trials.
 
-    Errors that differ only in numbers count as the same, such as addresses and sizes.
+    Errors that differ only in numbers, such as addresses and sizes, count as one error.
     """
     alike: dict[str, list[Cause]] = {}
     for trial in failed:
@@ -124,7 +124,7 @@ def _of_ranks(sweep: SweepState, trial: Trial, metric: str) -> str:
 
 def _of_direction(sweep: SweepState, metric: str, goal: Goal) -> str:
     place = sweep.spec.metrics.index(metric)
-    # If the goal is wrong, the first trials show it.
+    # If the sweep's goal is the wrong direction, the curves of its first trials show it.
     ended = [trial.curves[place] for trial in sweep.trials[:_LOOKED_AT] if trial.is_over and place < len(trial.curves)]
     curves = [[value for value in curve if math.isfinite(value)] for curve in ended]
     long = [curve for curve in curves if len(curve) >= _VALUES]

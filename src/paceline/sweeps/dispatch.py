@@ -1,4 +1,4 @@
-"""Submits the trials of a sweep, as many at a time as may run."""
+"""Submission of a sweep's trials, up to the limit of concurrent trials."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _WITHOUT = 3
 
 
 class Dispatcher:
-    """Submits the trials of a sweep.
+    """A dispatcher that submits the trials of a sweep.
 
     Args:
-        clock: Monotonic seconds.
+        clock: Returns the time in monotonic seconds.
     """
 
     def __init__(self, sweep: SweepState, clock: Callable[[], float] = time.monotonic) -> None:
@@ -80,18 +80,18 @@ class Dispatcher:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a refused trial is still to be submitted."""
+        """Whether a trial that the target has refused is still to be submitted."""
         return self._refusals.is_waiting
 
     def _hand_over(self, number: int, start: Callable[[], None], begun: list[RunFolder]) -> None:
-        """Make the folders `begun` by `start`; handle a refusal."""
+        """Call `start`, which creates the folders `begun`, and handle a refusal."""
         sweep = self._sweep
         try:
             start()
         except EngineError as error:
             # The next attempt reads the target's settings again.
             self._submission = None
-            # The last folder first: readers stop at the first number without a folder.
+            # Remove the last folder first, because readers stop at the first number without a folder.
             sweep.refused(
                 f"trial {number}",
                 reversed(begun),
@@ -107,7 +107,7 @@ class Dispatcher:
         self._sweep.wait_for(None)
 
     def _count(self) -> int:
-        """Return the size of the next submission, of an array too."""
+        """Return the number of trials in the next submission or job array."""
         sweep = self._sweep
         number, spec = len(sweep.trials), sweep.spec
         if spec.array_size is None:
@@ -122,7 +122,7 @@ class Dispatcher:
         known = list(sweep.trials)
         for ahead in range(count):
             number = len(known)
-            # Keep refused points: the sampler would propose others next time.
+            # Keep the points of a refused submission, because the sampler would not propose them again.
             if ahead == len(sweep.pending):
                 proposal = self._proposals.propose(number, known)
                 if proposal is None:
@@ -199,7 +199,7 @@ class Dispatcher:
         sweep, spec = self._sweep, self._sweep.spec
         values = {**entry["values"], **budget(spec.stop, rung)}
         job = job_of(sweep.job, values, spec.pass_as, self._snapshot, spec.switches)
-        # Each trial needs output places of its own.
+        # Each trial needs its own output destinations.
         job, secrets = unrecorded(_resumed(in_places_of(job, run_id, "{run}"), former), self._secrets)
         return NewRun(
             run_id=run_id,
@@ -234,7 +234,7 @@ def next_run(sweep: SweepState) -> Next | None:
 
 
 def without_checkpoints(sweep: SweepState) -> str | None:
-    """Return why paused trials without checkpoints fail the sweep, or None."""
+    """Return the error if paused trials have left no checkpoints, or None."""
     checkpoints = sweep.has_checkpoint
     if any(checkpoints.values()) or len(checkpoints) < min(_WITHOUT, sweep.spec.trials):
         return None
@@ -242,7 +242,7 @@ def without_checkpoints(sweep: SweepState) -> str | None:
 
 
 def tag_waiting(sweep: SweepState) -> None:
-    """Tag each waiting trial with the reason."""
+    """Tag each waiting trial with the reason why it was not continued."""
     policy = pausing(sweep.spec.stop)
     if policy is None:
         return
@@ -268,7 +268,7 @@ _NOTHING = (
 def _look_for_checkpoints(sweep: SweepState) -> None:
     policy = pausing(sweep.spec.stop)
     for trial in sweep.trials:
-        # An ended run does not change.
+        # Cached in `has_checkpoint`, because an ended run does not change.
         if policy is None or not policy.waits(trial) or trial.run_id in sweep.has_checkpoint:
             continue
         has = _has_file(RunFolder(sweep.runs_dir / trial.run_id))

@@ -22,7 +22,7 @@ from paceline.system.names import did_you_mean
 
 Raw: TypeAlias = "int | float"
 
-#: Quantiles are cut off at this distance from 0 and 1, where a normal is infinite.
+#: Least distance of a quantile from 0 and 1, where a normal distribution's value is infinite.
 _TAIL = 1e-9
 
 
@@ -157,7 +157,7 @@ class Uniform(_Range):
 
     def raw(self, value: object) -> float:
         number = _number(self.shown, value)
-        # A rounded value may be half a step outside the bounds, and users may pass it again as a point.
+        # A rounded value may be half a step outside the bounds, and users may pass such a value as a point.
         slack = (self.q or 0) / 2
         if not self.low - slack <= number <= self.high + slack:
             raise SweepError(f"{value!r} is not in {self.shown}. Give a number from {self.low:g} to {self.high:g}.")
@@ -385,7 +385,7 @@ FUNCTIONS: dict[str, Callable[..., Expression]] = {
 
 
 def from_json(data: Sequence[Any]) -> Expression:
-    """Return the expression that `to_json` wrote."""
+    """Return the expression whose `to_json` form is `data`."""
     name, arguments = data
     return FUNCTIONS[name](*arguments)
 
@@ -454,9 +454,9 @@ def _word(text: str) -> object:
             value = read(text)
         except ValueError:
             continue
-        # Records are JSON, which has no nan and no inf. The script gets the same text.
+        # Keep nan and inf as text: records are JSON, which lacks them. The script gets the same text.
         return text if isinstance(value, float) and not math.isfinite(value) else value
-    # Python's spelling. JSON's true, false and null are read above.
+    # Accept Python's spelling too. `json.loads` above reads JSON's true, false and null.
     return {"True": True, "False": False, "None": None}.get(text, text)
 
 
@@ -464,7 +464,7 @@ def _rounded(number: float, q: float | None) -> float:
     if q is None:
         return number
     rounded = round(number / q) * q
-    # 3 * 0.1 is 0.30000000000000004.
+    # Round again, because 3 * 0.1 is 0.30000000000000004.
     return int(rounded) if float(q).is_integer() else float(f"{rounded:.12g}")
 
 

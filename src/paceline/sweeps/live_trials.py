@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 STATUS = 1
 
 _NOTEBOOK_PAUSE_S = 0.5
-#: Limit of rows in a notebook, whose saved file holds them.
+#: Most rows of the table in a notebook, because the saved notebook contains them.
 _MOST = 30
 _COLOURS = {states.COMPLETED: "green", states.FAILED: "firebrick", states.CANCELED: "darkorange"}
 
-#: Pause between two updates, and its least multiple of an update's own time.
+#: Pause between two updates, and the least ratio of the pause to an update's own duration.
 _TERMINAL_PAUSE_S = 0.3
 _SHARE = 4
 #: Lines for the table's header, the line "and N more", and the cursor.
@@ -54,7 +54,7 @@ class Standing:
 
 
 class Board:
-    """An incremental reader of a live sweep, beside its controller.
+    """An incremental reader of a live sweep, in a process other than its controller.
 
     Raises:
         RunNotFoundError: The sweep does not exist.
@@ -67,9 +67,9 @@ class Board:
         self._live: dict[int, Watch] = {}
 
     def look(self) -> Standing:
-        """Return the sweep as it is now.
+        """Return the sweep's current record, spec and trials.
 
-        The record is read before the trials, so all trials of a sweep that has ended are there.
+        The record is read before the trials, so the result for an ended sweep contains all its trials.
         """
         record = self._watch.look()
         spec = SweepSpec.from_json(record.sweep or {})
@@ -79,7 +79,7 @@ class Board:
             if trial.is_over:
                 del self._live[number]
                 if may_go_on:
-                    # The tag of a pause is not read while the trial is live.
+                    # Read the trial again, because its pause tag is not read while it is live.
                     self._read_again(number, spec)
         if may_go_on:
             self._look_for_later_runs(spec, has_ended=record.is_terminal)
@@ -91,7 +91,7 @@ class Board:
 
     def _look_for_later_runs(self, spec: SweepSpec, *, has_ended: bool) -> None:
         for number, trial in enumerate(self._trials):
-            # At its end, the sweep tags the trials that still wait.
+            # At its end, the sweep tags trials that still wait, so read paused trials again then.
             if trial.is_over and (has_more(self._folder, trial) or (has_ended and trial.shown == SHOWN_PAUSED)):
                 self._read_again(number, spec)
 
@@ -110,7 +110,7 @@ class Shown:
     """A table to display. Its texts are not escaped.
 
     Attributes:
-        lines: Above the table.
+        lines: Text above the table.
         rows: Cells under `header`.
         more: Number of trials without a row.
     """
@@ -201,7 +201,7 @@ def follow_in_notebook(folder: RunFolder) -> RunRecord:
     while not standing.record.is_terminal:
         time.sleep(_NOTEBOOK_PAUSE_S)
         standing = board.look()
-        # Only changes: each update goes over the network and into the saved notebook.
+        # Send only changes, because each update is sent over the network and saved in the notebook.
         if (now := html_of(standing)) != before:
             handle.update(HTML(now))
             before = now
@@ -238,12 +238,12 @@ def follow_on_terminal(folder: RunFolder, stream: IO[str], *, stays: bool = True
 
     board = Board(folder)
     console = Console(file=stream)
-    # Only this loop refreshes: rich's thread would draw the same table again.
+    # Disable rich's refresh thread, which would draw the same table again.
     with Live(console=console, auto_refresh=False, transient=not stays) as live:
         while True:
             before = time.monotonic()
             standing = board.look()
-            # At most a screen: a part that has scrolled away cannot be drawn over.
+            # Draw at most one screen, because lines that have scrolled away cannot be redrawn.
             most = max(3, console.height - _FRAME_LINES - 2 * (2 + len(standing.record.warnings)))
             live.update(drawn(shown(standing, most)), refresh=True)
             if standing.record.is_terminal:
@@ -272,9 +272,9 @@ def drawn(seen: Shown) -> Group:
 
 
 def follow(folder: RunFolder, stream: IO[str], line: Callable[[str], None], *, stays: bool = True) -> RunRecord:
-    """Show the sweep until it has ended. Return its record.
+    """Show the sweep's progress until the sweep has ended, and return its record.
 
-    In a notebook and on a terminal it is a live table, elsewhere the controller's log.
+    A notebook or terminal shows a live table of trials. Any other stream gets the controller's log.
 
     `line`: Called for each line of the log.
     `stays`: Leave the last table on the terminal.

@@ -1,4 +1,4 @@
-"""How a script gets its point: as arguments, environment variables or a file."""
+"""Ways to pass a trial's values to its script: arguments, environment variables or a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.system.names import did_you_mean
 ARGUMENTS, EQUALS, WORDS, REPEATED, COMMAS, ASSIGNMENTS, ADDITIONS, ENVIRONMENT = WAYS = (
     *("arguments", "equals", "words", "repeated", "commas", "assignments", "additions", "environment"),
 )
-#: Ways by their form.
+#: The way for each example form that users may write.
 _FORMS = {
     "--name value": ARGUMENTS,
     "--name=value": EQUALS,
@@ -30,10 +30,10 @@ _FORMS = {
     "name=value": ASSIGNMENTS,
     "+name=value": ADDITIONS,
 }
-#: Ways with dashes before the name. Only these have switches.
+#: Ways with dashes before the name. Only these ways can pass switches (options without a value).
 _DASHED = (ARGUMENTS, EQUALS, WORDS, REPEATED, COMMAS)
 
-#: Words of a list, by the ways that have a form for lists.
+#: Functions that return the command-line words of a list, for the ways with a form for lists.
 _LISTS: dict[str, Callable[[str, Sequence[object]], list[str]]] = {
     WORDS: lambda word, items: [word, *map(text_of, items)],
     REPEATED: lambda word, items: [f"{word}={text_of(item)}" for item in items if item is not None],
@@ -51,7 +51,7 @@ def job_of(
     source: Path | None = None,
     switches: Sequence[str] = (),
 ) -> Job:
-    """Return the sweep's job with a trial's values.
+    """Return a copy of the sweep's job that passes a trial's values to the script.
 
     Arguments follow the job's own, because argparse uses the last one. A word of the job that sets the same argument is
     removed, as in the Azure SDK. Values in a file are merged into the file of this name in `source`.
@@ -80,7 +80,7 @@ def job_of(
 
 
 def way(given: object) -> str:
-    """Return the way of a name, a form or a file."""
+    """Return the way to pass values that a user named, wrote as a form, or gave as a file name."""
     return _FORMS.get(given, given) if isinstance(given, str) else given  # type: ignore[return-value]
 
 
@@ -132,7 +132,7 @@ def as_switch(name: object) -> str:
     """Return a switch with its dashes: `--amp`, or `--amp/--no-amp` for amp/no-amp.
 
     Raises:
-        SweepError: It is no string.
+        SweepError: The name is not a string.
     """
     if not isinstance(name, str):
         raise SweepError(f"switches: {name!r} is not a name of a hyperparameter. Give '--amp' or '--amp/--no-amp'.")
@@ -141,7 +141,7 @@ def as_switch(name: object) -> str:
 
 
 def is_of_switch(dimension: Dimension) -> bool:
-    """Return whether all values are True, False or None."""
+    """Return whether a dimension's values are only True, False or None."""
     count = dimension.expression.count
     if count is None or not isinstance(dimension.expression, (Choice, Fixed)):
         return False
@@ -169,7 +169,7 @@ def words(values: Mapping[str, object], switches: Sequence[str] = (), pass_as: s
             command_words += filter(None, [word if value else opposites[word]])
         elif pass_as in _LISTS and isinstance(value, (list, tuple)):
             command_words += _LISTS[pass_as](word, value)
-        # argparse takes -1e-05 and -a as options if they stand alone, but -0.5 as a value.
+        # argparse parses a separate -1e-05 or -a as an option, but -0.5 as a value.
         elif pass_as in (EQUALS, REPEATED, COMMAS) or (text.startswith("-") and not _NEGATIVE.fullmatch(text)):
             command_words.append(f"{word}={text}")
         else:
@@ -178,17 +178,17 @@ def words(values: Mapping[str, object], switches: Sequence[str] = (), pass_as: s
 
 
 def text_of(value: object) -> str:
-    """Return a value as the script's text, nested ones as JSON."""
+    """Return a value as text for the script. Lists and mappings become JSON."""
     return json.dumps(value) if isinstance(value, (list, tuple, dict)) else str(value)
 
 
 def without(arguments: Sequence[str], names: Sequence[str], switches: Sequence[str] = ()) -> list[str]:
-    """Return the arguments without those of these names and their values."""
+    """Return the arguments without the options of these names and without their values."""
     alone = {word for switch in switches for word in switch.split("/")}
     left: list[str] = []
     skipping = False
     for word in arguments:
-        # A name that follows a name is no value: the first one is a switch.
+        # If a name follows a name, the first name is a switch and has no value.
         if skipping and not _is_name(word):
             skipping = False
             continue
@@ -200,7 +200,7 @@ def without(arguments: Sequence[str], names: Sequence[str], switches: Sequence[s
 
 
 def _is_name(word: str) -> bool:
-    """Return whether a word is a name: -0.5 is none."""
+    """Return whether a word is an option's name. A negative number such as -0.5 is not."""
     if not word.startswith("-") or word == "-":
         return False
     try:

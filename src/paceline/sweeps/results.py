@@ -22,7 +22,7 @@ from paceline.system.files import read_json, write_whole
 MORE = "more.json"
 #: Files in the sweep's outputs.
 TABLE, LINEAGE = "trials.csv", "lineage.csv"
-#: Columns of the lineage table that a hyperparameter must not hide.
+#: Columns that only the lineage table has. A hyperparameter of this name gets another column name.
 _LINEAGE = ("from", "why", "best", "last")
 
 #: The fixed columns, in order. The metrics are between the two groups.
@@ -33,14 +33,14 @@ FRONT = "front"
 
 
 def requested(folder: RunFolder) -> int:
-    """Return how many more trials are requested."""
+    """Return the number of additional trials that users have requested."""
     request = read_json(folder.path / MORE)
     trials = request.get("trials") if isinstance(request, dict) else None
     return trials if isinstance(trials, int) else 0
 
 
 def best_trial(trials: Sequence[Trial], spec: SweepSpec) -> Trial | None:
-    """Return the best trial or the front's first, or None."""
+    """Return the best trial, or the first on the Pareto front; None without values."""
     return next(iter(best_trials(trials, spec)), None)
 
 
@@ -53,7 +53,7 @@ def best_trials(trials: Sequence[Trial], spec: SweepSpec) -> list[Trial]:
 
 
 def values_of(trial: Trial, spec: SweepSpec) -> tuple[float | None, ...]:
-    """Return a trial's best value, or its last values."""
+    """Return a trial's best value, or its last values if there are several metrics."""
     if spec.further:
         return tuple(curve[-1] if curve else None for curve in trial.curves)
     return (trial.best(spec.goal),)
@@ -66,7 +66,7 @@ def values_text(trial: Trial, spec: SweepSpec) -> str:
 
 
 def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
-    """Return a mapping for each trial.
+    """Return a table row for each trial, as a mapping from column to value.
 
     Keys: trial, run_id, status, the metric's best value, intervals (number of values), started_utc, duration_s, and each
     hyperparameter. A hyperparameter with the name of another column keeps its dashes: `--status`. With several metrics the last
@@ -91,16 +91,16 @@ def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
 
 
 def best_row(trial: Trial, spec: SweepSpec) -> dict[str, object]:
-    """Return a trial's row with the run of its best value."""
+    """Return a trial's row, with the run id of the run that logged its best value."""
     leg = trial.best_leg(spec.goal)
     return rows([dataclasses.replace(trial, run_id=leg.run_id, values=leg.values)], spec)[0]
 
 
 def lineage(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
-    """Return a mapping for each run of each trial.
+    """Return a lineage table row for each run of each trial, as a mapping.
 
     Keys: trial, run_id, from (the run whose checkpoints it got), why, status, the best and the last value that it
-    logged itself, intervals (their number), and each hyperparameter.
+    logged itself, intervals (number of values), and each hyperparameter.
     """
     return [
         {
@@ -150,7 +150,7 @@ def _write(path: Path, columns: Sequence[str], table: Sequence[Mapping[str, obje
 
 
 def _cell(value: object) -> object:
-    # As JSON, like the script's argument.
+    # Write nested values as JSON, as in the script's arguments.
     return json.dumps(value) if isinstance(value, (list, tuple, dict)) else value
 
 

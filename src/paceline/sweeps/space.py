@@ -26,8 +26,8 @@ class Dimension:
     """One hyperparameter.
 
     Attributes:
-        key: Its name for samplers and records, unique in the space: the name, with the branches that lead to it.
-        name: Its name for the script.
+        key: Unique name for samplers and records: the name, with the branches of choices that lead to it.
+        name: The hyperparameter's name for the script.
         branches: The dimensions of each option, in a choice of spaces.
     """
 
@@ -41,7 +41,7 @@ class Space:
     """The set of a sweep's possible points.
 
     Raises:
-        SweepError: It is no mapping or empty, a name is not valid, or two names are equal.
+        SweepError: The space is not a mapping or is empty, a name is invalid, or two names are equal.
     """
 
     def __init__(self, parts: Mapping[str, object]) -> None:
@@ -69,12 +69,12 @@ class Space:
             dimension = waiting.pop(0)
             chosen[dimension.key] = raw = choose(dimension)
             if dimension.branches:
-                # In front: keys then have the order of `grid`, and equal points are equal as tuples of items.
+                # Insert at the front, so that keys have the order of `grid` and equal points have equal item tuples.
                 waiting[:0] = dimension.branches[int(raw)]
         return chosen
 
     def values(self, chosen: Mapping[str, Raw]) -> dict[str, object]:
-        """Return name -> value as the script gets them."""
+        """Return the values that the script gets for this point, by name."""
         values: dict[str, object] = {}
 
         def choose(dimension: Dimension) -> Raw:
@@ -88,7 +88,7 @@ class Space:
         return values
 
     def chosen(self, values: Mapping[str, object]) -> dict[str, Raw]:
-        """Return a point's raw values; its names show the branch.
+        """Return the raw values of a point; the point's names show the chosen branches.
 
         Raises:
             SweepError: A value is not in the space, or a name is missing or unknown.
@@ -125,7 +125,7 @@ class Space:
 
     @property
     def names(self) -> list[str]:
-        """Their names for the script."""
+        """The names of all parameters for the script."""
         return list(dict.fromkeys(dimension.name for dimension in self.parameters))
 
     @property
@@ -139,7 +139,7 @@ class Space:
         Raises:
             SweepError: A name has infinitely many values.
         """
-        # Before the generator `_grid`, which would raise only when a sweep already runs.
+        # Check here, because the generator `_grid` would raise only when the sweep already runs.
         for dimension in every(self.dimensions):
             if dimension.expression.count is None:
                 raise SweepError(
@@ -210,18 +210,18 @@ def _names(dimensions: tuple[Dimension, ...]) -> list[list[str]]:
 def _check_names(names: list[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
-        # `lr` and `--lr` are the same argument.
+        # Compare names without dashes: `lr` and `--lr` would be the same argument.
         if (other := seen.setdefault(_plain(name), name)) is not name:
             raise SweepError(f"{other!r} and {name!r} are one name of the script's, given twice. Remove one.")
 
 
 def _branch(dimension: Dimension, known: Mapping[str, object]) -> int:
-    """Return the branch with the most of these names."""
+    """Return the index of the option that has the most of these names."""
     fits = []
     for index, branch in enumerate(dimension.branches):
         for names in _names(branch):
             if all(_plain(name) in known for name in names):
-                # Minus the index: on ties the first branch wins.
+                # Negate the index, so that the first of equally good branches wins.
                 fits.append((len(names), -index))
     if not fits:
         raise SweepError(f"no branch of {dimension.name} has all its names in the point. Give those of one branch.")
@@ -229,7 +229,7 @@ def _branch(dimension: Dimension, known: Mapping[str, object]) -> int:
 
 
 def every(dimensions: Iterable[Dimension]) -> Iterator[Dimension]:
-    """Return the dimensions and those of their branches."""
+    """Yield the dimensions and, recursively, the dimensions of their branches."""
     for dimension in dimensions:
         yield dimension
         for branch in dimension.branches:

@@ -20,13 +20,13 @@ from paceline.targets.base import ALIKE_SPAN
 
 #: Engines that can run a sweep's controller.
 CONTROLLERS = ("slurm", "ray")
-#: Limit of a sweep's trials: the controller holds the curve of each.
+#: Most trials of a sweep, because the controller keeps every trial's curve in memory.
 MOST_TRIALS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSpec:
-    """What a sweep tries, how it judges trials, and when it ends.
+    """The specification of a sweep: its space, metrics, policy and limits.
 
     The sampler is not checked here (`samplers.check_sampler`), because readers of a sweep need not have its library.
 
@@ -41,7 +41,7 @@ class SweepSpec:
         points: Points to try first, name -> value.
         max_failures: Failed trials that end the sweep; None for no limit.
         max_duration_seconds: From the sweep's start; None for no limit.
-        repeats: Let a point of a finite space come twice.
+        repeats: Whether a point of a finite space may be tried twice.
         pass_as: How the script gets the values: one of `points.WAYS`, or the name of a JSON file.
         switches: Arguments without a value, `--amp` or `--amp/--no-amp`: true gives the first word, false the second or none.
         array_size: Trials that are submitted as one job array; None for one at a time.
@@ -49,7 +49,7 @@ class SweepSpec:
         resumed: Ids of former trials from which the first trials of this sweep resume, in the order of `points`.
         controller: "slurm" or "ray" if a job of the trials' engine controls the sweep; None for this machine.
         counted_from: First trial that counts for the limits, in a sweep that continues after its end.
-        counted_utc: Time from which its limits count.
+        counted_utc: Time from which the sweep's limits count.
 
     Raises:
         SweepError: A value is wrong.
@@ -88,7 +88,7 @@ class SweepSpec:
                 raise SweepError(f"goal={goal!r}: write 'maximize' or 'minimize'.")
             if self.metrics.count(metric) > 1:
                 raise SweepError(f"the metric {metric!r} is there twice.")
-        # isinstance(..., Policy) is true for a class as well.
+        # Refuse a class, for which isinstance(..., Policy) is true as well.
         if isinstance(self.stop, type):
             raise SweepError(f"stop={self.stop.__name__} is a class. Make a policy: stop=pl.{self.stop.__name__}(...).")
         if not isinstance(self.repeats, bool):
@@ -179,7 +179,7 @@ def objectives(metric: object, goal: object) -> dict[str, Any]:
 
 
 def listed(name: str, given: object) -> tuple[Any, ...]:
-    """Return a tuple of the items, or of the only item.
+    """Return a list's items, or a single string, as a tuple.
 
     Raises:
         SweepError: It is no list.

@@ -81,13 +81,13 @@ def submit_sweep(
         warnings=tuple(warnings),
     )
     record = first_record(run, source, taken, experiment, kind="sweep", sweep=known.spec.to_json())
-    # Lock before the folder is visible: a reader would take a run without a lock for abandoned.
+    # Lock the folder before it is visible, because readers consider a run without a lock abandoned.
     lock_fd = store.create(workspace_dir / "runs", record, known.secrets)
     folder = RunFolder(workspace_dir / "runs" / record.run_id)
     with being_started(folder, record, lock_fd, taken, tags=tags, display_name=display_name):
         keep(folder, known.results)
         if spec.controller is not None:
-            # Readers of the sweep use this copy, as for a run of the engine.
+            # Readers of the sweep use this copy of the target's settings, as for a run of the engine.
             configured.keep_copy(folder.path, known.described)
         controllers.start(folder, lock_fd)
     return folder
@@ -98,9 +98,9 @@ class CheckedSweep:
     """A sweep that may be submitted.
 
     Attributes:
-        spec: With the switches that the script declares.
+        spec: The sweep's spec, with the switches that the script declares.
         secrets: Place -> value.
-        results: Of former sweeps.
+        results: Results of former sweeps, for a warm start.
     """
 
     spec: SweepSpec
@@ -141,7 +141,7 @@ def checked(
         check_own(spec.sampler, directory)
     results = known_results(spec, workspace_dir / "runs")
     if results and ":" not in spec.sampler:
-        Proposals(spec, directory, as_trials(results))  # the sampler itself says whether they are enough
+        Proposals(spec, directory, as_trials(results))  # the sampler raises if the results are not enough
     return CheckedSweep(spec=spec, secrets=secrets, described=described, results=results)
 
 
@@ -153,7 +153,7 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
     `directory`: The job's source.
 
     Raises:
-        UserError: What is wrong.
+        UserError: The job or its script cannot take the values; the message says why.
     """
     spec = _with_way(spec, job, directory)
     if spec.pass_as in (ARGUMENTS, WORDS, REPEATED):
@@ -172,7 +172,7 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
 
 
 def _with_way(spec: SweepSpec, job: Job, directory: Path) -> SweepSpec:
-    """Return the sweep with the script's certain way."""
+    """Return the sweep with the way to pass values that the script certainly reads."""
     script = entry_file(job, directory) if job.is_python and spec.pass_as == ARGUMENTS else None
     if script is None:
         return spec
@@ -185,7 +185,7 @@ def _with_way(spec: SweepSpec, job: Job, directory: Path) -> SweepSpec:
         return spec
     if known_way != WORDS or spec.switches:
         return dataclasses.replace(spec, pass_as=known_way)
-    # tyro's: `--model.amp` and `--model.no-amp`.
+    # tyro declares switches as `--model.amp` and `--model.no-amp`.
     names = [argument(dimension.name) for dimension in spec.space.parameters if is_of_switch(dimension)]
     pairs = (
         f"{name}/{above}{dot}no-{last}" if dot else f"{name}/--no-{name[2:]}"
@@ -214,7 +214,7 @@ def _check_target(spec: SweepSpec, described: configured.Configured) -> None:
 def more(folder: RunFolder, trials: int) -> None:
     """Request more trials of a sweep that runs or has ended.
 
-    A sweep that has ended gets this many more than it has, and its limits count from now on (`count_anew`).
+    The trials are added to those of an ended sweep, whose limits then count from now on (`count_anew`).
 
     Raises:
         SweepError: The run is no sweep, or the number is not valid.
@@ -237,14 +237,14 @@ def more(folder: RunFolder, trials: int) -> None:
     deadline = time.monotonic() + _LOCK_S
     while (fd := locks.take(folder.lock)) is None:
         if not (folder.path / MORE).exists():
-            return  # it has seen the request itself
+            return  # the running controller has seen the request
         if time.monotonic() > deadline:
             raise SweepError(f"another process locks sweep {folder.run_id}: {lock_holder.holder(folder.lock)}.")
         time.sleep(0.05)
     try:
-        # A canceled sweep still has the request, which would end the new controller.
+        # Remove the cancel request of a canceled sweep, which would end the new controller.
         folder.cancel_request.unlink(missing_ok=True)
-        # Secrets were deleted when the sweep ended.
+        # Store the secrets again, because they were deleted when the sweep ended.
         if record.job is not None and record.job.secrets:
             write_json(folder.secrets, values_of(record.job, {}), mode=PRIVATE)
         count_anew(folder)

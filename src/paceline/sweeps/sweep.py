@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Sweep:
-    """Hyperparameters of an estimator's script to try.
+    """A hyperparameter sweep: an estimator's script, a search space, and limits.
 
     `Experiment.submit` starts the sweep.
 
@@ -51,7 +51,7 @@ class Sweep:
         points: Points to try first, each name -> value.
         max_failures: Failed trials that end the sweep.
         max_duration_seconds: Seconds, or text such as "2h".
-        repeats: Let a point of a finite space come twice.
+        repeats: Whether a point of a finite space may be tried twice.
         pass_as: How the script gets the values: "arguments" (`--lr 0.1`, or the form that the script certainly reads),
             "equals" (`--lr=0.1`), "words" (`--sizes 1 2`), "repeated" (`--size=1 --size=2`), "commas" (`--sizes=1,2`),
             "assignments" (`lr=0.1`), "additions" (`+lr=0.1`), "environment" (a variable lr), or the name of a JSON file
@@ -101,13 +101,13 @@ class Sweep:
                 f"a sweep is made of an Estimator, PyTorch, TensorFlow or SKLearn, not of a {type(self.estimator).__name__}."
             )
         if self.seed is None:
-            # Once: `spec` is called again at submission and must return the same.
+            # Draw the seed once: `spec` is called again at submission and must return the same spec.
             self.seed = secrets.randbelow(1 << 31)
-        # For its checks: report mistakes where the user wrote them.
+        # Call `spec` for its checks, so that mistakes are reported where the user wrote them.
         self.spec()
 
     def spec(self) -> SweepSpec:
-        """Return the sweep as its record holds it."""
+        """Return the frozen description of the sweep for its record."""
         try:
             limit = None if self.max_duration_seconds is None else units.seconds(self.max_duration_seconds)
         except ValueError as error:

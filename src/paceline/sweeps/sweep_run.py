@@ -88,11 +88,11 @@ class SweepRun(Run):
                 "trials() needs pandas: pip install 'paceline[tabular]'. trial_rows() works without it."
             ) from error
         rows = self.trial_rows()
-        # With columns even if there is no trial yet.
+        # Name the columns, so that a frame without trials has columns too.
         return pandas.DataFrame(rows, columns=results.column_names(rows, self.spec))
 
     def trial_rows(self) -> list[dict[str, Any]]:
-        """Return the rows of `trials()` as mappings."""
+        """Return the rows of `trials()` as mappings, without pandas."""
         return results.rows(self._trials(), self.spec)
 
     def lineage(self) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ class SweepRun(Run):
         return None if best is None else Run(self._experiment, best.best_leg(self.spec.goal).run_id)
 
     def best_point(self) -> dict[str, Any] | None:
-        """Return name -> value of the best trial, or None.
+        """Return the best trial's hyperparameters by name, or None.
 
         Raises:
             SweepError: The sweep has several metrics.
@@ -144,7 +144,7 @@ class SweepRun(Run):
         """Request more trials, also of a sweep that has ended.
 
         Args:
-            trials: How many more. If the sweep has ended, they are added to the trials that it has.
+            trials: Number of additional trials. An ended sweep keeps the trials that it has.
 
         Raises:
             SweepError: The number is below 1.

@@ -21,13 +21,13 @@ class SweepState(ParentState):
     """The sweep's record and its trials. The caller holds the sweep's lock.
 
     Attributes:
-        trials: By number.
+        trials: All trials, in the order of their numbers.
         cut_off: Numbers of live trials whose submission was interrupted and must be repeated.
-        pending: Points that are proposed and not submitted.
+        pending: Proposed points that are not submitted yet.
         is_exhausted: The space has no further point.
-        changes: Counter of trials that began, continued or ended. It tells when derived data is stale.
-        failure: Why the sweep must fail.
-        judged: `changes` and `is_done` when `failure` was computed.
+        changes: Counter of trials that began, continued or ended, which shows when derived data is stale.
+        failure: The reason why the sweep must fail, or None.
+        judged: Values of `changes` and `is_done` from which `failure` was computed.
         has_checkpoint: Run id -> whether a paused run has left a checkpoint.
     """
 
@@ -42,7 +42,7 @@ class SweepState(ParentState):
         self.cut_off: set[int] = set()
         self._cut_off_once: set[int] = set()
         self.pending: list[Proposal] = []
-        # Final: every point of the space has been proposed.
+        # Never reset: every point of the space has been proposed.
         self.is_exhausted = False
         self.changes = 0
         self.failure: str | None = None
@@ -65,7 +65,7 @@ class SweepState(ParentState):
 
     @property
     def live(self) -> dict[int, Watch]:
-        """Numbers of the trials that have not ended."""
+        """The watchers of the trials that have not ended, by trial number."""
         return self._live
 
     @property
@@ -74,7 +74,7 @@ class SweepState(ParentState):
         return self.is_exhausted or len(self.trials) >= self.spec.trials
 
     def take_up(self) -> None:
-        """Read the existing children, and remove those whose creation was interrupted."""
+        """Read the existing trials, and remove children whose creation was interrupted."""
         # A submission that was killed leaves a hidden folder, and `store.create` refuses to make it again.
         for hidden in self.runs_dir.glob(f"{removal.NEW}{self.folder.run_id}_*"):
             shutil.rmtree(hidden, ignore_errors=True)
@@ -96,7 +96,7 @@ class SweepState(ParentState):
         self._watch(trial)
 
     def go_on(self, trial: Trial) -> None:
-        """Replace a trial that has one more run."""
+        """Replace a trial by its copy that has one more run."""
         self.trials[trial.number] = trial
         self._cut_off_once.discard(trial.number)
         self._watch(trial)
@@ -116,7 +116,7 @@ class SweepState(ParentState):
             after = watch.look(self.trials[number])
             if after is self.trials[number]:
                 continue
-            # Only once: a second interruption is no crash of the controller.
+            # Repeat an interrupted submission only once: a second interruption is not the controller's crash.
             if (
                 after.status == states.FAILED
                 and number not in self._cut_off_once

@@ -1,4 +1,4 @@
-"""A trial as samplers and policies see it, and orders of trials."""
+"""A trial as samplers and policies see it, and functions that rank trials."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Leg:
     """One of a trial's runs.
 
     Attributes:
-        chosen: As of a trial; so are values and status.
+        chosen, values, status: As for `Trial`, but of this run.
         curve: Values that this run has logged itself.
-        source: Id of the run whose checkpoints it got. None for a trial's first run.
-        why: Why it was started, as a sentence.
+        source: Id of the run whose checkpoints this run got. None for a trial's first run.
+        why: The reason why the run was started, as a sentence.
     """
 
     run_id: str
@@ -45,10 +45,10 @@ class Next:
 
     Attributes:
         number: The trial's number.
-        source: Id of the run whose checkpoints it starts from.
-        chosen: Its point, key -> raw value.
-        rung: Number of values up to which it is not judged again.
-        why: A sentence.
+        source: Id of the run from whose checkpoints the next run starts.
+        chosen: The point of the next run, key -> raw value.
+        rung: Number of values up to which the policy does not judge the trial again.
+        why: The reason for the run, as a sentence.
     """
 
     number: int
@@ -63,21 +63,21 @@ class Trial:
     """One trial of a sweep, with its run or runs.
 
     Attributes:
-        number: From 0.
+        number: The trial's number, from 0.
         run_id: Its last run. chosen, values, status, source and why belong to that run too.
-        chosen: Key -> raw value of its point.
+        chosen: The trial's point, key -> raw value.
         values: Name -> value, as the script got them.
         curve: Values of the primary metric in the order of logging, not necessarily finite. Several runs are joined to
             one series, as several attempts are.
-        further: The same for the other metrics of a sweep with several.
-        notes: Data that the sampler has stored with its point.
+        further: The curves of the sweep's other metrics, like `curve`.
+        notes: Data that the sampler has stored with the point.
         earlier: The runs before the last one.
-        begin: Number of values of the curve that the earlier runs have logged.
-        paused: Why its policy has paused the last run, or None.
-        stopped: Why it was stopped for good, or None.
-        rung: Number of values up to which its last run is not judged again.
-        started_utc: Start of its first process, or None.
-        ended_utc: End of its last process, or None.
+        begin: Number of the curve's values that the earlier runs have logged.
+        paused: The reason why the policy has paused the last run, or None.
+        stopped: The reason why the trial will not continue, or None.
+        rung: Number of values up to which the policy does not judge the last run again.
+        started_utc: Start of the trial's first process, or None.
+        ended_utc: End of the trial's last process, or None.
     """
 
     number: int
@@ -100,7 +100,7 @@ class Trial:
 
     @property
     def duration_s(self) -> float | None:
-        """Seconds from the start to the end, or to now."""
+        """Seconds from the trial's start to its end, or until now while it is live."""
         return duration_s(self.started_utc, self.ended_utc)
 
     @property
@@ -109,18 +109,18 @@ class Trial:
 
     @property
     def is_paused(self) -> bool:
-        """Whether its policy has paused its last run."""
-        # A script that ended by itself while it was being paused is not continued.
+        """Whether the policy has paused the trial's last run."""
+        # A script that ended by itself before the pause took effect is not Canceled, and is not continued.
         return self.paused is not None and self.status == states.CANCELED
 
     @property
     def shown(self) -> str:
-        """The state to display: Paused while it may continue."""
+        """The state to display, which is Paused while the trial may continue."""
         return SHOWN_PAUSED if self.is_paused and self.stopped is None else self.status
 
     @property
     def legs(self) -> tuple[Leg, ...]:
-        """All its runs, including the last."""
+        """All runs of the trial in order, including the last."""
         last = Leg(
             run_id=self.run_id,
             chosen=self.chosen,
@@ -133,7 +133,7 @@ class Trial:
         return (*self.earlier, last)
 
     def gone_on(self, run_id: str, following: Next, values: Mapping[str, object]) -> Trial:
-        """Return the trial with one more run, which has these values."""
+        """Return a copy of the trial with one more run, which has these hyperparameter values."""
         return replace(
             self,
             run_id=run_id,
@@ -151,8 +151,8 @@ class Trial:
         )
 
     def best_leg(self, goal: Goal) -> Leg:
-        """Return the run with the best value, else the last."""
-        # `min` returns the first of equal values.
+        """Return the run with the best value, or the last run if no run has a value."""
+        # `min` returns the first of equal values, so reverse the runs to prefer the last.
         return min(reversed(self.legs), key=lambda leg: cost(best(leg.curve, goal), goal))
 
     @property
@@ -164,7 +164,7 @@ class Trial:
     def last(self) -> tuple[float, ...] | None:
         """The last values of all metrics, if finite.
 
-        A trial of several metrics is ranked by these: the best values of each may come from different moments of the model.
+        With several metrics, trials are ranked by last values: best values may come from different steps of training.
         """
         if not all(self.curves):
             return None
@@ -194,7 +194,7 @@ def _finite(value: float) -> float:
 
 
 def _larger(one: float, other: float) -> float:
-    # Comparisons with NaN are False, so a value that is not finite changes nothing.
+    # Comparisons with NaN are False, so a NaN value does not replace the best value.
     return other if other > one or math.isnan(one) else one
 
 
@@ -204,12 +204,12 @@ def _smaller(one: float, other: float) -> float:
 
 def best(values: Iterable[float], goal: Goal) -> float | None:
     """Return the largest or smallest finite value, or None."""
-    # max() of values with a NaN depends on their order.
+    # Filter first, because the result of max() with a NaN depends on the order of the values.
     return min(filter(math.isfinite, values), key=lambda value: cost(value, goal), default=None)
 
 
 def cost(value: float | None, goal: Goal) -> float:
-    """Return the value as a number to minimize."""
+    """Return the value as a cost to minimize, for either goal."""
     if value is None:
         return math.inf
     return -value if goal == "maximize" else value
@@ -232,7 +232,7 @@ def front(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
     """
     known = [(tuple(map(cost, values, goals)), trial) for trial in trials if (values := _values(trial, goals))]
     on_front: list[tuple[tuple[float, ...], Trial]] = []
-    # In this order no trial is dominated by a later one, so each is compared with the front alone.
+    # After this sort no trial is dominated by a later trial, so compare each trial only with the front.
     for key, trial in sorted(known, key=lambda one: (one[0], one[1].number)):
         if not any(_beats(other, key) for other, _ in on_front):
             on_front.append((key, trial))

@@ -27,7 +27,7 @@ from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Leg, Trial
 from paceline.system.files import append_line, json_lines, stamp_of
 
-#: Tags of a child: why it was paused, the rung up to which it was promoted while live, and why.
+#: Tags of a run: the reason of its pause, the rung to which it was promoted while live, and the reason.
 PAUSED, RUNG, PROMOTED = "paused", "rung", "promoted"
 
 _FILE = "ended.jsonl"
@@ -56,7 +56,7 @@ def count(sweep: RunFolder) -> int:
 
 def children(sweep: RunFolder, first: int = 0) -> Iterator[RunRecord]:
     """Yield the trials' first runs from number `first` on."""
-    # Numbers have no gaps.
+    # Trial numbers have no gaps, so the first missing child ends the loop.
     while (record := record_of(child_folder(sweep, first))) is not None:
         yield record
         first += 1
@@ -65,7 +65,7 @@ def children(sweep: RunFolder, first: int = 0) -> Iterator[RunRecord]:
 def all_runs(sweep: RunFolder, spec: SweepSpec | None = None, first: int = 0) -> Iterator[list[RunRecord]]:
     """Yield the records of each trial's runs, from number `first` on.
 
-    `spec`: If its policy never pauses, later runs are not looked for.
+    `spec`: If the policy of this spec never pauses trials, each trial has one run.
     """
     may_be_several = spec is None or pausing(spec.stop) is not None
     for record in children(sweep, first):
@@ -80,7 +80,7 @@ def runs_of(sweep: RunFolder, number: int) -> list[RunRecord]:
 
 
 def has_more(sweep: RunFolder, trial: Trial) -> bool:
-    """Return whether a trial has one more run."""
+    """Return whether a trial's next run exists on disk."""
     return child_folder(sweep, trial.number, len(trial.earlier) + 2).state.exists()
 
 
@@ -92,7 +92,7 @@ def _later(sweep: RunFolder, number: int) -> Iterator[RunRecord]:
 
 
 def trial_of(records: Sequence[RunRecord], runs_dir: Path, spec: SweepSpec) -> Trial:
-    """Return the trial that has these runs."""
+    """Return the trial whose runs have these records."""
     earlier: list[Leg] = []
     series = Series()
     for record in records[:-1]:
@@ -133,8 +133,8 @@ def trials(sweep: RunFolder, spec: SweepSpec) -> list[Trial]:
 
 
 def read_trials(sweep: RunFolder, spec: SweepSpec) -> Iterator[tuple[Trial, list[RunRecord]]]:
-    """Yield each trial with its runs' records, if not cached."""
-    # Not cached if trials are paused: they may continue in another run.
+    """Yield each trial with the records of its runs; a cached trial has no records."""
+    # Do not use the cache if the policy pauses trials: a trial may continue in another run.
     ended = EndedTrials(sweep) if pausing(spec.stop) is None else None
     for number in itertools.count():
         if ended is not None and (trial := ended.get(number)) is not None:
@@ -159,7 +159,7 @@ def _leg(record: RunRecord, curve: tuple[float, ...]) -> Leg:
 
 
 def _whole(tag: str | None) -> int:
-    # Users may set any tag.
+    # Users may set this tag to any text, so check that it is a number.
     return int(tag) if tag is not None and tag.isdigit() else 0
 
 
@@ -171,7 +171,7 @@ class EndedTrials:
         self._lines: dict[int, dict[str, object]] = {}
         for kept in json_lines(sweep.path / _FILE):
             with contextlib.suppress(KeyError, TypeError):
-                # Later lines win: the child may have been made again.
+                # Later lines win, because the child may have been removed and created again.
                 self._lines[kept["number"]] = kept
 
     def get(self, number: int) -> Trial | None:

@@ -1,6 +1,6 @@
 """Results of former sweeps for samplers to learn from.
 
-They are copied into the new sweep's folder at submission, so its proposals do not change when a former sweep is removed.
+Submission copies the results into the new sweep's folder, so removing a former sweep changes no proposals.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from paceline.sweeps.trial import Trial
 from paceline.sweeps.trial_runs import all_runs, trial_of
 from paceline.system.files import read_json, write_json
 
-#: File in the sweep's folder.
+#: File in the sweep's folder that holds the former results.
 _FILE = "prior.json"
-#: Samplers that do not learn.
+#: Samplers that do not learn from results.
 _UNTAUGHT = ("random", "grid")
 
 
@@ -59,7 +59,7 @@ def keep(folder: RunFolder, results: Sequence[KnownResult]) -> None:
 
 
 def prior_trials(folder: RunFolder, spec: SweepSpec) -> list[Trial]:
-    """Return the former results as trials below number zero."""
+    """Return the results of former sweeps as trials with negative numbers."""
     results = read_json(folder.path / _FILE)
     if results is None:
         # The submission may have been killed before it wrote them.
@@ -69,7 +69,7 @@ def prior_trials(folder: RunFolder, spec: SweepSpec) -> list[Trial]:
 
 
 def as_trials(results: Sequence[KnownResult]) -> list[Trial]:
-    """Return results of `known_results` as trials with numbers below zero."""
+    """Return results of `known_results` as trials with negative numbers."""
     return [
         Trial(
             number=number - len(results),

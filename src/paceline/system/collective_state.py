@@ -2,8 +2,8 @@
 
     <folder>/board_<rank>       slots of one size; a collective occupies a slot until it has ended
 
-Writing costs next to nothing, and reading needs no help from the rank: it works on a stopped process, and while native code
-holds the interpreter.
+Writing costs next to nothing, and reading needs no help from the rank: a reader can read the file of a stopped process, and of
+one whose native code holds the interpreter.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-#: Variable that names the folder of the boards and of other diagnostics that a node keeps.
+#: Variable with the folder of these files and of other diagnostics of a node.
 FOLDER_VARIABLE = "PACELINE_WATCH_DIR"
 
 #: A slot: in progress, length of the text, number, start (seconds since the epoch), text.
 _SLOT = struct.Struct("<BxHxxxxQd232s")
 _TEXT_BYTES = 232
-#: Further collectives at the same time are not recorded.
+#: Number of slots; if more collectives are open at the same time, the others are not recorded.
 _SLOTS = 256
 
 
 class BoardEntry(NamedTuple):
-    """A collective that a rank has begun and not finished.
+    """A collective that a rank has begun and not yet finished.
 
     Attributes:
-        channel: Name of its sequence of collectives, the same on all ranks of the group.
-        number: Its place in the channel, from 1. 0 where ranks may begin collectives in any order and the name identifies
-            them.
+        channel: Name of its sequence of collectives, which is the same on all ranks of the group.
+        number: Its position in the channel, from 1. 0 if ranks may begin collectives in any order, so that the name
+            identifies them.
         shape: Such as "[4, 3] float32".
         ranks: Ranks of the group, "0-3" or "0,2"; empty for all.
         began: Seconds since the epoch.
@@ -48,7 +48,7 @@ class BoardEntry(NamedTuple):
 
 
 class RankBoard:
-    """The writing side of one rank's board."""
+    """The writer of one rank's file of open collectives (its board)."""
 
     def __init__(self, path: str) -> None:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -57,7 +57,7 @@ class RankBoard:
             self._memory = mmap.mmap(file, _SLOTS * _SLOT.size)
         finally:
             os.close(file)
-        # append and pop of a list need no lock.
+        # append and pop of a list are atomic, so they need no lock.
         self._free = [slot * _SLOT.size for slot in reversed(range(_SLOTS))]
 
     def begin(self, text: str, number: int) -> int:
@@ -88,7 +88,7 @@ def entry_text(channel: str, kind: str, name: str, shape: str, size: int, ranks:
 
 
 def read(path: str) -> list[BoardEntry]:
-    """Return the collectives in progress on a board, oldest first. A missing board has none."""
+    """Return the open collectives in a rank's file, oldest first; none if the file is missing."""
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -100,7 +100,7 @@ def read(path: str) -> list[BoardEntry]:
             continue
         _, length, number, began, text = _SLOT.unpack_from(data, place)
         words = text[:length].decode("utf-8", "replace").split("\t")
-        # The rank is writing this slot right now.
+        # The rank is writing this slot at the moment, so skip it.
         if len(words) != 6 or not words[4].isdigit():
             continue
         channel, kind, name, shape, size, ranks = words
@@ -120,7 +120,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def ranks_of(text: str) -> list[int]:
-    """Parse the output of `ranks_text`."""
+    """Parse the text that `ranks_text` returns."""
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")

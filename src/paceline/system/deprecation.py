@@ -1,4 +1,4 @@
-"""Decorators for what docs/stability.md promises: names that go away, and names that are experimental."""
+"""Decorators that mark public names as deprecated or experimental, as docs/stability.md promises."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _Class = TypeVar("_Class", bound=type[object])
 def deprecated(
     since: str, *, removed_in: str, instead: str
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
-    """Warn on each call that a public function or method goes away.
+    """Warn on each call that a public function or method is deprecated and will be removed.
 
     Args:
         since: The version that deprecates it, such as "0.2".
         removed_in: The version that no longer has it.
-        instead: What to call in its place, as the user writes it.
+        instead: The name to call instead, as users write it.
     """
 
     def decorate(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
@@ -38,10 +38,10 @@ def deprecated(
 
 
 def experimental(since: str) -> Callable[[_Class], _Class]:
-    """Say in a public class's documentation that any version may change it.
+    """Note in a public class's documentation that any version may change the class.
 
     Args:
-        since: The version that has it first, such as "0.1".
+        since: The version that introduces the class, such as "0.1".
     """
 
     def decorate(kind: _Class) -> _Class:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-#: Children of this process that may still run.
+#: Child processes of this process that may still run.
 started: list[subprocess.Popen[bytes]] = []
 
 
@@ -32,19 +32,19 @@ def start(
         OSError: The process can't be started.
     """
     environment = {
-        # A worker that submits a run must not look like a process of the new run: orphans are found by these variables.
+        # A worker that submits a run must not look like a process of the new run: these variables identify orphans.
         **processes.of_no_run(os.environ),
         "PYTHONPATH": str(library_dir),
-        # Protects the supervisor when the submitting run kills all processes below itself.
+        # This variable protects the supervisor when the submitting run kills all processes below itself.
         processes.SUPERVISOR_VARIABLE: run_dir.name,
-        # The PYTHONPATH of the workers, which the one above replaces here.
+        # Keep the PYTHONPATH for the workers, because the PYTHONPATH above replaces it here.
         "PACELINE_SHELL_PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
     process = subprocess.Popen(
         [python, "-m", module, str(run_dir), str(fd), *words],
         env=environment,
         stdin=subprocess.DEVNULL,
-        # A flock belongs to the open file, so the child holds it from the start and readers see no gap.
+        # A flock belongs to the open file, so the child holds the lock from the start, and readers never find it free.
         pass_fds=(fd,),
         # Ctrl-C and a closed terminal signal the session of the submitting program only.
         start_new_session=True,
@@ -59,7 +59,7 @@ def start(
 
 
 def _let_go() -> None:
-    """Prevent Python's ResourceWarning about children that still run."""
+    """Prevent Python's ResourceWarning about child processes that still run at exit."""
     for process in started:
         process.returncode = process.poll() or 0
 
@@ -67,14 +67,14 @@ def _let_go() -> None:
 def library_dir(workspace_dir: Path, *, create: bool = True) -> Path:
     """Return a folder that holds `paceline` and nothing else, for the PYTHONPATH of workers and supervisors.
 
-    The folder is `<workspace>/lib/<hash>/` with one link to this package. The interpreter of a run need not be the submitting
-    one:
-    its whole site-packages would leak every package of the submitting environment into the run.
+    The folder is `<workspace>/lib/<hash>/` with one link to this package. A run may use another interpreter than the
+    submitting program, and the submitting interpreter's whole site-packages on this path would add all its packages
+    to the run.
 
     create: Make the folder; with False it may be missing.
     """
     package = Path(__file__).resolve().parents[1]
-    # Distinguishes a few installations. A cryptographic hash would load OpenSSL into each supervisor.
+    # A short hash suffices for a few installations. A cryptographic hash would load OpenSSL into each supervisor.
     key = f"{zlib.crc32(os.fsencode(package)):08x}"
     folder = workspace_dir / "lib" / key
     link = folder / "paceline"

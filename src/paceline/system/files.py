@@ -21,18 +21,18 @@ from paceline.system.links import open_below
 PRIVATE = 0o600
 #: Mode of files that only their owner may write, also in a folder shared by a group.
 OWNED = 0o644
-#: ioctl of Linux: share the blocks of another file until one of them is written (ioctl_ficlone(2)).
+#: ioctl of Linux that shares the blocks of another file until one of the files is written (ioctl_ficlone(2)).
 _FICLONE = 0x40049409
 
 
 def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666) -> None:
     """Replace the content of `path` atomically: readers see the old or the new text.
 
-    sync: Also survive a power cut.
-    mode: Of the file, less the umask.
+    sync: Also flush the file to the disk, so that it survives a power cut.
+    mode: Permissions of the file, before the umask.
     """
     with replacing(path, f".{path.name}.{os.getpid()}.") as beside:
-        # A new file with a random name has its final mode from the start.
+        # The new file has a random name, and its final mode from the start.
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
@@ -43,7 +43,7 @@ def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666)
 
 @contextlib.contextmanager
 def replacing(path: Path, begins: str = ".new-") -> Iterator[Path]:
-    """Yield a new path beside `path`; rename it to `path` at the end, or remove it on an error."""
+    """Yield a new path beside `path`; rename it to `path` at the end of the block, or remove it on an error."""
     beside = path.with_name(f"{begins}{os.urandom(3).hex()}")
     try:
         yield beside
@@ -55,7 +55,7 @@ def replacing(path: Path, begins: str = ".new-") -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any, *, sync: bool = False, mode: int = 0o666) -> None:
-    # No indent: the indenting encoder is ten times slower, and runs wait for it at each change of state.
+    # Don't indent: the indenting encoder is ten times slower, and runs wait for it at each change of state.
     write_whole(path, json.dumps(value) + "\n", sync=sync, mode=mode)
 
 
@@ -65,7 +65,7 @@ def copy_whole(
     """Copy a file atomically, with times and permissions.
 
     came: Called with (bytes, files) copied since the last call.
-    top: A folder above the source with an untrusted owner: no link below it is followed.
+    top: A folder above the source with an untrusted owner: links below this folder are not followed.
     """
     fd = None if top is None else open_below(os.fspath(top), source.relative_to(top).as_posix())
     with open(source if fd is None else fd, "rb") as original:
@@ -87,9 +87,9 @@ def copy_whole(
 
 @contextlib.contextmanager
 def _unnamed(folder: Path, beside: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
-    """Yield a file without a name, which vanishes with the process, and a function that names it `beside`.
+    """Yield a file without a name, which vanishes with the process, and a function that gives it the name `beside`.
 
-    On file systems without such files (NFS) it has the name from the start.
+    On file systems without unnamed files (NFS) the file has its name from the start.
     """
     try:
         fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -107,11 +107,11 @@ def _unnamed(folder: Path, beside: Path) -> Iterator[tuple[IO[bytes], Callable[[
 def copy_tree(source: Path, target: Path) -> None:
     """Copy the content of a folder into another, which may exist: links as links, with times and permissions.
 
-    Files share their blocks with the originals where the file system can (Btrfs, XFS); later writes to one never show in the
-    other.
+    Files share their blocks with the originals where the file system supports it (Btrfs, XFS); later writes to a file never
+    change its original, or the reverse.
 
     Raises:
-        OSError: Something can't be read or written; files copied so far stay.
+        OSError: A file can't be read or written; files copied so far stay.
     """
     shutil.copytree(source, target, symlinks=True, copy_function=copy_file, dirs_exist_ok=True)
 
@@ -122,7 +122,7 @@ def copy_file(source: str, target: str) -> None:
         with open(source, "rb") as original, open(target, "wb") as copy:
             fcntl.ioctl(copy.fileno(), _FICLONE, original.fileno())
     except OSError:
-        # Another file system, or no support for shared blocks.
+        # The target is on another file system, or the file system can't share blocks.
         shutil.copyfile(source, target)
     shutil.copystat(source, target)
 
@@ -131,7 +131,7 @@ def remove_tree(path: Path) -> None:
     """Remove a file or a folder, read-only folders too, without following links. Ignore a missing path.
 
     Raises:
-        OSError: Parts of it can't be removed, such as other users' files; the rest is gone.
+        OSError: Parts of it can't be removed, such as other users' files; all other parts are gone.
     """
     failed: list[OSError] = []
 
@@ -161,7 +161,7 @@ def remove_tree(path: Path) -> None:
 
 
 def tree_size(path: Path | str) -> int:
-    """Return the bytes of all files below a folder: hard links count once, symbolic links not.
+    """Return the bytes of all files below a folder: hard links count once, symbolic links don't count.
 
     Unreadable and vanished files are skipped.
     """
@@ -191,14 +191,14 @@ def names_in(folder: Path) -> list[str]:
 
 
 def gone_is_fine() -> contextlib.suppress:
-    """Return a context for files that are gone meanwhile, or not this user's: the first such file ends it."""
+    """Return a context that ends silently at the first file that is gone or not accessible to this user."""
     return contextlib.suppress(OSError)
 
 
 def stamp_of(file: Path | str | int) -> tuple[int, int, int] | None:
-    """Return (size, time, inode) of a file or an open one, or None if it is gone.
+    """Return (size, time, inode) of a path or an open file, or None if it is gone.
 
-    Two writes within one clock tick differ by the inode: writers replace files (`replacing`).
+    Two writes within one clock tick differ in the inode, because writers replace files (`replacing`).
     """
     try:
         status = os.stat(file)
@@ -214,7 +214,7 @@ def changed_at(path: Path) -> float:
 
 
 def age_s(path: Path) -> float:
-    """Return the seconds since a path was written or touched. 0, as for a new one, if it is gone or unreadable."""
+    """Return the seconds since a path was written or touched, or 0 if it is gone or unreadable."""
     stamp = stamp_of(path)
     return time.time() - stamp[1] / 1e9 if stamp else 0.0
 
@@ -229,13 +229,13 @@ def sync_file(path: Path) -> None:
 
 
 def sync_if_possible(path: Path) -> None:
-    """Flush a file or folder to the disk. Some network file systems refuse to sync a folder."""
+    """Flush a file or folder to the disk. Ignore the refusal of some network file systems to sync a folder."""
     with contextlib.suppress(OSError):
         sync_file(path)
 
 
 def is_at(path: Path | str, fd: int) -> bool:
-    """Return whether a path still leads to an open file, and not to one that has replaced it."""
+    """Return whether a path still leads to an open file, and not to a file that has replaced it."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(fd))
     except OSError:
@@ -254,11 +254,11 @@ def walk_files(
     Raises:
         OSError: A folder can't be read.
     """
-    # Folders to visit, with the targets of the links on the way: reaching a target again is a cycle.
+    # Folders to visit, each with the targets of the links on the way: reaching such a target again is a cycle.
     waiting: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(top),))]
     while waiting:
         inside, above = waiting.pop()
-        # Read it completely: a caller that stops early would leave the folder open.
+        # Read all entries first: a caller that stops early would leave the folder open.
         with os.scandir(top / inside) as found:
             entries = list(found)
         for entry in entries:
@@ -282,7 +282,7 @@ def _is_above(folder: str, path: str) -> bool:
 
 
 def make_own(path: Path) -> None:
-    """Create a folder for this user only, or accept an existing one, in a place where everybody may create folders.
+    """Create a folder for this user only, or accept an existing one, where everybody may create folders.
 
     Raises:
         PermissionError: It is a link or a file, belongs to another user, or others may write to it.
@@ -301,7 +301,7 @@ def make_own(path: Path) -> None:
             what = "can be written to by everybody"
         else:
             if found.st_mode & 0o020:
-                os.chmod(path, 0o700)  # as a umask of 002 creates it
+                os.chmod(path, 0o700)  # a umask of 002 creates it with other permissions
             return
         raise PermissionError(
             f"{str(path)!r} {what}, so nothing is put there. Remove it, or let its owner or an administrator do so."
@@ -319,10 +319,10 @@ def read_json(path: Path) -> Any:
 def append_line(path: Path, value: Any) -> None:
     """Append a JSON line in one write, so that lines of several processes never mix."""
     line = json.dumps(value).encode() + b"\n"
-    # O_APPEND: the kernel seeks to the end and writes in one step.
+    # With O_APPEND, the kernel seeks to the end and writes in one step.
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        # Terminate a line that a full disk or a SIGKILL cut short.
+        # Terminate a line that a full disk or a SIGKILL has cut short.
         if _ends_torn(path):
             line = b"\n" + line
         if (written := os.write(fd, line)) != len(line):
@@ -332,7 +332,7 @@ def append_line(path: Path, value: Any) -> None:
 
 
 def json_lines(path: Path) -> Iterator[Any]:
-    """Yield the values of a file of JSON lines. Skip torn lines; a missing file is empty."""
+    """Yield the values in a file of JSON lines. Skip incomplete lines; a missing file is empty."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -354,9 +354,9 @@ def _ends_torn(path: Path) -> bool:
 
 
 class OwnFolder:
-    """A folder of this user, opened once: others may replace it by a link or another folder meanwhile.
+    """A folder of this user, opened once, because others may later replace its path by a link or another folder.
 
-    shut: It and its parent must be accessible to this user only.
+    shut: Refuse a folder if it or its parent is accessible to other users.
 
     Raises:
         OSError: A part of the path is a link, or another user can write to it.
@@ -364,7 +364,7 @@ class OwnFolder:
 
     def __init__(self, path: Path, *, shut: bool) -> None:
         self._path = path
-        # O_NONBLOCK: opening a FIFO would wait for a writer.
+        # With O_NONBLOCK, opening a FIFO does not wait for a writer.
         self._flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         flags = os.O_RDONLY | os.O_DIRECTORY | self._flags
         above = os.open(path.parent, flags)
@@ -385,10 +385,10 @@ class OwnFolder:
             raise PermissionError(f"{str(self._path)!r} belongs to another user, or is open to others")
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file that this user has written.
+        """Return the content of a file in the folder that this user has written.
 
         Raises:
-            OSError: It is missing, or not a file of this user.
+            OSError: The file is missing, or not a file of this user.
         """
         with open(os.open(name, os.O_RDONLY | self._flags, dir_fd=self._fd), "rb") as file:
             found = os.fstat(file.fileno())
@@ -397,7 +397,7 @@ class OwnFolder:
             return file.read()
 
     def write_json(self, name: str, value: Any) -> None:
-        """Create a file atomically."""
+        """Create a file in the folder atomically, with a JSON value."""
         beside = f".{name}.{os.urandom(3).hex()}"
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | self._flags, PRIVATE, dir_fd=self._fd)
         with open(fd, "w", encoding="utf-8") as file:

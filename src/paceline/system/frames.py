@@ -1,4 +1,4 @@
-"""Length-prefixed messages on a byte stream: 8 bytes, big-endian, then as many bytes of content."""
+"""Length-prefixed messages on a byte stream: the length in 8 bytes, big-endian, then the content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def frame(content: bytes) -> bytes:
 
 
 class FrameBuffer:
-    """The bytes read from a stream so far, from which whole messages are taken."""
+    """A buffer of the bytes read from a stream so far, which returns whole messages."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -28,7 +28,7 @@ class FrameBuffer:
         return len(self._bytes) >= _HEADER.size and len(self._bytes) >= self._end()
 
     def take(self) -> bytes | None:
-        """Remove and return the next message, or return None until all of it has arrived."""
+        """Remove and return the next message, or return None until the whole message has arrived."""
         if not self.has_frame:
             return None
         end = self._end()

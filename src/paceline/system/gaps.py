@@ -1,7 +1,7 @@
-"""Cut the middle out of a log that exceeds its limit.
+"""Limit the size of a log by cutting out its middle.
 
-A worker writes directly to its log, so no process in between could limit it. Instead the blocks in the middle are returned to
-the file system while the worker writes (fallocate(2), FALLOC_FL_PUNCH_HOLE), which moves no remaining byte:
+A worker writes directly to its log, so no process in between could limit it. Instead, while the worker writes, the blocks
+in the middle are returned to the file system (fallocate(2), FALLOC_FL_PUNCH_HOLE). No remaining byte moves:
 
     0      begin                  end        size
     [ first ][ mark    hole      ][ last    ]          rank_3.log, and beside it
@@ -19,10 +19,10 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-#: The limit of a log in bytes, 0 for no limit; a limit below the minimum would not hold an error's traceback.
+#: The limit of a log in bytes, 0 for no limit; the traceback of an error would not fit into less than the minimum.
 DEFAULT_LIMIT = 2_000_000_000
 LEAST_LIMIT = 1 << 16
-#: How far to search for the end of a line.
+#: How many bytes to search for the end of a line.
 _LINE_BYTES = 1 << 13
 _KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _CHUNK = 1 << 20
@@ -42,7 +42,7 @@ class Gap(NamedTuple):
     def mark(self, since: int | None = None) -> bytes:
         """Return the line that replaces the cut part.
 
-        since: The offset of a reader that has read some of it.
+        since: The offset of a reader that has already read some of the cut part.
         """
         return (
             f"-- {self.end - (self.begin if since is None else since):,} bytes are left out here: "
@@ -50,20 +50,20 @@ class Gap(NamedTuple):
         ).encode()
 
     def place(self, offset: int) -> int:
-        """Convert an offset in the long file to one in the short file."""
+        """Convert an offset in the long file to the offset of the same byte in the short file."""
         if offset <= self.begin:
             return offset
         return max(offset - self.end, 0) + self.begin + len(self.mark())
 
 
 def path_of(log: str) -> str:
-    """Return the file that describes a log's gap: `gap_3.json` for `rank_3.log`. It is sent first."""
+    """Return the file that describes a log's gap: `gap_3.json` for `rank_3.log`. It is transferred before the log."""
     folder, name = os.path.split(log)
     return os.path.join(folder, name.replace("rank_", "gap_", 1).removesuffix(".log") + ".json")
 
 
 def log_of(path: str) -> str | None:
-    """Return the log whose gap this file describes, or None for another file."""
+    """Return the log whose gap this file describes, or None if it is another kind of file."""
     folder, name = os.path.split(path)
     if not (name.startswith("gap_") and name.endswith(".json")):
         return None
@@ -71,11 +71,11 @@ def log_of(path: str) -> str | None:
 
 
 def read(log: str) -> Gap | None:
-    """Return the gap of a log, or None without a gap."""
+    """Return the gap of a log, or None if the log has no gap."""
     try:
         with open(path_of(log), encoding="utf-8") as file:
             told: dict[str, Any] = json.load(file)
-        # Written before the short file replaces the long one, which is larger.
+        # The size of the short file is written before the short file replaces the long file, which is larger.
         is_closed = told.get("size") is not None and os.stat(log).st_size <= told["size"]
         return Gap(int(told["begin"]), int(told["end"]), int(told["limit"]), is_closed)
     except (OSError, ValueError, TypeError, KeyError):
@@ -83,7 +83,7 @@ def read(log: str) -> Gap | None:
 
 
 def pieces(log: str, offset: int = 0) -> Iterator[bytes]:
-    """Yield the remaining bytes of a log from an offset on, with the mark in place of the gap.
+    """Yield the remaining bytes of a log from an offset on, with the line of `Gap.mark` in place of the gap.
 
     Raises:
         FileNotFoundError: The log does not exist.
@@ -102,7 +102,7 @@ def pieces(log: str, offset: int = 0) -> Iterator[bytes]:
             if not data:
                 return
             if _gap_of(log, file.fileno()) != gap:
-                continue  # it may have been cut meanwhile
+                continue  # the file may have been cut during the read
             offset, ends_line = offset + len(data), data.endswith(b"\n")
             yield data
 
@@ -114,13 +114,13 @@ class Keeper:
         self._log, self._limit = log, limit
         self._gap: Gap | None = None
         self._seen = 0
-        #: The file system's error; after it no further attempt is made.
+        #: The file system's error, after which no further cut is tried.
         self.trouble: str | None = None
 
     def look(self) -> None:
         """Cut more if it is time. A quarter of the limit remains of the beginning, half to three quarters of the end.
 
-        Bytes written between two calls come on top.
+        Bytes that the worker writes between two calls are in addition to the limit.
         """
         if self.trouble is not None:
             return
@@ -138,22 +138,22 @@ class Keeper:
                 if size - (gap.end if gap else begin) <= self._limit - begin:
                     return
                 self._gap = Gap(begin, _after_line(file.fileno(), size - self._limit // 2), self._limit)
-                # First the description, then the hole: readers that meet zeros need it.
+                # Write the description before punching the hole: readers that find zeros need the description.
                 _write(self._log, self._gap)
                 _punch(file.fileno(), self._gap)
-                # Tools that read the file directly also see the line.
+                # Write the line into the file too, for tools that read the file directly.
                 os.pwrite(file.fileno(), self._gap.mark(), begin)
         # AttributeError: the C library has no fallocate, as on macOS.
         except (OSError, AttributeError) as error:
             if gap is None:
                 _unlink(path_of(self._log))
-            # A full disk may have space later; a file system without holes never supports them.
+            # A full disk may have space later, but a file system without support for holes never gets it.
             if getattr(error, "errno", None) != errno.ENOSPC:
                 self.trouble = getattr(error, "strerror", None) or str(error)
 
 
 def _gap_of(log: str, fd: int) -> Gap | None:
-    """Return the gap of a log in this open file, which may be the short one."""
+    """Return the gap of a log in this open file, which may be the short file."""
     gap = read(log)
     if gap is not None and gap.is_closed and os.stat(log).st_ino != os.fstat(fd).st_ino:
         return gap._replace(is_closed=False)
@@ -161,7 +161,7 @@ def _gap_of(log: str, fd: int) -> Gap | None:
 
 
 def apply(path: str) -> None:
-    """Cut a log here by the gap of another machine, which `path` describes."""
+    """Cut a log on this machine by the gap of another machine's log, which `path` describes."""
     log = log_of(path)
     gap = read(log) if log is not None else None
     if log is None or gap is None or gap.is_closed:
@@ -175,9 +175,9 @@ def apply(path: str) -> None:
 
 
 def close(log: str) -> Gap | None:
-    """Shorten a log after its last write. Return its gap, by which offsets change.
+    """Shorten a log after its last write. Return its gap, which converts offsets.
 
-    Return None without a gap, or if the short file does not fit on the disk.
+    Return None if there is no gap, or if the short file does not fit on the disk.
     """
     gap = read(log)
     if gap is None or gap.is_closed:
@@ -189,7 +189,7 @@ def close(log: str) -> Gap | None:
             made.write(gap.mark())
             _copy(source.fileno(), made.fileno(), gap.end, os.fstat(source.fileno()).st_size)
             size = made.tell()
-        # Then the description with the short file's size, and last the file, so they always match.
+        # Write the description with the short file's size first, and the file last, so that they always match.
         _write(log, gap, size=size)
         os.replace(beside, log)
     except OSError:
@@ -208,7 +208,7 @@ def _after_line(fd: int, offset: int) -> int:
 def _punch(fd: int, gap: Gap) -> None:
     import ctypes
 
-    # By ctypes, since Python's posix_fallocate takes no flags. File systems without such holes fail without a change.
+    # Use ctypes, since Python's posix_fallocate takes no flags. File systems without holes fail without a change.
     libc = ctypes.CDLL(None, use_errno=True)
     done = libc.fallocate(fd, _KEEP_SIZE_PUNCH_HOLE, ctypes.c_int64(gap.begin), ctypes.c_int64(gap.end - gap.begin))
     if done != 0:
@@ -226,7 +226,7 @@ def _copy(source: int, target: int, begin: int, end: int) -> None:
 
 def _write(log: str, gap: Gap, *, size: int | None = None) -> None:
     """Write the description. `size` is that of the short file."""
-    # Written to another file and renamed: readers see the old or the new one.
+    # Write to another file and rename it: readers see the old or the new file.
     beside = f"{path_of(log)}.new"
     with open(beside, "w", encoding="utf-8") as file:
         json.dump({"begin": gap.begin, "end": gap.end, "limit": gap.limit, "size": size}, file)

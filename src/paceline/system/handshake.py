@@ -1,7 +1,7 @@
-"""Proofs that the other side knows a shared secret: message tags (HMAC-SHA256, RFC 2104) and a mutual challenge.
+"""Prove that the other side knows a shared secret: message tags (HMAC-SHA256, RFC 2104) and a mutual challenge.
 
-The secret of a run is made by whoever starts its ranks: the supervisor for each attempt, `horovodrun` for each job. The ranks
-get it in their environment. It is never written to a file or a command line.
+The process that starts a run's ranks makes the run's secret: the supervisor for each attempt, `horovodrun` for each job. The
+ranks get the secret in their environment. It is never written to a file or a command line.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Callable
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-#: Holds a run's secret: 32 bytes or more, as hexadecimal digits.
+#: Variable with a run's secret: 32 bytes or more, as hexadecimal digits.
 RUN_SECRET_VARIABLE = "PACELINE_RUN_SECRET"
 TAG_BYTES = 32
 
 
 def tag(key: bytes, purpose: str, data: bytes) -> bytes:
-    """Return a proof that the writer of `data` knows `key`.
+    """Return a tag for `data`, which proves that the writer knows `key`.
 
     Args:
         key: The shared secret.
-        purpose: Where `data` is used, so that a tag from one place is refused in another.
+        purpose: A name for the use of `data`, so that a tag for one use is refused in another.
         data: The signed bytes.
 
     Returns:
@@ -34,7 +34,7 @@ def tag(key: bytes, purpose: str, data: bytes) -> bytes:
 
 
 def is_tag(candidate: bytes, key: bytes, purpose: str, data: bytes) -> bool:
-    """Return whether `candidate` is the tag of `data`, in constant time."""
+    """Return whether `candidate` is the tag of `data`, by a comparison in constant time."""
     return hmac.compare_digest(candidate, tag(key, purpose, data))
 
 
@@ -46,7 +46,7 @@ def prove_as_client(sock: socket.socket, key: bytes) -> Connection:
     """
     connection = Connection(sock.detach())
     try:
-        # The server takes the two steps in the opposite order: while one side asks, the other answers.
+        # The server takes the two steps in the opposite order: while one side challenges, the other side answers.
         answer_challenge(connection, key)
         deliver_challenge(connection, key)
     except Exception as error:
@@ -72,7 +72,7 @@ def prove_as_server(sock: socket.socket, key: bytes) -> Connection:
 
 
 def serve_each(listener: socket.socket, key: bytes, serve: Callable[[Connection], None]) -> None:
-    """Accept connections forever, and call `serve` with each that has proved knowledge of `key`, in a thread each.
+    """Accept connections forever, and serve each connection in a thread if its client has proved knowledge of `key`.
 
     `serve` may raise any error of a broken connection, which ends that connection only.
     """
@@ -90,7 +90,7 @@ def serve_each(listener: socket.socket, key: bytes, serve: Callable[[Connection]
 
 
 def _refusal(error: Exception) -> ConnectionError:
-    # Besides AuthenticationError (another key), a peer that speaks another protocol causes OSError, EOFError, ValueError or
+    # A peer with another key causes AuthenticationError. A peer with another protocol causes OSError, EOFError, ValueError or
     # AssertionError inside `multiprocessing`.
     reason = "it has another key" if isinstance(error, AuthenticationError) else str(error) or type(error).__name__
     return ConnectionError(f"the handshake failed: {reason}")

@@ -18,7 +18,7 @@ def face(package: str, homes: Mapping[str, Iterable[str]]) -> Callable[[str], ob
 
     The package caches each name.
 
-    homes: Full name of a module -> the names that the package takes from it.
+    homes: Full name of a module -> the names that the package exports from this module.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 
@@ -52,14 +52,14 @@ def from_above(name: str) -> object:
 
 
 def later(name: str) -> None:
-    """Defer the execution of `import name` until an attribute of the module is used. Do nothing if it is loaded."""
+    """Defer the execution of `import name` until an attribute of the module is used, unless the module is loaded."""
     from types import ModuleType
 
     class Later(ModuleType):
         def __getattr__(self, wanted: str) -> object:
             from importlib import import_module
 
-            # Importers keep this object, which forwards each name; later imports find the real module.
+            # Modules that imported this object keep it, and it forwards each name; later imports find the real module.
             if sys.modules.get(name) is self:
                 del sys.modules[name]
             return getattr(import_module(name), wanted)
@@ -70,7 +70,7 @@ def later(name: str) -> None:
 def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
     """Call `do` with a module at the end of its import; the import fails if `do` raises.
 
-    Do nothing on a second call for the same name, or if the module is loaded.
+    Do nothing on a second call for the same name, or if the module is loaded already.
     """
     watched = any(isinstance(finder, _Finder) and finder.name == name for finder in sys.meta_path)
     if name not in sys.modules and not watched:
@@ -82,7 +82,7 @@ def load_triton_before_tensorflow() -> None:
 
     Loading Triton's library after TensorFlow 2.21 kills the process: SIGSEGV in Triton 3.7, abort() in 3.9. The other order
     works. `torch._dynamo`, and with it `torch.compile`, loads Triton; `torch.utils.tensorboard` loads TensorFlow. Do nothing
-    on a second call, or if either of the two is loaded.
+    on a second call, or if one of the two is loaded already.
     """
     watched = any(isinstance(finder, _TritonFirst) for finder in sys.meta_path)
     if not watched and "tensorflow" not in sys.modules and "triton" not in sys.modules:
@@ -90,12 +90,12 @@ def load_triton_before_tensorflow() -> None:
 
 
 class _TritonFirst:
-    """A meta path finder that finds nothing: it imports Triton when TensorFlow is looked for."""
+    """A meta path finder that finds no module, but imports Triton when TensorFlow is imported."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if fullname == "tensorflow":
             sys.meta_path.remove(self)  # type: ignore[arg-type,unused-ignore]
-            # Triton may be missing or broken; code that needs it gets the error itself.
+            # Triton may be missing or broken; code that needs Triton gets the error itself.
             try:
                 import triton  # noqa: F401
             except Exception:
@@ -132,7 +132,7 @@ class _Loader:
         return self._within.create_module(spec)  # type: ignore[no-any-return]
 
     def exec_module(self, module: ModuleType) -> None:
-        # Tools that read the module's source need its original loader.
+        # Tools that read the module's source need the module's original loader.
         if module.__spec__ is not None:
             module.__spec__.loader = self._within
         module.__loader__ = self._within

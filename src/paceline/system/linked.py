@@ -1,4 +1,4 @@
-"""Names of a source tree that a snapshot does not copy: the run's working folder links to them, or they are earlier results."""
+"""Names in a source folder that a snapshot does not copy: links in the run's working folder, or results of earlier runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.system.names import counted
 from paceline.system.serialization import known_fields
 from paceline.system.units import size_text
 
-#: Folders of results. One that git does not track and that holds no Python belongs to earlier runs.
+#: Names of folders for results. A folder that git does not track and that holds no Python belongs to earlier runs.
 RESULTS = frozenset(
     {
         *("out", "output", "outputs", "runs", "logs", "wandb", "lightning_logs", "mlruns", "tb_logs", "tensorboard"),
@@ -21,21 +21,21 @@ RESULTS = frozenset(
     }
 )
 _KINDS: dict[object, type] = {"str": str, "bool": bool, "int": int}
-#: Reason for a folder of installed packages, which the user need not know about.
+#: Reason for not copying a folder of installed packages, which the user need not know about.
 VIRTUAL_ENVIRONMENT = "a virtual environment"
-#: Reason for a file that the user has declared secret.
+#: Reason for not copying a file that the user has declared secret.
 VALUES = "its values are secrets"
-#: Most files to count in all, and in each folder; beyond that, "at least" so many.
+#: Maximum number of files to count in all, and in each folder; beyond that, the text says "at least" this many.
 _COUNTED, _LEAST_COUNTED = 10_000, 100
-#: Most names in a line.
+#: Maximum number of names in a line.
 _SHOWN = 4
-#: Most bytes to send without asking to machines that do not see the user's folders: a minute or two at 100 Mbit/s.
+#: Most bytes to send unasked to machines without the user's folders: a minute or two at 100 Mbit/s.
 SEND_BYTES = 1_000_000_000
 TOO_MUCH = "more than 1 GB or 10,000 files in all"
 _OWN = "a program's own"
 #: Folders that are never sent.
 _NEVER_SENT = frozenset({".git", ".paceline", "__pycache__", ".ipynb_checkpoints"})
-#: Reason for a file of passwords, tokens or keys that git does not track.
+#: Reason for not sending a file of passwords, tokens or keys that git does not track.
 SECRET = "its name is that of a secret"
 #: Names of files and folders that hold passwords, tokens and keys.
 _SECRET = (
@@ -51,14 +51,14 @@ class NotCopied:
 
     Attributes:
         path: Relative to the source folder, with forward slashes.
-        why: The rule that excluded it, such as "ignored by .gitignore".
+        why: The rule that excluded it from the copy, such as "ignored by .gitignore".
         is_linked: Whether the working folder links to it; False for results of earlier runs.
         files: Of a folder: number of files below it.
         size: In bytes.
         changed_ns: The latest time of change.
-        is_whole: False if there are more files than were counted.
+        is_whole: False if the folder has more files than were counted.
         is_sent: Whether it is sent to machines that do not see the user's folders.
-        kept_back: Why it is not sent; "" if the target is this machine.
+        kept_back: Why it is not sent; "" if it is, or if the target is this machine.
     """
 
     path: str
@@ -104,7 +104,7 @@ def lines(found: Sequence[NotCopied], top: str = "") -> list[str]:
 
 
 def text_of(one: NotCopied) -> str:
-    """Return the name and its treatment: linked in place, sent or excluded."""
+    """Return the name and what happens to it: linked, sent or excluded."""
     if not one.is_linked:
         return f"{one}; not linked"
     return (
@@ -115,7 +115,7 @@ def text_of(one: NotCopied) -> str:
 
 
 def _names(found: Sequence[NotCopied]) -> str:
-    # Secrets first, then the largest data.
+    # List secrets first, then the largest data.
     shown = sorted(found, key=lambda one: (one.why != SECRET, -one.size))[:_SHOWN]
     more = f", and {len(found) - _SHOWN} more (paceline show)" if len(found) > _SHOWN else ""
     return f"{', '.join(map(str, shown))}{more}"
@@ -127,7 +127,7 @@ def is_secret(name: str, *, is_folder: bool = False) -> bool:
 
 
 def measured(source: Path, found: Iterable[NotCopied]) -> list[NotCopied]:
-    """Return the same names with the numbers, sizes and times of their files."""
+    """Return these files and folders with the numbers, sizes and times of their files."""
     left = _COUNTED
     done = []
     for one in found:
@@ -166,16 +166,16 @@ def _stats(path: str) -> Iterator[os.stat_result]:
 
 
 def with_sent(source: Path, found: Iterable[NotCopied], send: Collection[str]) -> list[NotCopied]:
-    """Return the same names with the decision whether they are sent to machines that do not see the user's folders.
+    """Return these names with the decision whether each is sent to machines that do not see the user's folders.
 
     Args:
         source: The folder that is copied.
-        found: From `measured`.
+        found: The result of `measured`.
         send: Names that are sent whatever their size, with everything below them; relative to `source`. Others are sent from
             the smallest on, within SEND_BYTES and 10,000 files in all.
     """
     known = list(found)
-    # A part of an excluded folder may be sent.
+    # A file or folder inside an excluded folder may be sent.
     parts = [
         NotCopied(path=path, why=one.why, is_linked=True, is_folder=os.path.isdir(os.path.join(source, path)))
         for path in send
@@ -206,14 +206,14 @@ def with_sent(source: Path, found: Iterable[NotCopied], send: Collection[str]) -
 
 
 def is_named(path: str, send: Collection[str]) -> bool:
-    """Return whether a name is in `send`, or below a folder in it."""
+    """Return whether a path is in `send`, or below a folder in `send`."""
     return any(f"{path}/".startswith(f"{name}/") for name in send)
 
 
 def sent_files(source: Path, path: str, *, named: bool) -> Iterator[tuple[str, Path]]:
-    """Yield (name below `path`, place) of each file to send for this file or folder of `source`.
+    """Yield (name below `path`, local path) of each file to send for this file or folder of `source`.
 
-    named: Whether the user has named it. Otherwise hidden folders and folders of results stay.
+    named: Whether the user has named it. Otherwise hidden folders and folders of results are not sent.
 
     Raises:
         OSError: The folder can't be read, or changes meanwhile.
@@ -233,7 +233,7 @@ def sent_files(source: Path, path: str, *, named: bool) -> Iterator[tuple[str, P
 
 
 def kept_back(source: Path, path: str, *, named: bool) -> str:
-    """Return why a file or folder of `source` is not sent, whatever its size; "" if it is."""
+    """Return why a file or folder of `source` is not sent, apart from its size; "" if it is sent."""
     parts = path.split("/")
     if any(part in _NEVER_SENT for part in parts):
         return _OWN
@@ -250,7 +250,7 @@ def kept_back(source: Path, path: str, *, named: bool) -> str:
 
 
 def why_kept(name: str, *, is_folder: bool, named: bool) -> str:
-    """Return why a file or folder of this name is not sent; "" if it is.
+    """Return why a file or folder of this name is not sent; "" if it is sent.
 
     named: Whether the user has named a folder above it.
     """
@@ -272,7 +272,7 @@ def _is_environment(path: str) -> bool:
 
 
 def file_of(snapshot: Path, source: Path) -> Path:
-    """Return the file that lists what `snapshot` of `source` lacks. Equal trees at several places share a snapshot."""
+    """Return the file that lists what `snapshot` lacks of `source`. Equal folders elsewhere share a snapshot."""
     import hashlib  # not for a supervisor, which only reads
 
     key = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:16]
@@ -280,19 +280,19 @@ def file_of(snapshot: Path, source: Path) -> Path:
 
 
 def files_of(snapshot: Path) -> list[Path]:
-    """Return these lists of a snapshot, for all places."""
+    """Return these lists of a snapshot, for all source folders that share it."""
     return list((snapshot.parent / ".linked").glob(f"{snapshot.name}-*.json"))
 
 
 def write(path: Path, found: Iterable[NotCopied]) -> None:
-    """Write the names, for `read`."""
+    """Write the list of files that were not copied, for `read`."""
     write_json(path, {"not_copied": [asdict(one) for one in found]})
 
 
 def read(path: Path) -> list[NotCopied]:
-    """Return the names that `write` wrote; empty if the file is missing or invalid.
+    """Return the list that `write` wrote; empty if the file is missing or invalid.
 
-    Another user may have written the file if the workspace is shared: no name leads out of the source.
+    Another user may have written the file in a shared workspace, so names that lead out of the source are refused.
     """
     told = read_json(path)
     listed = told.get("not_copied") if isinstance(told, Mapping) else None

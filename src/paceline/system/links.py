@@ -1,8 +1,8 @@
 """List the files that a run leaves, without following links out of the run's folder.
 
-A script may put any link into its folders. Links are resolved where the script has run. A link to another of the run's own
-file folders stands for its target; any other link is excluded, by name, and never opened. So are dangling links, pipes,
-sockets and devices.
+A script may put any link into its folders. Links are resolved on the machine where the script has run. A link to
+another of the run's file folders stands for its target; any other link is excluded, and never opened. So are dangling
+links, pipes, sockets and devices.
 
     <run>/outputs/latest -> /home/me/.../<run>/outputs/step-9       the link  latest -> step-9
     <run>/outputs/best.pt -> ../checkpoints/9.pt                    the link, unchanged
@@ -10,16 +10,16 @@ sockets and devices.
     <run>/uploads/model/best.pt -> ../../checkpoints/9.pt           the link, and the file where the output is stored
     <run>/outputs/data -> /datasets/a                               excluded
 
-Login hosts run this text with their own Python, 3.6 or later: standard library only, annotations in quotes.
+Login hosts run this file's text with their own Python, 3.6 or later: only the standard library, annotations in quotes.
 """
 
 import os
 import stat
 from typing import Iterator, NamedTuple  # noqa: UP035
 
-#: Folders of the user's files in a run's folder; links may lead to nothing else of it.
+#: Folders of the user's files in a run's folder; links may lead only to these folders of the run.
 FOLDERS = ("outputs", "artifacts", "checkpoints", "uploads", "work")
-#: Folders that travel with the run and stay, so a link into them can stay a link.
+#: Folders that are transferred with the run and stay, so a link into them can stay a link.
 KEPT = ("outputs", "artifacts", "checkpoints")
 _SPECIAL = (
     (stat.S_ISFIFO, "a pipe"),
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
         kind: "file", "dir", "link" or "left" (excluded).
         real: Of a file or folder: its path without links, relative to the run's folder.
         target: Of a link: relative and normalized.
-        why: Why it is excluded, as the end of "NAME is ...".
+        why: The reason for the exclusion, as the end of the sentence "NAME is ...".
     """
 
     name: str
@@ -80,7 +80,7 @@ def entries(top: str, start: str, follow: bool = False) -> "Iterator[Entry]":
 
 
 def target_in(name: str, target: str) -> "str | None":
-    """Return the target of the link `name`, normalized, or None if it leads out of the run's files.
+    """Return the normalized target of the link `name`, or None if the target is outside the run's files.
 
     `name` itself must not lie behind a link. Chains of links that pass this check never lead out, so links from an untrusted
     machine are safe.
@@ -96,7 +96,7 @@ def target_in(name: str, target: str) -> "str | None":
 
 
 def find(top: str, name: str) -> "Entry | None":
-    """Return the entry of one name, which may lie behind links, or None if nothing is there."""
+    """Return the entry of one name, which may be behind links, or None if the name does not exist."""
     real_top = os.path.realpath(top)
     place = os.path.relpath(os.path.realpath(os.path.join(real_top, name)), real_top)
     if not may_be_had(name, place):
@@ -119,15 +119,15 @@ def may_be_had(name: str, place: str) -> bool:
 
 
 def open_below(top: str, name: str) -> int:
-    """Open a file without following any link below `top`: a folder may have become a link meanwhile.
+    """Open a file without following any link below `top`, because a folder may have become a link meanwhile.
 
     Raises:
-        OSError: It can't be opened, or is not a file any more.
+        OSError: The file can't be opened, or is not a regular file any more.
     """
     folder, _, last = name.rpartition("/")
     at = open_folder_below(top, folder)
     try:
-        # NONBLOCK: opening a pipe in the file's place would wait for a writer.
+        # With O_NONBLOCK, opening a pipe in the file's place does not wait for a writer.
         fd = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=at)
     finally:
         os.close(at)
@@ -138,10 +138,10 @@ def open_below(top: str, name: str) -> int:
 
 
 def open_folder_below(top: str, name: str) -> int:
-    """Open a folder as `open_below` opens a file. "" is `top` itself, which may be reached through links.
+    """Open a folder as `open_below` opens a file. The name "" is `top` itself, which may be reached through links.
 
     Raises:
-        OSError: It is missing, or a link is on the way.
+        OSError: The folder is missing, or a link is on the way.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     at = os.open(os.path.realpath(top), flags)
@@ -150,7 +150,7 @@ def open_folder_below(top: str, name: str) -> int:
             inner = os.open(part, flags | os.O_NOFOLLOW, dir_fd=at)
         finally:
             os.close(at)
-        # Open each folder relative to the descriptor of its parent: no name above is resolved twice.
+        # Open each folder relative to the descriptor of its parent, so that no parent's name is resolved twice.
         at = inner
     return at
 
@@ -160,7 +160,7 @@ def _entry(top: str, name: str, real: str, above: "tuple[str, ...]", follow: boo
     try:
         mode = os.lstat(path).st_mode
     except OSError:
-        return None  # gone meanwhile
+        return None  # the name has been removed meanwhile
     if stat.S_ISDIR(mode):
         return Entry(name, "dir", real=real)
     if stat.S_ISREG(mode):
@@ -192,7 +192,7 @@ def _entry(top: str, name: str, real: str, above: "tuple[str, ...]", follow: boo
 
 
 def special(mode: int) -> str:
-    """Describe the type of a special file, such as "a pipe", for "NAME is ..."."""
+    """Describe the type of a special file, such as "a pipe", for the sentence "NAME is ..."."""
     return next((text for is_it, text in _SPECIAL if is_it(mode)), "no file")
 
 

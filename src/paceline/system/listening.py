@@ -36,7 +36,7 @@ def listen_at(host: str, port: int, backlog: int) -> socket.socket:
     )[0]
     made = socket.socket(family, kind, protocol)
     try:
-        # Closed connections block a port for a minute; a restarted server would have to wait for it.
+        # Closed connections block a port for a minute, and without this option a restarted server would have to wait.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
         made.listen(backlog)
@@ -49,9 +49,9 @@ def listen_at(host: str, port: int, backlog: int) -> socket.socket:
 def accept_each(
     listener: socket.socket, greet: Callable[[socket.socket], None], is_closed: Callable[[], bool] = lambda: False
 ) -> None:
-    """Call `greet` with each connection, in a thread each, until `close` closes the listener.
+    """Call `greet` with each connection, each in its own thread, until `close` closes the listener.
 
-    is_closed: Whether the listener is closed; must turn true before the listener closes.
+    is_closed: Whether the listener is closed; must return true before the listener is closed.
     """
     while True:
         try:
@@ -59,16 +59,16 @@ def accept_each(
         except OSError:
             if is_closed():
                 return
-            # The peer has closed the connection at once, or descriptors are used up for the moment.
+            # The peer has closed the connection at once, or no file descriptors are free at the moment.
             time.sleep(_AGAIN_S)
             continue
-        # One thread each, so a silent client delays no other.
+        # Use one thread for each connection, so that a silent client delays no other client.
         threading.Thread(target=greet, args=(connected,), daemon=True).start()
 
 
 def close(listener: socket.socket) -> None:
     """Close a listener and wake the thread in `accept_each`. Idempotent."""
     with contextlib.suppress(OSError):
-        # Closing alone does not wake the thread in accept().
+        # Closing the socket would not wake the thread in accept().
         listener.shutdown(socket.SHUT_RDWR)
     listener.close()

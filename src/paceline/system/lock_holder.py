@@ -1,7 +1,7 @@
 """Find the holder of a file lock in /proc/locks.
 
-Hosts without Paceline run this text, in front of `paceline.targets.host_leases`, with their own Python, 3.6 or later: standard
-library only, annotations in quotes.
+Hosts without Paceline run this file's text, in front of `paceline.targets.host_leases`, with their own Python, 3.6 or later:
+only the standard library, annotations in quotes.
 """
 
 import os
@@ -11,7 +11,7 @@ import os
 
 def holder(path: "str | os.PathLike[str]") -> str:
     """Describe the holder of a lock: "process 41 (python train.py) of user alice"."""
-    # Pid 0 is a process outside this container. A listed process may have ended and left the lock to its children.
+    # Pid 0 is a process outside this container. A listed process may have ended while its children still hold the lock.
     for pid in filter(None, pids(path, rows() or [])):
         try:
             with open("/proc/%d/cmdline" % pid, "rb") as file:
@@ -25,7 +25,7 @@ def holder(path: "str | os.PathLike[str]") -> str:
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user, or the number if there is no name."""
+    """Return the name of a user, or the user's number if there is no name."""
     import pwd
 
     try:

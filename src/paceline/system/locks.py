@@ -4,7 +4,7 @@ A file lock needs no clock, no pid (which the kernel may reuse) and no heartbeat
 watches the run: the submitting program creates it with the run's folder and passes the open file to the supervisor, so the
 run never looks abandoned in between.
 
-Anybody who can open the file can hold its lock and block others. So the file is accessible to its owner only, and to the
+Anybody who can open the file can hold its lock and block others. So the file is accessible only to its owner, and to the
 group if the group may write to the folder anyway. Users who can't open the file learn from /proc/locks whether it is held.
 """
 
@@ -28,11 +28,11 @@ _POLL_S = 0.02
 
 
 class LockHeldError(OSError):
-    """The error that a process holds a lock for too long; the message names both."""
+    """The error that another process holds a lock for too long; the message names the lock and the process."""
 
 
 def take(path: Path) -> int | None:
-    """Return an open file that holds the lock, or None if another process or user has it.
+    """Return the fd of an open file that holds the lock, or None if another process or user holds the lock.
 
     Programs started later do not inherit the file.
 
@@ -46,7 +46,7 @@ def take(path: Path) -> int | None:
             raise
         return None
     try:
-        # Don't wait: many callers only try.
+        # Don't wait: many callers want to know only whether the lock is free.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(fd)
@@ -63,10 +63,10 @@ def take_within(path: Path, patience_s: float) -> int | None:
 
 
 def is_held(path: Path, *, here: bool = True) -> bool:
-    """Return whether a living process holds the lock. Readers don't disturb each other.
+    """Return whether a living process holds the lock. Several readers don't disturb each other.
 
-    here: Whether the holder would run on this machine. If another user's lock can't be opened, /proc/locks tells about
-        processes of this machine; otherwise the lock counts as held.
+    here: Whether the holder would run on this machine. If another user's lock can't be opened, /proc/locks shows locks
+        of processes of this machine; on another machine the lock counts as held.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -76,8 +76,8 @@ def is_held(path: Path, *, here: bool = True) -> bool:
     except OSError:
         return False
     try:
-        # Shared, so two readers at once don't take each other for a holder. `take` may fail meanwhile; a caller that needs
-        # the lock retries.
+        # Use a shared lock, so that two readers don't take each other for a holder. `take` may fail meanwhile; callers that
+        # need the lock retry.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except OSError:
@@ -90,7 +90,7 @@ def is_held(path: Path, *, here: bool = True) -> bool:
 def locked(
     path: Path, *, on_wait: Callable[[], object] | None = None, patience_s: float | None = None
 ) -> Iterator[int]:
-    """Hold the lock during a `with` block. The value is the open file.
+    """Hold the lock during a `with` block. The block's value is the open file.
 
     on_wait: Called once if another process holds the lock, before the wait.
     patience_s: How long to wait for a lock that is only held briefly; None waits without limit.
@@ -102,7 +102,7 @@ def locked(
     fd = _open(path)
     try:
         try:
-            # First try without waiting, to call `on_wait` if necessary.
+            # Try without waiting first, so that `on_wait` is called only if necessary.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if on_wait is not None:
@@ -120,7 +120,7 @@ def locked(
 
 @contextlib.contextmanager
 def shared(path: Path) -> Iterator[int]:
-    """Hold a shared lock during a `with` block: others may share it, nobody can hold it exclusively.
+    """Hold a shared lock during a `with` block: others may share the lock, but no process can hold it exclusively.
 
     Raises:
         OSError: As for `locked`.
@@ -135,11 +135,11 @@ def shared(path: Path) -> Iterator[int]:
 
 def _open(path: Path) -> int:
     try:
-        # O_CLOEXEC: a program started later would keep the lock while it runs. O_RDWR: NFS grants exclusive locks only on
+        # With O_CLOEXEC, a program started later does not keep the lock. O_RDWR: NFS grants exclusive locks only on
         # files open for writing.
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        # Without O_EXCL: if two processes get here at once, the second opens the file of the first.
+        # Don't use O_EXCL: if two processes get here at once, the second opens the file of the first.
         is_shared = os.stat(path.parent).st_mode & stat.S_IWGRP
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660 if is_shared else 0o600)
 

@@ -1,4 +1,4 @@
-"""Measure how much memory a program may still take: the kernel's count within the limits of control groups."""
+"""Measure how much memory a program may still use: the kernel's count, within the limits of control groups."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class Memory(NamedTuple):
     """Memory in bytes.
 
     Attributes:
-        total: Of the machine, or the limit of a control group.
-        available: What may still be taken.
+        total: Memory of the machine, or the limit of a control group.
+        available: Memory that may still be used.
         limit: The source of the limit: "the machine's memory" or "the control group's limit".
     """
 
@@ -21,7 +21,7 @@ class Memory(NamedTuple):
 
 
 def memory() -> Memory:
-    """Return the memory that this process and its control group may take. Without /proc, half counts as free."""
+    """Return the memory that this process and its control group may use. Without /proc, half of it counts as free."""
     found = _machine()
     for group in groups():
         limit, used = _limit(group), _used(group)
@@ -36,7 +36,7 @@ def swap_free() -> int:
 
 
 def groups() -> list[str]:
-    """Return the folders of this process's memory control groups, innermost first; version 2 or 1."""
+    """Return the folders of the memory control groups of this process, innermost first; version 2 or 1."""
     found: list[str] = []
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -67,7 +67,7 @@ def _meminfo() -> dict[str, int]:
 
 def _limit(group: str) -> int | None:
     text = _read(f"{group}/memory.max") or _read(f"{group}/memory.limit_in_bytes")
-    # Without a limit, version 2 writes "max" and version 1 a number above any machine's memory.
+    # If there is no limit, version 2 has the text "max" and version 1 a number above any machine's memory.
     return int(text) if text.strip().isdigit() else None
 
 

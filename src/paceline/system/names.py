@@ -1,4 +1,4 @@
-"""Check names that become file names, and put names and counts into sentences."""
+"""Check names that become file names, and format names and counts for sentences."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _BREAK = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 def name_rule(also: str, longest: int, *, last: str | None = None) -> re.Pattern[str]:
     """Return the pattern for names that become file names: an ASCII letter or digit, then also characters of `also`.
 
-    longest: In characters.
-    last: Characters of `also` that may end a name; None: all.
+    longest: Maximum number of characters.
+    last: Characters of `also` that may end a name; None: all of them.
     """
     ends = re.escape(also if last is None else last)
     return re.compile(rf"[A-Za-z0-9](?:[A-Za-z0-9{re.escape(also)}]{{0,{longest - 2}}}[A-Za-z0-9{ends}])?")
 
 
 def is_one_line(text: str) -> bool:
-    """Return whether a text fits on one line of a file that other programs read: no line break, no control character.
+    """Return whether a text fits on one line of a file that other programs read: no line break or control character.
 
     pip splits its files by `str.splitlines`, which knows more breaks than line feeds. Tabs are allowed.
     """

@@ -7,9 +7,9 @@ from importlib import import_module
 
 
 def load(group: str, own: Mapping[str, str], name: str) -> object | None:
-    """Return an instance of the class with this name, or None if there is none.
+    """Return an instance of the class with this name, or None if no class has it.
 
-    own: Built-in names -> "module:class"; they come first.
+    own: Built-in names -> "module:class"; they take precedence over plug-ins.
     group: The entry-point group of plug-ins.
     """
     place = own.get(name) or installed(group).get(name)
@@ -21,7 +21,7 @@ def load(group: str, own: Mapping[str, str], name: str) -> object | None:
 
 
 def names(group: str, own: Mapping[str, str]) -> list[str]:
-    """Return all names, sorted."""
+    """Return the names of all built-in classes and plug-ins of a group, sorted."""
     return sorted({*own, *installed(group)})
 
 

@@ -1,8 +1,8 @@
-"""Find and end the processes of a run, so that no child outlives it, however it was started.
+"""Find and end the processes of a run, so that no process outlives it, however it was started.
 
-Linux shows everything in `/proc`; elsewhere `ps` shows parents only. On Linux even a process that leaves its group and loses
-its parent is found: the run's supervisor and its guardian are child subreapers, which adopt every orphan below them
-(prctl(2), PR_SET_CHILD_SUBREAPER).
+Linux shows all processes in `/proc`; elsewhere `ps` shows only their parents. On Linux even a process that leaves its
+group and loses its parent is found: the run's supervisor and its guardian are child subreapers, which adopt orphans
+below them (prctl(2), PR_SET_CHILD_SUBREAPER).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _PR_SET_CHILD_SUBREAPER = 36
 #: Longest wait for a process in exec(2). With a free core, exec takes less than a millisecond.
 _EXEC_S = 0.5
 
-#: Marks a supervisor in its initial environment: it belongs to its own run, whoever its parent is.
+#: Variable in a supervisor's initial environment: a supervisor belongs to its own run, not to that of its parent.
 SUPERVISOR_VARIABLE = "PACELINE_SUPERVISOR"
 #: Variables that mark a process of a run: they identify orphans of a killed supervisor, and spare supervisors.
 RUN_VARIABLES = (SUPERVISOR_VARIABLE, "PACELINE_RUN_ID", "PACELINE_RUN_DIR")
 
 
 def leave(code: int) -> NoReturn:
-    """Flush the output and end this process at once.
+    """Flush the output and end this process at once, without Python's cleanup.
 
-    A normal exit would free each object, which takes 10 ms and copies pages that forked processes share.
+    A normal exit would free each object, which takes 10 ms and copies memory pages that forked processes share.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -39,8 +39,8 @@ def leave(code: int) -> NoReturn:
 
 
 def become_subreaper() -> None:
-    """Adopt orphans below this process. Do nothing where the system can't."""
-    # exec keeps the setting, fork does not pass it on.
+    """Adopt orphans below this process. Do nothing on systems without subreapers."""
+    # exec keeps the setting, but fork does not pass it on.
     if _LINUX:
         import ctypes
 
@@ -51,14 +51,14 @@ def become_subreaper() -> None:
 def ends_with_parent(number: int = signal.SIGKILL) -> Callable[[], None] | None:
     """Return a `preexec_fn` that has the kernel send a signal to the child when this process ends.
 
-    Return None where the system can't. The kernel regards the thread that starts the program as its parent, so that thread
+    Return None on systems that can't. The kernel regards the thread that starts the program as its parent, so that thread
     has to stay.
     """
     if not _LINUX:
         return None
     import ctypes
 
-    # Load it here: code between fork and exec must not import.
+    # Load the library here: code between fork and exec must not import.
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def ask() -> None:
@@ -94,8 +94,8 @@ def said_by(
     """Run a program to its end without input, and return its output as text, with undecodable bytes replaced.
 
     Raises:
-        OSError: It can't be started.
-        subprocess.TimeoutExpired: It did not end in time.
+        OSError: The program can't be started.
+        subprocess.TimeoutExpired: The program did not end in time.
     """
     return subprocess.run(
         words,
@@ -148,14 +148,14 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # another user's process
+        return True  # the process belongs to another user
     return _state(pid) != "Z"
 
 
 def descendants(pid: int) -> list[int]:
     """Return all processes below `pid`, except zombies and other runs' supervisors with their descendants."""
-    # Asking the kernel for children is instant; the table of all processes takes milliseconds, and the end of a run asks
-    # several times.
+    # Asking the kernel for this process's children is instant, but the table of all processes takes milliseconds, and the end
+    # of a run asks several times.
     if pid == os.getpid() and not _has_children():
         return []
     return _below([pid])
@@ -169,7 +169,7 @@ def with_variable(name: str, value: str) -> list[int]:
 
 
 def belonging(name: str, value: str) -> list[int]:
-    """Return the processes whose initial environment has `name=value`, except supervisors, and all below them."""
+    """Return the processes whose initial environment has `name=value`, except supervisors, and their descendants."""
     marked = _marked(name, value)
     return list(dict.fromkeys([*_below(marked), *marked]))
 
@@ -213,7 +213,7 @@ def stat_of(pid: int) -> list[str] | None:
 def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
     """Kill everything below `pid` until nothing is left. Return how many processes were killed.
 
-    A process may start another while it is being killed, so look again. Reap children of this process.
+    A process may start another process while it is being killed, so look again. Also reap children of this process.
     """
     killed: set[int] = set()
     deadline = time.monotonic() + wait_s
@@ -249,7 +249,7 @@ def kill_writers(folder: str, *, wait_s: float = 10.0) -> int:
 def _kill_all(which: Callable[[], list[int]], wait_s: float) -> int:
     killed: set[int] = set()
     deadline = time.monotonic() + wait_s
-    # Repeat: a process may have been started by one that was not killed yet.
+    # Repeat: a process that was not yet killed may have started another one.
     while time.monotonic() < deadline:
         left = which()
         if not left:
@@ -272,7 +272,7 @@ def _writers(folder: str) -> list[int]:
                 flags = int(_read(pid, f"fdinfo/{fd}").split()[3], 8)
             except (OSError, ValueError, IndexError):
                 continue
-            # A reader may be a person looking at the log.
+            # Skip readers: a person may be looking at the log.
             if path.startswith(f"{folder}/") and flags & os.O_ACCMODE != os.O_RDONLY:
                 found.append(pid)
                 break
@@ -364,7 +364,7 @@ def _below(pids: Sequence[int]) -> list[int]:
             if _variable(child, SUPERVISOR_VARIABLE) not in (None, own):
                 continue
             found.append(child)
-        # Children of zombies too: a zombie's other threads may still be running, and have its children.
+        # Include children of zombies: other threads of a zombie may still be running, and have its children.
         todo += children.get(child, ())
     return found
 
@@ -372,14 +372,14 @@ def _below(pids: Sequence[int]) -> list[int]:
 def _family() -> tuple[dict[int, int], set[int]]:
     """Return {pid: parent's pid} of every process, and the set of zombies.
 
-    The kernel writes the table line by line: a child whose parent ended meanwhile has an unknown parent. Then read the table
-    again, or a living descendant would be missed.
+    The kernel writes the table line by line: a child whose parent ended meanwhile has an unknown parent. Then the table is
+    read again, because otherwise a living descendant could be missed.
     """
     known: set[tuple[int, int]] = set()
     for _ in range(5):
         table = list(_table())
         parents = {child: parent for child, parent, _ in table}
-        # Some parents are always hidden: outside this container, or other users' processes.
+        # Some parents are always hidden: processes outside this container, or of other users.
         hidden = {(child, parent) for child, parent in parents.items() if parent and parent not in parents}
         if hidden <= known:
             break

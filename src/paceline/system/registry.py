@@ -1,4 +1,4 @@
-"""Named JSON documents in a folder of the workspace, with or without versions.
+"""Store named JSON documents in a folder of the workspace, with or without versions.
 
     <folder>/<name>.json                 `Documents`: one document for each name
     <folder>/<name>/<version>.json       `Versions`: 1, 2, 3 ... for each name
@@ -29,7 +29,7 @@ from paceline.system import locks
 from paceline.system.files import names_in, read_json, write_json, write_whole
 
 _VERSION = re.compile(r"[1-9][0-9]*")
-#: Errors of a file system without hard links.
+#: Error numbers of file systems without hard links.
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
 
@@ -63,19 +63,19 @@ class Documents:
         """Store a new document durably.
 
         Raises:
-            FileExistsError: The name exists.
-            OSError: It can't be written.
+            FileExistsError: A document of this name exists.
+            OSError: The document can't be written.
         """
         path = self.path(name)
         self.folder.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}")
-        # Complete and synced before it gets its name, so readers see all of it, also after a power cut.
+        # Write and sync the file before it gets its name, so that readers see all of it, also after a power cut.
         write_whole(beside, json.dumps(document) + "\n", sync=True)
         try:
             os.link(beside, path)
         except OSError as error:
             if os.stat(beside).st_nlink == 2:
-                return  # NFS made the link, lost the reply and retried
+                return  # NFS made the link, lost the reply and retried, so the error is wrong
             if error.errno not in _NO_LINKS:
                 raise
             with locks.locked(self.folder / ".lock"):
@@ -86,17 +86,17 @@ class Documents:
             beside.unlink(missing_ok=True)
 
     def put(self, name: str, document: Any) -> None:
-        """Store a document, replacing any of this name.
+        """Store a document, replacing an existing document of this name.
 
         Raises:
-            OSError: It can't be written.
+            OSError: The document can't be written.
         """
         path = self.path(name)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(path, document, sync=True, mode=self.mode)
 
     def remove(self, name: str) -> None:
-        """Remove the document, if it exists."""
+        """Remove the document of this name, if it exists."""
         self.path(name).unlink(missing_ok=True)
 
 
@@ -108,7 +108,7 @@ class Versions:
     rule: re.Pattern[str]
 
     def of(self, name: str) -> Documents:
-        """Return the versions of one name as `Documents` named by version number."""
+        """Return the versions of one name as `Documents`, in which version numbers are the names."""
         assert self.rule.fullmatch(name), name
         return Documents(self.folder / name, _VERSION)
 
@@ -121,21 +121,21 @@ class Versions:
         return sorted(map(int, self.of(name).names()))
 
     def read(self, name: str, version: int) -> Any:
-        """Return the document, or None if it is missing or not JSON."""
+        """Return the document of a version, or None if it is missing or not JSON."""
         return self.of(name).read(str(version))
 
     def add(self, name: str, make: Callable[[int], Any]) -> int:
         """Store a new version and return its number. The caller holds the lock (`locked`).
 
-        make: Returns the document for a version number.
+        make: Called with a version number; returns the document.
 
         Raises:
-            OSError: It can't be written.
+            OSError: The document can't be written.
         """
         return self._take_number(name, lambda version: self.of(name).add(str(version), make(version)))
 
     def _take_number(self, name: str, put: Callable[[int], None]) -> int:
-        """Return the number under which `put` has stored something.
+        """Call `put` with the next free version number, and return this number.
 
         `put` raises FileExistsError if the number is taken.
         """
@@ -144,17 +144,17 @@ class Versions:
         while True:
             last = read_json(folder / ".last")
             version = max([last if isinstance(last, int) else 0, *self.versions(name)]) + 1
-            # Write this first: if the process dies in between, a number is skipped instead of used twice.
+            # Write the number first: if the process dies in between, a number is skipped instead of used twice.
             write_json(folder / ".last", version)
-            # The number can only be taken if locks of this folder don't hold across machines.
+            # Another process has the number only if locks of this folder don't hold across machines.
             with contextlib.suppress(FileExistsError):
                 put(version)
                 return version
 
     def remove(self, name: str) -> None:
-        """Remove all versions of a name and everything beside them. The caller holds the lock."""
+        """Remove all versions of a name and everything in its folder. The caller holds the lock."""
         folder = self.of(name).folder
-        for version in self.versions(name):  # first, so that no version exists without its other files
+        for version in self.versions(name):  # remove documents first, so that no version exists without its other files
             self.of(name).remove(str(version))
         for entry in folder.iterdir() if folder.is_dir() else ():
             if entry.name != ".last":
@@ -191,28 +191,29 @@ class VersionFolders(Versions):
         return sorted(int(one) for one in found if (folder / one / self.document).exists())
 
     def read(self, name: str, version: int) -> Any:
-        """Return the document, or None if it is missing or not JSON."""
+        """Return the document of a version, or None if it is missing or not JSON."""
         return read_json(self.path(name, version) / self.document)
 
     def add_folder(self, name: str, folder: Path, make: Callable[[int], Any]) -> int:
         """Rename a folder to the next version, and return its number. The caller holds the lock (`locked`).
 
-        folder: On the same file system.
-        make: Returns the document for a version number; it is written into the folder.
+        folder: Must be on the same file system.
+        make: Called with a version number; returns the document, which is written into the folder.
 
         Raises:
-            OSError: It can't be written.
+            OSError: The folder can't be written or renamed.
         """
         return self._take_number(name, lambda version: self._put(name, version, folder, make(version)))
 
     def put_folder(self, name: str, version: int, folder: Path, document: Any) -> None:
         """Rename a folder to a version with a given number. The caller holds the lock.
 
-        Later versions get higher numbers.
+        Versions that are added later get higher numbers.
 
         Raises:
             FileExistsError: The version exists.
-            OSError: It can't be written.
+            FileExistsError: This version exists.
+        OSError: The folder can't be written or renamed.
         """
         home = self.folder / name
         home.mkdir(parents=True, exist_ok=True)
@@ -232,9 +233,9 @@ class VersionFolders(Versions):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder)) from None
 
     def take_away(self, name: str, version: int, to: Path) -> None:
-        """Rename the folder of a version, which removes the version.
+        """Remove a version by renaming its folder to `to`.
 
         Raises:
-            OSError: It is missing, or can't be moved.
+            OSError: The folder is missing, or can't be moved.
         """
         os.rename(self.path(name, version), to)

@@ -1,6 +1,6 @@
 """Environment variables of a run's processes: ranks of programs that a script starts, and elastic runs.
 
-The standard library only, and little of it: every Python process below a worker loads this. Elastic runs are described in
+Uses only the standard library, and little of it: every Python process below a worker loads this. Elastic runs are in
 docs/decisions/0018-elastic.md.
 """
 
@@ -19,10 +19,10 @@ VARIABLE = "PACELINE_NESTED_RANK"
 #: The worker's output file or pipe: "<device>:<inode>".
 OUTPUT_VARIABLE = "PACELINE_WORKER_OUTPUT"
 
-#: Bounds on the number of nodes; only set in workers of elastic runs.
+#: Minimum and maximum number of nodes; only set in workers of elastic runs.
 MIN_NODES_VARIABLE = "PACELINE_ELASTIC_MIN_NODES"
 MAX_NODES_VARIABLE = "PACELINE_ELASTIC_MAX_NODES"
-#: A file that exists once the supervisor wants to continue with more nodes.
+#: Variable with the path of a file that exists once the supervisor wants to continue with more nodes.
 REQUEST_VARIABLE = "PACELINE_ELASTIC_REQUEST"
 #: Exit code of a worker that has seen the request and saved its checkpoint. Codes up to 78 are those of sysexits.h.
 EXIT_RESIZE = 79
@@ -39,7 +39,7 @@ def nested_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | No
     """
     found = by_launcher(environ)
     if found is None:
-        # Only Paceline sets it, so it never names a worker of the run.
+        # Only Paceline sets this variable, so it never names a worker of the run itself.
         rank, _, size = environ.get(VARIABLE, "").partition("/")
         if not size:
             return None
@@ -58,7 +58,7 @@ def by_launcher(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int]
     torch = environ.get("RANK") or local, environ.get("WORLD_SIZE", ""), environ.get("LOCAL_RANK", "")
     mpi = tuple(environ.get(f"OMPI_COMM_WORLD_{name}", "") for name in ("RANK", "SIZE", "LOCAL_RANK"))
     own = environ.get("PACELINE_RANK", ""), environ.get("PACELINE_WORLD_SIZE", "")
-    # These are the names of the run's own launcher too. Torchrun below a worker has another run id.
+    # The run's own launcher sets these variables too. A torchrun below a worker has another run id.
     is_of_run = environ.get("TORCHELASTIC_RUN_ID") in (None, environ.get("PACELINE_RUN_ID"))
     for rank, size, local in (torch, mpi):
         if rank.isdigit() and size.isdigit() and int(rank) < int(size) != 1 and not ((rank, size) == own and is_of_run):
@@ -69,7 +69,7 @@ def by_launcher(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int]
 def is_resize_requested() -> bool:
     """Return whether the supervisor wants this attempt to end at its next checkpoint, to add nodes.
 
-    Ranks may see the request at different times, so they have to agree.
+    Ranks may see the request at different times, so they have to agree on when to end.
     """
     path = os.environ.get(REQUEST_VARIABLE)
     return path is not None and os.path.exists(path)

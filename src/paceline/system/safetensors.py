@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, TypedDict
 
-#: The limit of the format's own library.
+#: Maximum size of a header, as in the format's own library.
 _MOST_BYTES = 100_000_000
 
 
@@ -26,14 +26,14 @@ class TensorEntry(TypedDict):
 
 
 def header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
-    """Return the start of a file. `tensors` has name, type, shape and bytes of each, in the order of the file."""
+    """Return the start of a file. `tensors` has name, type, shape and bytes of each tensor, in the file's order."""
     entries: dict[str, TensorEntry] = {}
     offset = 0
     for name, dtype, shape, size in tensors:
         entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
-    # Readers map the file, and need numbers aligned to 8 bytes.
+    # Readers map the file into memory, and need numbers aligned to 8 bytes.
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
@@ -41,7 +41,7 @@ def header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Map
 def read_header(file: BinaryIO) -> tuple[dict[str, TensorEntry], dict[str, str], int, int]:
     """Return the entries, the metadata, the offset of the tensors' bytes, and their number.
 
-    `file` is at its start. The entries are as the file has them: only JSON was checked.
+    `file` must be at its start. The entries are returned as the file has them: only the JSON syntax was checked.
 
     Raises:
         ValueError, TypeError, AttributeError: The header is invalid.
@@ -56,7 +56,7 @@ def read_header(file: BinaryIO) -> tuple[dict[str, TensorEntry], dict[str, str],
 
 
 def fill(file: BinaryIO, view: Any) -> bool:
-    """Fill a view with bytes of a file. Return False if the file ends before."""
+    """Fill a view with bytes of a file. Return False if the file has too few bytes."""
     done = 0
     while done < len(view):
         got: int = file.readinto(view[done:])  # type: ignore[attr-defined]

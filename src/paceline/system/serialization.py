@@ -15,7 +15,7 @@ def plain_fields(record: Any) -> dict[str, object]:
 
 
 def known_fields(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the items that a dataclass has fields for: newer versions may have written more."""
+    """Return the items for which a dataclass has fields: newer versions may have written more items."""
     names = _names(kind)
     return {name: value for name, value in data.items() if name in names}
 
@@ -26,8 +26,8 @@ def _names(kind: Any) -> frozenset[str]:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value as JSON values."""
-    # Most common first: the record of a pipeline has up to a thousand steps.
+    """Return a value converted to JSON values."""
+    # The most common types come first: the record of a pipeline has up to a thousand steps.
     if value is None or isinstance(value, (str, int, float)):
         return value
     if hasattr(value, "to_json"):

@@ -1,6 +1,6 @@
-"""Measure a worker's steps and its waits for data and other ranks, in a memory-mapped file.
+"""Measure a worker's steps and its waits for data and other ranks, in a memory-mapped file (its clock).
 
-    <folder>/steps_<rank>       one record, which others read without the worker's help
+    <folder>/steps_<rank>       one record, which other processes read without the worker's help
 
 Times are seconds of the machine's monotonic clock, which all processes share. Only the main thread is measured: other threads
 don't hold up the training.
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-#: A record: steps of the optimizer, values of the most logged metric, seconds waiting for data and for ranks, start of a
-#: current wait of either kind or 0.
+#: A record: steps of the optimizer, values of the most logged metric, seconds spent waiting for data and for ranks, and the
+#: start of a current wait of either kind, or 0.
 _RECORD = struct.Struct("<qqdddd")
 _STEPS, _TICKS, _DATA, _WAIT, _DATA_SINCE, _WAIT_SINCE = (8 * place for place in range(6))
-#: Limits on the numbers of optimizers and of metric names, which may be unbounded.
+#: Maximum number of optimizers and of metric names to count: a script may have any number of them.
 _MOST = 64
 _DOUBLE, _LONG = struct.Struct("<d"), struct.Struct("<q")
 
@@ -43,7 +43,7 @@ class Counts:
 
 
 class StepClock:
-    """The writing side of one worker's clock."""
+    """The writer of one worker's clock."""
 
     def __init__(self, path: str) -> None:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -52,7 +52,7 @@ class StepClock:
             self._memory = mmap.mmap(file, _RECORD.size)
         finally:
             os.close(file)
-        # Workers create it in their main thread.
+        # Workers create the clock in their main thread.
         self._main = get_ident()
         self._steps = self._ticks = 0
         self._data_s = self._wait_s = 0.0
@@ -61,7 +61,7 @@ class StepClock:
         self._is_inside = False
 
     def step(self, optimizer: object) -> None:
-        """Count a step of an optimizer. Among several, the one with most steps counts."""
+        """Count a step of an optimizer. If there are several optimizers, the one with most steps counts."""
         made = self._optimizers.get(id(optimizer), 0) + 1
         if made > 1 or len(self._optimizers) < _MOST:
             self._optimizers[id(optimizer)] = made
@@ -75,7 +75,7 @@ class StepClock:
         return self._steps
 
     def tick(self, metric: str) -> None:
-        """Count a value of a metric. Among several, the most logged one counts."""
+        """Count a value of a metric. If there are several metrics, the most logged metric counts."""
         logged = self._metrics.get(metric, 0) + 1
         if logged > 1 or len(self._metrics) < _MOST:
             self._metrics[metric] = logged
@@ -91,7 +91,7 @@ class StepClock:
     def begin(self, what: int) -> float:
         """Record that the main thread starts to wait for `DATA` or for other ranks (`WAIT`). Return a value for `end`.
 
-        Return 0 in other threads and inside another wait, which do not count.
+        Return 0 in other threads and inside another wait, because these waits do not count.
         """
         if self._is_inside or get_ident() != self._main:
             return 0.0
@@ -101,7 +101,7 @@ class StepClock:
         return now
 
     def end(self, what: int, since: float) -> None:
-        """Record that the wait is over."""
+        """Record that the wait is over. `since` is the value from `begin`."""
         if not since:
             return
         _DOUBLE.pack_into(self._memory, what, 0.0)
@@ -174,7 +174,7 @@ def timed(function: Callable[..., Any], what: int) -> Callable[..., Any]:
 
 
 def _forget() -> None:
-    # Worker processes of a data loader share the memory and make no steps.
+    # Processes of a data loader share the worker's memory, but make no steps.
     global _clock
     _clock = None
 

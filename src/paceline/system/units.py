@@ -12,7 +12,7 @@ _FORMS = "a number of {unit} (90), units (90s, 5m, 1h30m, 2d) or hours:minutes:s
 _WORDS = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 _UNITS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
-#: Other spellings of the units, spoken and as printed by other tools.
+#: Other spellings of the units: words, and forms that other tools print.
 _NAMES = {
     **dict.fromkeys(("week", "weeks"), "w"),
     **dict.fromkeys(("day", "days"), "d"),
@@ -33,16 +33,16 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def seconds(given: str | float | dt.timedelta, *, unit: str = "s") -> float:
-    """Return a duration in seconds, 0 or more.
+    """Convert a duration to seconds, 0 or more.
 
     Args:
         given: A number, a timedelta, or a text. A text is a number; numbers with descending units (`1h30m`, `2 d`); or a time
             in the form of sbatch's --time (https://slurm.schedmd.com/sbatch.html#OPT_time): `minutes:seconds`,
             `hours:minutes:seconds`, `days-hours`, `days-hours:minutes`, `days-hours:minutes:seconds`.
-        unit: Of a number without one: w, d, h, m or s. Slurm's own would be minutes.
+        unit: Unit of a number without a unit: w, d, h, m or s. Slurm itself would take minutes.
 
     Raises:
-        ValueError: It is not a duration; the message lists the forms.
+        ValueError: The text is not a duration; the message lists the forms.
     """
     if isinstance(given, dt.timedelta):
         found: float | None = given.total_seconds()
@@ -56,7 +56,7 @@ def seconds(given: str | float | dt.timedelta, *, unit: str = "s") -> float:
 
 
 def forms(unit: str = "s") -> str:
-    """Describe the accepted forms of durations, for messages and help. `unit` is as in `seconds`."""
+    """Describe the accepted forms of durations, for messages and help texts. `unit` is as in `seconds`."""
     return _FORMS.format(unit=_WORDS[unit])
 
 
@@ -83,7 +83,7 @@ def _of_clock(text: str) -> float | None:
         return None
     days, *rest, fraction = match.groups()
     fields = [int(field) for field in rest if field is not None]
-    # After days come hours; otherwise the last field is seconds.
+    # After days, the first field is hours; otherwise the last field is seconds.
     sizes = (3600, 60, 1) if days is not None else (3600, 60, 1)[3 - len(fields) :]
     if any(field > 59 for field in fields[1:]) or (days is not None and fields[0] > 23):
         return None
@@ -115,7 +115,7 @@ def size_bytes(given: str) -> int:
     """Parse a size: "500MB" and "1.5 GB" are powers of 1,000, "1GiB" of 1,024; a plain number is bytes.
 
     Raises:
-        ValueError: It is not a size; the message shows valid forms.
+        ValueError: The text is not a size; the message shows valid forms.
     """
     found = _SIZE.fullmatch(given)
     unit = _SIZE_UNITS.get(found[2].upper()) if found else None

@@ -15,10 +15,10 @@ Six optional protocols, each implemented completely or not at all (the conforman
 Some members are optional on their own. Of targets: OPTIONS and settings of a configurable kind, login if a password is
 needed, script_python(links) if nodes have their own interpreters; see docs/compute.md. Of nodes:
 
-    disks(paths)    {path: (bytes free, bytes in all, number of the file system)} of the disks of these folders on the nodes,
-        prefixed with the node if there are several, and on the supervisor. Without it, runs are not warned of full disks.
+    disks(paths)    {path: (free bytes, total bytes, number of the file system)} of these folders' disks on the nodes,
+        prefixed with the node if there are several, and on the supervisor's machine. Without it, no disk is checked.
     loads(workers)    {node rank: {name: number}}: utilization of nodes and workers, as `paceline.observe.node.load` measures it.
-        workers: {node rank: argument of that measurement}. Without it, the load of a run is unknown.
+        workers: {node rank: argument of that measurement}. Without `loads`, the load of a run is unknown.
     put(node_rank, path, data)   write a small file and its folder on a node, for the owner only; may raise OSError. Without
         it, `paceline exec` works only where nodes see the supervisor's folders.
     silence_s   seconds without a message after which a node is lost. When workers fail as if a node were gone, the supervisor
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from paceline.runs.remote_status import Channel, JobStatus
     from paceline.targets.status import Status
 
-#: Receives what a run waits for, such as "2 runs ahead"; returns whether to give up.
+#: A callback that receives the reason why a run waits, such as "2 runs ahead", and returns whether to stop waiting.
 Waiting: TypeAlias = "Callable[[str], bool]"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """Nodes as a job would get them, for display. Ports are made up; `starter` is as in `RemotePaths`."""
+    """Example nodes of a job, for display. The ports are examples too; `starter` is as in `RemotePaths`."""
 
     nodes: tuple[Node, ...]
     ports: tuple[int, ...]
@@ -62,36 +62,36 @@ class Nodes(Protocol):
     """The nodes that a run holds until they are closed. No method blocks for long, whatever a node does."""
 
     nodes: tuple[Node, ...]
-    #: Free on the first node.
+    #: Free ports on the first node, for the workers of the run.
     ports: tuple[int, ...]
 
     def send(self, folder: RunFolder, library_dir: Path) -> RemotePaths:
-        """Send the run's folder, or the needed parts, to all nodes.
+        """Send the run's folder, or the files of it that nodes need, to all nodes.
 
         Raises:
-            TargetError: A node can't take it; the message says which and why.
+            TargetError: A node can't store the files; the message names the node and the reason.
         """
 
     def shell(self, node_rank: int) -> Mapping[str, str] | None:
-        """Return the environment that the node gives to programs, or None for that of the submitting program."""
+        """Return the environment variables of the node's shell, or None to use those of the submitting program."""
 
     def begin(self, attempt: int) -> None:
-        """Create the folder of an attempt on the nodes; its files are mirrored from then on."""
+        """Create the folder of an attempt on the nodes and start to mirror the files in it."""
 
     def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
         """Start a command on its node.
 
-        shell: The environment below the command's own variables.
+        shell: Environment variables, which the command's own variables override.
 
         Raises:
-            OSError: It can't be started.
+            OSError: The command can't be started.
         """
 
     def signal(self, pid: int, node_rank: int, number: int) -> bool:
         """Send a signal to a process on a node. Return False if the process is gone."""
 
     def is_alive(self, pid: int, node_rank: int) -> bool:
-        """Return whether a process exists; on a lost node none does."""
+        """Return whether a process exists; False for every process of a lost node."""
 
     def ended(self) -> list[ProcessExit]:
         """Return the commands that ended since the last call, after mirroring the files that they wrote."""
@@ -106,17 +106,17 @@ class Nodes(Protocol):
         """Copy the remaining files of the run from the nodes into the run's folder.
 
         Raises:
-            TargetError: Some can't be copied; the message says which, and where they are.
+            TargetError: Some files can't be copied; the message says which files, and where they are.
         """
 
     def kill_all(self) -> None:
-        """Kill everything that was started on the nodes."""
+        """Kill all processes that the run started on the nodes."""
 
     def oom_kills(self) -> int:
-        """Return how many processes the nodes' kernels have killed for memory, as far as known."""
+        """Return how many processes the nodes' OOM killers have killed, as far as known."""
 
     def is_disk_full(self) -> bool:
-        """Return whether the run's folder on any node has no room for a worker's report."""
+        """Return whether some node lacks the disk space for a worker's report in the run's folder."""
 
     def close(self) -> None:
         """End the remaining processes, remove temporary files, return the nodes. Idempotent."""
@@ -129,32 +129,32 @@ class Target(Protocol):
         """Refuse a job that this target can never run, before anything starts.
 
         Raises:
-            TargetError: With the job's demand and the target's capacity.
+            TargetError: The message has the job's demand and the target's capacity.
         """
 
     def preview(self, job: Job) -> Preview:
-        """Return nodes as the job would get them, for display. Nothing is reserved."""
+        """Return example nodes of the job for display, without a reservation."""
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Enter the run into the queue. The submitting program calls this, so the order is that of submission."""
+        """Add the run to the queue. The submitting program calls this, so runs queue in the order of submission."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-        """Start the run's supervisor, detached, and pass it the open lock. Return its pid.
+        """Start the run's supervisor as a detached process with the run's open lock. Return the supervisor's pid.
 
-        Return 0 if the engine starts it elsewhere, later (`paceline.runs.remote_status`).
+        Return 0 if the engine starts the supervisor later, on another machine (`paceline.runs.remote_status`).
         """
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
-        """Block until the run holds its nodes. Return None once `waiting` gives up.
+        """Block until the run holds its nodes. Return None once `waiting` returns True.
 
         The supervisor calls this again after it has lost a node.
 
         Raises:
-            TargetError: The job can't have nodes (any more).
+            TargetError: The job can't get nodes, now or later.
         """
 
     def release(self, run_dir: Path) -> None:
-        """Give up the queue position and all nodes, in place of the supervisor. Idempotent."""
+        """Give up the run's queue position and all of its nodes, in place of the supervisor. Idempotent."""
 
 
 @runtime_checkable
@@ -162,30 +162,30 @@ class EarlyStart(Protocol):
     """A target that can load a run's supervisor before the job is checked."""
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Load a supervisor (`supervisors.load`). Called before `check`, when run_dir does not exist yet.
+        """Load a supervisor (`supervisors.load`). The caller does this before `check`, when run_dir does not exist yet.
 
-        `start_supervisor` begins it; `release` ends it if the submission fails; otherwise it ends with this program.
+        `start_supervisor` starts it; `release` ends it if the submission fails; otherwise it ends with this program.
         """
 
 
 @runtime_checkable
 class Queued(Protocol):
-    """A target whose engine has a queue of its own and runs the supervisor in its job."""
+    """A target whose engine has its own queue and runs the supervisor as part of the engine's job."""
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
-        """Query the engine for the run's status, as `paceline.runs.remote_status.Teller` describes."""
+        """Query the engine for the run's status. `paceline.runs.remote_status.Teller` has the details."""
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
-        """Request the run's end from the engine, as `paceline.runs.remote_status.Teller` describes."""
+        """Ask the engine to end the run. `paceline.runs.remote_status.Teller` has the details."""
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the supervisor for one command if it has another run folder, else None."""
+        """Return a channel to the supervisor for one command, or None if the supervisor uses this same run folder."""
 
     def script(self, job: Job) -> str | None:
-        """Return the text for the engine, which --dry-run prints, or None."""
+        """Return the job script for the engine, which --dry-run prints, or None if there is no script."""
 
 
-#: Runs of one batch have numbers from 0 to 999, or from 1000 to 1999, and so on.
+#: Most runs in one `start_supervisors` call, whose run numbers are 0 to 999, or 1000 to 1999, and so on.
 ALIKE_SPAN = 1000
 
 
@@ -198,7 +198,7 @@ class Alike(Protocol):
     ) -> None:
         """Replace `enqueue` and `start_supervisor` for runs of jobs that differ in arguments only.
 
-        run_dirs: Named `<parent>_<n>` with consecutive numbers of one `ALIKE_SPAN`.
+        run_dirs: Folders named `<parent>_<n>`, with consecutive numbers within one range of `ALIKE_SPAN`.
         at_once: The most runs to run at a time.
         """
 
@@ -211,14 +211,14 @@ class Controlling(Protocol):
         """Refuse a target whose engine is known not to see the workspace.
 
         Raises:
-            TargetError: With the reason.
+            TargetError: The engine can't see the workspace; the message has the reason.
         """
 
     def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
         """Submit `python -m paceline.sweeps RUN_DIR` to the engine. `look` and `cancel` then treat the sweep as a run.
 
         Raises:
-            TargetError: The engine refuses it.
+            TargetError: The engine refuses the submission.
         """
 
 
@@ -227,16 +227,16 @@ class Examined(Protocol):
     """A target that `paceline compute` and the doctor can query."""
 
     def status(self) -> Status:
-        """Return its nodes and their use.
+        """Return the target's nodes and their use.
 
         Raises:
-            TargetError: The engine can't be reached.
+            EngineError: The engine does not answer.
         """
 
     def examine(self, node_count: int | None = None) -> AbstractContextManager[list[Any]]:
-        """Open links to nodes for a `with` block; a node that can't be reached is an `Unreachable`.
+        """Open links to nodes for a `with` block; the list has an `Unreachable` for each node without a link.
 
-        node_count: How many; None for the kind's default.
+        node_count: Number of nodes to link to; None for the kind's default.
 
         Raises:
             TargetError: The nodes can't be allocated.
@@ -245,7 +245,7 @@ class Examined(Protocol):
 
 @runtime_checkable
 class Elastic(Protocol):
-    """A target for elastic runs.
+    """A target that can run elastic jobs.
 
     Its `wait_for_nodes` takes a job with a `node_range` and returns as many nodes as are available, waiting only for the
     minimum.
@@ -254,7 +254,7 @@ class Elastic(Protocol):
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
         """Return how many nodes the run would get if it returned `nodes` and allocated again.
 
-        The supervisor calls this every second, so it does not block and may be some seconds old.
+        The supervisor calls this every second, so it does not block; the number may be some seconds old.
         """
 
 

@@ -1,4 +1,4 @@
-"""The compute targets of a workspace: one small file each, and a copy in every run that uses one.
+"""The compute targets of a workspace, each described by one small file, which runs copy.
 
     <workspace>/compute/<name>.json    {"name": "lab", "kind": "ssh", "settings": {"hosts": "/home/me/hosts.txt"}}
     <run folder>/target.json           a copy from the time of submission
@@ -55,7 +55,7 @@ class Configured:
         check_target_name(self.name)
 
     def make(self) -> Target:
-        """Return the target itself, which serves one run.
+        """Create the target object, which serves one run.
 
         Raises:
             TargetError: A setting is wrong, or the kind can't be loaded.
@@ -71,7 +71,7 @@ class Configured:
         """Query the engine for nodes, their use and the queue, which may take a while.
 
         Raises:
-            TargetError: It can't be reached, or its kind has no status.
+            EngineError, TargetError: The engine does not answer, or the target's kind reports no status.
         """
         target: Any = self.make()
         if not isinstance(target, Examined):
@@ -84,7 +84,7 @@ class Configured:
 
     @classmethod
     def from_json(cls, data: Any, where: str) -> Configured:
-        """Parse a description. `where` is for the error message.
+        """Parse the description of a target. The error message names `where`.
 
         Raises:
             TargetError: The data is invalid.
@@ -106,7 +106,7 @@ def check_target_name(name: object) -> str:
     """Return `name` if it is valid: a letter or digit, then letters, digits, `_` and `-`, at most 64.
 
     Raises:
-        TargetError: It is not.
+        TargetError: The name is invalid.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TargetError(
@@ -117,10 +117,10 @@ def check_target_name(name: object) -> str:
 
 
 def find_target(name: str, workspace_dir: Path) -> Target:
-    """Return a compute target by name: one of the workspace, `local`, or a kind without settings.
+    """Return a compute target by name: a target of the workspace, `local`, or a kind without settings.
 
     Raises:
-        TargetError: It does not exist (the message lists the known ones), or its settings are wrong.
+        TargetError: The target does not exist (the message lists the known targets), or its settings are wrong.
     """
     return read(workspace_dir, name).make()
 
@@ -129,7 +129,7 @@ def read(workspace_dir: Path, name: str) -> Configured:
     """Return the description of a target.
 
     Raises:
-        TargetError: It does not exist, or its file can't be read.
+        TargetError: The target does not exist, or its file can't be read.
     """
     if isinstance(name, str) and _NAME.fullmatch(name):
         path = _registry(workspace_dir).path(name)
@@ -150,14 +150,14 @@ def names(workspace_dir: Path) -> list[str]:
 
 
 def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -> Target:
-    """Store a description in the workspace. Return the target.
+    """Store a target's description in the workspace. Return the target.
 
-    A target may replace its settings, such as a file of hosts by the hosts. Existing runs keep their copy.
+    A target may replace its settings, such as a host file's path by the hosts. Existing runs keep the old settings.
 
     replace: Whether to replace a target of this name.
 
     Raises:
-        TargetError: The name exists or is that of another kind, a setting is wrong, or the file can't be written.
+        TargetError: The name exists or is another kind's name, a setting is wrong, or the file can't be written.
     """
     if configured.name == LOCAL:
         raise TargetError("'local' is this machine and always there. Choose another name.")
@@ -166,7 +166,7 @@ def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -
             f"the name {configured.name!r} is that of a kind, and this target is of kind {configured.kind!r}. "
             "Choose another name."
         )
-    # Making the target checks its settings, and may replace them.
+    # The target's constructor checks the settings, and may replace them.
     target = configured.make()
     kept = getattr(target, "settings", None)
     if isinstance(kept, Mapping):
@@ -186,7 +186,7 @@ def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -
 
 
 def remove(workspace_dir: Path, name: str) -> None:
-    """Remove a target from the workspace. The caller checks whether runs use it; they have a copy.
+    """Remove a target from the workspace. Runs that use the target keep their copy of its description.
 
     Raises:
         TargetError: The workspace has no target of this name.
@@ -202,14 +202,14 @@ def remove(workspace_dir: Path, name: str) -> None:
 
 
 def keep_copy(run_dir: Path, configured: Configured) -> None:
-    """Store the description in a run's folder, for readers and cancel requests of the run."""
+    """Store a target's description in a run's folder, where readers and cancel requests of the run find it."""
     write_json(RunFolder(run_dir).target, configured.to_json(), mode=OWNED)
 
 
 def target_of_run(run_dir: Path) -> Target:
-    """Return the target that a run was submitted to, as it was then.
+    """Return the target that a run was submitted to, with the settings of that time.
 
-    Runs of older versions have no copy; use the name in their record.
+    Runs of older Paceline versions have no copy of the description: look up the name in their record.
 
     Raises:
         TargetError: The copy can't be read, or the kind can't be loaded.
@@ -223,7 +223,7 @@ def target_of_run(run_dir: Path) -> Target:
 
 
 def _registry(workspace_dir: Path) -> Documents:
-    # Imported here: supervisors read the copy in the run's folder.
+    # Imported here because supervisors, which read the copy in the run's folder, don't need this module.
     from paceline.system.registry import Documents
 
     return Documents(workspace_dir / "compute", _NAME)
@@ -251,7 +251,7 @@ def kind_names() -> list[str]:
 
 
 def kind_class(kind: str) -> Any:
-    """Return the class of a kind, which has OPTIONS and takes (name, settings).
+    """Return the class of a kind, which has OPTIONS and is called with (name, settings).
 
     Raises:
         TargetError: The kind does not exist, or its module can't be loaded.
@@ -264,7 +264,7 @@ def kind_class(kind: str) -> Any:
 
 
 def kind_options(kind: str) -> tuple[Option, ...]:
-    """Return the settings that a kind takes.
+    """Return the options that a kind accepts as settings.
 
     Raises:
         TargetError: As for `kind_class`.
@@ -292,7 +292,7 @@ def make_target(kind: str, name: str, settings: SettingValues) -> Any:
     """
     made = kind_class(kind)
     if not hasattr(made, "OPTIONS"):
-        # A minimal plug-in has no settings and no status.
+        # A minimal plug-in's class has no OPTIONS and takes no arguments.
         if settings:
             raise TargetError(f"kind {kind!r} has no settings; found {', '.join(settings)}. Leave them out.")
         return made()
@@ -311,7 +311,7 @@ def _load(kind: str, place: str) -> Any:
 
 
 class ComputeTargets(Mapping[str, Configured]):
-    """A read-only mapping of names to the compute targets of a workspace; `paceline compute` changes them.
+    """A read-only mapping of names to the compute targets of a workspace; `paceline compute` edits the targets.
 
     `[name]` raises KeyError for an unknown name, and TargetError for an invalid description.
     """

@@ -1,6 +1,6 @@
-"""The program of a host of an `ssh` target: reports resources and grants leases of the machine to its users' runs.
+"""The program of a host of an `ssh` target, which reports resources and grants leases of the machine to users' runs.
 
-The file is sent as text to a bare Python there (`paceline.targets.ssh.probe.host_program`), after `paceline.targets.leases`.
+Paceline sends this file as text to the host's Python, after `targets.leases` (`targets.ssh.probe.host_program`).
 
     /tmp/paceline-leases-<hostname>.guard     shared by all users: locked while tickets are read or changed
     /tmp/paceline-leases-<uid>/<hostname>/
@@ -9,11 +9,11 @@ The file is sent as text to a bare Python there (`paceline.targets.ssh.probe.hos
 
 The variable PACELINE_LEASES replaces /tmp.
 
-Users write in their own folders and read the others'. A ticket always counts as its file owner's. Links, files of other
-owners and invalid tickets are ignored. So no user can make another's program write elsewhere, remove another's tickets or
-forge them. Everybody can hold the guard, but the error names the holder.
+Users write in their own folders and read each other's. A ticket belongs to the owner of its file. Links, files of other
+owners and invalid tickets are ignored. So no user can make another user's program write elsewhere, or remove or forge
+another user's tickets. Any user can hold the guard too long, but then the error message names this user.
 
-The code is Python 3.6, so an interpreter that is too old can report that.
+The code runs in Python 3.6, so that an interpreter that is too old for Paceline can report its version.
 """
 
 # ruff: noqa: UP031
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
     from paceline.targets.leases import LeaseAnswer, Ticket
 
-if "Queue" not in globals():  # on a host, the texts of these modules precede this one
+if "Queue" not in globals():  # on a host, the text of these modules precedes the text of this module
     from paceline.observe.node.gpus import devices
     from paceline.system.lock_holder import holder, user_name
     from paceline.targets.leases import LeasesError, Queue, read, since
 
 _PARENT = "/tmp"
 _PREFIX = "paceline-leases-"
-#: Longer than the guard is ever needed, shorter than the time limit of a host's answer.
+#: Timeout for the guard: longer than any program needs the guard, shorter than the time limit of a host's answer.
 _GUARD_S = 8.0
 
 
 def answer(verb: str, given: "Ticket") -> "LeaseAnswer":
-    """Return the result of "look", "take" or "give_back", or {"error": reason}, and the Python that ran it."""
+    """Return the result of "look", "take" or "give_back", or {"error": reason}, with this interpreter as "python"."""
     try:
         found: LeaseAnswer = {"look": look, "take": take, "give_back": give_back}[verb](given)
     except OSError as error:
@@ -55,12 +55,12 @@ def answer(verb: str, given: "Ticket") -> "LeaseAnswer":
 
 
 def look(given: "Ticket") -> "LeaseAnswer":
-    """Report the machine's resources and tickets. GPUs only if `with_gpus`, since listing them is slow."""
+    """Report the machine's resources and tickets. List GPUs only if `with_gpus` is set, since this is slow."""
     answer: LeaseAnswer = {"host": os.uname().nodename, "cores": core_count(), "boot_id": boot_id()}
     if given.get("with_gpus"):
         answer["gpus"] = list(devices())
     answer["tickets"] = []
-    # On a machine without runs, don't create a file.
+    # On a machine without tickets, don't create the guard file.
     if user_folders():
         with locked():
             answer["tickets"] = host_queue().tickets()
@@ -68,11 +68,11 @@ def look(given: "Ticket") -> "LeaseAnswer":
 
 
 def take(given: "Ticket") -> "LeaseAnswer":
-    """Return the run's lease {"granted": {"gpus": [...]}} if it is first and fits; else the runs in the way.
+    """Return {"granted": {"gpus": [...]}} if the run is first and fits, else the tickets that it waits for.
 
     Args:
         given: The ticket's `key`, `run_id`, `cores` and `gpu_count`, the `pid` of the run's agent, the machine's `all_cores`
-            and `all_gpus`, and at_once: don't queue unless granted.
+            and `all_gpus`, and `at_once`: whether to leave the queue if no lease is granted now.
     """
     offered = [given.pop("all_cores"), given.pop("all_gpus"), given.pop("at_once", False)]
     mine = dict(given, boot_id=boot_id(), started=start_time(given["pid"]), uid=os.geteuid(), granted=None)
@@ -99,7 +99,7 @@ def give_back(given: "Ticket") -> "LeaseAnswer":
 
 
 def note(given: "Ticket") -> "LeaseAnswer":
-    """Record in the run's ticket since when it hangs (`hangs_since`, None to clear), for waiting runs."""
+    """Record in a hanging run's ticket since when it hangs (`hangs_since`, None to clear), for waiting runs."""
     queue = host_queue()
     with locked():
         found = read(os.path.join(queue.own, given["key"] + ".ticket"), os.geteuid())
@@ -109,14 +109,14 @@ def note(given: "Ticket") -> "LeaseAnswer":
 
 
 def host_queue() -> Queue:
-    """Return the queue of this host, which all of its users share."""
+    """Return the queue of this host, which all users of the host share."""
     # Machines that boot without a disk may share a /tmp.
     own = os.path.join(parent_dir(), "%s%d" % (_PREFIX, os.geteuid()), os.uname().nodename)
     return Queue(own, user_folders, locked, is_alive)
 
 
 def is_alive(ticket: "Ticket") -> bool:
-    """Return whether the ticket's agent runs and belongs to its owner."""
+    """Return whether the agent named in a ticket is alive and belongs to the ticket's owner."""
     pid = ticket.get("pid")
     if not isinstance(pid, int) or not 0 < pid < 1 << 31 or ticket.get("boot_id") != boot_id():
         return False
@@ -130,13 +130,13 @@ def is_alive(ticket: "Ticket") -> bool:
     owner = process_owner(pid)
     if owner is not None and owner != ticket["uid"]:
         return False
-    # With hidepid, /proc hides other users' processes: then a used pid has to suffice.
+    # Where /proc hides other users' processes (hidepid), any living process with this pid counts as the agent.
     found = start_time(pid)
     return found == ticket.get("started") if found else not os.path.isdir("/proc/%d" % pid)
 
 
 def start_time(pid: int) -> str:
-    """Return the start time of a process, which distinguishes reused pids; "" if unknown or dead."""
+    """Return the start time of a process, which detects a reused pid; "" if unknown or dead."""
     try:
         with open("/proc/%d/stat" % pid) as file:
             state, *others = file.read().rpartition(")")[2].split()
@@ -162,7 +162,7 @@ def parent_dir() -> str:
 
 
 def user_folders() -> "list[Any]":
-    """Return (uid, folder of tickets) of all users that own theirs."""
+    """Return (uid, folder of tickets) of all users that own their folder."""
     parent, found = parent_dir(), []
     try:
         names = os.listdir(parent)
@@ -174,7 +174,7 @@ def user_folders() -> "list[Any]":
             continue
         outer = os.path.join(parent, name)
         inner = os.path.join(outer, os.uname().nodename)
-        # Check the outer folder too: its writers could replace the inner one.
+        # Check the outer folder too: users who can write to it could replace the inner folder.
         if is_own_folder(outer, int(number)) and is_own_folder(inner, int(number)):
             found.append((int(number), inner))
     return sorted(found)
@@ -200,7 +200,7 @@ def locked() -> "Iterator[None]":
     fd = take_guard(os.path.join(parent_dir(), "%s%s.guard" % (_PREFIX, os.uname().nodename)))
     try:
         yield
-    # Closing releases the lock. The file stays: removing it could lead to two locks of one name.
+    # Closing the file releases the lock. Don't delete the file: two processes could then lock two files of one name.
     finally:
         os.close(fd)
 
@@ -225,7 +225,7 @@ def check_parent() -> None:
 def make_own_folder(path: str) -> None:
     """Create this user's folder, readable for others."""
     try:
-        # Create it private, then open it to readers: others can't get in between.
+        # Create the folder with mode 0700 and only then allow reading: no other user can change it in between.
         os.mkdir(path, 0o700)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         os.fchmod(fd, 0o755)
@@ -241,19 +241,19 @@ def make_own_folder(path: str) -> None:
 
 
 def take_guard(path: str) -> int:
-    """Return an open file that holds the lock of the guard, which is never removed.
+    """Lock the guard file, which is never deleted. Return its file descriptor.
 
     Raises:
-        LeasesError: It is not a plain file, or another process holds it; the message names the process.
+        LeasesError: The guard is not a plain file, or another process holds its lock; the message names the process.
     """
     deadline = time.monotonic() + _GUARD_S
     while True:
         fd, why = open_guard(path), "user %s keeps it from being opened" % owner_of(path)
         if fd is not None:
             try:
-                # Non-blocking: the holder may be stopped, and this process has to report it.
+                # Don't block: the holder may be a stopped process, and this process has to report that.
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The owner may have removed it between open and flock, leading to two locks of one name.
+                # The owner may have deleted the file between open and flock: a new file would have a second lock.
                 if is_still(path, fd):
                     return fd
             except OSError as error:
@@ -271,10 +271,10 @@ def take_guard(path: str) -> int:
 
 
 def open_guard(path: str) -> "int | None":
-    """Open or create the guard. Return None if another user has just created it or denies reading."""
+    """Open or create the guard file. Return None if another user just created the file or denies reading."""
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        # Read access suffices for a lock, and is all that another user's file grants.
+        # Read access suffices for a lock, and another user's file grants only read access.
         fd = os.open(path, os.O_RDONLY | flags)
     except FileNotFoundError:
         try:
@@ -295,7 +295,7 @@ def open_guard(path: str) -> "int | None":
 
 
 def is_still(path: str, fd: int) -> bool:
-    """Return whether the path still leads to the open file."""
+    """Return whether the path still refers to the open file."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(fd))
     except OSError:

@@ -1,14 +1,14 @@
-"""The queue of one machine: tickets of the runs that hold a share of it or wait for one.
+"""The queue of one machine. Its tickets are files of the runs that hold a share of the machine or wait for a share.
 
-A ticket is a small file, whose name gives its place. Runs are served strictly in order, so large demands do not starve. A
+A ticket's file name gives its queue position. Runs are served strictly in order, so large demands do not starve. A
 ticket is valid while its run lives: for `local` while the lock of the run's folder is held (`paceline.targets.local_leases`),
 on a host of an `ssh` target while the run's agent lives (`paceline.targets.host_leases`). No process serves the queue and
-nothing needs cleaning: readers ignore invalid tickets, and remove their own.
+nothing needs cleaning: readers ignore invalid tickets, and delete those of their own user.
 
-Tickets of several users are ordered by the times that the kernel gave to their files. A ticket may claim up to `_CLAIM_S`
-before that, since runs are submitted elsewhere. Among one user's tickets, the older submission is first.
+Tickets of several users are ordered by the ctimes of their files. A ticket may claim to be up to `_CLAIM_S`
+seconds older, since runs are submitted on other machines. Among one user's tickets, the older submission is first.
 
-Hosts run this text with their own Python, 3.6 or later: standard library only, annotations in quotes.
+Hosts run this text with their own Python, 3.6 or later, so it needs only the standard library and quotes annotations.
 """
 
 # ruff: noqa: UP031
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any, TypedDict
 
-    #: As read from a file, perhaps another user's; or a request for one.
+    #: A ticket as read from a file, perhaps of another user; or the request for a ticket.
     Ticket = dict[str, Any]
 
     class GrantedShare(TypedDict, total=False):
-        """What a run holds of a machine."""
+        """The GPUs and ports of a machine that a run holds."""
 
         gpus: list[str]
         ports: list[int]
 
     class LeaseAnswer(TypedDict, total=False):
-        """An answer of a host: a share, or the runs in the way; its resources; or an error."""
+        """A host's answer: a granted share or the tickets that the run waits for, the host's resources, or an error."""
 
         granted: GrantedShare
         ahead: list[Ticket]
@@ -51,34 +51,34 @@ if TYPE_CHECKING:
         python: list[Any]
 
 
-if "user_name" not in globals():  # on a host, the text of this module precedes this one
+if "user_name" not in globals():  # on a host, the text of `lock_holder` precedes the text of this module
     from paceline.system.lock_holder import user_name
 
-#: How long before its file was written a ticket may claim to be submitted.
+#: Most seconds between the submission time that a ticket claims and the change time of its file.
 _CLAIM_S = 60.0
-#: Limits on the size of a ticket and the tickets per user.
+#: Limits on the size of a ticket and on the number of files read per user.
 _TICKET_BYTES, _TICKETS = 1 << 16, 1000
-#: Limits on the run id and the UTC time that are displayed.
+#: The longest run id that is displayed, and the length of a displayed UTC time.
 _LONGEST, _UTC_LENGTH = 300, len("2026-11-23 06:12:03 UTC")
 
 
 class LeasesError(OSError):
-    """The error that the leases can't be used; the message says why, and what to do."""
+    """The error that a machine's leases can't be used; the message says why, and what to do."""
 
 
 class Queue:
-    """The tickets of one machine. Call its methods within `locked()`.
+    """The tickets of one machine. Call the methods of a queue within `locked()`.
 
         {"key": "2026-...", "run_id": ..., "cores": 2, "gpu_count": 1, "port_count": 0, "granted": {"gpus": ["0"]} or None}
 
-    An optional gpu_share is the share of each GPU that the run takes.
+    The optional key gpu_share is the share of each GPU that the run takes.
 
     Args:
         own: The folder of this user's tickets.
         folders: Returns (uid, folder) of each user whose tickets count; uid None accepts files of any owner.
-        locked: Excludes other readers and writers.
-        is_alive: Whether the run of a ticket lives.
-        free_ports: Takes (count, taken ports) and returns ports.
+        locked: Returns a context manager that excludes other readers and writers.
+        is_alive: Returns whether the run of a ticket lives.
+        free_ports: Takes (count, taken ports) and returns up to `count` free ports.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Queue:
         self._folders, self._is_alive, self._free_ports = folders, is_alive, free_ports
 
     def tickets(self) -> "list[Ticket]":
-        """Return the valid tickets in order. Remove invalid ones of this user."""
+        """Return the valid tickets in the order of service. Delete invalid tickets of this user."""
         found = []
         for path, ticket, is_mine in self.files():
             if ticket is not None and self._is_alive(ticket):
@@ -103,19 +103,19 @@ class Queue:
         return in_order(found)
 
     def files(self) -> "Iterator[tuple[str, Ticket | None, bool]]":
-        """Yield (path, ticket or None if invalid, whether it is this user's) of each file."""
+        """Yield (path, ticket or None if invalid, whether the file is this user's) of each file."""
         for uid, folder in self._folders():
             is_mine = uid is None or uid == os.geteuid()
             try:
                 names = sorted(os.listdir(folder))
             except OSError:
                 continue
-            # Read a limited number: another user may fill their folder.
+            # Limit the number of files: another user may have filled their folder with files.
             for name in names[:_TICKETS]:
                 path = os.path.join(folder, name)
                 if name.endswith(".ticket"):
                     yield path, read(path, uid), is_mine
-                elif name.endswith(".new"):  # left by a killed process: writers hold the guard
+                elif name.endswith(".new"):  # a killed process left this file: living writers hold the guard
                     yield path, None, is_mine
 
     def grant(
@@ -126,18 +126,18 @@ class Queue:
         all_gpus: "Sequence[str]",
         at_once: bool = False,
     ) -> "LeaseAnswer":
-        """Serve a run if it is first and fits: {"granted": share}, else {"ahead": tickets, "holders": tickets}.
+        """Return {"granted": share} if the run is first and fits, else {"ahead": tickets, "holders": tickets}.
 
-        ticket: The run's; it is written to its file, unless at_once is set and nothing fits.
+        ticket: The run's ticket, which is written to its file unless at_once is set and the run does not fit.
         others: All other tickets.
-        all_cores: To share out, as `all_gpus`.
+        all_cores: Cores of the machine, for all runs together; `all_gpus` are its GPUs.
         """
         if ticket["granted"] is None:
             queue = in_order([*(other for other in others if other["granted"] is None), ticket])
             ahead = queue[: next(place for place, other in enumerate(queue) if other is ticket)]
             holders = [other for other in others if other["granted"] is not None]
             if not ticket["cores"] and not ticket["gpu_count"]:
-                ahead = []  # it takes nothing from the runs ahead
+                ahead = []  # the run takes no resources from the runs ahead
             ticket["granted"] = None if ahead else self._fit(ticket, holders, all_cores, all_gpus)
             if ticket["granted"] is not None or not (at_once or self._has_place(ticket)):
                 self.write(ticket)
@@ -148,7 +148,7 @@ class Queue:
     def _fit(
         self, ticket: "Ticket", holders: "list[Ticket]", all_cores: int, all_gpus: "Sequence[str]"
     ) -> "GrantedShare | None":
-        """Return a share of the machine for the run beside the holders, or None."""
+        """Return a share of the machine that the holders of leases leave free, or None if the run does not fit."""
         granted = fit(ticket, holders, all_cores, all_gpus)
         if granted is not None and self._free_ports is not None:
             granted["ports"] = list(self._free_ports(ticket["port_count"], self.taken("ports", holders)))
@@ -157,7 +157,7 @@ class Queue:
         return granted
 
     def _has_place(self, ticket: "Ticket") -> bool:
-        """Return whether the ticket is already queued: writing it again would lose its age."""
+        """Return whether the ticket is already queued. Rewriting its file would reset the ticket's age."""
         there = read(os.path.join(self.own, ticket["key"] + ".ticket"), None)
         return there is not None and there["granted"] is None and there.get("pid") == ticket.get("pid")
 
@@ -167,9 +167,9 @@ class Queue:
         return {each for item in holders if item["granted"] for each in item["granted"].get(what, ())}
 
     def write(self, ticket: "Ticket") -> None:
-        """Write a ticket atomically, readable for everybody, in a folder that only this user can write to."""
+        """Write a ticket atomically and readable for all users, into a folder that only this user can write to."""
         path = os.path.join(self.own, ticket["key"] + ".ticket")
-        # A new file with a random name: never follow or overwrite an existing file.
+        # Create a new file with a random name, so that no existing file or link is followed or overwritten.
         beside = "%s.%s.new" % (path, os.urandom(8).hex())
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w") as file:
@@ -184,7 +184,7 @@ class Queue:
 
 
 def in_order(tickets: "Sequence[Ticket]") -> "list[Ticket]":
-    """Return the tickets in the order of service: a user's places come from file ages, filled in key order."""
+    """Return the tickets in the order of service. File ages give each user's positions; key order fills them."""
     places = sorted(tickets, key=lambda ticket: (ticket["since"], ticket["uid"] or 0, ticket["key"]))
     by_key = sorted(tickets, key=lambda ticket: ticket["key"])
     mine = {uid: iter([each for each in by_key if each["uid"] == uid]) for uid in {each["uid"] for each in tickets}}
@@ -192,7 +192,7 @@ def in_order(tickets: "Sequence[Ticket]") -> "list[Ticket]":
 
 
 def since(key: str, written: float) -> float:
-    """Return when a ticket was submitted, in seconds since 1970, limiting the claim of its key."""
+    """Return the submission time in seconds since 1970 that a key claims, at most `_CLAIM_S` before `written`."""
     try:
         claimed = float(calendar.timegm(time.strptime(key[:19], "%Y-%m-%dT%H:%M:%S")))
     except ValueError:
@@ -201,16 +201,16 @@ def since(key: str, written: float) -> float:
 
 
 def has_room(ticket: "Ticket", others: "Sequence[Ticket]", all_cores: int, all_gpus: "Sequence[str]") -> bool:
-    """Return whether a run's demand, without ports, fits now. Nothing is written."""
+    """Return whether a run's demand, without ports, fits now. No ticket is written."""
     holders = [other for other in others if other["granted"] is not None]
-    # A waiting run would be served first.
+    # Another run that waits in the queue would be served before this run.
     return len(holders) == len(others) and fit(ticket, holders, all_cores, all_gpus) is not None
 
 
 def fit(
     ticket: "Ticket", holders: "Sequence[Ticket]", all_cores: int, all_gpus: "Sequence[str]"
 ) -> "GrantedShare | None":
-    """Return the GPUs for a run beside the holders, {"gpus": [...]}, or None if it does not fit."""
+    """Return {"gpus": [...]} for a run from the resources that the holders leave free, or None if it does not fit."""
     used = sum(int(item["cores"]) for item in holders)
     free = free_gpus(ticket, holders, all_gpus)
     # A run that asks for more cores than the machine has gets all of them.
@@ -220,7 +220,7 @@ def fit(
 
 
 def free_gpus(ticket: "Ticket", holders: "Sequence[Ticket]", all_gpus: "Sequence[str]") -> "list[str]":
-    """Return the GPUs with room for the run's share, shared ones first, to keep whole GPUs free."""
+    """Return the GPUs that can fit the run's share, most used GPUs first, to keep whole GPUs free."""
     used = dict.fromkeys(all_gpus, 0.0)
     for item in holders:
         for gpu in item["granted"].get("gpus", ()):
@@ -237,7 +237,7 @@ def forget(path: str) -> None:
 
 
 def read(path: str, uid: "int | None") -> "Ticket | None":
-    """Return the ticket of this user (any user for None), or None if it is invalid."""
+    """Return the ticket at `path`, or None if it is invalid or its file's owner is not `uid` (None: any owner)."""
     try:
         # O_NONBLOCK: opening a FIFO would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -273,6 +273,6 @@ def read(path: str, uid: "int | None") -> "Ticket | None":
 
 
 def share_of(ticket: "Ticket") -> float:
-    """Return the share of each GPU that a run takes. Invalid values of other users' tickets count as 1."""
+    """Return the share of each GPU that a run takes. An invalid value in another user's ticket counts as 1."""
     share = ticket.get("gpu_share", 1.0)
     return float(share) if isinstance(share, (int, float)) and 0 < share <= 1 else 1.0

@@ -1,7 +1,7 @@
-"""The target `local`: nodes are groups of processes on this machine, which runs share by leases.
+"""The target `local`, whose nodes are groups of processes on this machine. Runs share the machine by leases.
 
-A run leases the `cores` of each worker (default one, at most all), and with use_gpu=True one GPU per worker or a share of one
-(gpu_share). Leases are accounting only: a worker may use more threads; OMP_NUM_THREADS has a sensible number.
+A run leases the `cores` of each worker (default 1, at most all cores), and with use_gpu=True a GPU or a share of a GPU
+(gpu_share) per worker. Leases are not enforced: a worker may use more threads. OMP_NUM_THREADS suggests a thread count.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LocalTarget:
         return Preview(nodes=self._nodes(job, gpus), ports=preview_ports(job))
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Load a supervisor while the source is copied, so that the submission waits for the longer of the two."""
+        """Load a supervisor while the source is copied, to shorten the submission."""
         supervisors.load(run_dir, library_dir, python, supervisors.FOR_THIS_MACHINE)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
@@ -83,7 +83,7 @@ class LocalTarget:
             try:
                 found = queue.try_grant(run_dir, demands)
             except LookupError:
-                self.enqueue(job, run_dir)  # it has returned its nodes
+                self.enqueue(job, run_dir)  # the run has returned its nodes, and needs a new ticket
                 continue
             if isinstance(found, Lease):
                 give_back = functools.partial(self.release, run_dir)
@@ -117,7 +117,7 @@ class LocalTarget:
         return LocalDemand(nodes=job.node_count, cores=cores, gpus=size if job.use_gpu else 0)
 
     def _queue(self, job: Job) -> LocalQueue:
-        # nvidia-smi may take a second: only ask it for a run that needs a GPU.
+        # nvidia-smi may take a second, so list the GPUs only for a run that needs a GPU.
         return LocalQueue(leases_dir(), self._cores, devices() if job.use_gpu else ())
 
     def _nodes(self, job: Job, leased: tuple[str, ...]) -> tuple[Node, ...]:
@@ -145,7 +145,7 @@ def _waits_for(tickets: list[Ticket], run_dir: Path) -> str:
     """
     if not tickets:
         return "other runs hold what it needs"
-    # Others who may write to the leases' folder may have written the ticket.
+    # Another user with write access to the leases' folder may have written the ticket, so escape its text.
     folders = [RunFolder(Path(str(ticket["run_dir"]))) for ticket in tickets]
     shown = ", ".join(_named(folder, run_dir) for folder in folders[:3]) + (", ..." if len(folders) > 3 else "")
     hanging = next(filter(None, map(_hang_text, folders)), "")
@@ -169,7 +169,7 @@ def _hang_text(folder: RunFolder) -> str:
     try:
         record = store.stored(folder)
     except PacelineError:
-        return ""  # removed, or unreadable record of another user
+        return ""  # the run was removed, or is another user's with an unreadable record
     status = hang_status(record)
     if status == record.status:
         return ""
@@ -177,7 +177,7 @@ def _hang_text(folder: RunFolder) -> str:
 
 
 class ThisMachine(LocalTarget):
-    """`local` as a kind of compute target, without settings."""
+    """The kind `local` of compute target, which has no settings."""
 
     kind: ClassVar[str] = "local"
     OPTIONS: ClassVar[tuple[Option, ...]] = ()
@@ -188,11 +188,11 @@ class ThisMachine(LocalTarget):
 
     def status(self) -> Status:
         """Return this machine and its leases."""
-        # Imported here: each supervisor on this machine loads this module, and none needs it.
+        # Imported here because each supervisor on this machine loads `targets.local`, and no supervisor needs Status.
         from paceline.targets.status import Status, leased
 
         gpus, cores = devices(), core_count()
-        # Reading the queue drops the tickets of dead runs.
+        # Reading the queue deletes the tickets of dead runs.
         tickets = LocalQueue(leases_dir(), cores, gpus).tickets()
         granted = [ticket for ticket in tickets if ticket["granted"] is not None]
         return Status(

@@ -1,6 +1,6 @@
-"""The queue of this machine for runs of `local`: `paceline.targets.leases` in a folder per user, with ports.
+"""The queue of this machine for runs of `local`, which leases cores, GPUs and ports. Each user has a queue.
 
-    tickets/00000041.ticket     its number gives the order, that of submission
+    tickets/00000041.ticket     numbered in the order of submission, which is the order of service
     guard                       locked while tickets are read or changed
 
 A ticket names a run's folder and is valid while a process holds that folder's lock, so a killed supervisor frees everything.
@@ -27,15 +27,15 @@ from paceline.targets.leases import Queue, has_room
 if TYPE_CHECKING:
     from paceline.targets.leases import LeaseAnswer, Ticket
 
-#: Replaces the folder of tickets in the user's state folder.
+#: The environment variable that replaces the folder of leases in the user's state folder.
 LEASES_VARIABLE = "PACELINE_LEASES"
-#: The guard is held for moments, except to end the processes of a killed run.
+#: Timeout for the guard. Processes hold the guard for milliseconds, except to end the processes of a killed run.
 _GUARD_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """A run's share of a machine, enough for `nodes` of the nodes that an elastic run asked for."""
+    """A run's share of a machine. For an elastic run, the share is enough for `nodes` nodes."""
 
     nodes: int = 1
     cores: int
@@ -53,16 +53,16 @@ class LocalDemand:
 
 
 def leases_dir() -> Path:
-    """Return the folder of this user's tickets on this machine.
+    """Return the folder of this user's leases on this machine.
 
     Raises:
-        TargetError: The home can't be written to, and the fallback belongs to another user.
+        TargetError: The home folder can't be written to, and the fallback in /tmp belongs to another user.
     """
     named = os.environ.get(LEASES_VARIABLE)
     if named:
         return Path(named)
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    # Several machines may share the home.
+    # Several machines may share the home folder, so each host name has its own folder.
     folder = Path(state) / "paceline" / "leases" / socket.gethostname()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,24 +89,24 @@ class LocalQueue:
     """The queue of this machine.
 
     Args:
-        folder: Of the tickets.
-        cores: To share out, as `gpus`.
+        folder: The folder of leases, with the guard and the tickets.
+        cores: Cores of the machine, for all runs together; `gpus` are its GPUs.
     """
 
     def __init__(self, folder: Path, cores: int, gpus: tuple[str, ...]) -> None:
         self._guard = folder / "guard"
         self._cores, self._gpus = cores, gpus
         own = str(folder / "tickets")
-        # Everybody who may write to the folder may add tickets: a group may share it.
+        # A group may share the folder: accept the tickets of all users who can write to the folder.
         self._queue = Queue(own, lambda: [(None, own)], self._locked, _is_looked_after, machine.free_ports)
 
     def enqueue(self, run_dir: Path, *, cores: int, gpus: int, ports: int, gpu_share: float = 1.0) -> None:
         """Add a run to the end of the queue, with its demand.
 
-        gpu_share: Share of each GPU.
+        gpu_share: The share of each GPU that the run takes.
         """
         with self._locked():
-            # The guard keeps numbers unique. They start again when the queue is empty.
+            # The guard keeps the numbers unique. They start at 1 again when the queue is empty.
             numbers = [int(ticket["key"]) for ticket in self._queue.tickets()]
             ticket = {
                 "key": f"{max(numbers, default=0) + 1:08d}",
@@ -121,9 +121,9 @@ class LocalQueue:
             self._queue.write(ticket)
 
     def try_grant(self, run_dir: Path, demands: Sequence[LocalDemand] = ()) -> Lease | list[Ticket]:
-        """Return the run's lease if it is first and fits, else the tickets that it waits for.
+        """Return the run's lease if the run is first and fits, else the tickets that the run waits for.
 
-        demands: Override the demand of the ticket, largest first; the run waits for the last.
+        demands: Alternatives that replace the ticket's demand, largest first; the run waits for the last of them.
 
         Raises:
             LookupError: The run has no ticket.
@@ -146,9 +146,9 @@ class LocalQueue:
         )
 
     def most_nodes(self, run_dir: Path, demands: Sequence[LocalDemand]) -> int:
-        """Return the nodes of the largest demand that would fit if the run returned its lease, or 0.
+        """Return the node count of the largest demand that would fit if the run returned its lease, or 0.
 
-        demands: Largest first.
+        demands: Alternative demands, largest first.
 
         Raises:
             LookupError: The run has no ticket.
@@ -161,10 +161,10 @@ class LocalQueue:
         return 0
 
     def renew_ports(self, run_dir: Path) -> tuple[int, ...]:
-        """Lease other ports to the run, which keeps its turn.
+        """Lease other ports to the run. The run keeps its lease of cores and GPUs.
 
         Raises:
-            TargetError: There are not enough.
+            TargetError: The machine has not enough free ports.
         """
         with self._locked():
             mine, others = self._split(run_dir)
@@ -177,20 +177,20 @@ class LocalQueue:
             return tuple(ports)
 
     def release(self, run_dir: Path) -> None:
-        """Remove the run's ticket: its lease or its place."""
-        # `files`, not `tickets`, which would end leftover processes of dead runs, perhaps of this one.
+        """Delete the run's ticket, which gives up its lease or its queue position."""
+        # Iterate over `files`: `tickets` would also end leftover processes of dead runs, perhaps of this run.
         with self._locked():
             for _, ticket, _ in self._queue.files():
                 if ticket is not None and ticket.get("run_dir") == str(run_dir):
                     self._queue.remove(ticket["key"])
 
     def tickets(self) -> list[Ticket]:
-        """Return the tickets of living runs, in order."""
+        """Return the tickets of living runs, in the order of service."""
         with self._locked():
             return self._queue.tickets()
 
     def _split(self, run_dir: Path) -> tuple[Ticket, list[Ticket]]:
-        """Return the run's ticket, and all others.
+        """Return the run's ticket and a list of all other tickets.
 
         Raises:
             LookupError: The run has no ticket.
@@ -205,7 +205,7 @@ class LocalQueue:
     def _locked(self) -> Iterator[None]:
         Path(self._queue.own).mkdir(parents=True, exist_ok=True)
         try:
-            # Only this user, or the group, can open the guard.
+            # Only this user, or a group that shares the folder, can open the guard, so a lock error is rare.
             with locks.locked(self._guard, patience_s=_GUARD_S):
                 yield
         except locks.LockHeldError as error:
@@ -223,7 +223,7 @@ def _is_looked_after(ticket: Ticket) -> bool:
     folder = RunFolder(Path(ticket["run_dir"]))
     if locks.is_held(folder.lock):
         return True
-    # End what a killed supervisor has left on these cores before another run gets them.
+    # Reading the record ends processes that a killed supervisor has left, before another run gets their cores.
     with contextlib.suppress(PacelineError, OSError):
         read.record(folder)
     return False

@@ -1,4 +1,4 @@
-"""The nodes of `local`: groups of processes below the supervisor."""
+"""The nodes of the target `local`, which are groups of child processes of the supervisor."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from paceline.system.files import make_own
 
 
 class LocalNodes:
-    """Groups of processes below this process.
+    """Nodes that are groups of child processes of this process.
 
     Args:
-        give_back: Called once they are closed.
-        new_ports: Leases other ports.
+        give_back: A callback that returns the run's lease, called by `close`.
+        new_ports: A callback that leases other ports and returns them.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LocalNodes:
         return None
 
     def begin(self, attempt: int) -> None:
-        """Do nothing: the nodes use the run's own folder."""
+        """Do nothing, because the nodes use the run's own folder."""
 
     def renew_ports(self) -> None:
         if self._new_ports is not None:
@@ -92,10 +92,10 @@ class LocalNodes:
         return {}
 
     def fetch(self) -> None:
-        """Do nothing: all files are here."""
+        """Do nothing, because all files of the run are on this machine."""
 
     def kill_all(self) -> None:
-        """Kill everything; `ended` still reports the ends."""
+        """Kill all child processes; `ended` still reports the exits of commands."""
         deadline = time.monotonic() + 10
         # Repeat until nothing is left: a process may fork just before it is killed.
         while (left := processes.descendants(os.getpid())) and time.monotonic() < deadline:
@@ -111,7 +111,7 @@ class LocalNodes:
         return disk_of(str(self._folder.path))[0] < REPORT_BYTES
 
     def loads(self, workers: Mapping[int, WatchedWorkers]) -> dict[int, dict[str, object]]:
-        """Return the load of the machine under the first node, with the workers of all nodes."""
+        """Return the load of this machine as that of the first node, with the workers of all nodes."""
         if self._meter is None:
             gpus = tuple(dict.fromkeys(gpu for node in self.nodes for gpu in node.gpus))
             self._meter = LoadMeter(gpus or None)

@@ -1,4 +1,4 @@
-"""Settings of a kind of compute target: declared once, read from Python, JSON and the command line.
+"""Settings of a kind of compute target, declared once and read from Python, JSON and the command line.
 
 class SshTarget: OPTIONS = (Option("hosts", "file of lines `host slots=N`", type=Path, is_required=True),
                Option("folder", "on the hosts, for runs and snapshots"))
@@ -21,19 +21,19 @@ from paceline.errors import TargetError
 from paceline.job.secret_values import credentials_in
 from paceline.remote.wire import LEAST_SILENCE_S, SILENCE_S
 
-#: str, int, float, bool, list (of str), or Path (a local file; the setting is its absolute path as str).
+#: Types of an option: str, int, float, bool, list (of str), or Path (a local file, stored as its absolute path, a str).
 OptionType: TypeAlias = "type[str] | type[int] | type[float] | type[bool] | type[list[str]] | type[Path]"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 #: Settings of a target as read from JSON, a command line or Python: option -> value, not yet checked.
 SettingValues: TypeAlias = "Mapping[str, Any]"
 
-#: A line break would start a new line of an sbatch script or a host file.
+#: Characters that no setting may have: a line break would start a new line of an sbatch script or a host file.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _METAVARS = {str: "TEXT", int: "N", float: "X", list: "TEXT", Path: "FILE"}
 
 
-#: Type of an option -> its check, and its description.
+#: Type of an option -> the check of a value, and the description of the type.
 _VALUES: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
     str: (lambda value: isinstance(value, str), "a text"),
     bool: (lambda value: isinstance(value, bool), "true or false"),
@@ -52,10 +52,10 @@ class Option:
     """A setting of a kind of compute target.
 
     Attributes:
-        name: As in Python and JSON; `time_limit` is `--time-limit` on the command line.
-        help: A few words without a full stop.
+        name: The name in Python and JSON; `time_limit` is `--time-limit` on the command line.
+        help: A short description without a full stop.
         choices: The allowed values, if limited.
-        least: The smallest number.
+        least: The smallest allowed number.
     """
 
     name: str
@@ -91,8 +91,8 @@ def check_settings(
 ) -> dict[str, Any]:
     """Return a value for each option: the setting, else its default.
 
-    name: Of the target, for messages.
-    settings: None counts as not set.
+    name: The target's name, for error messages.
+    settings: Option -> value; the value None counts as not set.
 
     Raises:
         TargetError: A name is unknown, a value has the wrong type, or a required option is missing.
@@ -111,7 +111,7 @@ def check_settings(
             value = option.default
         else:
             _check(title, option, value)
-        # Copy: callers may change the values, not the declaration.
+        # Copy lists, so that callers who change a value don't change the option's default.
         values[option.name] = list(value) if option.type is list and value is not None else value
     return values
 
@@ -123,7 +123,7 @@ def parse_words(kind: str, options: Sequence[Option], words: Sequence[str]) -> t
     reports missing required settings.
 
     Raises:
-        TargetError: An option is unknown, lacks its value or has a wrong one; the message lists the kind's options.
+        TargetError: An option is unknown, lacks its value or has a wrong value; the message lists the kind's options.
     """
     known = {option.word: option for option in options}
     settings: dict[str, Any] = {}
@@ -223,10 +223,10 @@ def _metavar(option: Option) -> str:
 
 
 def _instead(given: str, known: Sequence[str]) -> str:
-    """Return the end of a sentence that lists the alternatives."""
+    """Return the end of an error message, with the known alternatives."""
     if not known:
         return "; it has none at all."
-    import difflib  # slow to load, for a mistake alone
+    import difflib  # slow to load, and needed only for errors
 
     near = difflib.get_close_matches(given, known, n=1)
     meant = f". Did you mean {near[0]}?" if near else "."

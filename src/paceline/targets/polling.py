@@ -1,9 +1,9 @@
-"""Query engines in the background or within a time limit, and share answers between runs.
+"""Query engines in the background or within a time limit, and share their answers between runs.
 
     <workspace>/engines/<name>.json, <name>.lock
 
-All runs of a workspace share an engine's answer: one process queries, the others wait. An answer is a JSON object with its
-time "told" in seconds since the epoch.
+All runs of a workspace share an engine's answer: one process queries, the others wait. An answer is a JSON object
+whose "told" is the time of the answer in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.errors import EngineError, PacelineError, TargetError
 from paceline.system import locks
 from paceline.system.files import read_json, write_json
 
-#: Oldest answer to use, in seconds.
+#: The age in seconds up to which a cached answer is used.
 FRESH_S = 5.0
 
 Name = TypeVar("Name", bound=Hashable)
@@ -35,7 +35,7 @@ def answer(path: Path, ask: Callable[[], dict[str, Any]], clock: Callable[[], fl
     """Return the cached answer if it is no older than `FRESH_S`, else call `ask` and cache the result."""
     found = kept(path)
     if not _is_fresh(found, clock):
-        # Hold the lock during the query: others wait for this answer instead of querying.
+        # Hold the lock during the query, so that other processes wait for this answer instead of querying too.
         with locked(path):
             found = kept(path)  # another process may have queried meanwhile
             if not _is_fresh(found, clock):
@@ -45,7 +45,7 @@ def answer(path: Path, ask: Callable[[], dict[str, Any]], clock: Callable[[], fl
 
 
 def kept(path: Path) -> dict[str, object]:
-    """Return the cached answer, however old, or {}."""
+    """Return the cached answer, regardless of its age, or {}."""
     found = read_json(path)
     return found if isinstance(found, dict) else {}
 
@@ -59,10 +59,10 @@ def keep(path: Path, found: dict[str, object]) -> None:
 def locked(path: Path) -> Iterator[None]:
     """Exclude other processes from querying during a `with` block.
 
-    Without effect if the folder is read-only or its file system has no locks.
+    The lock has no effect if the folder is read-only or its file system has no locks.
     """
     with contextlib.ExitStack() as held:
-        # Users with read access still get an answer, but don't share it.
+        # Users who can only read the workspace query the engine themselves.
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(locks.locked(path.with_suffix(".lock")))
@@ -75,27 +75,27 @@ def _is_fresh(found: dict[str, Any], clock: Callable[[], float]) -> bool:
 
 
 class Lookout:
-    """A number that is polled in the background.
+    """A background poller of one number, such as a count from an engine.
 
-    A query that fails changes nothing.
+    After a failed query, the poller keeps the last number.
 
     Args:
-        look: Queries the number.
-        pause_s: From the end of one query to the next.
+        look: Queries the engine and returns the number.
+        pause_s: Seconds from the end of one query to the start of the next.
     """
 
     def __init__(self, look: Callable[[], int], pause_s: float) -> None:
         self._look, self._pause_s = look, pause_s
         self._thread: threading.Thread | None = None
         self._next = 0.0
-        # Only the thread writes it: a plain number needs no lock.
+        # Only the polling thread writes this number, so it needs no lock.
         self._found = 0
 
     def found(self) -> int:
         """Return the last number, at first 0, and start the next query when it is due. Never blocks."""
         is_looking = self._thread is not None and self._thread.is_alive()
         if not is_looking and time.monotonic() >= self._next:
-            # Daemon: an engine that never answers must not keep the supervisor alive.
+            # A daemon thread, so that an engine that never answers does not keep the supervisor alive.
             self._thread = threading.Thread(target=self._run, name="paceline-lookout", daemon=True)
             self._thread.start()
         return self._found
@@ -109,17 +109,17 @@ class Lookout:
 def all_within(calls: Mapping[Name, Callable[[], Result]], limit_s: float) -> dict[Name, Result | Exception]:
     """Make all calls in parallel. Return each result or exception, TimeoutError after `limit_s`.
 
-    A call that takes longer goes on in the background and its result is lost. The threads are daemons, since a pool's threads
-    would block the program's exit.
+    A call that takes longer continues in the background, but its result is lost. The threads are daemons: a pool's
+    threads would block the program's exit.
     """
     answers: dict[Name, Result | Exception] = {}
 
     def make(name: Name, call: Callable[[], Result]) -> None:
         try:
             answer: Result | Exception = call()
-        except Exception as error:  # the caller decides what it means
+        except Exception as error:  # the caller handles the exception
             answer = error
-        # A single assignment is atomic under the GIL.
+        # No lock is needed: a single assignment is atomic under the GIL.
         answers[name] = answer
 
     threads = [threading.Thread(target=make, args=item, daemon=True) for item in calls.items()]
@@ -128,16 +128,16 @@ def all_within(calls: Mapping[Name, Callable[[], Result]], limit_s: float) -> di
     deadline = time.monotonic() + limit_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    # Read once: a later answer counts as late.
+    # Each answer is read once here, so a call that ends later counts as late.
     late = TimeoutError(f"no answer in {limit_s:g} s")
     return {name: answers.get(name, late) for name in calls}
 
 
 def within(call: Callable[[], Result], limit_s: float) -> Result | Exception:
-    """Make one call as `all_within` does."""
+    """Make one call. Return its result or exception, TimeoutError after `limit_s`."""
     return all_within({"": call}, limit_s)[""]
 
 
 def said(error: Exception) -> str:
-    """Return the text of an error, with its type unless it is Paceline's own."""
+    """Return an error's text, with the type unless Paceline raised the error or it is a TimeoutError."""
     return str(error) if isinstance(error, (PacelineError, TimeoutError)) else f"{type(error).__name__}: {error}"

@@ -10,18 +10,18 @@ from paceline.errors import TargetError
 
 
 class SettingError(TargetError):
-    """The error that a setting names something that the engine does not have."""
+    """The error that a setting names something unknown to the engine, such as a partition."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStatus:
-    """One node.
+    """The status of one node.
 
     Attributes:
-        used_cores: By all users' jobs; None if unknown. The same for `used_gpus`.
-        is_up: Whether runs may get it, now or once it is free.
-        state: The engine's word, such as "mixed" or "drained".
-        message: Why it is down, or a remark.
+        used_cores: Cores that all users' jobs use; None if unknown. `used_gpus` counts GPUs likewise.
+        is_up: Whether runs may get the node, now or once it is free.
+        state: The engine's name for the state, such as "mixed" or "drained".
+        message: Why the node is down, or a remark of the engine.
     """
 
     name: str
@@ -42,12 +42,12 @@ class NodeStatus:
 
 
 def leased(name: str, cores: int, gpus: Sequence[str], granted: Sequence[Mapping[str, Any]]) -> NodeStatus:
-    """Return the status of a machine with these leases (`paceline.targets.leases`)."""
+    """Return the status of a machine, given its granted tickets (`paceline.targets.leases`)."""
     held = {gpu for ticket in granted for gpu in ticket["granted"]["gpus"]}
     return NodeStatus(
         name=name,
         cores=cores,
-        # A lease has the run's demand, which may exceed the machine.
+        # A ticket has the cores that the run demands, which may be more than the machine has.
         used_cores=min(cores, sum(int(ticket["cores"]) for ticket in granted)),
         gpus=len(gpus),
         used_gpus=len(held & set(gpus)),
@@ -56,9 +56,9 @@ def leased(name: str, cores: int, gpus: Sequence[str], granted: Sequence[Mapping
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """A compute target as its engine sees it.
+    """The status of a compute target, as reported by its engine.
 
-    queued, running: Jobs of all users; None if unknown.
+    queued, running: Numbers of all users' jobs; None if unknown.
     """
 
     nodes: tuple[NodeStatus, ...]
@@ -72,14 +72,14 @@ class Status:
 
     @property
     def state(self) -> str:
-        """The state: "up", "degraded" if some nodes are down, "down" if all are."""
+        """The state: "up", "degraded" if some nodes are down, "down" if all nodes are down."""
         if not self.up:
             return "down"
         return "up" if len(self.up) == len(self.nodes) else "degraded"
 
     @property
     def cores(self) -> int | None:
-        """The cores of the nodes that are up."""
+        """The number of cores of the nodes that are up, or None if unknown."""
         return _total(node.cores for node in self.up)
 
     @property
@@ -110,7 +110,7 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True)
 class Unreachable:
-    """A placeholder among the links of `examine` for a node without a link. `lost` says why."""
+    """A placeholder among the links of `examine` for a node that can't be reached. `lost` is the reason."""
 
     name: str
     lost: str

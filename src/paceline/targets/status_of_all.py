@@ -1,4 +1,4 @@
-"""Query the status of a workspace's targets in parallel, so that a hanging target delays no other."""
+"""Query the status of a workspace's targets in parallel, so that a hanging target delays no other target."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from paceline.targets.status import SettingError, Status
 
 @dataclass(frozen=True, kw_only=True)
 class TargetLook:
-    """The answer of one target.
+    """The result of a status query of one target.
 
     Attributes:
-        error: Why there is no status.
-        is_wrong: Whether a setting is the cause, and not an unreachable target.
+        error: Why the query failed; None if it succeeded.
+        is_wrong: Whether the error's cause is a wrong setting, and not an unreachable target.
     """
 
     name: str
@@ -35,7 +35,7 @@ class TargetLook:
 
     @property
     def state(self) -> str:
-        """up, degraded, down or unreachable; unknown for a kind without status."""
+        """The state: up, degraded, down or unreachable; unknown for a kind that reports no status."""
         return self.status.state if self.status else "unreachable" if self.error else "unknown"
 
     def to_json(self, *, with_nodes: bool = True) -> dict[str, Any]:
@@ -57,15 +57,15 @@ def look(workspace_dir: Path, name: str, limit_s: float) -> TargetLook:
     """Query one target.
 
     Raises:
-        TargetError: It does not exist, or its description can't be read.
+        TargetError: The target does not exist, or its description can't be read.
     """
-    # For its error: `look_at_all` reports an unknown name like any other failure.
+    # Raise the error of an unknown name here, since `look_at_all` only records it.
     configured.read(workspace_dir, name)
     return look_at_all(workspace_dir, [name], limit_s)[0]
 
 
 def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> list[TargetLook]:
-    """Return the status of the targets in the given order, each within `limit_s`."""
+    """Query all targets in parallel, each for at most `limit_s`. Return the results in the given order."""
     described: dict[str, Configured | TargetError] = {}
     for name in names:
         try:
@@ -74,7 +74,7 @@ def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> li
         except TargetError as error:
             described[name] = error
     calls = {name: partial(_status, found) for name, found in described.items() if isinstance(found, Configured)}
-    # One thread each: a hanging ssh or HTTP call is abandoned at the time limit.
+    # Each target has a thread, so that a hanging ssh or HTTP call can be abandoned at the time limit.
     answers = all_within(calls, limit_s)
     looks = []
     for name, found in described.items():
@@ -96,7 +96,7 @@ def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> li
 
 
 def counts_text(total: int | None, used: int | None) -> str:
-    """Format the free part of a total: "6 of 8", "8" if the use is unknown, "" if both are."""
+    """Format the free part of a total: "6 of 8"; "8" if `used` is unknown, "" if `total` is."""
     if total is None:
         return ""
     return str(total) if used is None else f"{total - used} of {total}"

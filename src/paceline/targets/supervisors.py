@@ -1,4 +1,4 @@
-"""Start supervisors on this machine, for targets that supervise their runs from here."""
+"""Start supervisors on this machine, for targets whose supervisors run on the submitting machine."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 
 from paceline.system import detached_process
 
-#: Modules that a supervisor needs to start workers on this machine, beside its own imports.
+#: Modules that a supervisor imports in advance if it will start workers on this machine.
 FOR_THIS_MACHINE = ("paceline.targets.local", "paceline.launchers.processes", "ctypes")
 
 _MODULE = "paceline.supervisor"
-#: Supervisors loaded in advance, by the run's folder.
+#: Run folder -> the supervisor loaded in advance for this run.
 _loading: dict[Path, Early] = {}
 
 
 def load(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) -> None:
     """Start to load the supervisor of a future run, unless `paceline.cli.quick` has done so.
 
-    `start` begins it and `drop` ends it; otherwise it ends with this program. `modules` is as in `Early`.
+    `start` starts its run and `drop` ends it; otherwise the supervisor ends with this program. `modules`: see `Early`.
     """
     if run_dir not in _loading:
-        # `start` reports an error that persists.
+        # Ignore an error here: `start` tries again, and raises the error if it persists.
         with contextlib.suppress(OSError):
             _loading[run_dir] = Early(run_dir, library_dir, python, modules)
 
@@ -37,7 +37,7 @@ def drop(run_dir: Path) -> None:
 
 
 def start(run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-    """Start the run's supervisor, detached, or begin the one that was loaded. Pass it the open lock. Return its pid."""
+    """Start the run's supervisor, or use the loaded one, and pass it the run's open lock. Return its pid."""
     early = _loading.pop(run_dir, None)
     if early is not None and (pid := early.begin(lock_fd)) is not None:
         return pid
@@ -52,11 +52,11 @@ def start(run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
 
 
 class Early:
-    """A supervisor that loads while the submitting program works, and starts when told that its run exists.
+    """A supervisor process that loads while the submitting program works, and starts once its run exists.
 
-    Before that it ends with the program.
+    Until `begin`, the supervisor ends when the submitting program ends.
 
-    modules: Loaded in advance.
+    modules: Names of modules that the supervisor imports in advance.
     """
 
     def __init__(self, run_dir: Path, library_dir: Path, python: str, modules: Sequence[str] = ()) -> None:
@@ -77,7 +77,7 @@ class Early:
         self._pid = process.pid
 
     def begin(self, lock_fd: int) -> int | None:
-        """Pass it the run's open lock. Return its pid, or None if it has died."""
+        """Pass the run's open lock to the supervisor. Return its pid, or None if it has died."""
         log = _open_log(self.run_dir)
         try:
             with self._ours:
@@ -89,7 +89,7 @@ class Early:
         return self._pid
 
     def drop(self) -> None:
-        """End it, unless it has begun."""
+        """End the supervisor, unless `begin` has started its run."""
         self._ours.close()
 
 

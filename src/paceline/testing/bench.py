@@ -71,9 +71,9 @@ class Bench:
         return self.target.finished[key]
 
     def way(self, backend: str | None) -> dict[str, Any]:
-        """Return a job's fields for one process, or for all nodes with a backend.
+        """Return a job's fields for one process, or for all nodes if a backend is given.
 
-        Skip if it does not fit.
+        Skip the test if the target does not support the backend.
         """
         if backend is None:
             return {}
@@ -86,7 +86,7 @@ class Bench:
         }
 
     def _source(self, script: str) -> Path:
-        """Return a source folder with this script; the same one for the same script, to share snapshots."""
+        """Return a folder with this script. Equal scripts get the same folder, to share snapshots."""
         top = self.target.folder / f"my sources; $(touch owned) 'x' {hashlib.sha256(script.encode()).hexdigest()[:8]}"
         if not top.exists():
             path = top / ENTRY_SCRIPT
@@ -152,7 +152,7 @@ class Bench:
         return "\n".join(parts)
 
     def close(self) -> None:
-        """End the processes of a failed check. Fail if an ended run has left something."""
+        """End the processes of a failed check. Fail if an ended run has left processes or resources."""
         living = [run for run in self.runs if not run.record().is_terminal]
         for run in living:
             run.cancel()
@@ -173,7 +173,7 @@ def text_of(path: Path) -> str:
 
 
 def seen(run: Run, rank: int) -> dict[str, Any]:
-    """Return what a worker of the plain script recorded."""
+    """Return the facts that a worker of the plain script has recorded about itself."""
     found: dict[str, Any] = json.loads((run.folder.outputs / f"seen_{rank}.json").read_text())
     return found
 
@@ -192,5 +192,5 @@ def node_of(run: Run, rank: int, attempt: int = 1) -> str:
 
 
 def exit_codes(run: Run, attempt: int = 1) -> dict[int, int]:
-    """Return rank -> exit code."""
+    """Return the exit codes of an attempt, by rank."""
     return {int(rank): code for rank, code in run.record().attempts[attempt - 1].exit_codes.items()}

@@ -95,7 +95,7 @@ class CompletingChecks:
             assert what["cwd"] == variables.get("AZUREML_SOURCE_DIRECTORY", what["cwd"])
             assert what["file"] == f"{what['cwd']}/{job.entry_script}"
             assert (what["stdin"], what["tool"], what["link"]) == ("", True, "tool.sh")
-            # All of them reached the first node by its address and port.
+            # The sum shows that all workers reached the first node by its address and port.
             assert what["sum"] == sum(range(job.world_size))
             assert what["mpi_sum"] in (None, what["sum"])
         assert len(paths) == 1, "all nodes see the run at the same path and the first node at the same address"
@@ -133,7 +133,7 @@ class CompletingChecks:
 class ReadingChecks:
     """Checks of readers of a live run.
 
-    If nodes see another folder, each read copies the files here.
+    If nodes do not share the run's folder, each read copies the files to this machine.
     """
 
     def test_a_run_can_be_read_while_it_goes_on(self, bench: Bench) -> None:

@@ -26,7 +26,7 @@ class EndingChecks:
         run = bench.submit(scripts.HOLD, backend)
         job = run.record().job
         assert job is not None
-        # Logs and metrics are live: no worker has ended yet.
+        # Logs and metrics must be readable now, while no worker has ended yet.
         bench.wait_for_line(run, HOLDS)
         bench.wait_for_status(run, states.RUNNING)
         for rank in range(job.world_size):

@@ -202,7 +202,7 @@ with open(f"outputs/attempt_{RANK}", "w") as file:
     file.write(str(attempt))
 """
 
-#: For a run that loses a node in the first attempt.
+#: The script of a run that loses a node in the first attempt.
 LOST_ONCE = """\
 import os, time
 

@@ -17,7 +17,7 @@ from paceline.testing.slow_package import write_slow_package
 
 
 class TargetUnderTest:
-    """A compute target and its properties. Subclass it, and override what differs.
+    """A compute target and its properties. Subclass it, and override the values that differ.
 
     folder: a folder for workspace and sources, on a file system that the nodes share with this machine or not: test both.
     shared_folder: a folder with the same path on all nodes, or None.

@@ -33,14 +33,14 @@ R = TypeVar("R")
 _MODULE = "torch.distributed"
 _MARK = "_paceline_mpi"
 
-#: timeout: of the group that this thread is making. torch hands it to every backend but MPI's.
+#: Has `timeout`, that of the group that this thread is creating. torch does not pass it to an MPI backend.
 _making = threading.local()
 
 
 def install() -> None:
-    """Make "mpi" a backend of torch.distributed.
+    """Register "mpi" as a backend of torch.distributed.
 
-    It may be called again; a torch with its own MPI keeps it.
+    It may be called again. A torch that was built with MPI keeps its own backend.
 
     Raises:
         CollectivesError: torch is missing, or was built without torch.distributed.
@@ -59,7 +59,7 @@ def install_when_loaded() -> None:
     """Call `install` once torch.distributed has been imported; load nothing before."""
     distributed = sys.modules.get(_MODULE)
     if distributed is not None:
-        # Without it, `torch.distributed` is an empty module.
+        # If torch was built without it, `torch.distributed` is an empty module.
         if distributed.is_available():
             _patch(distributed)
     else:
@@ -71,10 +71,10 @@ class ProcessGroupMPI:
 
     @staticmethod
     def create(ranks: Sequence[int]) -> MpiProcessGroup | None:
-        """Return the group of these ranks, or None on others. An empty list means all ranks."""
+        """Return the group of these ranks, or None on other ranks. An empty list means all ranks."""
         from paceline.collectives import mpi
 
-        # Asked here and not in `install`: a script that never makes a group over MPI may run with any torch.
+        # Check the release here and not in `install`: a script that never creates a group over MPI may use any torch.
         old = torch_private.too_old('init_process_group("mpi")')
         if old:
             raise CollectivesError(old)
@@ -84,7 +84,7 @@ class ProcessGroupMPI:
         from paceline.torch_mpi import group
 
         timeout = getattr(_making, "timeout", None)
-        # 30 minutes, torch's own default for backends other than NCCL.
+        # Without a timeout use 30 minutes, torch's own default for backends other than NCCL.
         return group.create(list(ranks), timeout.total_seconds() if timeout is not None else 1800.0)
 
 
@@ -93,7 +93,7 @@ def _patch(distributed: ModuleType) -> None:
         return
 
     def around(make: Callable[P, R]) -> Callable[P, R]:
-        # Callers give backend and timeout by place or by name; once bound, both are found under their names.
+        # Callers pass backend and timeout by position or by name; `bind` finds both under their names.
         parameters = inspect.signature(make)
 
         def make_group(*args: P.args, **kwargs: P.kwargs) -> R:

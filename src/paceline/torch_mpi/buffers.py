@@ -16,13 +16,13 @@ from torch.distributed import ReduceOp
 
 from paceline.collectives.errors import CollectivesError
 
-#: As torch passes it: a member of its enumeration, bare or in a wrapper.
+#: A reduce operation as torch passes it: a member of its enumeration, bare or in a wrapper.
 Operation = ReduceOp | ReduceOp.RedOpType
 MpiBuffer = tuple[MPI.buffer, MPI.Datatype]
-#: With the number of elements and the start of each rank's part.
+#: A buffer with the number of elements and the offset of each rank's part, and the datatype.
 MpiPieces = tuple[MPI.buffer, tuple[list[int], list[int]], MPI.Datatype]
 
-#: What MPI computes with; half precision is reduced in float32.
+#: The datatypes that MPI reduces; half precision is converted to float32 before.
 _DATATYPES = {
     torch.float32: MPI.FLOAT,
     torch.float64: MPI.DOUBLE,
@@ -63,7 +63,7 @@ _LOGICAL = {
 
 
 def check(tensor: torch.Tensor) -> None:
-    """Refuse a tensor whose memory MPI cannot reach."""
+    """Raise an error for a tensor whose memory MPI cannot reach."""
     if tensor.device.type != "cpu":
         raise CollectivesError(
             f"the tensor is on {tensor.device}, but the backend 'mpi' moves tensors in the CPU's memory. "
@@ -90,20 +90,20 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def room(tensor: torch.Tensor) -> torch.Tensor:
-    """Return memory for a result: the contiguous tensor itself, or new."""
+    """Return contiguous memory for a result: the tensor itself or a new tensor."""
     if is_plain(tensor):
         return tensor.detach()
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def put(result: torch.Tensor, into: torch.Tensor) -> None:
-    """Copy a result into the caller's tensor, unless it is there."""
+    """Copy a result into the caller's tensor, unless they share their memory."""
     if result.data_ptr() != into.data_ptr() or result.dtype != into.dtype or not is_plain(into):
         into.detach().copy_(result.reshape(into.shape))
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenate the values into a new flat tensor."""
+    """Concatenate the tensors' values into a new flat tensor."""
     return torch.cat([plain(tensor).reshape(-1) for tensor in tensors])
 
 
@@ -114,38 +114,38 @@ def distribute(flat: torch.Tensor, into: Sequence[torch.Tensor]) -> None:
 
 
 def raw(tensor: torch.Tensor) -> MPI.buffer:
-    """Return the memory of a contiguous tensor."""
-    # By its address: NumPy, the usual way from a tensor to a buffer, knows no bfloat16.
+    """Return a contiguous tensor's memory as an MPI buffer."""
+    # Use the address: NumPy, the usual way from a tensor to a buffer, does not support bfloat16.
     return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
 def elements(tensor: torch.Tensor) -> MpiBuffer:
-    """Return the buffer of a contiguous tensor to move."""
-    # No count: mpi4py would take it for that of one rank in some collectives, and for all of them in others.
+    """Return a buffer that moves a contiguous tensor without computing with it."""
+    # Give no count: in some collectives mpi4py takes it as one rank's, in others as the sum over all ranks.
     return raw(tensor), _carrier(tensor.element_size())
 
 
 def pieces(tensor: torch.Tensor, sizes: Sequence[int]) -> MpiPieces:
-    """Return a buffer of which `sizes[r]` elements belong to rank r."""
+    """Return a buffer in which `sizes[r]` elements belong to rank r."""
     starts = [sum(sizes[:rank]) for rank in range(len(sizes))]
     return raw(tensor), (list(sizes), starts), _carrier(tensor.element_size())
 
 
 def wide(tensor: torch.Tensor, operation: MPI.Op) -> torch.Tensor:
     """Return the tensor in a dtype that MPI can reduce."""
-    # It is the contiguous tensor itself, a float32 copy of half precision, or for sums an int32 copy of 8- or 16-bit integers.
+    # Returns the contiguous tensor itself, a float32 copy of half precision, or for sums an int32 copy of int8, int16.
     # MPI has no type for floats of 16 or 8 bits.
     if tensor.is_floating_point() and tensor.element_size() < 4:
         return plain(tensor).float()
-    # Open MPI's sums of short integers stop at the largest number where the processor has AVX (its component op/avx), others wrap
-    # around, as torch's do. An int32's last bits are right in both cases.
+    # With AVX, Open MPI's sums of short integers saturate at the largest number (component op/avx). Other builds wrap
+    # around, as torch does. The low bits of an int32 are right in both cases.
     if operation == MPI.SUM and tensor.element_size() < 4:
         return plain(tensor).to(torch.int32)
     return plain(tensor)
 
 
 def numbers(tensor: torch.Tensor) -> MpiBuffer:
-    """Return the buffer of a tensor from `wide`."""
+    """Return the buffer of a tensor that `wide` has returned."""
     return raw(tensor), datatype(tensor.dtype)
 
 
@@ -169,7 +169,7 @@ def reduction(op: Operation, dtype: torch.dtype) -> MPI.Op:
     return _reduction(kind_of(op), dtype)
 
 
-# A training step asks for the same few pairs of operation and type hundreds of times.
+# Cached because a training step asks for the same few pairs of operation and dtype hundreds of times.
 @functools.lru_cache(maxsize=256)
 def _reduction(kind: ReduceOp.RedOpType, dtype: torch.dtype) -> MPI.Op:
     why = None
@@ -195,8 +195,8 @@ def kind_of(op: Operation) -> ReduceOp.RedOpType:
 
 
 def average(tensor: torch.Tensor, op: Operation, size: int) -> None:
-    """Divide the sum by the number of ranks for AVG."""
-    # Integers are truncated towards 0.
+    """Divide the sum by the number of ranks if the operation is AVG."""
+    # Integer results are truncated towards 0.
     if kind_of(op) != ReduceOp.AVG or size == 1:
         return
     if tensor.is_floating_point() or tensor.is_complex():
@@ -206,7 +206,7 @@ def average(tensor: torch.Tensor, op: Operation, size: int) -> None:
 
 
 def _carrier(size_bytes: int) -> MPI.Datatype:
-    # By elements and not by bytes, so that the count stays small.
-    # MPI has no integer of 16 bytes; a complex double is as long, and nothing computes with it here.
+    # Count in elements, not in bytes, so that the count stays small.
+    # MPI has no 16-byte integer. A double-precision complex has that size too, and the data is only moved.
     carriers = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T, 16: MPI.C_DOUBLE_COMPLEX}
     return carriers[size_bytes]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 T = TypeVar("T")
 
-#: Long reductions go in pieces that stay in the processor's cache, and for which Open MPI needs no fresh memory: with
-#: 2 processes on 2 cores 16 MiB took 1.2 ms instead of 5.7 ms, 64 MiB 5.9 ms instead of 26 ms (256 KiB to 4 MiB: alike).
+#: Long reductions run in pieces that stay in the processor's cache, and for which Open MPI allocates no memory: with
+#: 2 processes on 2 cores 16 MiB took 1.2 ms instead of 5.7 ms, 64 MiB 5.9 ms instead of 26 ms (256 KiB to 4 MiB: same).
 PIECE_BYTES = 1 << 20
 
 
@@ -43,7 +43,7 @@ def all_reduce(tensors: Sequence[Tensor], op: Operation, size: int) -> Call:
     if any(tensor.layout == torch.sparse_coo for tensor in tensors):
         return _all_reduce_sparse(only(tensors, "all_reduce"), op, size)
     _check(tensors)
-    # Here and not in `run`: what MPI can't compute is refused before this rank has let the others wait for it.
+    # Check here and not in `run`, so that an unsupported reduction raises before the other ranks wait for this one.
     kinds = [buffers.reduction(op, tensor.dtype) for tensor in tensors]
 
     def run(comm: MPI.Comm) -> None:
@@ -67,7 +67,7 @@ def reduce(tensors: Sequence[Tensor], op: Operation, root: int, size: int) -> Ca
         if comm.rank != root:
             comm.Reduce(buffers.numbers(memory), None, op=kind, root=root)
             return
-        # MPI takes IN_PLACE from the root alone.
+        # MPI accepts IN_PLACE only from the root.
         comm.Reduce(MPI.IN_PLACE, buffers.numbers(memory), op=kind, root=root)
         buffers.average(memory, op, size)
         buffers.put(memory, tensor)
@@ -107,7 +107,7 @@ def all_gather(outputs: Sequence[Tensor], tensor: Tensor, size: int) -> Call:
 
 
 def all_gather_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) -> Call:
-    """Fill each output with its tensors of all ranks, concatenated."""
+    """Fill each output with all ranks' tensors at its position, concatenated."""
     for output, tensor in zip(outputs, tensors, strict=True):
         _check_alike([output, tensor], "all_gather_into_tensor")
         _expect(
@@ -148,7 +148,7 @@ def scatter(output: Tensor, tensors: Sequence[Tensor], root: int, size: int) -> 
     _check_alike([output, *tensors], "scatter")
 
     def run(comm: MPI.Comm) -> None:
-        # MPI fills all of it, so what the output held before need not be copied in.
+        # MPI overwrites the whole output, so its old values need not be copied in.
         memory = buffers.room(output)
         source = None
         if comm.rank == root:
@@ -177,7 +177,7 @@ def reduce_scatter(output: Tensor, tensors: Sequence[Tensor], op: Operation, siz
         buffers.average(memory, op, size)
         buffers.put(memory, output)
 
-    # No output in the text: its size differs from rank to rank, and the text has to be the same on all.
+    # Leave the output out of the text: its size differs between ranks, but the text must be the same on all ranks.
     return Call(text=_text(f"reduce_scatter in sizes {sizes}", [output][:0], op), run=run, outputs=[output])
 
 
@@ -203,7 +203,7 @@ def reduce_scatter_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], 
 
 
 def all_to_all(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) -> Call:
-    """Fill `outputs[r]` with rank r's tensor for this rank."""
+    """Fill `outputs[r]` with the tensor that rank r sends to this rank."""
     _check_alike([*outputs, *tensors], "all_to_all")
     counts = f"all_to_all got {len(tensors)} input and {len(outputs)} output tensors in a group of {size} ranks"
     _expect(len(tensors) == len(outputs) == size, counts)
@@ -214,14 +214,14 @@ def all_to_all(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) 
         _exchange(comm, source, sent, memory, got)
         buffers.distribute(memory, outputs)
 
-    # No sizes in the text: they may differ from rank to rank, and `_exchange` compares those that belong together.
+    # Leave sizes out of the text: they may differ between ranks. `_exchange` compares sent with expected sizes.
     return Call(text=f"all_to_all({tensors[0].dtype})", run=run, outputs=list(outputs))
 
 
 def all_to_all_single(
     output: Tensor, tensor: Tensor, output_splits: Sequence[int], splits: Sequence[int], size: int
 ) -> Call:
-    """Fill `output` with this rank's rows of the ranks' tensors."""
+    """Fill `output` with the rows that all ranks send to this rank."""
     _check_alike([output, tensor], "all_to_all_single")
     got, sent = _elements(output, output_splits, size), _elements(tensor, splits, size)
 
@@ -238,7 +238,7 @@ def barrier() -> Call:
 
 
 def _all_reduce_sparse(tensor: Tensor, op: Operation, size: int) -> Call:
-    """Sum sparse COO tensors."""
+    """All-reduce a sparse COO tensor by SUM or AVG."""
     kind = buffers.kind_of(op)
     if kind not in (torch.distributed.ReduceOp.SUM, torch.distributed.ReduceOp.AVG):
         raise CollectivesError(f"ReduceOp.{kind.name} of a sparse tensor: the backend 'mpi' has SUM and AVG for them.")
@@ -249,9 +249,9 @@ def _all_reduce_sparse(tensor: Tensor, op: Operation, size: int) -> Call:
         mine = tensor.detach().coalesce()
         indices, values = mine.indices().contiguous(), mine.values().contiguous()
         counts = comm.allgather(indices.shape[1])
-        # Entry by entry and not dimension by dimension, so that the ranks' entries can be put one after the other.
+        # Store the indices entry by entry, not dimension by dimension, so that the ranks' entries can be concatenated.
         entries = indices.t().contiguous()
-        # A rank without entries has no first one to read their length from, but must take part in both calls.
+        # A rank without entries can't derive their length from its first one, but must take part in both calls.
         width, length = entries.shape[1], values[:1].numel() if counts[comm.rank] else math.prod(values.shape[1:])
         all_entries = entries.new_empty(sum(counts), width)
         all_values = values.new_empty(sum(counts), *values.shape[1:])
@@ -260,7 +260,7 @@ def _all_reduce_sparse(tensor: Tensor, op: Operation, size: int) -> Call:
         total = torch.sparse_coo_tensor(all_entries.t(), all_values, tensor.shape, check_invariants=False).coalesce()
         if kind == torch.distributed.ReduceOp.AVG:
             total = total / size
-        # Not into a detached one: that has lists of entries of its own.
+        # Copy into the tensor itself: a detached sparse tensor has its own lists of entries.
         with torch.no_grad():
             tensor.copy_(total)
 
@@ -270,12 +270,12 @@ def _all_reduce_sparse(tensor: Tensor, op: Operation, size: int) -> Call:
 def _reduce_in_place(comm: MPI.Comm, memory: Tensor, kind: MPI.Op) -> None:
     flat = memory.view(-1)
     for piece in torch.split(flat, PIECE_BYTES // memory.element_size()) if memory.nbytes > PIECE_BYTES else (flat,):
-        # In place, so that the result needs no second buffer of the same size.
+        # Reduce in place, so that the result needs no second buffer of the same size.
         comm.Allreduce(MPI.IN_PLACE, buffers.numbers(piece), op=kind)
 
 
 def _exchange(comm: MPI.Comm, source: Tensor, sent: list[int], memory: Tensor, got: list[int]) -> None:
-    # A rank that expects another size than is sent would have its memory overwritten, or MPI ends the process.
+    # Compare the sizes first: MPI would overwrite other memory, or end the process, if a rank expects another size.
     coming = comm.alltoall(sent)
     wrong = [rank for rank in range(comm.size) if coming[rank] != got[rank]]
     if any(comm.allgather(bool(wrong))):
@@ -301,7 +301,7 @@ def _elements(tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
 
 
 def _source(source: Tensor, memory: Tensor, rank: int) -> buffers.MpiBuffer | InPlaceType:
-    # FSDP gathers into a buffer of which its own shard is a part already; MPI forbids overlapping arguments.
+    # FSDP gathers into a buffer that already contains its own shard, but MPI forbids overlapping arguments.
     if source.numel() and source.data_ptr() == memory.data_ptr() + rank * source.numel() * source.element_size():
         return MPI.IN_PLACE
     return buffers.elements(source)
@@ -330,7 +330,7 @@ def _text(what: str, tensors: Sequence[Tensor], op: Operation | None = None) -> 
     )
 
 
-# Made for every call, though it is read only where ranks differ: a step repeats the same few.
+# This text is made for every call, but only read where ranks differ. A step repeats the same few texts, so cache them.
 @functools.lru_cache(maxsize=1024)
 def _sentence(what: str, tensors: tuple[tuple[int, torch.dtype], ...], kind: ReduceOp.RedOpType | None) -> str:
     if kind is not None:

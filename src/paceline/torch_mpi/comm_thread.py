@@ -30,8 +30,8 @@ from paceline.torch_mpi.work import wait_until
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: How often a thread looks for the other ranks before it sleeps between two looks: a caller that can do nothing else
-#: looks longer than the thread beside a backward pass. Both are guesses.
+#: Number of polls for the other ranks before a thread sleeps between polls. A caller that can do nothing else polls
+#: longer than the communication thread beside a backward pass. Both numbers are guesses.
 _LOOKS_INLINE = 2000
 _LOOKS_ASIDE = 100
 
@@ -42,7 +42,7 @@ class Call:
 
     Attributes:
         text: A sentence that must be the same on every rank, for the error message.
-        run: Takes the communicator once all ranks have come; None for a barrier.
+        run: Called with the communicator once all ranks have made the same call; None for a barrier.
         outputs: The values of `Work.result` and the future.
     """
 
@@ -52,11 +52,11 @@ class Call:
 
 
 class Lane:
-    """The collectives of a group.
+    """The queue of a group's collectives, with the thread that runs them.
 
     Every rank of `comm` creates its own, in the same order. A collective waits up to `timeout_s` for the other ranks unless the
-    call sets another limit. `name` and `ranks` identify the group on the board; `ranks` are world ranks as `ranks_text` writes
-    them.
+    call sets another limit. `name` and `ranks` identify the group in status reports. `ranks` are world ranks as `ranks_text`
+    writes them.
     """
 
     def __init__(self, comm: MPI.Comm, timeout_s: float, name: str = "mpi", ranks: str = "") -> None:
@@ -67,12 +67,12 @@ class Lane:
         self.size: int = comm.size
         self._thread = mpi.CommThread(comm, "paceline-torch")
         self.comm = self._thread.comm
-        #: The lane's thread, once it has run a call.
+        #: Identifier of the communication thread, once it has run a call.
         self._worker: int | None = None
-        #: Held while a call runs, by the lane's thread or a caller's.
+        #: Held while a call runs, by the communication thread or by a caller's thread.
         self._turn = threading.Lock()
-        #: Guards `_waiting`: the number of calls queued for the thread or running there. While holding it, only try `_turn`,
-        #: never wait for it.
+        #: Guards `_waiting`: the number of calls queued for the communication thread or running there. While holding
+        #: this lock, only try to acquire `_turn`, never wait for it.
         self._count_lock = threading.Lock()
         self._waiting = 0
         self._broken: str | None = None
@@ -84,26 +84,26 @@ class Lane:
     def start(self, call: Call, timeout_s: float | None = None) -> Future[object]:
         """Queue the call and return the future of its outputs."""
         if threading.get_ident() == self._worker:
-            # A callback of a future has called it, as PowerSGD's hook does: waiting for this thread would never end.
+            # A future's callback has called `start`, as PowerSGD's hook does: this thread must not wait for itself.
             future: Future[object] = Future()
             try:
                 future.set_result(self.finish(call, timeout_s))
             except BaseException as error:
                 future.set_exception(error)
             return future
-        # Under the lock, so that the count can't go down before it has gone up; after `submit`, which refuses a closed lane.
+        # Under the lock `_waiting` can't go down before it goes up. Count after `submit`, which may refuse the call.
         with self._count_lock:
             future = self._thread.submit(lambda _: self._run_aside(call, timeout_s))
             self._waiting += 1
         return future
 
     def finish(self, call: Call, timeout_s: float | None = None) -> object:
-        """Run the call, now if no other is before it."""
+        """Run the call, in this thread if no other call is queued or running."""
         if threading.get_ident() == self._worker:
-            # A callback again. Its call has given the turn back, but a caller's thread may have it by now.
+            # A future's callback calls this. Its call has released `_turn`, but a caller's thread may hold it by now.
             with self._turn:
                 return self._run(call, timeout_s, _LOOKS_ASIDE)
-        # Here and now only if nothing is queued: a call that overtook a queued one would meet another one on other ranks.
+        # Run it here only if no call is queued: overtaking a queued call would change the order that other ranks see.
         with self._count_lock:
             free = self._waiting == 0 and self._turn.acquire(blocking=False)
         if not free:
@@ -114,7 +114,7 @@ class Lane:
             self._turn.release()
 
     def check(self) -> None:
-        """Raise the error that stopped the thread, if any."""
+        """Raise the error that made the lane unusable, if any."""
         if self._broken:
             raise CollectivesError(self._broken)
 
@@ -134,7 +134,7 @@ class Lane:
             with self._turn:
                 return self._run(call, timeout_s, _LOOKS_ASIDE)
         finally:
-            # Before the future is done: a caller that has waited for it finds the lane free.
+            # Count down before the future is done, so that a caller that has waited for it finds the lane free.
             with self._count_lock:
                 self._waiting -= 1
 
@@ -168,7 +168,7 @@ class Lane:
     def _meet(self, text: str, timeout_s: float, looks: int) -> None:
         from mpi4py import MPI
 
-        # The same on every rank exactly if the largest code is also the smallest.
+        # All ranks have the same code exactly if the largest code equals the smallest.
         code = zlib.crc32(text.encode())
         extremes = array("q", (code, -code))
         request = self.comm.Iallreduce(MPI.IN_PLACE, [extremes, 2, MPI.INT64_T], op=MPI.MAX)
@@ -181,7 +181,7 @@ class Lane:
                 looks=looks,
             )
         except BaseException:
-            # The request stays open, so the ranks no longer agree on the next call.
+            # The reduction stays open in MPI, so the ranks no longer agree on which call comes next.
             self.break_off(f"this process group can't be used any more: a rank stopped waiting in {text}.")
             _ABANDONED.append((request, extremes))
             raise
@@ -194,12 +194,12 @@ class Lane:
             )
 
 
-#: Requests that were given up, kept to the end of the process: MPI may still write to their memory.
+#: Abandoned requests, kept until the process ends, because MPI may still write to their memory.
 _ABANDONED: list[tuple[MPI.Request, array[int]]] = []
 
 
 @functools.lru_cache(maxsize=1024)
 def _board_text(name: str, ranks: str, text: str) -> str:
-    """Return the board's text of a call."""
+    """Return the text that describes a call in status reports."""
     kind, _, shape = text.partition("(")
     return entry_text(name, kind, "", shape.removesuffix(")"), 0, ranks)

@@ -37,22 +37,22 @@ Tensors: TypeAlias = "list[Tensor]"
 
 
 class _Options(Protocol):
-    """The common part of torch's options of collectives."""
+    """The attributes that all of torch's options of collectives have."""
 
     asyncOp: bool  # noqa: N815 - torch's name
     timeout: timedelta
 
 
 def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
-    """Create the group of these world ranks, or return None."""
-    # An empty list means all ranks; it is None on the others. Every rank of the group has to call it.
+    """Create the group of these world ranks, or return None on other ranks."""
+    # An empty list means all ranks. Every rank of the group has to call this function.
     world = mpi.world()
-    # Before the return: a rank outside of the group may fail as well.
+    # Install the hooks before the early return, because a rank outside the group may fail as well.
     _leave_well()
     if ranks and world.rank not in ranks:
         return None
     if not ranks or ranks == list(range(world.size)):
-        # The lane duplicates it, so the world itself can be handed over.
+        # The lane duplicates the communicator, so the world itself can be passed.
         return MpiProcessGroup(world, timeout_s, list(range(world.size)))
     if max(ranks) >= world.size:
         raise CollectivesError(f"a process group of ranks {ranks}, but MPI's world has {world.size} processes.")
@@ -64,9 +64,9 @@ def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
     return group
 
 
-#: Ranks -> the number of the next group of these.
+#: Text of the ranks -> counter of groups with these ranks.
 _numbers: dict[str, itertools.count[int]] = {}
-#: Its stubs know neither the overrides of a subclass nor both of its constructors.
+#: torch's stubs know neither the overrides of a subclass nor both of the constructors.
 _ProcessGroup: Any = ProcessGroup
 
 
@@ -79,7 +79,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, comm: MPI.Intracomm, timeout_s: float, ranks: list[int] | None = None) -> None:
         super().__init__(comm.rank, comm.size)
-        # A number distinguishes groups of the same ranks: all ranks create them in one order.
+        # A number distinguishes groups of the same ranks, as all ranks create their groups in the same order.
         text = "" if ranks is None else ranks_text(ranks)
         self._lane = Lane(comm, timeout_s, f"mpi {text}#{next(_numbers.setdefault(text, itertools.count()))}", text)
         self._messages = Messages(self._lane)
@@ -105,7 +105,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
             raise RuntimeError(f"no backend for tensors on {device}: the backend 'mpi' is for tensors on the CPU.")
         return self
 
-    # torch keeps names in its own backends, which are missing here. The last two are the C++ names for the same.
+    # torch keeps these names in its own backends, which this group lacks. getGroupName and getGroupDesc are for C++.
 
     def _set_group_name(self, name: str) -> None:
         self._group_name = name
@@ -230,7 +230,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def barrier(self, opts: _Options | None = None) -> MpiWork:
         return self._start(calls.barrier(), opts)
 
-    # The same, under the names of torch before 2.13.
+    # The names of the same methods before torch 2.13.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -252,7 +252,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
             return
         self._is_shut_down = True
         _GROUPS.discard(self)
-        # The messages go first: the lane frees the communicator that they go over.
+        # Close the messages first: the lane frees the communicator that they use.
         self._messages.close()
         self._lane.close()
 
@@ -265,19 +265,19 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._lane.is_busy or self._messages.is_busy
 
     def _member(self, rank: int, what: str) -> int:
-        """Check a rank and return it."""
-        # After an error by MPI itself the group would be unusable.
+        """Check that a rank is in the group, and return it."""
+        # An error raised by MPI itself would make the group unusable.
         if not 0 <= rank < self.size():
             raise CollectivesError(f"{what}: rank {rank} is not in the group, whose ranks are 0 to {self.size() - 1}.")
         return rank
 
     def _start(self, call: Call, opts: _Options | None) -> MpiWork:
         if self._is_shut_down:
-            # A lane that was broken off says why, which is more than that the group is gone.
+            # If the lane was broken off, raise its reason, which says more than "destroyed".
             self._lane.check()
             raise CollectivesError(f"{call.text}: the process group was destroyed.")
         timeout_s = _timeout_s(opts)
-        # Only a blocking caller passes asyncOp=False. Without options the call may be meant to overlap.
+        # Only a blocking caller passes asyncOp=False. A call without options may be meant to overlap computation.
         if opts is not None and not opts.asyncOp:
             return DoneWork(self._lane.finish(call, timeout_s), call.text)
         return MpiWork(self._lane.start(call, timeout_s), call.text)
@@ -309,7 +309,7 @@ def _leave_well() -> None:
 
 
 def _abandon_if_busy() -> None:
-    # A call that other ranks have not come to: to finalise MPI would wait for them in it.
+    # A call still waits for other ranks, and MPI's finalization would wait for them as well.
     if any(group.is_busy for group in list(_GROUPS)):
         mpi.abandon()
 
@@ -317,8 +317,8 @@ def _abandon_if_busy() -> None:
 def _forsake() -> None:
     """Disable the groups in a forked child."""
     for group in list(_GROUPS):
-        # Set first, so that every later call comes to the lane's reason, and to no lock that the parent's threads held at the
-        # fork.
+        # Set this first, so that later calls raise the lane's reason and take no lock that the parent's threads held at
+        # the fork.
         group._is_shut_down = True
         group._lane.break_off(
             f"process {os.getpid()} was forked from a rank, which alone can use its process groups. Let a DataLoader's "
@@ -339,7 +339,7 @@ def _together(each: list[Call], outputs: object) -> Call:
 
 
 def _timeout_s(opts: _Options | None) -> float | None:
-    # torch's options hold -1 ms where no time limit was given.
+    # torch's options hold -1 ms if no time limit was given.
     seconds = -1.0 if opts is None else opts.timeout.total_seconds()
     return seconds if seconds > 0 else None
 
@@ -347,7 +347,7 @@ def _timeout_s(opts: _Options | None) -> float | None:
 def _reducing(
     opts: AllreduceOptions | ReduceOp | None, op: ReduceOp | None, timeout: timedelta | None
 ) -> AllreduceOptions:
-    """Return options from options or from an operation."""
+    """Return reduce options, made from an operation where needed."""
     if isinstance(opts, AllreduceOptions):
         return opts
     made = AllreduceOptions()

@@ -22,7 +22,7 @@ _LOOKS = 2000
 
 
 class Messages:
-    """The messages of one group."""
+    """The point-to-point messages of one group."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
@@ -49,13 +49,13 @@ class Messages:
         return bool(self._open)
 
     def close(self) -> None:
-        """Cancel unanswered receives, and deliver the messages sent."""
+        """Cancel unmatched receives, and deliver the sent messages."""
         with self._lock:
             left = list(self._open)
         for work in left:
             work.give_up()
         if (thread := self._thread) is not None:
-            # The thread ends when no message is open any more, and only then may the communicator be freed.
+            # The thread ends when no message is in flight, and only then may the communicator be freed.
             thread.join()
 
     def _one(self, tensors: list[torch.Tensor], tag: int) -> torch.Tensor:
@@ -68,7 +68,7 @@ class Messages:
         return tensors[0]
 
     def _follow(self, work: MessageWork) -> MessageWork:
-        # A short message is often out at once, and needs no thread to look after it.
+        # A short message is often complete at once, and then needs no thread to poll it.
         if work.is_completed():
             return work
         with self._lock:
@@ -84,12 +84,12 @@ class Messages:
         while True:
             with self._lock:
                 works = list(self._open)
-            # Without the lock: to settle a message calls the script's callbacks, which may send another one.
+            # Don't hold the lock: a completed message calls the script's callbacks, which may send another message.
             finished = [work for work in works if work.is_completed()]
             with self._lock:
-                # Filtered and not replaced: a callback may have added a message in the meantime.
+                # Filter the list instead of replacing it, because a callback may have added a message in the meantime.
                 self._open = [work for work in self._open if work not in finished]
-                # Under the same lock as `_follow`: a message that comes now finds no thread and starts one.
+                # Decide under the lock of `_follow`: a message that is added after this finds no thread and starts one.
                 if not self._open:
                     self._thread = None
                     return
@@ -98,7 +98,7 @@ class Messages:
 
 
 class MessageWork(MpiWork):
-    """A message in flight, with its memory."""
+    """A message in flight, with the memory that MPI uses for it."""
 
     def __init__(
         self, lane: Lane, request: MPI.Request, memory: torch.Tensor, into: torch.Tensor | None, text: str
@@ -123,7 +123,7 @@ class MessageWork(MpiWork):
     _source_rank = source_rank
 
     def give_up(self) -> None:
-        """Cancel a receive. A sent message has to arrive."""
+        """Cancel a receive. A sent message is delivered anyway."""
         with self._looking:
             if self._into is not None and not self._future.done():
                 self._request.Cancel()
@@ -140,7 +140,7 @@ class MessageWork(MpiWork):
         super()._wait(0)
 
     def _look(self) -> bool:
-        """Test the request, and settle the future if it is over."""
+        """Test the request, and settle the future if the request has ended."""
         with self._looking:
             if self._future.done():
                 return True
@@ -160,7 +160,7 @@ class MessageWork(MpiWork):
             self._future.set_result([self._memory])
             return
         wanted, got = self._memory.numel() * self._memory.element_size(), status.Get_count(MPI.BYTE)
-        # The count of a cancelled receive means nothing, so check this before comparing sizes.
+        # The size of a cancelled receive has no meaning, so check for cancellation before comparing sizes.
         if status.Is_cancelled():
             self._future.set_exception(
                 CollectivesError(f"{self._text}: the process group was destroyed before it came.")
@@ -171,14 +171,14 @@ class MessageWork(MpiWork):
             )
         else:
             self._source = status.Get_source()
-            # Write the values before settling the future: a waiting thread reads the tensor at once.
+            # Write the values before settling the future, because a waiting thread reads the tensor at once.
             buffers.put(self._memory, self._into)
             self._future.set_result([self._into])
 
 
 def _bytes(tensor: torch.Tensor) -> buffers.MpiBuffer:
-    # As bytes, so that the two sides' types need not match; a count of 2 GiB or more doesn't fit into MPI's 32 bits, so a
-    # longer message goes by elements.
+    # Send bytes, so that the two sides' dtypes need not match. MPI's counts have 32 bits, so messages of 2 GiB or more
+    # are counted in elements.
     if tensor.numel() * tensor.element_size() < (1 << 31):
         return buffers.raw(tensor), MPI.BYTE
     return buffers.elements(tensor)

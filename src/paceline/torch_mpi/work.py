@@ -17,7 +17,7 @@ from paceline.system import step_clock
 
 _Work: Any = Work
 
-#: Guesses, as are the numbers of looks.
+#: Bounds in seconds of the sleep between two polls. Guesses, as are the numbers of polls without a sleep.
 SHORTEST_SLEEP_S = 20e-6
 LONGEST_SLEEP_S = 1e-3
 
@@ -41,7 +41,7 @@ class MpiWork(_Work):  # type: ignore[misc]
         return self._future.exception() if self._future.done() else None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait and return True; a timeout of 0 means no limit."""
+        """Wait for the operation and return True; a timeout of 0 means no limit."""
         timeout_s = timeout.total_seconds()
         step_clock.timed(self._wait, step_clock.WAIT)(timeout_s if timeout_s > 0 else None)
         return True
@@ -50,7 +50,7 @@ class MpiWork(_Work):  # type: ignore[misc]
         self.wait()
 
     def block_current_stream(self) -> None:
-        # A CPU has no streams: the next operation must find the result.
+        # A CPU has no streams, so wait until the result exists for the next operation.
         self.wait()
 
     def result(self) -> object:
@@ -62,10 +62,10 @@ class MpiWork(_Work):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[object]:
-        """Return torch's future of the outputs, the same at each call."""
+        """Return torch's future of the outputs, the same object at each call."""
         if self._torch_future is None:
             settled: torch.futures.Future[concurrent.futures.Future[object]] = torch.futures.Future()
-            # Through `then`, because only an error raised by a callback reaches C++ as an error: DDP's reducer waits there.
+            # Use `then`, because only errors raised by a callback reach C++ as errors, and DDP's reducer waits in C++.
             self._torch_future = settled.then(_value)
             self._future.add_done_callback(settled.set_result)
         return self._torch_future
@@ -74,7 +74,7 @@ class MpiWork(_Work):  # type: ignore[misc]
         try:
             self._future.result(timeout_s)
         except concurrent.futures.TimeoutError as error:
-            # If it is done, the TimeoutError is what the operation itself has raised.
+            # If the operation is done, it has raised this TimeoutError itself.
             if self._future.done():
                 raise
             raise CollectivesError(
@@ -89,7 +89,7 @@ class DoneWork(MpiWork):
     """
 
     def __init__(self, outputs: object, text: str) -> None:
-        # Not `MpiWork.__init__`, which takes a future.
+        # Skip `MpiWork.__init__`, which needs a future.
         Work.__init__(self)
         self._outputs = outputs
         self._text = text
@@ -122,7 +122,7 @@ def _value(settled: torch.futures.Future[concurrent.futures.Future[object]]) -> 
 
 
 def wait_until(look: Callable[[], bool], limit_s: float, late: str, *, looks: int) -> None:
-    """Poll `look` until it returns True.
+    """Poll `look` until it returns True, or raise CollectivesError at the limit.
 
     The first `looks` polls come without a sleep. MPI has no callback for the end of an operation. The sleeps between polls grow
     slowly.
@@ -130,7 +130,7 @@ def wait_until(look: Callable[[], bool], limit_s: float, late: str, *, looks: in
     for _ in range(looks):
         if look():
             return
-        # Where ranks share cores, the awaited rank needs this one.
+        # If ranks share cores, the awaited rank needs this core.
         os.sched_yield()
     end = time.monotonic() + limit_s
     sleep_s = SHORTEST_SLEEP_S

@@ -24,7 +24,7 @@ _LOOK_S = 2.0
 
 
 class TensorBoard:
-    """TensorBoard's program over runs, including live ones.
+    """A TensorBoard process that shows runs, including live runs.
 
     Args:
         folders: Displayed name -> run.
@@ -35,7 +35,7 @@ class TensorBoard:
     """
 
     def __init__(self, folders: Mapping[str, RunFolder], port: int = 6006) -> None:
-        # Beside this Python first: its environment need not be active.
+        # Look next to this Python's executable first: its virtual environment need not be active.
         program = shutil.which("tensorboard", path=os.path.dirname(sys.executable)) or shutil.which("tensorboard")
         if program is None:
             raise UserError("TensorBoard is not installed: pip install 'paceline[tensorboard]'.")
@@ -54,7 +54,7 @@ class TensorBoard:
         try:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             self.look()
-            # Safe to fork: there is no thread yet that could hold a lock.
+            # Forking is safe here: this process has not yet started a thread that could hold a lock.
             process = subprocess.Popen(
                 self.command(),
                 stdin=subprocess.DEVNULL,
@@ -69,7 +69,7 @@ class TensorBoard:
             self.close()
 
     def look(self) -> None:
-        """Pass on new values."""
+        """Write new values of all runs for TensorBoard."""
         for feed in self._feeds:
             feed.look()
 
@@ -86,7 +86,7 @@ class TensorBoard:
 
 
 class FollowedRun:
-    """A run as a folder for TensorBoard.
+    """A run whose values are shown to TensorBoard as a folder.
 
     The folder `top` has links to the run's folders of event files, and files for all other metrics.
     """
@@ -109,7 +109,7 @@ class FollowedRun:
             tags |= _tags(place)
         write = None
         for name, metric in series.read(self._run.metrics).items():
-            # In the metrics, a tag may be prefixed by its folder.
+            # A metric's name may be the tag with a prefix from its folder.
             if name in tags or any(name.endswith(f"/{tag}") for tag in tags):
                 continue
             numbers = [place for place in enumerate(metric) if isinstance(place[1][1], (int, float))]

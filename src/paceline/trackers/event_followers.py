@@ -35,7 +35,7 @@ class _Writer(Protocol):
 
 
 def hear_tensorflow(module: ModuleType) -> None:
-    """Follow the files of every new writer."""
+    """Log the scalars of every new TensorFlow file writer."""
     make: Callable[..., _Writer] = getattr(module, _NAME)
     own = sink()
     if own is None:
@@ -44,7 +44,7 @@ def hear_tensorflow(module: ModuleType) -> None:
 
     def create_file_writer_v2(logdir: object, *args: object, **options: object) -> _Writer:
         writer = make(logdir, *args, **options)
-        # In TensorFlow 1's graphs it is a tensor without a value yet.
+        # In TensorFlow 1's graphs, `logdir` is a tensor without a value yet.
         if isinstance(logdir, (str, os.PathLike)):
             follower.add(os.fspath(logdir), writer)
         return writer
@@ -66,7 +66,7 @@ class Follower:
         self._thread: threading.Thread | None = None
 
     def add(self, folder: str, writer: _Writer) -> None:
-        """Follow a folder. `writer` is flushed before each read."""
+        """Follow a folder's event files. `writer` is flushed before each read."""
         path = os.path.abspath(folder)
         self._sink.prefix(path)
         with self._lock:
@@ -79,7 +79,7 @@ class Follower:
                 atexit.register(self.close)
 
     def close(self) -> None:
-        """Read the rest and end the thread."""
+        """End the thread and log the values that it has not read yet."""
         self._is_over.set()
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -87,12 +87,12 @@ class Follower:
             self.look()
 
     def look(self) -> None:
-        """Log new values."""
+        """Log the new values of the followed event files."""
         with self._lock:
             writers = [writer for each in self._writers if (writer := each()) is not None]
             folders = list(self._folders)
         for writer in writers:
-            # A closed writer may refuse to flush, and has written everything.
+            # A closed writer may refuse to flush; it has already written all its values.
             try:
                 writer.flush()
             except Exception:
@@ -119,7 +119,7 @@ class Follower:
 
 
 def _names(folder: str) -> list[str]:
-    """Return this process's event files: their names hold its pid."""
+    """Return the names of this process's event files, which contain its pid."""
     mine = f".{os.getpid()}."
     return [name for name in names_in(Path(folder)) if is_event_file(name) and mine in name]
 
@@ -133,8 +133,8 @@ def take_up(folder: RunFolder, attempt: int, *, since: float, variables: Mapping
     Args:
         folder: The run.
         attempt: The attempt that has ended.
-        since: Seconds since 1970.
-        variables: The job's, with the choice of trackers.
+        since: Skip files that were last changed earlier, in seconds since 1970.
+        variables: The job's environment variables, which may choose the trackers.
     """
     if TENSORBOARD not in wanted(variables):
         return
@@ -150,6 +150,6 @@ def take_up(folder: RunFolder, attempt: int, *, since: float, variables: Mapping
             if is_event_file(path.name) and path.is_file() and path.stat().st_mtime >= since:
                 for tag, step, value, time_s in EventFile(path).new():
                     name = to.prefix(str(place)) + tag
-                    # A script's own calls may have no step.
+                    # The script may have logged this metric itself, without a step.
                     if not there.intersection([(name, True, step), (name, True, None), (name, round(time_s, 6), step)]):
                         to.log(TENSORBOARD, name, value, step, time_s)

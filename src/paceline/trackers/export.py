@@ -16,9 +16,9 @@ from paceline.runs.metrics import json_safe
 from paceline.runs.series import MetricSeries
 
 COLUMNS = ("run_id", "metric", "step", "value", "time", "rank", "attempt")
-#: MLflow's limit of a batch.
+#: MLflow's limit on the number of metrics in a request.
 _BATCH = 1000
-#: MLflow's limits of a run's parameters, and of their and its tags' lengths.
+#: MLflow's limits: parameters in a request, length of a parameter's value, length of a tag's value.
 _PARAMETERS, _PARAMETER_LENGTH, _TAG_LENGTH = 100, 6000, 8000
 _ANSWER_S = 10.0
 
@@ -27,7 +27,7 @@ _Place = tuple[int | None, int | float | str, float, int, int]
 
 
 def rows(folders: Sequence[RunFolder]) -> Iterator[tuple[int | float | str | None, ...]]:
-    """Yield a row of `COLUMNS` for each single value."""
+    """Yield a row of `COLUMNS` for each number or text of a metric."""
     for folder in folders:
         for name, metric in series.read(folder.metrics).items():
             for place in _places(metric):
@@ -52,7 +52,7 @@ def to_csv(folders: Sequence[RunFolder], out: IO[str]) -> None:
 def to_parquet(folders: Sequence[RunFolder], path: Path) -> int:
     """Write the rows and return their number.
 
-    Texts are in the column `text`, numbers in `value`.
+    Texts are in the column `text`, numbers in the column `value`.
 
     Raises:
         UserError: pandas or pyarrow is not installed.
@@ -172,7 +172,7 @@ def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, fil
 
 
 def _check_answers(uri: str) -> None:
-    """Refuse dead servers: MLflow would retry for four minutes."""
+    """Raise UserError if no server answers: MLflow would retry for four minutes."""
     if not uri.startswith(("http://", "https://")):
         return
     import socket
@@ -184,7 +184,7 @@ def _check_answers(uri: str) -> None:
     except urllib.error.HTTPError:
         return  # a server answers; its client finds out whether it is MLflow's and takes the run
     except urllib.error.URLError as error:
-        # The client has certificate settings of its own.
+        # Ignore certificate errors here: MLflow's client has separate certificate settings.
         if isinstance(error.reason, (ConnectionRefusedError, TimeoutError, socket.gaierror)):
             raise UserError(
                 f"--to mlflow: no server answers at {uri}: {error.reason.strerror or error.reason}. Start it, or correct -o."

@@ -64,7 +64,7 @@ def install(environ: MutableMapping[str, str] = os.environ) -> None:
             when_loaded(module, lambda loaded, own=own: _listen(loaded, own))  # type: ignore[misc]
     if MLFLOW in trackers:
         _offer_store(environ)
-    # Not if the user has chosen trackers. Of several ranks, one prints it.
+    # Warn of unsupported trackers unless the user has chosen trackers. Only rank 0 prints the warning.
     if VARIABLE not in environ and environ.get("PACELINE_RANK", "0") == "0":
         for module in UNHEARD:
             when_loaded(module, _say_unheard)

@@ -44,7 +44,7 @@ class _Event(Protocol):
 
 
 def hear_event_writer(module: ModuleType) -> None:
-    """Log the scalars of the module's writer of event files."""
+    """Log the scalars that the module's event file writer receives."""
     hear(module.EventFileWriter, "add_event", log_event)
 
 
@@ -102,17 +102,17 @@ def hear_wandb(module: ModuleType) -> None:
     kind = module.Run
     log = kind.log
     tracker = module.__name__.partition(".")[0]
-    # Name of the first parameter, and of the run's step counter.
+    # Names of the first parameter of `log` and of the run's step counter.
     first, count = ("metrics", "_next_step") if tracker == "trackio" else ("data", "step")
 
     def log_and_keep(run: object, *args: Any, **options: Any) -> object:
         data, step = (*args, None, None)[:2]
         data, step = options.get(first, data), options.get("step", step)
-        # Before the call, which increments it.
+        # Read the step counter before `log`, which increments it.
         at = getattr(run, count, None) if step is None else step
         result = log(run, *args, **options)
         if isinstance(data, Mapping):
-            # W&B runs of one process have different names, which are no paths.
+            # A process may have several W&B runs: use their names, which are no paths, as folders.
             name_of_run = getattr(run, "name", None) or getattr(run, "id", None)
             prefix = own.prefix(f"/{str(name_of_run).replace('/', '_')}", tracker) if name_of_run else ""
             for name, value in flat(data):
@@ -123,7 +123,7 @@ def hear_wandb(module: ModuleType) -> None:
 
 
 def flat(data: Mapping[object, object], above: str = "") -> Iterator[tuple[str, object]]:
-    """Yield (name, value), nested names with dots."""
+    """Yield (name, value) of nested mappings; dots join the keys of a name."""
     for key, value in data.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{above}{key}.")

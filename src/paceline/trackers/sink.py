@@ -33,7 +33,7 @@ _OF_ATTEMPT = re.compile(rf"{_TIME.pattern}|version_\d+")
 
 
 class Sink:
-    """The trackers' way into the metrics of this process's run. Thread-safe."""
+    """A thread-safe logger from trackers to the metrics of this process's run."""
 
     def __init__(self, context: WorkerContext) -> None:
         self.folder = RunFolder(context.run_dir)
@@ -59,7 +59,7 @@ class Sink:
         except (MetricError, TypeError, ValueError):
             return  # an image, a histogram, a list
         except OSError as error:
-            # The tracker still has the value, and a failed copy must not end the script.
+            # The tracker still has the value, and a failure to copy it must not end the script.
             if not self._is_full:
                 self._is_full = True
                 print(f"paceline: values of {tracker} are not kept as metrics: {error}", file=sys.stderr)
@@ -108,7 +108,7 @@ def prefix_among(path: str, known: Mapping[str, str], before: Mapping[str, str])
     """Return the prefix of a folder.
 
     `known`: Folder -> prefix of this attempt, in order.
-    `before`: The same of earlier attempts.
+    `before`: Folder -> prefix of earlier attempts, in order.
     """
     above = [other for other in known if path.startswith(f"{other}{os.sep}")]
     if above:
@@ -122,7 +122,7 @@ def prefix_among(path: str, known: Mapping[str, str], before: Mapping[str, str])
 
 
 def _training(folder: str) -> tuple[str, str]:
-    """Return a training's folder and part, such as "train/"."""
+    """Split off a last folder such as "train/"; it is "" if the folder has no such part."""
     above, name = os.path.split(folder)
     return (above, f"{name}/") if name in _PARTS else (folder, "")
 
@@ -141,7 +141,7 @@ def _of_training(root: str, known: Mapping[str, str], before: Mapping[str, str])
         return known[root]
     if root in before and before[root] not in known.values():
         return before[root]
-    # A new attempt uses other folders for the same trainings: "version_1", or another time.
+    # A new attempt uses other folders for the same trainings, such as "version_1" or a folder with another time.
     for other, prefix in before.items():
         if _lasting(other, _OF_ATTEMPT) == _lasting(root, _OF_ATTEMPT) and prefix not in known.values():
             return prefix
@@ -150,7 +150,7 @@ def _of_training(root: str, known: Mapping[str, str], before: Mapping[str, str])
 
 
 def _difference(root: str, others: Mapping[str, str]) -> str:
-    """Return the differing part of a path, made unique."""
+    """Return a unique prefix from the part of a path that differs from the others."""
     first = next(other for other in (*(one for one in others if not others[one]), *others))
     rest = _behind_common(root.split(os.sep), first.split(os.sep))
     lasting = _behind_common(*(_lasting(one, _TIME).split(os.sep) for one in (root, first)))
@@ -163,13 +163,13 @@ def _difference(root: str, others: Mapping[str, str]) -> str:
 
 
 def _behind_common(words: list[str], others: list[str]) -> list[str]:
-    """Return the words after the common beginning of both."""
+    """Return the words that follow the common beginning of both lists."""
     common = takewhile(lambda pair: pair[0] == pair[1], zip(words, others, strict=False))
     return words[sum(1 for _ in common) :]
 
 
 def _lasting(path: str, passing: re.Pattern[str]) -> str:
-    """Return the path without names that are only times or counters."""
+    """Return the path without folder names that match `passing`."""
     return os.sep.join(name for name in path.split(os.sep) if not passing.fullmatch(name))
 
 
@@ -199,7 +199,7 @@ def sink() -> Sink | None:
     if not _is_looked_for:
         with _making:
             if not _is_looked_for:
-                # A process whose environment was changed: the script's own calls say what is wrong.
+                # The script has changed the environment: its own calls of Paceline report the error.
                 with contextlib.suppress(RunContextError):
                     context = WorkerContext.from_environment()
                     _sink = Sink(context) if context is not None else None

@@ -22,7 +22,7 @@ _NOT_ABOUT_IT = ("total_flos",)
 
 
 def listen(module: ModuleType) -> None:
-    """Add the callback to the defaults of each Trainer."""
+    """Add PacelineCallback to the default callbacks of every Trainer."""
     if sink() is not None:
         module.DEFAULT_CALLBACKS.append(PacelineCallback)
 
@@ -38,7 +38,7 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     Steps are the global step. Only the first process logs, as in Transformers' own callbacks. Outside a run it does nothing.
     """
 
-    #: The last logs of all instances: a Trainer may have two of these callbacks.
+    #: The logs that any instance logged last: with two of these callbacks, a Trainer passes the same logs twice.
     _last: Mapping[str, object] | None = None
 
     def on_log(
@@ -52,7 +52,7 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         # Several Trainers, such as one for each fold, have different output folders.
         folder = getattr(args, "output_dir", None)
         prefix = own.prefix(str(folder), TRACKER) if folder else ""
-        # The names that its callbacks for TensorBoard and W&B use for the same values.
+        # Reserve the names under which the Trainer's TensorBoard and W&B callbacks log the same values.
         own.claim(TRACKER, (prefix + rewritten(name) for name in names))
         for name in names:
             own.log(TRACKER, prefix + name, logs[name], state.global_step)

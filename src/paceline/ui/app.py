@@ -1,4 +1,4 @@
-"""The ASGI application: paths and their views.
+"""The ASGI application of the live page: paths and their views.
 
 Each request reads the current workspace.
 
@@ -38,13 +38,13 @@ from paceline.ui.pieces import PieceStreams
 from paceline.ui.views import common, compare, listing, places, run, sweep
 from paceline.ui.views.listing import RunRows
 
-#: Limit on a submitted form: a tag, or a key.
+#: Most bytes of a submitted form, which holds a tag or a key.
 _MOST_BODY = 1 << 16
 
 
 @dataclass(frozen=True)
 class Heading:
-    """Facts about the server that every page shows."""
+    """The facts about the server that every page shows in its heading."""
 
     workspace: str
     workspace_name: str
@@ -52,7 +52,7 @@ class Heading:
 
 
 class _Static(StaticFiles):
-    """The page's static files, below a folder whose name changes with their content."""
+    """The page's static files, whose folder's name changes with their content."""
 
     def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
         shared = render.SHARED.get(path)
@@ -109,7 +109,7 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         max_body_size=_MOST_BODY,
     )
     curves = CurveStore()
-    # Set at shutdown: streams do not end by themselves.
+    # Event that is set at shutdown, because streams of events do not end by themselves.
     app.state.closing = asyncio.Event()
     app.state.config, app.state.token, app.state.curves = config, token, curves
     app.state.workspace_dir = workspace_dir

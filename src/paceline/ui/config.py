@@ -10,9 +10,9 @@ from pathlib import Path
 from paceline.errors import UserError
 from paceline.system.listening import is_loopback
 
-#: P-A-C-E on a telephone's keys. If it is taken, the next ports are tried.
+#: Default port: P-A-C-E on a telephone's keys. If it is taken, the server tries the next ports.
 PORT = 7223
-#: Ports to try if the user named none.
+#: Number of ports to try if the user has named no port.
 _TRIED = 40
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 
@@ -26,7 +26,7 @@ class UiConfig:
     instead, until standard input ends; the remote side of `paceline ui --ssh`.
 
     Raises:
-        UserError: An address beyond this machine without TLS or proxy, half a certificate, or an invalid address.
+        UserError: Other machines reach the address without TLS or proxy, half a certificate, or an invalid address.
     """
 
     workspace: str
@@ -64,16 +64,16 @@ class UiConfig:
 
     @property
     def host_names(self) -> frozenset[str]:
-        """Return the names by which a request may call this server, in lower case without port."""
+        """Return the host names that requests to this server may have, in lower case and without port."""
         own = {"127.0.0.1", "localhost", "[::1]", *self.proxies}
-        # Listens at every address of the machine; TLS verifies the name.
+        # A server that listens at all addresses has no name of its own: TLS verifies the name instead.
         if self.host not in ("", "0.0.0.0", "::"):
             own.add(f"[{self.host}]" if ":" in self.host else self.host)
         return frozenset(name.lower() for name in own)
 
     @property
     def takes_any_host(self) -> bool:
-        """Return True if it listens at all addresses with a certificate, which then verifies its name."""
+        """Return True if any host name is accepted, because the server's certificate verifies it."""
         return self.host in ("", "0.0.0.0", "::") and self.tls_cert is not None
 
     def to_json(self) -> str:
@@ -86,5 +86,5 @@ class UiConfig:
 
 
 def ports(asked: int | None) -> list[int]:
-    """Return the ports to try, in order; 0 means any free port."""
+    """Return the ports to try, in order. Port 0 stands for any free port."""
     return [asked] if asked is not None else [*range(PORT, PORT + _TRIED), 0]

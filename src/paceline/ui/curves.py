@@ -23,25 +23,25 @@ from paceline.runs.folder import RunFolder, load_logs, metric_logs, node_logs
 from paceline.runs.metric_reader import FolderListing, LogTail
 from paceline.system.units import is_number_text
 
-#: Bytes of one read: few, so that other requests are not delayed.
+#: Most bytes of one read. A larger read would delay other requests.
 _CHUNK = 1 << 17
-#: A line of `MetricLog.scalar`. Other lines go through the slower JSON parser.
+#: Pattern of a line of `MetricLog.scalar`. Other lines go through the JSON parser, which is slower.
 _NAME = rb'[^"\\]*(?:\\.[^"\\]*)*'
 _LINE = rb'\{"name":"%s","value":([-\dNI][-+.\deINafinty]*),"time":%s(?:,"step":(-?\d+))?\}\n'
 _TIME = {False: rb"[\d.]+", True: rb"([\d.]+)"}
 _ANY_LINE = {has_times: re.compile(_LINE % (rb"(%s)" % _NAME, time)) for has_times, time in _TIME.items()}
-#: Up to so many names each have their own pattern, which takes a third of the time. From 2001 to 2286 a time has 17
-#: characters, which the pattern skips if times are not kept.
+#: Up to this number of names, each has a pattern of its own, which takes a third of the time. From 2001 to 2286 a time
+#: has 17 characters, which the pattern skips if times are not kept.
 _FEW, _SOME_TIME = 8, rb"(?s:.{17})"
-#: Most numbers kept of all runs together: some 40 MB.
+#: Most numbers that are kept in memory for all runs together, some 40 MB.
 _MOST_NUMBERS = 2_500_000
-#: Most rows, tables and images kept of a run.
+#: Most rows, tables and images that are kept in memory for a run.
 _MOST_OTHERS = 400
 
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """The identity of a curve. rank: number of the node if `is_node`."""
+    """The key of a curve. rank: the number of a node if `is_node`."""
 
     name: str
     rank: int
@@ -51,7 +51,7 @@ class Key:
 
 @dataclass
 class Curve:
-    """The values of a curve. steps: if all values have one. times: seconds since 1970, if kept."""
+    """The values of a curve. steps: complete only if `has_steps`. times: seconds since 1970, if kept."""
 
     ys: array[float] = field(default_factory=lambda: array("d"))
     steps: array[float] = field(default_factory=lambda: array("d"))
@@ -72,11 +72,11 @@ class Curve:
             tail = self.steps[max(0, start - 1) :]
             self.is_sorted = self.is_sorted and all(map(le, tail, tail[1:]))
         if not self.has_nan:
-            # A sum is NaN or infinite if one of its numbers is.
+            # Check the sum, which is NaN or infinite if one of the numbers is.
             self.has_nan = not math.isfinite(sum(ys))
 
     def xs(self, axis: str, origin_s: float) -> Any:
-        """Return the places on an axis: "step" (else the value's index), "time" or "relative"."""
+        """Return the x values for an axis: "step" (indices if a value has no step), "time" or "relative"."""
         if axis == "time":
             return self.times
         if axis == "relative":
@@ -86,7 +86,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Other:
-    """A logged row, table, image or text."""
+    """A logged row, table, image or text, as opposed to a scalar."""
 
     name: str
     kind: str
@@ -98,7 +98,7 @@ class Other:
 
 
 class _Log:
-    """A metric log that grows."""
+    """A reader of one metric log, which may still grow."""
 
     def __init__(self, path: Path, rank: int, attempt: int, *, is_node: bool = False) -> None:
         self._tail = LogTail(path)
@@ -106,7 +106,7 @@ class _Log:
         self._patterns: dict[bytes, re.Pattern[bytes]] = {}
 
     def read_on(self, into: RunCurves) -> bool:
-        """Read what was appended. Return whether anything was."""
+        """Read the lines that were appended to the log. Return True if there were any."""
         came = False
         with contextlib.suppress(OSError):
             for data in self._tail.chunks(_CHUNK):
@@ -123,7 +123,7 @@ class _Log:
         lines = _ANY_LINE[into.has_times].findall(data)
         if len(lines) == count and self._take_scalars(_by_name(lines), into):
             return
-        # Piece by piece, to keep the order of a name's values.
+        # Store the scalars before each other line first, to keep the order of the values of each name.
         plain: list[tuple[bytes, ...]] = []
         for line in data.split(b"\n"):
             if (match := _ANY_LINE[into.has_times].fullmatch(line + b"\n")) is not None and is_number_text(match[2]):
@@ -136,7 +136,7 @@ class _Log:
         self._take_scalars(_by_name(plain), into)
 
     def _take_scalars(self, found: Mapping[bytes, list[tuple[bytes, ...]]], into: RunCurves) -> bool:
-        """Store lines of (value, time if kept, step or nothing) by name.
+        """Store the values of lines (value, time if kept, step or nothing), grouped by name.
 
         Return False, and store nothing, if a value is not a number.
         """
@@ -149,7 +149,7 @@ class _Log:
                 ys = array("d", map(float, values))
             except ValueError:
                 return False
-            # Use steps only if all values have one, else the values' indices.
+            # Steps are only used if all values have one, else the values' indices.
             given = array("d", map(float, steps)) if b"" not in steps else None
             taken.append((name, ys, given, array("d", map(float, times[0])) if times else None))
         for name, ys, given, clock in taken:
@@ -163,7 +163,7 @@ class _Log:
     def _take_other(self, line: Any, into: RunCurves) -> None:
         if not isinstance(line, dict) or not isinstance(name := line.get("name"), str):
             if isinstance(line, dict) and type(attempt := line.get("attempt")) is int:
-                # Earlier versions wrote all attempts into one file, each after a line with its number.
+                # Earlier versions wrote all attempts into one file, and a line with the number before each attempt.
                 self._attempt = attempt
             return
         kind, value = line.get("kind"), line.get("value")
@@ -180,7 +180,7 @@ class _Log:
 
 
 class RunCurves:
-    """All curves of a run, for one thread at a time.
+    """All curves of a run. Only one thread at a time may use them.
 
     has_times: keep the time of each value, which most axes do not need.
     """
@@ -195,7 +195,7 @@ class RunCurves:
         self.left_out = 0
 
     def look(self) -> bool:
-        """Read appended lines. Return whether there were any."""
+        """Read the lines that were appended to the run's logs. Return True if there were any."""
         self._list()
         came = False
         for log in self._logs.values():
@@ -204,7 +204,7 @@ class RunCurves:
 
     @property
     def size(self) -> int:
-        """Return how many numbers are kept."""
+        """Return how many numbers are kept in memory."""
         return sum(len(curve.ys) for curve in [*self.curves.values()])
 
     def curve(self, key: Key) -> Curve:
@@ -215,13 +215,13 @@ class RunCurves:
 
     def add_other(self, other: Other) -> None:
         if len(self.others) >= _MOST_OTHERS:
-            # Keep the newest.
+            # Drop the oldest item, to keep the newest.
             self.others.pop(0)
             self.left_out += 1
         self.others.append(other)
 
     def cuts(self, key: Key) -> list[tuple[float, float]]:
-        """Return (first, last) of the steps that later attempts logged again, as in `runs.metrics`."""
+        """Return (first, last) step of each range that later attempts logged again, as in `runs.metrics`."""
         later = [
             (other.attempt, curve)
             for other, curve in self.curves.items()
@@ -240,7 +240,7 @@ class RunCurves:
             for attempt, path in paths.items():
                 if path not in self._logs:
                     self._logs[path] = _Log(path, rank, attempt)
-        # The names of workers' loads begin with `rank_`, so they are among the nodes' curves.
+        # Treat logs of the workers' load as logs of nodes: the names in them begin with `rank_`.
         for find in (node_logs, load_logs):
             for number, path in find(self._directory).items():
                 if path not in self._logs:
@@ -266,7 +266,7 @@ def thinned(
     window: tuple[float, float] | None = None,
     cuts: Collection[tuple[float, float]] = (),
 ) -> tuple[list[float | None], list[float | None]]:
-    """Return the xs and ys to draw: all points up to two for each pixel, else minimum and maximum of each piece.
+    """Return the xs and ys to draw: all points if few, else minimum and maximum for each pixel.
 
     window: from, to; includes a point beyond each end, so that the line reaches the edge. A value that is not finite becomes
     None, which is a gap.
@@ -293,7 +293,7 @@ def _extremes(ys: Any, pieces: int, *, has_nan: bool) -> Iterator[int]:
     count = len(ys)
     for piece in range(pieces):
         low, high = piece * count // pieces, (piece + 1) * count // pieces
-        # An array creates a number object at each access; a list has them.
+        # Use lists, because an array creates a number object at each access.
         part = list(ys[low:high])
         if has_nan:
             finite = [n for n, y in enumerate(part) if math.isfinite(y)]
@@ -314,14 +314,14 @@ def _plain(xs: Any) -> list[float | None]:
 
 
 def finite(number: float) -> float | None:
-    """Return the number for JSON: None unless finite, and 3 for 3.0."""
+    """Return the number for JSON: None if it is not finite, and 3 for 3.0."""
     if not math.isfinite(number):
         return None
     return int(number) if number == int(number) and abs(number) < 1e15 else number
 
 
 class CurveStore:
-    """A cache of the recently shown runs' curves."""
+    """A cache of the curves of recently shown runs."""
 
     def __init__(self, most_numbers: int = _MOST_NUMBERS) -> None:
         self._most_numbers = most_numbers
@@ -330,13 +330,13 @@ class CurveStore:
 
     @contextlib.contextmanager
     def open(self, folder: RunFolder, *, has_times: bool = False) -> Iterator[RunCurves]:
-        """Yield the run's curves for this caller alone, not yet updated."""
+        """Yield a run's curves, locked for this caller. They have not yet read appended lines."""
         key = (folder.path, has_times)
         with self._lock:
             known = (
                 self._runs.pop(key) if key in self._runs else (threading.Lock(), RunCurves(folder, has_times=has_times))
             )
-            # Move to the end: the first is the least recently used.
+            # Move the run to the end: the first run in the dictionary is the least recently used.
             self._runs[key] = known
             while len(self._runs) > 1 and sum(one.size for _, one in self._runs.values()) > self._most_numbers:
                 del self._runs[next(iter(self._runs))]

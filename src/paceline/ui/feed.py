@@ -1,4 +1,4 @@
-"""Live changes of a run for all its watchers: one poll of its files serves every watcher.
+"""Live changes of a run: one poll of the run's files serves all of its watchers.
 
     state     the run's record has changed
     log       lines of the workers
@@ -29,30 +29,30 @@ from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible_line
 from paceline.ui.curves import CurveStore, Key, finite
 
-#: Seconds between polls of the files, with and without new values.
+#: Seconds between polls of the files, after a poll with new values and after one without.
 _LOOK_S, _IDLE_S = 0.1, 0.2
-#: Seconds between polls of the record, which may need a call to an engine.
+#: Seconds between polls of the record, each of which may need a call to an engine.
 _STATE_S = 0.5
-#: Most lines for a new watcher, and for one poll: further lines of a script that prints faster are skipped.
+#: Most log lines for a new watcher, and for one poll. If a script prints faster, further lines are skipped.
 TAIL = 500
-#: Values of a curve that are sent one by one.
+#: Most values of a curve that are sent one by one. For more, the page requests the curve again.
 _MOST_POINTS = 2000
-#: Seconds between messages: a proxy closes an idle connection.
+#: Most seconds between messages, because a proxy closes an idle connection.
 _SILENCE_S = 15.0
-#: Most messages in the queue of a slow watcher; beyond, it is disconnected, and its page reconnects.
+#: Most messages in a slow watcher's queue. If it is full, the watcher is disconnected, and its page reconnects.
 _MOST_WAITING = 300
 
 
 def message(event: str, data: object, place: str = "") -> bytes:
-    """Return one server-sent event."""
+    """Return the text of one server-sent event."""
     head = f"id: {place}\n" if place else ""
     return f"{head}event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
 class RunFeed:
-    """The live changes of one run.
+    """The live changes of one run, for all its watchers.
 
-    Only for the event loop; other threads read the files.
+    Use it only in the event loop. It reads files in other threads.
     """
 
     def __init__(self, folder: RunFolder, curves: CurveStore) -> None:
@@ -64,21 +64,21 @@ class RunFeed:
         self._follower: LogFollower | None = None
         self._lines: deque[tuple[int, list[object]]] = deque(maxlen=TAIL)
         self._number = 0
-        #: Distinguishes this feed's line numbers from those of an earlier feed.
+        #: Random text that distinguishes the line numbers of this feed from those of an earlier feed.
         self._epoch = os.urandom(4).hex()
         self._sent: dict[Key, int] = {}
         self._others = 0
         self._side_bytes = 0
         self._is_over = False
-        #: Of several concurrent watchers, the first starts the feed.
+        #: Lock by which only the first of several concurrent watchers starts the feed.
         self._beginning = asyncio.Lock()
-        #: The last watcher left, or the run ended: the next watcher gets a new feed.
+        #: True after the last watcher has left or the run has ended. The next watcher then gets a new feed.
         self.is_idle = False
 
     async def watch(self, place: str) -> AsyncGenerator[bytes, None]:
-        """Yield events from now on, after the last lines of the log.
+        """Yield a run's events from now on, after the last lines of its log.
 
-        place: id of the last event that this watcher received.
+        place: id of the last event that this watcher has received.
         """
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
         async with self._beginning:
@@ -88,7 +88,7 @@ class RunFeed:
                 try:
                     await asyncio.shield(beginning)
                 except asyncio.CancelledError:
-                    # The watcher left. The thread may still open logs, so close them after it ends.
+                    # The watcher has left. The thread may still open logs, so wait for its end before closing them.
                     await asyncio.wait([beginning])
                     self.close()
                     raise
@@ -96,7 +96,7 @@ class RunFeed:
         epoch, _, number = place.partition(":")
         seen = int(number) if epoch == self._epoch and number.isdigit() else -1
         first = [line for at, line in self._lines if at > seen]
-        # A page that has these lines continues after them; any other page starts again.
+        # A page that has all earlier lines adds these lines to them. Any other page clears its log first.
         is_gap = seen < 0 or (bool(self._lines) and seen < self._lines[0][0] - 1)
         queue.put_nowait(b"retry: 700\n" + message("log", {"lines": first, "reset": is_gap}, self._place))
         queue.put_nowait(message("points", [_point_of(key, count) for key, count in self._sent.items()]))
@@ -105,7 +105,7 @@ class RunFeed:
         if self._is_over:
             queue.put_nowait(message("end", {}))
             queue.put_nowait(None)
-        # Without an await since the code above, so that no event is lost.
+        # There is no await since the code above, so this watcher misses no event.
         self._watchers.add(queue)
         try:
             while (sent := await queue.get()) is not None:
@@ -135,10 +135,10 @@ class RunFeed:
             while self._watchers or not self._is_over:
                 record = self._record
                 assert record is not None, "it was read at the start"
-                # The record was read before the files, so everything written before a final record has been read.
+                # The record was read before the files. So after a final record, the files are read to their end.
                 events = await asyncio.to_thread(self._events, record)
                 if not events and time.monotonic() - spoke > _SILENCE_S:
-                    # One clock for all: a timer for each watcher would cost more than the messages.
+                    # One timer for all watchers: a timer for each watcher would cost more than the messages.
                     events = [b": still here\n\n"]
                 if events:
                     spoke = time.monotonic()
@@ -224,7 +224,7 @@ class RunFeed:
             for key, curve in curves.curves.items():
                 before, now = self._sent.get(key, 0), len(curve.ys)
                 if now > before:
-                    # After thousands of new values send only their number: the page requests the thinned curve again.
+                    # After many new values send only their number, so that the page requests the thinned curve again.
                     first = before if now - before <= _MOST_POINTS else now
                     xs = curve.xs("step", 0.0)
                     points = {"x": [finite(x) for x in xs[first:now]], "y": [finite(y) for y in curve.ys[first:now]]}
@@ -239,7 +239,7 @@ class RunFeed:
 
 
 class RunFeeds:
-    """The feeds of all watched runs."""
+    """The feeds of all runs that are being watched."""
 
     def __init__(self, runs_dir: Path, curves: CurveStore) -> None:
         self._runs_dir, self._curves = runs_dir, curves
@@ -255,7 +255,7 @@ class RunFeeds:
 
 
 def line_json(line: LogLine) -> list[object]:
-    """Return attempt, rank, text with only its colours, and 0 for the current state of a progress bar."""
+    """Return a log line as JSON: attempt, rank, text with only its colours, 1 if the line is complete."""
     return [line.attempt, line.rank, visible_line(line.text), int(line.complete)]
 
 

@@ -1,4 +1,4 @@
-"""A run's files: previews and downloads, in a form that no browser executes.
+"""Previews and downloads of a run's files, in a form that no browser executes.
 
 Scripts may write HTML, or pictures with scripts in them. So a file is sent as an attachment, with a policy that blocks all
 execution, and with its own content type only if it is a picture.
@@ -22,9 +22,9 @@ from paceline.runs.folder import RunFolder, check_file_name
 from paceline.system import links
 
 _CHUNK = 1 << 18
-#: Most bytes and rows in a preview.
+#: Most bytes and most rows that a preview shows.
 _SHOWN_BYTES, _SHOWN_ROWS = 1 << 16, 200
-#: Types that a page shows as a picture. An SVG in an <img> runs no script.
+#: Content types that a page shows as a picture. An SVG in an <img> runs no script.
 PICTURES = {
     ".png": "image/png",
     ".jpg": "image/jpeg",
@@ -34,19 +34,19 @@ PICTURES = {
     ".svg": "image/svg+xml",
 }
 _TABLES = {".csv": ",", ".tsv": "\t"}
-#: Policy for files that are opened by their address.
+#: Content policy of files that a browser opens by their address.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
 
 
 def kind_of(name: str) -> str:
-    """Return "picture", "table" or "other", by the file's ending."""
+    """Return "picture", "table" or "other" by the ending of a file's name."""
     ending = os.path.splitext(name)[1].lower()
     return "picture" if ending in PICTURES else "table" if ending in _TABLES else "other"
 
 
 @dataclass(frozen=True)
 class Look:
-    """A preview of a file: text, table rows or a picture. is_cut: the file has more."""
+    """A preview of a file: text, table rows or a picture. is_cut: the end is missing."""
 
     name: str
     size: int
@@ -57,7 +57,7 @@ class Look:
 
 
 def look(folder: RunFolder, name: str) -> Look:
-    """Return a preview of a file.
+    """Return a preview of a file of a run.
 
     Raises:
         RunNotFoundError, FileNameError: As for `opened`.
@@ -73,7 +73,7 @@ def look(folder: RunFolder, name: str) -> Look:
         return Look(plain, size, "binary")
     text = data.decode("utf-8", errors="replace")
     if kind == "table":
-        # The last line of a cut file may be incomplete.
+        # Drop the last line of a cut file, which may be incomplete.
         lines = text.splitlines()[: -1 if is_cut else None]
         delimiter = _TABLES[os.path.splitext(plain)[1].lower()]
         try:
@@ -91,13 +91,13 @@ def look(folder: RunFolder, name: str) -> Look:
 
 
 def opened(folder: RunFolder, name: str) -> tuple[int, str]:
-    """Open a file of the run without following links out of it.
+    """Open a file of the run, without following links that lead out of the run's folder.
 
     Return descriptor and name.
 
     Raises:
         FileNameError: The name leaves the run's folder.
-        RunNotFoundError: The run has no such file.
+        RunNotFoundError: The run has no file of this name.
     """
     plain = check_file_name(name)
     where = folder.file(plain).relative_to(folder.path).as_posix()
@@ -111,7 +111,7 @@ def opened(folder: RunFolder, name: str) -> tuple[int, str]:
 
 
 def download(folder: RunFolder, name: str) -> StreamingResponse:
-    """Return the unchanged file as an attachment.
+    """Return a response with the unchanged file as an attachment.
 
     Raises:
         RunNotFoundError, FileNameError: As for `opened`.
@@ -133,7 +133,7 @@ def headers_of(name: str, size: int) -> dict[str, str]:
 
 
 def _chunks(file: int, size: int) -> Iterator[bytes]:
-    """Yield exactly `size` bytes, even if the file changes meanwhile."""
+    """Yield exactly `size` bytes of the file, even if it changes meanwhile."""
     with os.fdopen(file, "rb") as read:
         while size > 0 and (data := read.read(min(_CHUNK, size))):
             size -= len(data)

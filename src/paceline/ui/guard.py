@@ -1,4 +1,4 @@
-"""Access control: every request passes here before any lookup.
+"""Access control: every request is checked here before any view sees it.
 
     Host        must be a name of this server, else another site could reach it by DNS rebinding
     token       in the cookie, or once in the URL, which then sets the cookie
@@ -26,7 +26,7 @@ from paceline.system.files import PRIVATE, write_whole
 from paceline.ui.config import UiConfig
 from paceline.ui.render import root_of
 
-#: Only resources of this server: no inline script, no frame, no other host.
+#: Content policy that allows only resources of this server: no inline script, no frame, no other host.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; font-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -38,9 +38,9 @@ _HEADERS = (
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-#: A year.
+#: Seconds for which the cookie is valid: a year.
 _COOKIE_S = 365 * 86400
-#: Static files reveal nothing of the workspace, and the page that asks for the token needs them.
+#: Path that needs no token: static files reveal nothing, and the page that asks for the token needs them.
 _OPEN = "/static/"
 
 _LEAST = 32
@@ -66,7 +66,7 @@ class Guard:
         await (self._app if refused is None else refused)(scope, receive, guarded)
 
     def _refused(self, scope: Scope) -> Response | None:
-        """Return the response that refuses the request, or None to let it pass."""
+        """Return the response that refuses a request, or None to accept the request."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
         if not self._knows(host):
@@ -99,14 +99,14 @@ class Guard:
     def _is_own(self, headers: dict[str, str], host: str) -> bool:
         origin = headers.get("origin")
         if origin is None:
-            # Every current browser sends one of the two with a POST; a program with the cookie is not a browser.
+            # Every current browser sends one of these headers with a POST. A program that has the cookie need not.
             return headers.get("sec-fetch-site", "same-origin") == "same-origin"
         return urlsplit(origin).netloc.lower() == host.lower()
 
     def _cookie(self, header: str) -> str:
         jar = SimpleCookie()
         for part in header.split(";"):
-            # One by one: a malformed cookie of another server must not hide ours.
+            # Parse the cookies one by one, so that a malformed cookie of another server does not hide ours.
             try:
                 jar.load(part.strip())
             except CookieError:
@@ -116,7 +116,7 @@ class Guard:
 
     def _welcome(self, scope: Scope, query: list[tuple[str, str]]) -> Response:
         rest = urlencode([(name, value) for name, value in query if name != "token"])
-        # Relative, because the server does not know its path behind a proxy: the last part of the path, or this folder.
+        # A relative URL (the path's last part, or "./"), because the server does not know its path behind a proxy.
         last = scope["path"].rpartition("/")[2]
         response = RedirectResponse(f"./{last}" + (f"?{rest}" if rest else ""), 303)
         is_secure = scope.get("scheme") == "https" or bool(self._config.proxies and not self._is_local(scope))
@@ -126,7 +126,7 @@ class Guard:
             max_age=_COOKIE_S,
             httponly=True,
             secure=is_secure,
-            # Lax, so that links to a run work from messages. A cross-site POST, which could change something, gets no cookie.
+            # Lax: links in messages work, and a cross-site POST, which could change something, gets no cookie.
             samesite="lax",
         )
         return response
@@ -159,7 +159,7 @@ autocomplete="off"> <button>Open</button></form></main></body></html>
 
 
 class Token:
-    """The access token of a workspace, created on first use.
+    """The access token of a workspace, which is created on first use.
 
     Raises:
         WorkspaceError: The token can't be read or written.
@@ -173,25 +173,25 @@ class Token:
             raise WorkspaceError(
                 f"the page's token in {str(path)!r} can't be read or written: {error.strerror or error}."
             ) from error
-        #: Browsers send cookies to all ports of a host, so each workspace has its own cookie name.
+        #: Each workspace has its own cookie name, because browsers send cookies to all ports of a host.
         self.cookie = "paceline_ui_" + hashlib.sha256(os.fsencode(os.path.realpath(workspace_dir))).hexdigest()[:10]
 
     @property
     def cookie_value(self) -> str:
-        """Return the value of the cookie, which does not reveal the token."""
+        """Return the value of the cookie, which allows access without revealing the token."""
         return self._sign("cookie")
 
     def is_right(self, given: str) -> bool:
-        """Compare with the token in constant time."""
+        """Return True if this is the token. The comparison takes constant time."""
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.text.encode())
 
     def is_cookie(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.cookie_value.encode())
 
     def form_key(self) -> str:
-        """Return a key against cross-site forms.
+        """Return a key for the page's forms, which forms of other sites lack.
 
-        It differs on each page, against compression attacks (BREACH).
+        The key differs on each page, to prevent compression attacks (BREACH).
         """
         nonce = secrets.token_hex(8)
         return f"{nonce}.{self._sign('form ' + nonce)}"
@@ -216,5 +216,5 @@ def _make(path: Path) -> str:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = secrets.token_urlsafe(32)
     write_whole(path, text + "\n", mode=PRIVATE)
-    # Two servers that start at the same time both use the last token.
+    # Read the token again: of two servers that start at the same time, both use the last token written.
     return _read(path) or text

@@ -24,15 +24,15 @@ from paceline.runs.record import duration_s
 _Stamp = tuple[int, int, int]
 _NO_FILE: _Stamp = (0, 0, 0)
 _NOTES = RunFolder(Path()).notes.name
-#: Maximal age of a list in seconds, for a workspace on this machine.
+#: Seconds after which the index of a workspace on this machine is refreshed.
 _FRESH_S = 0.7
-#: Pause between refreshes as a multiple of the last one's duration, for slow file systems.
+#: Pause between refreshes, as a multiple of the last refresh's duration, to spare slow file systems.
 _REST = 4.0
 
 
 @dataclass(slots=True)
 class IndexEntry:
-    """A run's row in a list. size: "2x4". why: reason for waiting or failing."""
+    """A run's row in the list of runs. size: "2x4". why: reason for waiting or failing."""
 
     run_id: str
     experiment: str
@@ -66,7 +66,7 @@ class IndexEntry:
 
 
 class Index:
-    """All runs, newest first. `version` increases with each change."""
+    """An index of all runs, newest first. `version` increases with each change of a run."""
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
@@ -78,14 +78,14 @@ class Index:
         self.version = 0
 
     def entries(self) -> list[IndexEntry]:
-        """Return the entries of the last refresh; during the first one, those read so far."""
+        """Return the entries of the last refresh, or those that the first has read so far."""
         known = self._entries
         return [known[run_id] for run_id in self.ids if run_id in known]
 
     def refresh(self) -> None:
-        """Read changed records, at most once per interval.
+        """Read the records that have changed, at most once per interval.
 
-        Concurrent callers share one refresh.
+        Concurrent callers wait for the same refresh.
         """
         if time.monotonic() - self._looked_at < max(_FRESH_S, _REST * self._took_s):
             return
@@ -107,11 +107,11 @@ class Index:
             self.ids = ids
             self.version += 1
         runs_dir = os.fspath(self._runs_dir)
-        # Newest first.
+        # Sort the entries, newest first.
         for run_id in ids:
             known = self._entries.get(run_id)
             if known is not None and known.is_terminal:
-                # Almost every run stops here; creating a `Path` would take longer than the check.
+                # Almost every run ends here without a change. Creating a `Path` would take longer than this check.
                 notes = _stamp(f"{runs_dir}/{run_id}/{_NOTES}")
                 if notes != known.notes_stamp:
                     _read_notes(known, RunFolder(self._runs_dir / run_id), notes)
@@ -127,12 +127,12 @@ class Index:
 
 
 def _entry(folder: RunFolder, known: IndexEntry | None) -> IndexEntry | None:
-    """Return the current entry of the run; `known` itself if it is unchanged."""
+    """Return the present entry of a run, or `known` itself if the run is unchanged."""
     record_stamp, notes = _stamp(folder.state), _stamp(folder.notes)
     try:
-        # As readers see it: a run whose supervisor is gone has ended.
+        # Read the record as other readers see it: a run whose supervisor has died has ended.
         entry = _of(read.raw(folder) or {}, record_stamp)
-    # The run is gone, or its record is unreadable.
+    # The run was removed, or its record is unreadable.
     except (PacelineError, OSError, TypeError, ValueError, AttributeError, KeyError):
         return None
     if known is not None and known.notes_stamp == notes:
@@ -188,9 +188,9 @@ def _stamp(path: Path | str) -> _Stamp:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-# --- queries
+# --- queries of the list
 
-#: Column -> sort key. Missing values come last.
+#: Column -> key by which the list is sorted. Runs without a value come last.
 SORTS: dict[str, Callable[[IndexEntry], Any]] = {
     "run": lambda entry: entry.title.lower(),
     "state": lambda entry: entry.status,
@@ -199,13 +199,13 @@ SORTS: dict[str, Callable[[IndexEntry], Any]] = {
     "user": lambda entry: entry.user,
     "took": lambda entry: entry.duration_s,
 }
-#: Name of the filter for runs that have not ended.
+#: Name of the filter that selects runs that have not ended.
 LIVE = "live"
 
 
 @dataclass(frozen=True)
 class RunQuery:
-    """Filters and sort order of a list.
+    """The filters and the sort order of a list of runs.
 
     text: part of name, id, tags or experiment. state: one of `states.ALL`, or "live". sort: a key of `SORTS`, with "-" for
     descending; "" for newest first. parent: only children of this run.
@@ -228,7 +228,7 @@ class RunQuery:
 
 
 def selected(entries: Iterable[IndexEntry], query: RunQuery) -> list[IndexEntry]:
-    """Return the entries that pass all filters, sorted."""
+    """Return the entries that pass all filters, in the query's order."""
     words = query.text.lower().split()
     tags = [word.partition("=") for word in query.tags]
     passing = [entry for entry in entries if _passes(entry, query, words, tags)]

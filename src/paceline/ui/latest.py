@@ -1,4 +1,4 @@
-"""The latest values of runs in a list, read from the ends of their metric logs."""
+"""The latest metric values of runs, read from the ends of their metric logs."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.metric_reader import last_entries
 from paceline.ui.index import IndexEntry
 
-#: Bytes read from the end of a log, which has the latest line of each name.
+#: Bytes that are read from the end of a log. They almost always have the latest line of each name.
 _BYTES = 4096
 _NAMES = 3
-#: Most cached runs; a page has a hundred.
+#: Most runs in the cache. A page has a hundred runs.
 _MOST = 2000
 
 _Values = list[tuple[str, Any]]
 
 
 class LatestValues:
-    """A cache of latest values, read again after a log has grown."""
+    """A cache of the runs' latest values, which are read again after a log has grown."""
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
         self._known: dict[str, tuple[tuple[int, int], _Values]] = {}
 
     def of(self, entries: Iterable[IndexEntry]) -> dict[str, _Values]:
-        """Return run id -> names and values of the last attempt's rank 0, for runs with logged values."""
+        """Return run id -> names and values of rank 0 in the last attempt that has logged any."""
         return {entry.run_id: self._look(entry) for entry in entries}
 
     def _look(self, entry: IndexEntry) -> _Values:
@@ -59,6 +59,6 @@ def _last_values(path: Path) -> _Values:
 
 
 def _interest(item: tuple[str, Any]) -> tuple[bool, bool, str]:
-    """Return a sort key: the primary metric first, then losses, then the rest."""
+    """Return a sort key: the primary metric comes first, then losses, then others."""
     name = item[0].lower()
     return not name.startswith(("val", "test", "eval")), "loss" not in name, name

@@ -1,4 +1,4 @@
-"""Live pieces of pages: one poll serves all watchers, and only changed pieces are rendered and sent."""
+"""Live pieces of pages: one poll serves all watchers of a page, and only changed pieces are sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.errors import PacelineError
 from paceline.runs.visible import visible
 from paceline.ui.feed import message
 
-#: Pause between polls: in seconds, and as a multiple of the last poll's duration, to limit the load of a large registry.
+#: Pause between polls in seconds, and as a multiple of the last poll's duration, which limits the load.
 _LOOK_S = 1.0
 _REST = 10.0
 _SILENCE_S = 15.0
@@ -22,7 +22,7 @@ _SILENCE_S = 15.0
 
 @dataclass(frozen=True)
 class PagePiece:
-    """A part of a page. stamp: changes with the content.
+    """A replaceable part of a page. stamp: a text that changes with the content.
 
     make: returns HTML whose URLs are relative to the stream's.
     """
@@ -33,14 +33,14 @@ class PagePiece:
 
 @dataclass(frozen=True)
 class PiecesSeen:
-    """The pieces found by one poll, by name. is_over: no piece will change again."""
+    """The pieces that one poll has found, by name. is_over: no piece will change again."""
 
     pieces: Mapping[str, PagePiece]
     is_over: bool = False
 
     @property
     def place(self) -> str:
-        """Return an id of the pieces and their stamps: "head:1f..,files:9a.."."""
+        """Return an id of the pieces and their contents, "head:1f..,files:9a.."."""
         return ",".join(f"{name}:{piece.stamp}" for name, piece in self.pieces.items())
 
 
@@ -48,12 +48,12 @@ Look: TypeAlias = Callable[[], PiecesSeen]
 
 
 def stamp_of(*values: object) -> str:
-    """Return a short hash of values with a meaningful `repr`, such as records."""
+    """Return a short hash of values, such as records, whose `repr` shows changes."""
     return hashlib.sha256(repr(values).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class _Watched:
-    """The pieces of one page, for all its watchers."""
+    """The pieces of one page, polled once for all its watchers."""
 
     def __init__(self, look: Look, look_s: float) -> None:
         self.watchers = 0
@@ -80,7 +80,7 @@ class _Watched:
     def _safely(self) -> PiecesSeen:
         try:
             return self._look()
-        # The object is gone or unreadable: show that instead of all pieces, and poll again.
+        # The shown object is gone or unreadable: show the error in place of all pieces, and poll again.
         except (PacelineError, OSError) as error:
             text = visible(str(error), lines=True)
             gone = PagePiece(stamp_of(text), lambda: f'<p class="box failure">{html.escape(text)}</p>')
@@ -88,7 +88,7 @@ class _Watched:
 
 
 class PieceStreams:
-    """The streams of all pages with pieces. Only for the event loop."""
+    """The streams of all pages that have live pieces. Use it only in the event loop."""
 
     def __init__(self) -> None:
         self._watched: dict[str, _Watched] = {}
@@ -98,7 +98,7 @@ class PieceStreams:
     ) -> AsyncGenerator[bytes, None]:
         """Yield a `part` event with `name` and `html` for each piece that differs from `place`.
 
-        key: identifies the page; watchers with the same key share polls.
+        key: identifies the page. Watchers with the same key share one poll.
         """
         look_s = _LOOK_S if look_s is None else look_s
         watched = self._watched.setdefault(key, _Watched(look, look_s))

@@ -23,15 +23,15 @@ from paceline.runs.visible import visible
 from paceline.sweeps.pictures import draw as pictures
 from paceline.system.units import value_text
 
-#: Values of a template, by name. Only the template knows their types.
+#: Name -> value for a template. Only the template knows the types.
 TemplateValues: TypeAlias = "dict[str, Any]"
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
-#: Third-party files of the pages: name -> path.
+#: Name of a third-party file of the pages -> its path.
 SHARED = {path.name: path for path in (pictures.SCRIPT, pictures.STYLE)}
 
-#: State -> (CSS class, sign). The sign is for readers who do not see colours.
+#: State -> (CSS class, sign). The sign is for readers who can't distinguish colours.
 _SIGNS = {
     states.COMPLETED: ("good", "✓"),
     states.FAILED: ("bad", "✕"),
@@ -44,7 +44,7 @@ _SIGNS = {
 
 @cache
 def static_version() -> str:
-    """Return a hash for the URLs of static files, so that browsers may cache them without limit."""
+    """Return a hash of the static files for their URLs, so that browsers may cache the files without limit."""
     digest = hashlib.sha256()
     for path in (*sorted(STATIC.iterdir()), *SHARED.values()):
         digest.update(path.read_bytes())
@@ -52,19 +52,19 @@ def static_version() -> str:
 
 
 def root_of(path: str) -> str:
-    """Return the relative path to the top: the server does not know its own path behind a proxy."""
+    """Return the relative path to the top page: the server does not know its path behind a proxy."""
     return "../" * (path.count("/") - 1) or "./"
 
 
 def page(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-    """Render a page from this template."""
+    """Return a response with a page rendered from this template."""
     return HTMLResponse(text(request, template, **values), status)
 
 
 def text(request: Request, template: str, **values: Any) -> str:
-    """Render a page or a piece of one.
+    """Render the template of a page, or of a piece of a page.
 
-    Every template has `root`, the relative path to the top, and `ui`, the server's `Heading`.
+    Every template gets `root`, the relative path to the top, and `ui`, the `Heading` of the server.
     """
     root = root_of(request.scope["path"])
     values |= {"root": root, "static": f"{root}static/{static_version()}/", "ui": request.app.state.ui}
@@ -72,7 +72,7 @@ def text(request: Request, template: str, **values: Any) -> str:
 
 
 def part(template: str, **values: Any) -> str:
-    """Render a piece of a page without the values that `text` adds."""
+    """Render the template of a piece, without the values that `text` adds."""
     return _templates().get_template(template).render(**values)
 
 
@@ -111,7 +111,7 @@ def _shown(value: object) -> Any:
 
 
 def time_tag(utc: str | None) -> Markup:
-    """Return a time that scripts convert to the browser's time zone; UTC without scripts."""
+    """Return HTML for a time. A script shows it in the browser's time zone, else it is in UTC."""
     if not utc:
         return Markup("")
     plain = str(utc)[:16].replace("T", " ")

@@ -1,4 +1,4 @@
-"""Data of a run's pages."""
+"""The data that a run's pages show."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from paceline.system.files import read_json
 from paceline.ui.curves import CurveStore, Key, RunCurves, thinned
 from paceline.ui.render import TemplateValues
 
-#: Most curves of a metric by default.
+#: Most ranks whose curve a metric shows if the page requests no particular ranks.
 MOST_RANKS = 8
-#: Metrics in the first response; the page requests the others when they become visible.
+#: Number of metrics in the first response. The page requests others when they become visible.
 FIRST = 24
 _ROWS, _ITEMS = 200, 40
 _REPORT_CHARS = 20_000
 
 
 class RunHead(TypedDict):
-    """Data of the header of a run's pages."""
+    """The data of the header on all pages of a run."""
 
     record: RunRecord
-    #: Start of the report; empty unless the run hangs now.
+    #: First part of the report on the hang. Empty unless the run hangs now.
     hang_report: str
-    #: "Running, hangs since ..."; empty unless the run hangs now.
+    #: A text such as "Running, hangs since ...". Empty unless the run hangs now.
     hangs: str
     run_id: str
     name: str
@@ -67,7 +67,7 @@ class CurveQuery:
 
 
 class MetricJson(TypedDict):
-    """A metric in the list. node: 1 for a fact about a node. last: the last value."""
+    """A metric in the list of a page. node: 1 for a fact about a node. last: the last value."""
 
     name: str
     node: int
@@ -94,9 +94,9 @@ class CurveJson(TypedDict):
 
 
 class CurvesJson(TypedDict):
-    """All metrics, and the points of the requested ones.
+    """The answer to a `CurveQuery`: all metrics, and points of the requested curves.
 
-    others: number of logged images, tables and texts.
+    others: number of images, tables and texts that were logged.
     """
 
     names: list[MetricJson]
@@ -105,7 +105,7 @@ class CurvesJson(TypedDict):
 
 
 class LoggedItems(TypedDict):
-    """Images, texts or table rows of one name. more: how many are not shown."""
+    """Logged images, texts or table rows of one name. more: number of items not shown."""
 
     name: str
     kind: str
@@ -149,13 +149,13 @@ def _start_of(path: Path) -> str:
 
 
 def details(folder: RunFolder, record: RunRecord) -> TemplateValues:
-    """Return job, environment, code and data."""
+    """Return the data of the page of details: job, environment, code and data."""
     environment = read_json(folder.environment) or {}
     data = read_json(folder.data) or {}
     return {
         "shown_job": record.job.shown() if record.job else None,
         "environment": environment,
-        # With exact versions if the environment was built.
+        # Show exact versions if Paceline has built the environment.
         "packages": sorted(map(str, (*environment.get("conda", ()), *environment.get("pip", ())))),
         "inputs": data.get("inputs") or [],
         "outputs": data.get("outputs") or [],
@@ -166,7 +166,7 @@ def details(folder: RunFolder, record: RunRecord) -> TemplateValues:
 
 
 def curves_of(store: CurveStore, folder: RunFolder, query: CurveQuery) -> CurvesJson:
-    """Return `curves_json` of a run's curves, with times relative to its start."""
+    """Return the `curves_json` of a run. Times are relative to the run's start."""
     record = read.record(folder)
     started_s = parse_utc(record.started_utc or record.created_utc).timestamp()
     with store.open(folder, has_times=query.axis != "step") as found:
@@ -175,7 +175,7 @@ def curves_of(store: CurveStore, folder: RunFolder, query: CurveQuery) -> Curves
 
 
 def curves_json(curves: RunCurves, query: CurveQuery, origin_s: float = 0.0) -> CurvesJson:
-    """Return the names of all metrics, and the points of the requested ones."""
+    """Return the list of all metrics, and the points of the requested metrics."""
     by_name: dict[tuple[bool, str], list[Key]] = {}
     for key in sorted(curves.curves, key=lambda key: (key.rank, key.attempt)):
         by_name.setdefault((key.is_node, key.name), []).append(key)
@@ -229,9 +229,9 @@ def curves_json(curves: RunCurves, query: CurveQuery, origin_s: float = 0.0) -> 
 
 
 def others_of(curves: RunCurves) -> list[LoggedItems]:
-    """Return images, tables, rows and texts by name, newest first.
+    """Return the logged images, tables, rows and texts by name, newest first.
 
-    Rows of one name form one table.
+    The rows of one name form one table.
     """
     found: dict[str, LoggedItems] = {}
     rows: dict[str, list[dict[str, object]]] = {}
@@ -261,7 +261,7 @@ def _add_rows(columns: list[str], rows: list[dict[str, object]], value: Mapping[
         rows.append({key: items[number] for key, items in lists.items() if number < len(items)})
 
 
-#: Facts about nodes and workers, in order.
+#: Beginnings of the names of facts about nodes and workers, in the order in which pages show them.
 _NODE_ORDER = ("cpu", "gpu", "memory", "disk", "net", "rank")
 
 

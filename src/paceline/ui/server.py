@@ -1,4 +1,4 @@
-"""The server: a socket, the application, and the printed link."""
+"""The server of the live page: its socket, its application and its printed link."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from paceline.ui.app import make_app
 from paceline.ui.config import UiConfig, ports
 from paceline.ui.guard import Token
 
-#: Seconds for open requests at shutdown.
+#: Seconds that open requests have to end at shutdown.
 _GRACE_S = 1
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that does not raise the signal again after its end."""
+    """A uvicorn server that does not raise the signal again after it has ended."""
 
     closing: asyncio.Event
     exit_code = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
-        # SIGTERM is how service managers stop a server; Ctrl-C has the exit code of each verb.
+        # SIGTERM is how service managers stop a server, so it is no error. Ctrl-C gives the exit code of other verbs.
         self.exit_code = 128 + sig if sig == signal.SIGINT else self.exit_code
         self.closing.set()
 
@@ -51,7 +51,7 @@ class _Server(uvicorn.Server):
 
 
 def serve(config: UiConfig) -> int:
-    """Serve until a signal. Return the exit code.
+    """Serve the page until a signal. Return the exit code.
 
     Raises:
         UserError: The port is taken.
@@ -69,7 +69,7 @@ def serve(config: UiConfig) -> int:
             log_level="error",
             access_log=False,
             server_header=False,
-            # The client's address is never used, so proxy headers are not needed.
+            # Proxy headers are not needed, because the client's address is never used.
             proxy_headers=False,
             timeout_graceful_shutdown=_GRACE_S,
             ssl_certfile=config.tls_cert,
@@ -78,15 +78,15 @@ def serve(config: UiConfig) -> int:
     )
     server.closing = app.state.closing
     if not config.socket:
-        # Kept open until this process ends.
+        # The address file stays locked until this process ends, so that readers ignore the address of an ended server.
         announce(Path(config.workspace), address(config, port))
     _say(config, token, port)
     if config.socket:
-        # Started through ssh: the end of standard input is the only sign of its end.
+        # A server that ssh has started learns only by the end of its standard input that it should end.
         threading.Thread(target=_end_with_input, daemon=True).start()
-    # While a thread reads a long log, the event loop must not wait 5 ms for each packet.
+    # Switch threads more often: a thread that reads a long log would delay the event loop by 5 ms for each packet.
     sys.setswitchinterval(0.0005)
-    # Exclude imported modules from garbage collection.
+    # Exclude the objects of imported modules from garbage collection.
     gc.freeze()
     try:
         server.run(sockets=[listener])
@@ -99,12 +99,12 @@ def serve(config: UiConfig) -> int:
 
 
 def link(config: UiConfig, token: Token, port: int) -> str:
-    """Return the URL with the token."""
+    """Return the URL of the page, with the token."""
     return f"{address(config, port)}/?token={token.text}"
 
 
 def address(config: UiConfig, port: int) -> str:
-    """Return the URL of the page."""
+    """Return the URL of the page, without the token."""
     host = config.host if config.host not in ("", "0.0.0.0", "::") else socket.gethostname()
     host = f"[{host}]" if ":" in host else host
     return f"{config.scheme}://{host}:{port}"
@@ -123,7 +123,7 @@ def _say(config: UiConfig, token: Token, port: int) -> None:
     if config.opens:
         import webbrowser
 
-        # In a thread: some browsers block until they are closed.
+        # Open the browser in a thread, because some browsers block until they are closed.
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
@@ -135,7 +135,7 @@ def _listen(config: UiConfig) -> socket.socket:
         try:
             return listen_at(config.host, port, 512)
         except OSError as error:
-            # Also raised for an unsupported address family, such as ::1 without IPv6.
+            # The error also occurs for an unsupported address family, such as ::1 without IPv6.
             if isinstance(error, socket.gaierror) or error.errno == errno.EAFNOSUPPORT:
                 raise UserError(
                     f"--host {config.host!r} must be an address of this machine: {error.strerror or error}."
@@ -149,7 +149,7 @@ def _listen(config: UiConfig) -> socket.socket:
 
 
 def _listen_at(path: str) -> socket.socket:
-    """Return a socket at a path in a folder that only this user can enter."""
+    """Return a socket that listens at a path, in a folder that only this user can enter."""
     folder = Path(path).parent
     try:
         make_own(folder)

@@ -26,7 +26,7 @@ _DESTINATION = re.compile(r"[^\s-][^\s]*")
 
 
 def watch(host: str, folder: str | None, program: str, port: int | None, words: Sequence[str], *, opens: bool) -> int:
-    """Show the page of a remote workspace until Ctrl-C. Return the exit code.
+    """Show the page of a workspace on another host until Ctrl-C. Return the exit code.
 
     host: as for ssh. folder: working folder on the host; by default the user's home. program: command of Paceline on the host.
     words: further options of the remote server.
@@ -43,7 +43,7 @@ def watch(host: str, folder: str | None, program: str, port: int | None, words: 
     here = _free_port(port)
     running = subprocess.Popen(
         command(ssh, host, folder, program, here, words, place=secrets.token_hex(8)),
-        # The server ends with this pipe, however this process ends.
+        # The remote server ends when this pipe closes, whichever way this process ends.
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -51,7 +51,7 @@ def watch(host: str, folder: str | None, program: str, port: int | None, words: 
     )
     assert running.stdin is not None, "it is a pipe"
     assert running.stdout is not None, "it is a pipe"
-    # End ssh when the terminal is closed, and at SIGTERM, as the server on this machine does.
+    # End ssh when the terminal is closed and at SIGTERM, as the server on this machine ends then.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))
     try:
@@ -88,7 +88,7 @@ def command(
     place: folder of the socket, with an unguessable name.
     """
     path = f"/tmp/paceline-ui-{place}/socket"
-    # The user's command is not quoted, so that `~` works; our own arguments are.
+    # Don't quote the user's command, so that `~` works in it. Quote our own arguments.
     asked = f"{program} ui --socket {path} --json {shlex.join(words)}".rstrip()
     there = f"cd {_quoted(folder)} && exec {asked}" if folder else f"exec {asked}"
     options = (
@@ -100,28 +100,28 @@ def command(
 
 
 def _quoted(folder: str) -> str:
-    # A shell expands `~` only without quotes.
+    # Leave `~` unquoted, because a shell expands it only without quotes.
     if folder == "~" or folder.startswith("~/"):
         return "~/" + shlex.quote(folder[2:]) if len(folder) > 2 else "~"
     return shlex.quote(folder)
 
 
 def _token_of(lines: Iterable[str]) -> str | None:
-    """Return the token in the server's first line, after any login greeting."""
+    """Return the token in the server's first line, which may follow a login greeting."""
     for line in lines:
         try:
             found = json.loads(line)
         except ValueError:
             continue
         token = found.get("token") if isinstance(found, dict) else None
-        # It becomes part of a URL that a terminal shows.
+        # Check the token's characters, because it becomes part of a URL that a terminal shows.
         if isinstance(token, str) and _TOKEN.fullmatch(token):
             return token
     return None
 
 
 def _free_port(port: int | None) -> int:
-    """Return a free port of this machine.
+    """Return a free port of this machine, or the requested port.
 
     Raises:
         UserError: The requested port is taken.

@@ -1,1 +1,1 @@
-"""The part of Paceline inside a worker, before the user's script: standard library only, Python 3.10 or later."""
+"""Run inside a worker, before the user's script: standard library only, Python 3.10 or later."""

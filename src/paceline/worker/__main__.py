@@ -2,19 +2,19 @@
 
     python .../paceline/worker/__main__.py [--mpi | --srun] [--set NAME=VALUE ...] [--kind KIND] -- script.py [argument ...]
 
---mpi: mpirun has started this process: take the rank from Open MPI's variables, write to the rank's log, and wait for the
-    script in a parent process. --srun: the same for srun, which has one command line for all workers: options after
+--mpi: mpirun has started this process: take the rank from Open MPI's variables, write to the rank's log, and wait for
+    the script in a parent process. --srun: as --mpi for srun, which has one command line for all workers: options after
     `--for FIRST-LAST --on NODE` are for these ranks, on that node (`paceline.worker.ranks`).
 --set: a variable for the script. --kind: "module" for `python -m script`, "program" for other programs. Any word may have a
 leading `=`, so that mpirun does not interpret it.
 
-Uses only modules that Python has loaded anyway: every import delays the user's first line.
+It imports only modules that Python has loaded anyway: every other import delays the script's first line.
 """
 
 import os
 import sys
 
-# Python adds the script's folder with links resolved.
+# Python adds the folder of this file, with links resolved. Remove it from the module search path.
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
@@ -44,7 +44,7 @@ def main(argv: "list[str]") -> None:
     if launcher is not None:
         from paceline.worker import monitor, ranks
 
-        # In this order: the rank determines the log, the log takes all output, and the fork has to precede modules that start
+        # The order matters: the rank determines the log, the log takes all output, and the fork precedes modules that start
         # threads.
         ranks.from_open_mpi(os.environ, "srun" if launcher == "--srun" else "mpirun")
         monitor.redirect_output()
@@ -65,11 +65,11 @@ def main(argv: "list[str]") -> None:
     scheduling.begin()
     watched.begin(kind)
     report.started()
-    # Shells expand variables themselves, according to quotes, and have variables of their own.
+    # Don't expand variables for shells: a shell does that itself, according to quotes, and has variables of its own.
     is_shell = kind == "program" and os.path.basename(command[0]) in _SHELLS
     arguments = command[1:] if is_shell else [_with_variables(word) for word in command[1:]]
     if kind == "program":
-        # In `bash -c "python train.py"`, `python` should be the job's interpreter, not that of the submitting shell.
+        # In `bash -c "python train.py"`, `python` must be the job's interpreter, not that of the submitting shell.
         own = os.path.dirname(sys.executable)
         if own and own not in os.environ.get("PATH", "").split(os.pathsep)[:1]:
             os.environ["PATH"] = os.pathsep.join((own, os.environ.get("PATH", os.defpath)))
@@ -92,10 +92,10 @@ def _keep_store_to_its_network() -> None:
 
 
 def _import_from_copy() -> None:
-    """Redirect imports of editable installs from the copied project to the copy, here and in child processes.
+    """Redirect imports of editable installs from the user's project to the run's copy, here and in child processes.
 
-    The install points to the user's folder, which may have been edited since. A path in a run's `work` is the user's path
-    appended to it (`paceline.runs.work_dir`), unless a link is on the way.
+    The install points to the user's folder, which may have been edited since. A path in a run's `work` is `work` followed by
+    the user's path (`paceline.runs.work_dir`), unless a link is on the way.
     """
     top = os.path.join(os.path.realpath(os.environ.get("PACELINE_RUN_DIR") or "/nowhere"), "work")
     if not os.getcwd().startswith(f"{top}/"):
@@ -110,7 +110,7 @@ def _import_from_copy() -> None:
         if not path.startswith(top) and (copy := copied(path)) is not None:
             sys.path[index] = copy
             found.append(copy)
-    # Setuptools' finders: https://setuptools.pypa.io/en/latest/userguide/development_mode.html
+    # These are the import finders of Setuptools: https://setuptools.pypa.io/en/latest/userguide/development_mode.html
     for name, module in list(sys.modules.items()):
         mapping: dict[str, str] = getattr(module, "MAPPING", {}) if name.startswith("__editable__") else {}
         for package, path in mapping.items():
@@ -127,12 +127,12 @@ def _import_from_copy() -> None:
 def _offer_names() -> None:
     """Provide `horovod` if the real package is missing, and always `azureml`, also in child processes.
 
-    Ours is last on the path for Horovod, first for `azureml`: the real one would silently log to nowhere.
+    Paceline's module is last on the path for Horovod, but first for `azureml`: the real package would log nowhere.
     """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path.append(os.path.join(package, "compat", "shim", "first"))
     azureml = os.path.join(package, "compat", "shim", "azureml_names")
-    # After the folder with `paceline` and the script's folder, before all installed packages.
+    # Insert it after the folder with `paceline` and the script's folder, before all installed packages.
     library = os.path.dirname(package)
     sys.path.insert(sys.path.index(library) + 1 if library in sys.path else 0, azureml)
     first, *others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -140,14 +140,14 @@ def _offer_names() -> None:
 
 
 def _listen_to_trackers() -> None:
-    """Record values that the script logs with other libraries, once they are loaded."""
+    """Record values that the script logs with other libraries, once these libraries are loaded."""
     from paceline.trackers import hooks
 
     hooks.install()
 
 
 def _set_old_variables() -> None:
-    """Set variables of older Azure scripts: an input's folder under its bare name, and Batch AI's rank."""
+    """Set variables of older Azure scripts: each input's folder under the input's bare name, and Batch AI's rank."""
     for word in os.environ.get("AZUREML_DATASET_ENVIRONMENT_VARS", "").split(","):
         name = word.partition(":")[0]
         if (folder := os.environ.get(f"PACELINE_INPUT_{name}")) is not None:
@@ -157,7 +157,7 @@ def _set_old_variables() -> None:
 
 
 def _with_variables(word: str) -> str:
-    """Expand `$NAME` and `${NAME}` in an argument, such as `$RANK`. Unknown variables stay."""
+    """Expand `$NAME` and `${NAME}` in an argument, such as `$RANK`. Unknown variables stay unchanged."""
     return os.path.expandvars(word) if "$" in word else word
 
 

@@ -1,7 +1,7 @@
-"""Detect a worker that has trained a model alone although there are others, when its script ends well.
+"""Detect at a script's end that a worker has trained a model alone although the run has other workers.
 
-The loaded libraries reveal it at the end, without hooks before. Nothing is reported in doubtful cases: the worker has another
-way to reach its peers, made no optimizer (it may evaluate its part of the data), or left by `os._exit`.
+The loaded libraries reveal this at the end, without earlier hooks. Nothing is reported in doubtful cases: the worker has
+another way to reach its peers, made no optimizer (it may evaluate its part of the data), or exited by `os._exit`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 from paceline.worker import report
 
-#: Set by users whose workers each train a model of their own.
+#: Variable that users set if their workers each train a separate model.
 SEPARATE = "PACELINE_SEPARATE_WORKERS"
 
-#: Other ways to reach peers; whether they were used is unknown.
+#: Libraries that also connect workers; whether the script used them for that is unknown.
 _OTHER_WAYS = (
     *("mpi4py.MPI", "horovod", "torch_xla", "byteps", "bagua", "smdistributed", "oneflow"),
-    # torchrun's launcher: torch's checkpoints load only its agent.
+    # This is torchrun's launcher: torch's checkpoints load only its agent.
     *("ray", "dask.distributed", "distributed", "pyspark", "torch.distributed.launcher", "mindspore", "paddle"),
 )
 #: Libraries that train JAX models.
@@ -32,7 +32,7 @@ def note() -> None:
         return
     try:
         library = trained_alone(sys.modules)
-    except Exception:  # an unknown version of a library
+    except Exception:  # a library may have an unknown version
         return
     if library is not None:
         report.note_alone(library)
@@ -41,7 +41,7 @@ def note() -> None:
 def trained_alone(modules: dict[str, ModuleType]) -> str | None:
     """Return the library that has trained a model in this process alone, or None.
 
-    It is "lightning", "torch", "tensorflow" or "jax". None also means that it is uncertain.
+    It is "lightning", "torch", "tensorflow" or "jax". None means that it has not, or that this is uncertain.
     """
     if any(name in modules for name in _OTHER_WAYS) or _joined_ours(modules) or _joined_torch(modules):
         return None
@@ -57,7 +57,7 @@ def trained_alone(modules: dict[str, ModuleType]) -> str | None:
 
 
 def _joined_ours(modules: dict[str, ModuleType]) -> bool:
-    """Return whether Horovod's calls or the collectives here have created a world of several ranks."""
+    """Return whether Horovod's calls or Paceline's collectives have created a world of several ranks."""
     return bool(getattr(modules.get("paceline.collectives.world"), "_generations", None))
 
 
@@ -69,7 +69,7 @@ def _joined_torch(modules: dict[str, ModuleType]) -> bool:
         return False
     if c10d.is_initialized():
         return bool(c10d.get_world_size() > 1)
-    # Traces of a destroyed group: how it was created, and the hook that puts the rank before a traceback.
+    # A destroyed group leaves traces: its init method, and the hook that puts the rank before a traceback.
     hook = getattr(sys.excepthook, "__module__", None)
     return c10d._default_pg_init_method is not None or hook == c10d.__name__
 
@@ -80,7 +80,7 @@ def _joined_tensorflow(modules: dict[str, ModuleType]) -> bool:
         context._server_def or context._collective_ops_server_def or context._collective_leader
     ):
         return True
-    # A server started by the script.
+    # The script may have started a TensorFlow server.
     server = getattr(modules.get("tensorflow.python.training.server_lib"), "Server", None)
     return server is not None and _is_there(server)
 
@@ -91,7 +91,7 @@ def _joined_jax(modules: dict[str, ModuleType]) -> bool:
 
 
 def _has_torch_optimizer(module: ModuleType | None) -> bool:
-    """Return whether an optimizer was ever created: the first of a class marks its `step`."""
+    """Return whether an optimizer was ever created: the first optimizer of a class marks the `step` of the class."""
     optimizer = getattr(module, "Optimizer", None)
     return optimizer is not None and any(
         getattr(vars(kind).get("step"), "hooked", False) for kind in (optimizer, *_below(optimizer))

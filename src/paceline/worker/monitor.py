@@ -1,7 +1,7 @@
-"""Under mpirun or srun: a worker's own log, and a parent process that reports the script's end.
+"""Under mpirun or srun, give a worker its own log, and report the script's end from a parent process.
 
-mpirun, the parent of this process, does not report exit codes of its children. So this process stays the script's parent,
-writes down its end, and reports success to mpirun, which would otherwise kill the other workers before their reports.
+mpirun, the parent of this process, does not report exit codes of its children. So this process stays the script's
+parent, writes down the script's end, and reports success to mpirun, which would otherwise kill the other workers early.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import FrameType
 
 from paceline.worker import report
 
-#: Signals of launchers and schedulers: mpirun signals this process, not the script.
+#: Signals of launchers and schedulers to forward: mpirun signals this process, and not the script.
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 
@@ -29,16 +29,16 @@ def redirect_output() -> None:
 
 
 def wait_for_child(*, under_srun: bool = False) -> None:
-    """Fork. The child returns as the worker; the parent waits, reports its end and exits.
+    """Fork. The child returns as the worker; the parent waits for the child, reports its end and exits.
 
-    under_srun: The parent holds the worker's connection to PMIx, and forwards no signals: Slurm's reach every process.
+    under_srun: The parent holds the worker's connection to PMIx, and forwards no signals: Slurm signals every process.
     """
     relay = None
     if under_srun:
         from paceline.worker.pmix import PmixRelay
 
         relay = PmixRelay(os.environ)
-    # Reserve space now, to report the end even on a full disk.
+    # Reserve space now, so that the end can be reported even on a full disk.
     report.hold_space(f"end_{os.environ['PACELINE_RANK']}.json")
     # Fork while there is one thread and nothing of the script is loaded: a lock held by another thread would stay locked in
     # the child.
@@ -56,7 +56,7 @@ def wait_for_child(*, under_srun: bool = False) -> None:
         except ProcessLookupError:
             pass
 
-    # After the fork: the worker keeps its original handlers.
+    # Set handlers after the fork: the worker keeps its original handlers.
     for number in _FORWARDED:
         signal.signal(number, forward)
     if relay is not None:
@@ -66,6 +66,6 @@ def wait_for_child(*, under_srun: bool = False) -> None:
     report.ended(128 - code if code < 0 else code, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
     if relay is not None:
         relay.hold(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), int(os.environ["WORLD_SIZE"]))
-    # Always 0: after any other code mpirun would kill all workers within half a second. Skip exit handlers: those registered
-    # so far belong to the worker.
+    # The code is always 0: after any other code mpirun would kill all workers within half a second. Skip exit handlers: those
+    # registered so far belong to the worker.
     os._exit(0)

@@ -1,6 +1,6 @@
-"""Detect ranks that a program inside a run starts, and give each a log of its own.
+"""Detect ranks that a program inside a run starts, and give each of them its own log.
 
-A launcher's variables reveal the rank when the interpreter starts; without them, joining a process group of torch does
+A launcher's variables reveal the rank when the interpreter starts; without them, joining a torch process group does
 (`mp.spawn`, `ddp_spawn`). Metrics of such a rank are logged as that rank of the run. From then on its output goes to
 `rank_<n>.log` instead of the worker's log, unless a launcher redirects it.
 """
@@ -12,7 +12,7 @@ import sys
 
 from paceline.system.run_variables import OUTPUT_VARIABLE, VARIABLE, by_launcher, nested_rank
 
-# Not typing's: a worker loads this before its script.
+# Don't import it from typing, which is slow to load: a worker loads this module before its script.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 _C10D = "torch.distributed.distributed_c10d"
-#: Of the worker itself, which keeps its log in any group.
+#: Pid of the worker itself, which keeps its log in any process group.
 _worker_pid = 0
 
 
 def begin_worker(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """Prepare a worker for ranks below it."""
+    """Prepare a worker for ranks that its script may start."""
     global _worker_pid
     _worker_pid = os.getpid()
     environ[OUTPUT_VARIABLE] = _file(1)
     _be_live()
-    # With several workers, these have joined each other and are followed by `paceline.collectives.recorder`.
+    # With several workers, the workers join each other, and `paceline.collectives.recorder` observes them instead.
     if environ.get("PACELINE_WORLD_SIZE") == "1":
         _follow_torch()
 
 
 def begin_below() -> None:
-    """Prepare a Python process below a worker: hook trackers and detect its rank. `sitecustomize` calls it."""
+    """Prepare a Python process below a worker: hook trackers and detect its rank. Called by `sitecustomize`."""
     from paceline.trackers import hooks
 
     hooks.install()
@@ -47,9 +47,9 @@ def begin_below() -> None:
 
 
 def _be_live() -> None:
-    """Write lines at once, as to a terminal, and print stacks of native crashes.
+    """Flush each line at once, as on a terminal, and print stacks of native crashes.
 
-    Environment variables for both would be visible to the script and its children.
+    Environment variables for these two settings would be visible to the script and its children.
     """
     if "PYTHONUNBUFFERED" not in os.environ and (reconfigure := getattr(sys.stdout, "reconfigure", None)):
         reconfigure(line_buffering=True)
@@ -75,7 +75,7 @@ def _listen(module: ModuleType) -> None:
         result = made(*given, **options)
         try:
             _joined(module.get_rank(), module.get_world_size())
-        except Exception:  # a backend without ranks: continue
+        except Exception:  # the backend has no ranks: continue without them
             pass
         return result
 
@@ -90,7 +90,7 @@ def _joined(rank: int, size: int) -> None:
 
 
 def _is_worker(rank: int, size: int) -> bool:
-    """Return whether the joined process is the worker, or does its work as `python train.py` in a shell script."""
+    """Return whether the joined process is the worker, or acts for it, as `python train.py` in a shell script does."""
     from multiprocessing import process
 
     own = os.environ.get("PACELINE_RANK"), os.environ.get("PACELINE_WORLD_SIZE")
@@ -98,7 +98,7 @@ def _is_worker(rank: int, size: int) -> bool:
 
 
 def _take_log() -> None:
-    """Redirect output for the worker's log to this rank's own log, including native code and children."""
+    """Redirect output from the worker's log to this rank's own log, also for native code and child processes."""
     found = nested_rank()
     if found is None or str(found[0]) == os.environ["PACELINE_RANK"]:
         return
@@ -109,7 +109,7 @@ def _take_log() -> None:
     folder = os.path.join(os.environ["PACELINE_RUN_DIR"], "attempts", os.environ["PACELINE_ATTEMPT"])
     try:
         log = os.open(os.path.join(folder, f"rank_{found[0]}.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    except OSError:  # full disk: keep the worker's log
+    except OSError:  # the disk is full: continue with the worker's log
         return
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -117,7 +117,7 @@ def _take_log() -> None:
     for number in numbers:
         os.dup2(log, number)
     os.close(log)
-    # A child that joins a group with another rank leaves this log in turn.
+    # A child process that joins a group with another rank leaves this log in the same way.
     os.environ[OUTPUT_VARIABLE] = _file(numbers[0])
 
 

@@ -1,4 +1,4 @@
-"""Under srun: relay a worker's connection to Slurm's PMIx server, to keep it open after the worker's end.
+"""Under srun, relay a worker's connection to Slurm's PMIx server, to keep it open after the worker's end.
 
 Slurm treats a connection that ends without MPI_Finalize as a crash and kills all workers of the step at once, even in their
 grace period, during a checkpoint or before their error reports. So the process that waits for a worker relays the connection,
@@ -26,12 +26,12 @@ _LOOK_S = 0.1
 class PmixRelay:
     """A relay between a worker and its server, if the environment names one that can be relayed.
 
-    Create it before forking the worker: it changes the environment to point to the relay.
+    Create it before forking the worker: it changes the environment so that the worker connects to the relay.
     """
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
-        # Threads of the waiting process: one per listener and two per connection. They share `_servers`, and only add to it
-        # or discard from it, which is atomic.
+        # The waiting process has these threads: one per listener and two per connection. They share `_servers`, and only add
+        # to it or discard from it, which is atomic.
         self._listeners: dict[tuple[str, int], socket.socket] = {}
         self._servers: set[socket.socket] = set()
         self._worker = 0
@@ -47,13 +47,13 @@ class PmixRelay:
         return int(self._listeners[server].getsockname()[1])
 
     def leave(self) -> None:
-        """Close the worker's copies of the parent's sockets. Called in the worker."""
+        """Close the worker's copies of the parent's sockets. The worker calls this after the fork."""
         # Open copies would accept connections after the end of the parent.
         for listener in self._listeners.values():
             listener.close()
 
     def start(self, worker: int) -> None:
-        """Relay for this child. Called in the parent."""
+        """Relay connections of this child process. The parent calls this after the fork."""
         self._worker = worker
         for server, listener in self._listeners.items():
             _in_thread(self._accept, listener, server)
@@ -71,7 +71,7 @@ class PmixRelay:
             except OSError:
                 worker.close()
                 continue
-            # PMIx exchanges small messages; Nagle's algorithm would delay each by some 40 ms.
+            # PMIx exchanges small messages; Nagle's algorithm would delay each message by some 40 ms.
             for end in (worker, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._servers.add(server)
@@ -81,7 +81,7 @@ class PmixRelay:
     def _to_server(self, worker: socket.socket, server: socket.socket) -> None:
         _copy(worker, server)
         if _is_ending(self._worker):
-            return  # silently: connections stay open
+            return  # close nothing: the connections stay open
         self._servers.discard(server)
         _shut(server)
 
@@ -107,7 +107,7 @@ def _shut(end: socket.socket) -> None:
 
 
 def _is_ending(pid: int) -> bool:
-    """Return whether a child has ended or is exiting: the kernel shows that before closing its files."""
+    """Return whether a child has ended or is exiting: the kernel shows that before it closes the child's files."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

@@ -1,7 +1,7 @@
-"""Take a worker's rank and place from the variables of mpirun, or of srun and its PMIx plugin. Nothing is recomputed.
+"""Take a worker's ranks and node from the variables of mpirun, or of srun and its PMIx plugin.
 
 Slurm's variables of the step are then removed: workers have the same environment on every target, and frameworks that see
-SLURM_ variables would take their place from them. Open MPI 5 only needs PMIx's; an older one names the variables to keep.
+SLURM_ variables would use them as ranks. Open MPI 5 needs only PMIx's variables; for an older one, options name those to keep.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _RANK_FROM = {
     "JAX_PROCESS_ID": "OMPI_COMM_WORLD_RANK",
     "HOROVOD_RANK": "OMPI_COMM_WORLD_RANK",
 }
-#: Unless the command line sets it: if nodes share a machine, Open MPI sees a single host.
+#: Sources of variables that the command line does not set: if nodes share a machine, Open MPI sees a single host.
 _PLACE_FROM = {"LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK"}
 _HINT = (
     "Open MPI's mpirun sets it to a number for each worker. Is this process started by another MPI's mpirun, or by a script "
@@ -28,7 +28,7 @@ _HINT = (
 _SETTINGS = {"mpirun": "Open MPI's (OMPI_MCA_*, PRTE_MCA_*)", "srun": "Slurm's (SLURM_*, SRUN_*)"}
 
 _SLURM = ("SLURM_", "SLURMD_", "SRUN_")
-#: Variables of Open MPI's mpirun, which scripts and libraries read.
+#: Variables of Open MPI's mpirun, which scripts and libraries read, and Slurm's variables with their values.
 _AS_MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "SLURM_PROCID",
     "OMPI_COMM_WORLD_SIZE": "SLURM_STEP_NUM_TASKS",
@@ -42,7 +42,7 @@ _SRUN_HINT = (
 
 
 def from_open_mpi(environment: MutableMapping[str, str], starter: str = "mpirun") -> None:
-    """Set RANK and related variables from Open MPI's, after a check against the job's world size.
+    """Set RANK and related variables from Open MPI's variables, after a check against the job's world size.
 
     starter: The program that started the workers, for messages.
 
@@ -51,7 +51,7 @@ def from_open_mpi(environment: MutableMapping[str, str], starter: str = "mpirun"
     """
     rank = needed(environment, "OMPI_COMM_WORLD_RANK", _HINT)
     size = needed(environment, "OMPI_COMM_WORLD_SIZE", _HINT)
-    # Before setting anything: a worker of another world must not report as one of the run.
+    # Check this before setting anything: a worker of another world must not report as a worker of the run.
     if size != environment.get("WORLD_SIZE"):
         raise RunContextError(
             f"{starter} started {size} workers, but the job has {environment.get('WORLD_SIZE')}. "
@@ -68,10 +68,10 @@ def from_open_mpi(environment: MutableMapping[str, str], starter: str = "mpirun"
 def needed(environment: Mapping[str, str], name: str, hint: str) -> str:
     """Return a variable whose value is a number.
 
-    hint: Who sets it, and why it may be missing.
+    hint: Which program sets the variable, and why it may be missing.
 
     Raises:
-        RunContextError: It is not a number; with its value and the hint.
+        RunContextError: The value is not a number; the message has the value and the hint.
     """
     value = environment.get(name)
     if value is None or not value.isdigit():
@@ -80,13 +80,13 @@ def needed(environment: Mapping[str, str], name: str, hint: str) -> str:
 
 
 def take_place(environment: MutableMapping[str, str], options: Sequence[str]) -> list[str]:
-    """Set mpirun's variables, and remove Slurm's. Return this worker's `--set` options.
+    """Set the variables that mpirun would set, and remove Slurm's. Return this worker's `--set` options.
 
-    options: `--set NAME=VALUE` after `--for FIRST-LAST --on NODE` is for those ranks, on that node. `--keep NAME` keeps a
-    variable of Slurm's.
+    options: `--set NAME=VALUE` after `--for FIRST-LAST --on NODE` is for these ranks on that node. `--keep NAME` keeps a
+    variable that Slurm sets.
 
     Raises:
-        RunContextError: A variable of srun's is missing, or the worker is on another node than planned.
+        RunContextError: A variable of srun is missing, or the worker is on another node than planned.
     """
     if environment.get("PMIX_RANK") != environment.get("SLURM_PROCID"):
         raise RunContextError(
@@ -95,9 +95,9 @@ def take_place(environment: MutableMapping[str, str], options: Sequence[str]) ->
             "start MPI with mpirun (mpi='mpirun')."
         )
     said = {name: needed(environment, source, _SRUN_HINT) for name, source in _AS_MPIRUN.items()}
-    # The ranks of all workers on this node.
+    # The variable lists the ranks of all workers on this node.
     said["OMPI_COMM_WORLD_LOCAL_SIZE"] = str(len(environment.get("SLURM_GTIDS", "").split(",")))
-    # Read it before it is removed.
+    # Read the variable before it is removed.
     node = environment.get("SLURMD_NODENAME")
     kept = [value for option, value in zip(options[::2], options[1::2], strict=True) if option == "--keep"]
     for name in [name for name in environment if name.startswith(_SLURM) and name not in kept]:
@@ -127,18 +127,18 @@ def _own(options: Sequence[str], rank: int, node: str | None) -> list[str]:
 def check_when_loaded(world_size: int) -> None:
     """Let the import of mpi4py's MPI fail unless its world has all workers.
 
-    An MPI that does not find Slurm's PMIx silently makes each worker a world of its own.
+    An MPI that does not find Slurm's PMIx silently gives each worker a separate world of size 1.
     """
     when_loaded("mpi4py.MPI", lambda mpi: check(mpi, world_size))
 
 
 def check(mpi: Any, world_size: int) -> None:
-    """Refuse a world of another size than the run's. An uninitialised MPI passes.
+    """Refuse an MPI world of another size than the run's. Accept an MPI that is not initialised.
 
-    mpi: The module.
+    mpi: The module mpi4py.MPI.
 
     Raises:
-        RunContextError: With both sizes and the library.
+        RunContextError: The sizes differ; the message has both sizes and the library.
     """
     # mpi4py initialises MPI on import, unless the script has disabled that (mpi4py.rc.initialize).
     if not mpi.Is_initialized() or (size := mpi.COMM_WORLD.Get_size()) == world_size:

@@ -1,4 +1,4 @@
-"""Write a worker's reports: its start, its end, and the exception that ended it."""
+"""Write a worker's reports: on its start, on its end, and on the exception that ended it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import sys
 import time
 
-#: Suffix of a file that reserves space for another.
+#: Suffix of a file that reserves disk space for another file.
 HELD = ".held"
-#: A block of most file systems, which a smaller report takes too.
+#: Size of a block in most file systems, which a smaller report occupies too.
 _HELD_BYTES = 4096
 
 
-#: Of the worker that has reported its start: a script may change the environment.
+#: The rank of the worker that has reported its start: a script may change the environment later.
 _rank: str | None = None
 
 
@@ -29,9 +29,9 @@ def started() -> None:
 
 
 def ended(exit_code: int, peak_bytes: int = 0) -> None:
-    """Report the end of the script's process. Called by the process that waited for it.
+    """Report the end of the script's process. The process that waited for it calls this.
 
-    peak_bytes: Its peak memory.
+    peak_bytes: Peak memory of the script's process.
     """
     _write(
         f"end_{os.environ['PACELINE_RANK']}.json",
@@ -40,7 +40,7 @@ def ended(exit_code: int, peak_bytes: int = 0) -> None:
 
 
 def note_alone(library: str) -> None:
-    """Report that this worker has trained a model with `library`, without any other."""
+    """Report that this worker has trained a model with `library` without any other worker."""
     _write(f"alone_{os.environ['PACELINE_RANK']}.json", {"library": library})
 
 
@@ -66,17 +66,17 @@ def failed(error: BaseException) -> None:
 
 
 def _texts(error: BaseException) -> tuple[str, str, str]:
-    """Return the exception's line ("ValueError: bad batch"), its whole text, and the text with traceback."""
+    """Return the exception's line ("ValueError: bad batch"), its whole text, and the text with the traceback."""
     try:
         import traceback
 
         shown = traceback.format_exception_only(type(error), error)
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except Exception:
-        # A user's module shadows one that traceback imports; the remaining text is better than nothing.
+        # A user's module has the name of a module that traceback imports; the remaining text is better than nothing.
         shown = [f"{type(error).__name__}: {error}"]
         text = shown[0]
-    # The place of a syntax error precedes its line, indented; notes and further lines follow it.
+    # The position of a syntax error precedes the exception's line, indented; notes and further lines follow it.
     line = next((part for part in shown if not part.startswith(" ")), type(error).__name__)
     return _printable(line.splitlines()[0]), _printable("".join(shown).strip()), _printable(text)
 
@@ -92,7 +92,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def hold_space(name: str) -> None:
-    """Reserve the space of a report, to write it on a full disk. The run's end frees it."""
+    """Reserve disk space for a report, so that it can be written on a full disk. The run's end frees the space."""
     try:
         with open(_path(name) + HELD, "wb") as file:
             file.write(b" " * _HELD_BYTES)
@@ -103,7 +103,7 @@ def hold_space(name: str) -> None:
 def _write(name: str, value: dict[str, object], text: str | None = None) -> None:
     """Write a report into the attempt's folder atomically.
 
-    text: The value as JSON, if known.
+    text: The value as JSON, if the caller has it.
     """
     path = _path(name)
     beside = f"{path}.{os.getpid()}"
@@ -113,7 +113,7 @@ def _write(name: str, value: dict[str, object], text: str | None = None) -> None
             file.write(data)
         os.replace(beside, path)
     except OSError as error:
-        # A full disk must not prevent the script's end.
+        # An error on a full disk must not prevent the script's end.
         try:
             print(f"paceline: {path} could not be written: {error}", file=sys.stderr)
         except OSError:
@@ -122,7 +122,7 @@ def _write(name: str, value: dict[str, object], text: str | None = None) -> None
 
 
 def _write_held(path: str, data: bytes, value: dict[str, object]) -> None:
-    """Write into reserved space, without a new block, omitting a traceback that is too long.
+    """Write a report into reserved space, without a new block, omitting a traceback that is too long.
 
     A copy-on-write file system (btrfs, ZFS) needs a new block anyway, and may refuse.
     """
@@ -137,8 +137,8 @@ def _write_held(path: str, data: bytes, value: dict[str, object]) -> None:
 
 
 def _json(value: dict[str, object]) -> str:
-    """Return the value as JSON by the standard library's module, even if the script has a json.py."""
-    # It is loaded only now, when the script's folder, with a json.py, may be first on the path.
+    """Return the value as JSON by the standard library's module, even if the script's folder has a json.py."""
+    # json is loaded only now, when the script's folder, which may have a json.py, may be first on the path.
     path, theirs = sys.path[:], {name: sys.modules.pop(name) for name in _json_modules()}
     sys.path[:] = [os.path.dirname(os.__file__)]
     try:

@@ -1,8 +1,8 @@
 """Give a worker the scheduling policy for computation, so that waking threads don't interrupt it.
 
-Under the default policy a thread that sends gradients preempts the computing one at each wakeup, which then moves to another
-core with cold caches. Under SCHED_BATCH (sched(7)) it waits for a pause or the end of a time slice, a few milliseconds. The
-worker's share of CPU time stays the same. Child processes inherit the policy.
+Under the default policy, a thread that sends gradients preempts the computing thread at each wakeup, which then moves to
+another core with cold caches. Under SCHED_BATCH (sched(7)) the sending thread waits for a pause or the end of a time slice, a
+few milliseconds. The worker's share of CPU time stays the same. Child processes inherit the policy.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 #: "batch" (default), or "normal" to keep the policy.
 VARIABLE = "PACELINE_SCHEDULING"
 _VALUES = ("batch", "normal")
-#: Devices of the drivers of NVIDIA and AMD.
+#: Devices of the GPU drivers of NVIDIA and AMD.
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
 
 def begin(environ: Mapping[str, str] = os.environ) -> None:
-    """Set the policy for this and later threads; existing threads keep theirs.
+    """Set the policy for this thread and later threads; existing threads keep their policy.
 
-    environ: The worker's variables.
+    environ: The environment variables of the worker.
 
     Do nothing off Linux, under another policy than the default (`chrt --idle 0 paceline run ...`), and for a worker that may
     use a GPU, whose thread has to run as soon as it wakes up.
@@ -39,7 +39,7 @@ def begin(environ: Mapping[str, str] = os.environ) -> None:
     try:
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except OSError:  # forbidden in this container
+    except OSError:  # the container forbids it
         pass
 
 

@@ -11,7 +11,7 @@ from types import CodeType, ModuleType, TracebackType
 
 from paceline.worker import report
 
-# typing takes longer to load than everything else before the script's first line.
+# Don't import typing: it takes longer to load than everything else before the script's first line.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _GLOO_S = 0.05
-#: PYTHONSAFEPATH, since Python 3.11.
+#: Whether PYTHONSAFEPATH is set; Python has it since 3.11.
 _IS_SAFE_PATH = getattr(sys.flags, "safe_path", False)
 
 
 def run(path: str, arguments: list[str], *, is_module: bool = False) -> None:
     """Run a file, or with is_module a module as `python -m` does, as `__main__`.
 
-    An exception is reported, printed without Paceline's frames, and ends the process with Python's exit code.
+    An exception is reported and printed without Paceline's frames, and ends the process with Python's exit code.
     """
     worker = os.getpid()
-    # Our entry point's module must outlive the script, which has its globals.
+    # Keep the module of our entry point alive: the script's module replaces it in sys.modules.
     sys.modules["__paceline_main__"] = sys.modules["__main__"]
     try:
         main, code = _module(path, arguments) if is_module else _file(path, arguments)
@@ -48,7 +48,7 @@ def run(path: str, arguments: list[str], *, is_module: bool = False) -> None:
 
 
 def _end_well(worker: int) -> None:
-    # Only a script that knows of other workers can have joined them.
+    # Only a script in a run of several workers can have trained without joining the others.
     if os.environ.get("PACELINE_WORLD_SIZE", "1") != "1" and os.getpid() == worker:
         from paceline.worker import alone
 
@@ -57,10 +57,10 @@ def _end_well(worker: int) -> None:
 
 
 def become(path: str, arguments: list[str]) -> NoReturn:
-    """Replace this process by the program `path`, searched on PATH, which is then the worker."""
+    """Replace this process by the program `path`, searched on PATH. The program is then the worker."""
     if "/" not in path and not os.path.isfile(path):
         _become_one_on_path(path, arguments)
-    # exec keeps the pid, so the waiting process sees the program's own end.
+    # exec keeps the pid, so the process that waits for the worker sees the program's own end.
     program = os.path.abspath(path)
     try:
         os.execv(program, [program, *arguments])
@@ -69,7 +69,7 @@ def become(path: str, arguments: list[str]) -> NoReturn:
             first = file.readline(200)
         by = f" by {first[2:].strip().decode(errors='replace')}" if first.startswith(b"#!") else ""
         print(f"{path} can't be run{by}: {error.strerror}.", file=sys.stderr, flush=True)
-        os._exit(127 if isinstance(error, FileNotFoundError) else 126)  # the codes of a shell
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)  # these are the exit codes of a shell
 
 
 def _become_one_on_path(name: str, arguments: list[str]) -> NoReturn:
@@ -86,14 +86,14 @@ def _become_one_on_path(name: str, arguments: list[str]) -> NoReturn:
 
 def _file(path: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
     """Return the main module of a file, installed in sys.modules, and its code."""
-    # As in Python, `..` stays in the path.
+    # As in Python, `..` stays in the path of the file.
     absolute = os.path.join(os.getcwd(), path)
     sys.argv = [path, *arguments]
     if not _IS_SAFE_PATH:
-        # With links resolved, as in `python script.py`.
+        # Resolve links, as `python script.py` does.
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     sys.modules["__main__"] = main = _main_module(absolute)
-    # As importlib does, so that audit hooks see this file too.
+    # Open the file as importlib does, so that audit hooks see this file too.
     with io.open_code(absolute) as file:
         return main, compile(file.read(), absolute, "exec", dont_inherit=True)
 
@@ -101,8 +101,8 @@ def _file(path: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
 def _module(name: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
     """Return the main module of `python -m name`, installed in sys.modules, and its code.
 
-    Of a package it is `__main__`. The working directory is first on the path, and sys.argv[0] is the module's file:
-    https://docs.python.org/3/using/cmdline.html#cmdoption-m
+    The main module of a package is its `__main__`. The working directory is first on the path, and sys.argv[0] is the
+    module's file: https://docs.python.org/3/using/cmdline.html#cmdoption-m
     """
     sys.argv = ["-m", *arguments]
     if not _IS_SAFE_PATH:
@@ -137,7 +137,7 @@ def _found(name: str) -> ModuleSpec | None:
 
 
 def _let_gloo_finish() -> None:
-    """Give torch's Gloo threads a moment before the interpreter exits.
+    """Give torch's Gloo threads time to finish before the interpreter exits.
 
     A thread that still holds a tensor of the last collective aborts the process: "terminate called without an active
     exception", in 3 of 20 runs of a plain script on torch 2.13, under any launcher
@@ -163,14 +163,14 @@ def _main_module(path: str) -> ModuleType:
 
 
 def _abandon_mpi() -> None:
-    """Let a failing worker end without waiting for the others in MPI's exit handler."""
+    """Let a failing worker end without waiting for the other workers in MPI's exit handler."""
     mpi = sys.modules.get("paceline.collectives.mpi")
     if mpi is not None:
         mpi.abandon()
 
 
 def _report(error: BaseException, worker: int) -> None:
-    # A forked child of the script also leaves here, but is not the worker.
+    # A forked child of the script also runs this, but it is not the worker.
     if os.getpid() == worker:
         report.failed(error)
 

@@ -1,7 +1,7 @@
-"""Expose a worker's state without its help: its stacks on a signal, and its current collectives.
+"""Expose a worker's state without its help: its stacks on a signal, its collectives and its steps.
 
     <PACELINE_WATCH_DIR>/stacks_<rank>    faulthandler's output for each signal
-    <PACELINE_WATCH_DIR>/worker_<rank>    the signal's number, the pid, and the descriptor of that file
+    <PACELINE_WATCH_DIR>/worker_<rank>    the signal's number, the pid, and the descriptor of the file for the stacks
     <PACELINE_WATCH_DIR>/board_<rank>     `paceline.system.collective_state`, once there is a collective
     <PACELINE_WATCH_DIR>/ask_<rank>       `paceline.collectives.recorder`, once there is a process group of torch
     <PACELINE_WATCH_DIR>/steps_<rank>     `paceline.system.step_clock`
@@ -18,12 +18,12 @@ import os
 #: Name or number of another signal for the stacks; "0" for none.
 SIGNAL_VARIABLE = "PACELINE_STACKS_SIGNAL"
 
-#: Use descriptors from here on: scripts may close unknown low ones, or rely on the lowest.
+#: Use file descriptors from this number on: scripts may close unknown low descriptors, or rely on the lowest.
 _FIRST_FD = 200
 
 
 def begin(kind: str = "script") -> None:
-    """Expose the state if the starting process wants it. Failures never affect the worker."""
+    """Expose the state if the environment asks for it. Failures never affect the worker."""
     folder, rank = os.environ.get("PACELINE_WATCH_DIR"), os.environ.get("PACELINE_RANK")
     if not folder or not rank:
         return
@@ -45,7 +45,7 @@ def begin(kind: str = "script") -> None:
 
 def _answer(folder: str, rank: str, number: int) -> None:
     if not number:
-        # exec keeps the pid, so the kernel's view of a program is still available.
+        # exec keeps the pid, so the kernel's facts on the program are still available.
         _tell(folder, rank, f"0 {os.getpid()} -1")
         return
     import faulthandler
@@ -54,15 +54,15 @@ def _answer(folder: str, rank: str, number: int) -> None:
     path = os.path.join(folder, f"stacks_{rank}")
     low = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        # Kept over fork, so that a data loader's worker writes into the same file; closed by exec.
+        # The file stays open over fork, so that a data loader's process writes into the same file; exec closes it.
         file = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
     except OSError:
         file = os.dup(low)
     os.close(low)
-    # Only the signaled thread prints its stack: printing those of running threads occasionally crashes. Each thread is
-    # signaled in turn.
+    # Only the signaled thread prints its stack: printing stacks of other running threads occasionally crashes. So each
+    # thread is signaled in turn.
     faulthandler.register(number, file=file, all_threads=False)
-    # Last: readers of this file may send the signal.
+    # Write this file last: once it exists, its readers may send the signal.
     _tell(folder, rank, f"{number} {os.getpid()} {file}")
 
 
@@ -72,7 +72,7 @@ def _tell(folder: str, rank: str, text: str) -> None:
 
 
 def _signal() -> int:
-    # Not `signal`, which loads `enum` and delays the script's first line.
+    # Don't import `signal`, which loads `enum` and delays the script's first line.
     import _signal  # type: ignore[import-not-found,unused-ignore]
 
     told = os.environ.get(SIGNAL_VARIABLE, "SIGURG")

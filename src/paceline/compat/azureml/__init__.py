@@ -30,8 +30,8 @@ def __getattr__(name: str) -> object:
             raise AttributeError(f"module 'azureml' has no attribute {name!r}") from error
     if name in __all__:
         return getattr(importlib.import_module(f"{__name__}.core.{name.lower()}"), name)
-    # A module of another distribution, such as azureml-mlflow: `import azureml.mlflow.x as y` while azureml.mlflow is
-    # loading.
+    # `import azureml.mlflow.x as y` looks up azureml.mlflow, a module of another distribution, while that module is
+    # still loading.
     if (beside := sys.modules.get(f"azureml.{name}")) is not None:
         return beside
     raise AttributeError(f"module 'azureml' has no attribute {name!r}")

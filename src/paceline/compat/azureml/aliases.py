@@ -126,7 +126,7 @@ def _beside(fullname: str) -> ModuleSpec | None:
     if fullname == "azureml":
         return None
     first = fullname.split(".")[1]
-    # Load nothing of the real SDK below a package of Paceline's: half of each would work as neither.
+    # Load no submodule of the real SDK into Paceline's package: a mixture of both would not work.
     if spec_of(f"{_OURS}.{first}") is not None:
         return None
     parent = sys.modules.get(fullname.rpartition(".")[0])

@@ -241,5 +241,5 @@ def sdk_class(kind: Kind) -> Kind:
     return kind
 
 
-# All faults of a dataset are one exception here.
+# The SDK has several exceptions for invalid datasets; they are one class here.
 DatasetValidationError = DatasetExecutionError = UserErrorException

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from paceline.compat.azureml.core.environment import PythonSection
 
-#: conda's name -> pip's, for packages that exist in both.
+#: conda's package name -> pip's, for packages that both offer.
 _PIP_OF = {
     **{
         name: name

@@ -15,13 +15,13 @@ _log = logging.getLogger("paceline.azureml")
 
 
 class SubmissionNotes:
-    """The notes of a submission."""
+    """Notes on what a submission replaces or ignores."""
 
     def __init__(self) -> None:
         self._said: dict[str, None] = {}
 
     def add(self, text: str) -> None:
-        """Add a note, unless it is already present.
+        """Add a note unless the submission already has this note.
 
         Raises:
             UserErrorException: PACELINE_AZUREML=strict.

@@ -60,12 +60,12 @@ def names(workspace: Workspace, kind: str) -> list[str]:
 
 
 def documents(workspace: Workspace, kind: str) -> Documents:
-    """Return records with a single version for each name."""
+    """Return the records of a kind that has no versions, only one document per name."""
     return Documents(_folder(workspace) / kind, RULE)
 
 
 def update(workspace: Workspace, kind: str, name: str, values: Mapping[str, object]) -> None:
-    """Add values to the document of a name, or replace them there."""
+    """Set values in the document of a name; its other values stay."""
     kept = documents(workspace, kind)
     with _registry(workspace, kind).locked():
         kept.put(name, {**(kept.read(name) or {}), **values})

@@ -116,7 +116,7 @@ class ScheduleRecurrence:
 
 
 class TimeZone:
-    """Any names of time zones."""
+    """Time zones by name: `TimeZone[name]` returns any name unchanged."""
 
     def __class_getitem__(cls, name: str) -> str:
         return name

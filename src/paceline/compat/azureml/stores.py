@@ -11,7 +11,7 @@ from paceline.data import Source
 if TYPE_CHECKING:
     from paceline import Workspace
 
-#: They refer to the default store, unless a store of that name was registered.
+#: Azure's built-in store names. They mean the default store unless a store of that name is registered.
 DEFAULT_NAMES = ("workspaceblobstore", "workspacefilestore", "workspaceartifactstore", "workspaceworkingdirectory")
 
 #: In Azure, a run's files are in a store, at `ExperimentRun/dcid.<run id>/outputs`. Here they are in the run's folder.

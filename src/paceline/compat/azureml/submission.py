@@ -52,7 +52,7 @@ class Prepared:
     job: Job
     source_directory: Path
     notes: tuple[str, ...]
-    #: The notes that this program has now shown for the first time.
+    #: The notes that this submission was the first in this program to log.
     said: tuple[str, ...]
 
 
@@ -115,7 +115,7 @@ def prepared(config: ScriptRunConfig, workspace: Workspace, *, run_id: str = "")
 
 
 def words_of(arguments: list[object], workspace: Workspace, run_id: str) -> tuple[list[str], list[DataReference]]:
-    """Return each argument as a word, and the data among them.
+    """Return the arguments as strings, and the references of data among the arguments.
 
     Raises:
         UserErrorException: A value can't be a script argument.
@@ -135,7 +135,7 @@ def words_of(arguments: list[object], workspace: Workspace, run_id: str) -> tupl
 
 
 def _plain_reference(reference: DataReference) -> DataReference:
-    """Convert to the plain class: instances of different classes never compare equal."""
+    """Convert a reference to its plain class, because other classes never compare equal."""
     if not isinstance(reference, SdkDataReference):
         return reference
     return DataReference(**{field.name: getattr(reference, field.name) for field in dataclasses.fields(reference)})
@@ -154,7 +154,7 @@ def _names_of(workspace: Workspace) -> dict[str, str]:
 
 
 def _note_places(values: list[object], notes: SubmissionNotes) -> None:
-    """Note data that will not appear at its path in Azure's containers."""
+    """Note inputs that will not appear at the absolute path that a driver has set."""
     for value in values:
         place = getattr(value, "path_on_compute", None)
         if isinstance(place, str) and place.startswith("/"):
@@ -163,19 +163,19 @@ def _note_places(values: list[object], notes: SubmissionNotes) -> None:
 
 
 def reference_of(value: object, workspace: Workspace, run_id: str = "") -> DataReference | None:
-    """Return data as a reference, or None for other values."""
+    """Return the reference for an SDK data object, or None for other values."""
     if isinstance(value, DataReference):
         return value
     if hasattr(value, "reference") and hasattr(value, "destination"):
         output: DataReference = value.reference(workspace, run_id)
         return output
-    # Datastores and datasets convert themselves.
+    # Datastores and datasets have a method for the conversion.
     if hasattr(value, "as_reference"):
         found = value.as_reference()
         return found if isinstance(found, DataReference) else None
     if isinstance(value, DataReferenceConfiguration):
         path = value.path_on_datastore or ""
-        # `to_config` of a run's outputs names no store.
+        # The `to_config` of a run's outputs has an absolute path and no store.
         is_here = value.datastore_name is None and path.startswith("/")
         return DataReference(
             name="input",  # the caller sets the name
@@ -268,7 +268,7 @@ def _is_python(notebook: Path) -> bool:
 def _command(
     command: str | Sequence[object], workspace: Workspace, run_id: str
 ) -> tuple[dict[str, object], list[DataReference]]:
-    """Return the shell command and its data.
+    """Return the shell command and the references of the data that it uses.
 
     The SDK joins a list's items with spaces and does not quote, so an item may contain several words.
     """

@@ -9,14 +9,14 @@ from paceline.compat.alias_finder import AliasFinder, is_initialising, is_shim
 from paceline.errors import UserError
 
 _OURS = "paceline.compat.horovod"
-#: What Horovod has and this package has not, with what to do instead.
+#: Module of Horovod that this package lacks -> what to use instead.
 _ABSENT = {
     "mxnet": "MXNet is retired",
     "spark": "use an estimator of Paceline, or horovod itself, on Spark",
     "ray": "use a compute target of Paceline",
     "tensorflow.data": "read with tf.data on each rank, or with torch's DataLoader",
 }
-#: Small modules of Horovod that are one module here.
+#: Package -> small modules of Horovod that this package combines into one module.
 _MERGED = {
     "data": ("data_loader_base",),
     "runner.common.util": ("codec", "env", "secret", "settings", "timeout"),
@@ -26,8 +26,8 @@ _JOBS = (
     "Horovod's own services for starting ranks are not here. A job is started by horovod.run, by horovodrun, or, with "
     "horovod.runner._HorovodArgs, by horovod.runner.launch._run"
 )
-# Launchers that are built on Horovod import these. The error says what to use, where a bare ModuleNotFoundError would look
-# like a broken installation.
+# Launchers that are built on Horovod import these modules. The error says what to use, because a bare
+# ModuleNotFoundError would look like a broken installation.
 _ABSENT |= {
     f"runner.{name}": _JOBS
     for name in (
@@ -63,7 +63,7 @@ _FINDER = AliasFinder(
     "horovod",
     _OURS,
     absent={name: f"{instead} (docs/horovod.md)." for name, instead in _ABSENT.items()},
-    # This file is no part of Horovod's interface, so it has no name there.
+    # This file is not part of Horovod's interface, so `horovod.aliases` must not exist.
     hidden=("aliases",),
     renamed={f"{module}.{name}": module for module, names in _MERGED.items() for name in names},
 )
@@ -71,12 +71,12 @@ uninstall = _FINDER.uninstall
 
 
 def _real_package() -> str | None:
-    """Return the path of the real horovod, or None."""
-    # A loaded `horovod` is the real one unless it is ours, or the shim, whose code is being run right now.
+    """Return the path of the real Horovod package, or None."""
+    # A loaded `horovod` is the real package unless it is ours, or the shim, which is running this code.
     loaded = sys.modules.get("horovod")
     if loaded is not None and not loaded.__name__.startswith(_OURS) and not is_initialising(loaded):
         return str(getattr(loaded, "__file__", "already imported"))
-    # The path's finder alone: importlib.util.find_spec would look into sys.modules, and ask our own finder as well.
+    # Ask only the finder for paths: importlib.util.find_spec would consult sys.modules and our own finder as well.
     spec = PathFinder.find_spec("horovod")
     # A folder `horovod` without an `__init__.py`, such as that of a clone, has no origin and is not the package.
     if spec is None or spec.origin is None or is_shim(spec.origin):

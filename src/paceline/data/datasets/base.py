@@ -29,7 +29,7 @@ class AnyDataset:
     """A lazy reference to files, made by `Dataset`.
 
     Attributes:
-        sources: The places of the files.
+        sources: The stores and paths of the files.
         steps: The selection steps, in order.
         workspace_dir: The workspace whose datastores the sources name, or None while unknown.
         name, version, id, description, tags, fingerprint: Set for a registered dataset only.
@@ -64,11 +64,11 @@ class AnyDataset:
         )
 
     def take(self: D, count: int) -> D:
-        """Select the first `count`, or all if there are fewer."""
+        """Select the first `count` rows or files; fewer if the dataset is smaller."""
         return self._with(steps.count_step("take", count))
 
     def skip(self: D, count: int) -> D:
-        """Skip the first `count`."""
+        """Skip the first `count` rows or files."""
         return self._with(steps.count_step("skip", count))
 
     def take_sample(self: D, probability: float, seed: int | None = None) -> D:
@@ -150,7 +150,7 @@ class AnyDataset:
         return replace(self, description=record.description, tags=dict(record.tags))
 
     def unregister_all_versions(self) -> None:
-        """Remove all versions of the name. The files stay in place."""
+        """Remove all versions of this dataset's name. The data files stay in place."""
         folder, name, _ = self._registered("unregister_all_versions()")
         registered.remove(folder, name)
 
@@ -207,7 +207,7 @@ class AnyDataset:
         return self.as_mount()
 
     def as_mount(self) -> DataReference:
-        """Return a reference to the folder, in place or downloaded."""
+        """Return a reference that uses the folder in place if possible, else downloads it."""
         return self.as_named_input(self._input_name()).as_mount()
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
@@ -215,7 +215,7 @@ class AnyDataset:
         return self.as_named_input(self._input_name()).as_download(path_on_compute)
 
     def as_partition(self, by: Literal["node", "rank"] = "node") -> DataReference:
-        """Return a reference to each node's or rank's part."""
+        """Return a reference that gives each node or rank a part of the files."""
         return self.as_named_input(self._input_name()).as_download().as_partition(by)
 
     def _with(self: D, step: Step) -> D:
@@ -265,7 +265,7 @@ class AnyDataset:
             # Dataset names may begin with a digit, input names may not.
             return cleaned if cleaned[0].isalpha() else f"input_{cleaned}"
         text = repr([(source.datastore, source.path) for source in self.sources] + list(self.steps))
-        # A hash: the same files and steps get the same name in every run.
+        # Use a hash, so that the same files and steps get the same name in every run.
         return f"input_{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
     def _list_or_none(self) -> Sequence[FileInfo]:

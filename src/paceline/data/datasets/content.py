@@ -52,9 +52,9 @@ def content_fingerprint(infos: Sequence[FileInfo]) -> str:
     Args:
         infos: The result of `with_content`.
     """
-    # A format version: fingerprints are stored in records.
+    # Begin with a format version, because fingerprints are stored in records.
     digest = hashlib.sha256(b"paceline content 1\0")
-    # `info.relative` would not do: it depends on how the reference names the files.
+    # Do not use `info.relative`, which depends on how the reference names the files.
     folders = [os.path.dirname(f"/{info.path.lstrip('/')}") for info in infos]
     top = os.path.commonpath(folders) if folders else "/"
     names = [os.path.relpath(f"/{info.path.lstrip('/')}", top) for info in infos]
@@ -73,7 +73,7 @@ def _local_path(info: FileInfo, workspace_dir: Path) -> Path | None:
 
 
 class _Digests:
-    """Cached hashes of files, and new ones to be stored."""
+    """Cached hashes of files, and new hashes that are not stored yet."""
 
     def __init__(self, database: sqlite3.Connection | None) -> None:
         self._database = database

@@ -254,12 +254,12 @@ class Dataset:
 
 
 def opened(reference: DataReference, path: str | os.PathLike[str]) -> FileDataset | TabularDataset:
-    """Return the dataset of an input downloaded to `path`."""
+    """Return the dataset for a direct input whose files are at `path`."""
     return (TabularDataset if reference.table else FileDataset).from_folder(reference, path)
 
 
 def _columns(types: Mapping[str, str] | None, include_path: bool, partition_format: str | None) -> Reading:
-    """Return the column options that are set. Unset ones are left out, to keep equal records equal."""
+    """Return the column options that are set. Unset options are omitted, so that equal records stay equal."""
     for name, kind in (types or {}).items():
         if str(kind).partition(":")[0] not in TYPES:
             raise DataError(f"set_column_types: the type {kind!r} of {name!r} must be one of {', '.join(TYPES)}.")
@@ -309,7 +309,7 @@ def check_registration(reference: DataReference) -> None:
 
 
 def register_outputs(references: Sequence[DataReference], workspace_dir: Path) -> tuple[dict[str, str], list[str]]:
-    """Register the outputs that ask for it.
+    """Register the outputs of a run that name a dataset.
 
     Returns:
         "name:version" by output, and one error sentence for each output that could not be registered.

@@ -20,7 +20,7 @@ _ENDINGS = {
     **{".parquet": "parquet", ".pq": "parquet", ".jsonl": "json_lines", ".ndjson": "json_lines", ".json": "json_lines"},
 }
 
-#: Conditions of conditions.
+#: Operators that combine conditions.
 _JOINED: dict[str, Callable[..., Any]] = {"and": operator.and_, "or": operator.or_, "not": operator.invert}
 _COMPARED = {
     **{"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge},
@@ -115,7 +115,7 @@ def _read(file: LocalFile, reading: Reading) -> pandas.DataFrame:
     if not reading.get("infer_column_types", True):
         types = str
     elif texts := [name for name, kind in (reading.get("types") or {}).items() if kind in ("str", "bool")]:
-        # As written in the file: "007" must not become 7.
+        # Read text columns as written in the file, so that "007" does not become 7.
         types = dict.fromkeys(texts, str)
     has_header = reading.get("header", True)
     frame = pandas.read_csv(
@@ -194,7 +194,7 @@ def _number(column: pandas.Series) -> pandas.Series:
     return pandas.to_numeric(column, errors="coerce")
 
 
-#: Columns converted to a type.
+#: Functions that convert a column, by type.
 _CONVERTED: dict[str, Callable[[pandas.Series], pandas.Series]] = {
     "float": lambda column: _number(column).astype("float64"),
     # Only the nullable Int64 can hold missing integers.

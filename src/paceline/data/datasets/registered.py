@@ -86,7 +86,7 @@ def add(
 ) -> DatasetRecord:
     """Register the data, and return its version.
 
-    It is the latest version if the data is the same, else a new one. Two concurrent calls get two versions.
+    If the data has not changed, return the latest version, else add a version. Two concurrent calls get two versions.
 
     Raises:
         DataError: Another dataset has this name and create_new_version is False, or the disk can't be written.
@@ -103,7 +103,7 @@ def add(
     )
 
     def document(version: int) -> dict[str, object]:
-        # Written before the version's own file, which makes the version visible.
+        # Write the list of files before the version's own file, which makes the version visible.
         write_json(_files_path(registry, name, version), listed, sync=True)
         return asdict(replace(made, version=version))
 

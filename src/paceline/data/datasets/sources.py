@@ -116,7 +116,7 @@ def local_files(sources: Sequence[Source], workspace_dir: Path) -> Iterator[list
         TransferError: A store can't be read.
     """
     if len(sources) == 1 and is_local(sources[0]):
-        # Workers come here for an input's folder, so this branch uses the standard library only.
+        # Workers run this branch for an input's folder, so it uses the standard library only.
         yield _below(Path(sources[0].path))
         return
     from paceline.data.transfer.cache import DataCache
@@ -148,9 +148,9 @@ def _below(top: Path) -> list[LocalFile]:
     files = []
     for folder, below, names in os.walk(top, followlinks=True):
         here = f"{os.path.realpath(folder)}/"
-        # Skip a link to a folder above, which would never end.
+        # Skip a link to a parent folder, because following it would never end.
         below[:] = [name for name in below if not here.startswith(f"{os.path.realpath(Path(folder, name))}/")]
         for path in (Path(folder, name) for name in names):
-            if path.is_file():  # no socket, no link that leads nowhere
+            if path.is_file():  # skip sockets and broken links
                 files.append(LocalFile(path.relative_to(top).as_posix(), path))
     return sorted(files, key=lambda file: file.relative)

@@ -33,7 +33,7 @@ class Reading(TypedDict, total=False):
     types: dict[str, str]
     include_path: bool
     partition_format: str
-    # Of tables of the Azure SDK.
+    # Only tables made through the Azure SDK's names have these keys.
     partition_keys: list[str]
     timestamp: str | None
 

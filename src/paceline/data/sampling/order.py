@@ -97,7 +97,7 @@ class GlobalOrder(Sequence[int]):
         return out
 
     def chunks(self, positions: range) -> Iterator[array[int]]:
-        """Yield the same samples in chunks, computed on demand."""
+        """Yield the samples at these positions in chunks, computed on demand."""
         # numpy is no faster on a small domain: it would cycle-walk with a few numbers.
         numpy = _numpy() if self.length >= 1 << _LEAST_BITS else None
         size = _CHUNK if numpy is None else _NUMPY_CHUNK

@@ -40,7 +40,7 @@ class SamplerState(TypedDict):
 
 
 class DistributedSampler:
-    """The sample numbers of this rank.
+    """A sampler of this rank's sample numbers.
 
     With a global batch size B, batch k of all ranks together is positions k B .. (k + 1) B - 1 of the order. So 8 workers of 32
     samples see the same batches as 4 workers of 64.
@@ -50,7 +50,7 @@ class DistributedSampler:
         rank: This rank; give it together with world_size. Default: `torch.distributed` if initialised, else RANK and
             WORLD_SIZE, or a world of one outside any run and launcher.
         world_size: Number of ranks.
-        seed: The same on every rank.
+        seed: Seed of the order, equal on every rank.
         shuffle: False keeps the order of the data set.
         drop_last: Leave out the last samples if there is not one for each rank.
         pad: Fill the last round with the first samples of the epoch. With neither, some ranks have one sample more, and
@@ -86,7 +86,7 @@ class DistributedSampler:
         # The current chunk, and the number of samples handed out once it is exhausted.
         self._drawing: Iterator[int] = iter(())
         self._drawn_after = 0
-        self._done: int | None = None  # the epoch that a loaded state has the end of
+        self._done: int | None = None  # the epoch that has ended in a loaded state
         self._is_set = False
         self._to(0, 0)
 
@@ -200,7 +200,7 @@ class DistributedSampler:
         for chunk in self._order.chunks(self._positions(self._start)):
             # `length_hint` of a list iterator is what is left in it, so no counter is needed.
             drawing = iter(chunk.tolist())
-            if iteration is self._iteration:  # an older iterator, still drawn from, must not count
+            if iteration is self._iteration:  # an older iterator that is still in use must not count
                 self._drawing, self._drawn_after = drawing, self._drawn_after + len(chunk)
             yield drawing
         if iteration is self._iteration and self.epoch != self._done:

@@ -42,7 +42,7 @@ def tensorflow_dataset(
         batch_size: Per rank; the last batch of an epoch may be smaller.
         rank: As for `DistributedSampler`.
         world_size: As for `DistributedSampler`.
-        seed: The same on every rank.
+        seed: Seed of the order, equal on every rank.
         epoch: The first epoch.
         epochs: Number of consecutive epochs, each in its own order, for one `model.fit` over all.
         start: Global position to resume the first epoch at: steps done x batch_size x world_size.
@@ -99,7 +99,7 @@ def _arrays(source: Any) -> tuple[Any, int]:
 
     if hasattr(source, "__index__") and not hasattr(source, "__len__"):
         return None, length_of(source, "tensorflow_dataset")
-    # A list would be a structure of as many arrays as it has numbers.
+    # Convert a list to an array, because TensorFlow would treat each of its numbers as an array.
     arrays = tf.nest.map_structure(np.asanyarray, np.asarray(source) if isinstance(source, list) else source)
     # A scalar has no first dimension.
     lengths = {len(array) if array.ndim else -1 for array in tf.nest.flatten(arrays)}

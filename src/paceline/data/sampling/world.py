@@ -53,7 +53,7 @@ def _checked(rank: Any, world_size: Any) -> tuple[int, int]:
 
 
 def _from_torch() -> tuple[int, int] | None:
-    distributed = sys.modules.get("torch.distributed")  # never imported here: it takes a second
+    distributed = sys.modules.get("torch.distributed")  # do not import torch here, which takes a second
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.get_rank(), distributed.get_world_size()
@@ -84,7 +84,7 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[int, int]:
 
 def _launcher(environment: Mapping[str, str]) -> str | None:
     """Name the launcher of this process, or return None."""
-    # A run's worker without the variable: the script has changed its environment.
+    # In a run's worker without this variable, the script has changed its environment.
     if environment.get("PACELINE_RUN_DIR") and not environment.get("PACELINE_WORLD_SIZE"):
         return f"Paceline's launcher (PACELINE_RUN_DIR={environment['PACELINE_RUN_DIR']})"
     for name, owner in _SIGNS:

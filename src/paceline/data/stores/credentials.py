@@ -1,4 +1,4 @@
-"""The credentials of stores, registered as places and read when a store is opened.
+"""The credentials of stores: a record names where each secret is, and opening a store reads it.
 
     env:LAB_SECRET              an environment variable
     keyring:lab/me              the password of user "me" for service "lab" in the system's keyring (extra: keyring)
@@ -19,12 +19,12 @@ from urllib.parse import parse_qsl
 from paceline.errors import DataError
 from paceline.job.secret_values import HIDDEN, PLACES, credentials_in, forms, hidden, is_place
 
-# Options of fsspec file systems, headers and URL parameters that hold a secret.
+# Names of fsspec options, headers and URL parameters that hold a secret.
 _SECRET_NAME = re.compile(
     r"(?i)secret|passw|passphrase|token|credential|signature|authorization|cookie|api[_-]?key|access[_-]?key"
     r"|account[_-]?key|connection[_-]?string|sas|private[_-]?key|\bpkey\b|(^|[_-])(key|pwd|auth|sig)$"
 )
-#: Names that match the pattern above, but hold a place or a choice.
+#: Names that match the pattern above, but do not hold a secret.
 _HARMLESS = frozenset({"key_filename", "anon", "token_type", "use_ssl", "host_key_policy", "credentials_file"})
 #: Values of secret options that are harmless: gcsfs takes token="anon".
 _HARMLESS_VALUES = frozenset({"anon", "cloud", "google_default", "cache", "browser"})
@@ -55,15 +55,15 @@ class Secrets:
         return dict(self._values)
 
     def add(self, name: str, value: str) -> None:
-        """Also remove this value from messages."""
+        """Add a further secret value that `scrub` removes from messages."""
         self._others[name] = value
 
     def scrub(self, text: str) -> str:
         """Return the text without the secrets, including their URL and repr forms."""
-        # Longest first: replacing a short value inside a longer one would leave the rest readable.
+        # Replace the longest secret first: replacing a shorter one inside it would leave its rest readable.
         for value in sorted({*self._values.values(), *self._others.values()}, key=len, reverse=True):
             for form in sorted(forms(value), key=len, reverse=True):
-                # A shorter form is part of too many words, and the gaps would reveal it.
+                # A form of 1 or 2 characters occurs in many words, whose gaps would reveal it: withhold the whole text.
                 if len(form) >= 3:
                     text = text.replace(form, "***")
                 elif form and form in text:
@@ -82,7 +82,7 @@ def resolve(credentials: Mapping[str, str] | None, where: str) -> Secrets:
         DataError: A place is invalid or empty, or is a file that others may read.
     """
     secrets = Secrets({option: _read(option, place, where) for option, place in (credentials or {}).items()})
-    # Messages may also show what the store's library has found by itself.
+    # Messages may also contain secrets that the store's library has read from variables.
     for name in _LIBRARY_VARIABLES:
         if value := os.environ.get(name):
             secrets.add(name, value)
@@ -90,7 +90,7 @@ def resolve(credentials: Mapping[str, str] | None, where: str) -> Secrets:
 
 
 def check_credentials(credentials: Mapping[str, str] | None, where: str) -> None:
-    """Raise DataError unless each credential is a place.
+    """Raise DataError unless each credential names a place such as "env:LAB_SECRET".
 
     The message does not show the value: it may be the secret itself.
     """

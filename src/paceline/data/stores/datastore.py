@@ -1,4 +1,4 @@
-"""Datastores: named places of files, with the Azure SDK's calls."""
+"""Datastores: named file stores of a workspace, with the Azure SDK's methods."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Datastore:
 
     @property
     def kind(self) -> str:
-        """The kind: "local", "s3", "azure", "gcs", "sftp", "http" or "memory"."""
+        """The kind of store: "local", "s3", "azure", "gcs", "sftp", "http" or "memory"."""
         return self._record.kind
 
     @property
@@ -168,7 +168,7 @@ class Datastore:
 
     @property
     def is_default(self) -> bool:
-        """Whether it is the workspace's default store."""
+        """Whether this store is the workspace's default store."""
         return records.default_name(self._dir) == self._record.name
 
     @property
@@ -190,7 +190,7 @@ class Datastore:
         records.remove_record(self._dir, str(self._record.name))
 
     def set_as_default(self) -> None:
-        """Make it the workspace's default store."""
+        """Make this store the workspace's default store."""
         records.set_default(self._dir, str(self._record.name))
 
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> DataReference:
@@ -354,7 +354,7 @@ def _checked_url(name: str, url: str) -> str:
         return str(working_path(url))
     if url.startswith(("file://", "local://")):
         return str(working_path(url.partition("://")[2]))
-    # Only to find its kind. The URL appears in messages, so remove secrets.
+    # Create this record only to find the store's kind. Messages show its URL, so remove secrets.
     record = StoreRecord(name=name, url=hidden_url(url))
     if record.kind != "memory" and url.partition("://")[2].partition("/")[0] == "":
         raise DataError(
@@ -367,7 +367,7 @@ def _plain(options: dict[str, object], name: str) -> dict[str, object]:
     import json
 
     try:
-        # A round trip through JSON, to keep exactly what will be read: tuples become lists, keys become texts.
+        # Convert to JSON and back, so that the options equal those read later: tuples become lists.
         plain: dict[str, object] = json.loads(json.dumps(options))
     except (TypeError, ValueError) as error:
         raise DataError(f"options of datastore {name!r} can't be JSON: {error}. Give plain values.") from error

@@ -1,6 +1,6 @@
-"""Translation of the exceptions of all store libraries, which only this module knows.
+"""Translation of the exceptions of all store libraries to Paceline's errors.
 
-It imports none of them: the class name, status, errno and text identify an error.
+This module imports no store library: the class name, status, errno and text identify an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.data.stores.credentials import Secrets
 from paceline.data.stores.record import StoreRecord
 from paceline.errors import DataError, EngineError, PacelineError, TransferError
 
-#: The next step for each cause.
+#: The advice to the user for each cause.
 _NEXT_STEP = {
     "missing": "`paceline data ls` lists the files.",
     "no-store": "Correct the URL that the datastore was registered with.",
@@ -72,7 +72,7 @@ _CODE = re.compile(r"<Code>(\w+)</Code>|error occurred \((\w+)\)")
 _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
 
 
-#: Reasons by cause, with the library's message; other causes have only the message.
+#: Explanations by cause, shown with the library's message. Other causes show only the message.
 _REASONS = {
     "missing": "there is nothing there",
     "no-store": "there is no such bucket or container",
@@ -121,7 +121,7 @@ def translated(error: BaseException, record: StoreRecord, secrets: Secrets, what
     """
     if isinstance(error, PacelineError):
         return error
-    # A traceback shows the whole chain.
+    # Remove secrets from the whole chain of causes, because a traceback shows it.
     for link in chain(error):
         _scrub(link, secrets)
     cause = cause_of(error)
@@ -143,7 +143,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 class _Evidence:
-    """What an error of any library says: class names, text, errno, and the code and status of the store's response."""
+    """Facts from a library's error: class names, text, errno, and code and status of the response."""
 
     def __init__(self, error: BaseException) -> None:
         self.names = {cls.__name__ for cls in type(error).__mro__}
@@ -153,7 +153,7 @@ class _Evidence:
         self.status = _status(error, self.text) or 0
 
 
-#: Causes and what tells them, the surest first.
+#: Causes and the tests that recognize them, the most certain first.
 _RULES: tuple[tuple[str, Callable[[_Evidence], object]], ...] = (
     ("changed", lambda seen: seen.names & {"ChangedError", "PreconditionError", "FileExpired"}),
     ("disk", lambda seen: seen.number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)),
@@ -181,7 +181,7 @@ def _status(error: BaseException, text: str) -> int | None:
     response: object = getattr(error, "response", None)
     metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
     match = _STATUS.search(text)
-    # Lazily: the property `code` of aiohttp's errors warns.
+    # Read the attributes lazily, because the property `code` of aiohttp's errors warns.
     attributes = (getattr(error, name, None) for name in ("status", "status_code", "code"))
     known = itertools.chain(
         attributes, [metadata.get("HTTPStatusCode")], map(int, filter(None, match.groups() if match else ()))
@@ -206,7 +206,7 @@ def _detail(error: BaseException) -> str:
             return f"{code}: {match[1]}" if code else match[1]
     last = links[0]
     if isinstance(last, FileNotFoundError) and len(links) > 1:
-        last = links[1]  # fsspec's HTTP says this of every failure; why comes behind it
+        last = links[1]  # fsspec's HTTP raises this for every failure; the cause is the next error
     text = str(last).partition("\n")[0].strip().rstrip(".")
     if isinstance(last, OSError) and last.strerror and last.errno:
         text = f"{last.strerror}" + (f": {last.filename!r}" if last.filename else "")

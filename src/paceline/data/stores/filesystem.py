@@ -33,7 +33,7 @@ _READ_TIMEOUT_S = 60
 
 
 class Store:
-    """An opened store, not to be pickled or shared."""
+    """An opened store. Do not pickle it or share it between processes."""
 
     def __init__(self, record: StoreRecord) -> None:
         self.record = record
@@ -56,12 +56,12 @@ class Store:
         return self.record.title
 
     def full(self, path: str) -> str:
-        """Return a store's path for its file system."""
+        """Return the file system's path for a path in the store."""
         root = self.record.root
         if self.kind != "http":
             path = path.strip("/")
         elif self.record.name is not None:
-            # Paths in a datastore are names; a plain URL is already quoted.
+            # Quote paths in a datastore, which are plain names. A plain URL is already quoted.
             path = quote(path)
         return f"{root}/{path}" if path else (root or "/")
 
@@ -123,7 +123,7 @@ class Store:
 
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_READ_TIMEOUT_S)
             client_options = options.pop("client_kwargs", {})
-            # A copy: the record's headers must not get the token.
+            # Copy the headers, so that the record's headers do not get the token.
             headers = dict(client_options.get("headers", {}))
             options |= {"client_kwargs": {"timeout": timeout, **client_options, "headers": headers}}
             # fsspec's HTTP has no option for user or token; aiohttp below it has.
@@ -166,7 +166,7 @@ def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:
     scheme, _, rest = path.partition("://")
     host, _, inside = rest.partition("/")
     record = StoreRecord(name=None, url=f"{scheme}://{host}")
-    # Raises for an unknown scheme.
+    # The property `kind` raises for an unknown scheme.
     assert record.kind
     return record, inside
 

@@ -88,17 +88,17 @@ class StoreRecord:
 
     @property
     def title(self) -> str:
-        """The store in messages."""
+        """The store's name for messages."""
         return f"datastore {self.name!r} ({self.url})" if self.name is not None else repr(self.url)
 
     @property
     def identity(self) -> str:
-        """The cache's key of the store."""
+        """A string that identifies the store in cache keys."""
         # Include the options: a bucket of the same name at another endpoint holds other files.
         return json.dumps([self.kind, self.url.rstrip("/"), self.options], sort_keys=True, default=str)
 
     def to_json(self) -> dict[str, object]:
-        """Return the JSON form. Credentials are places, so it holds no secret."""
+        """Return the JSON form. It holds places of credentials and no secrets."""
         credentials = dict(self.credentials) if self.credentials else None
         return {"url": self.url, "options": dict(self.options), "credentials": credentials}
 
@@ -157,9 +157,9 @@ def write_record(workspace_dir: Path, record: StoreRecord) -> None:
 
 def remove_record(workspace_dir: Path, name: str) -> None:
     """Remove the registration. The files stay in place."""
-    # Raises if the store does not exist.
+    # `read_record` raises if the store does not exist.
     read_record(workspace_dir, name)
-    # Remove the default mark first: a leftover mark would name a missing store.
+    # Remove the file `.default` first, so that it never names a missing store.
     if default_name(workspace_dir) == name:
         _default_path(workspace_dir).unlink(missing_ok=True)
     _registry(workspace_dir).remove(name)

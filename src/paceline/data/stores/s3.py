@@ -25,7 +25,7 @@ from paceline.data.stores.filesystem import Store
 #: s3fs options with a counterpart in obstore.
 _KNOWN = frozenset({"endpoint_url", "key", "secret", "token", "anon", "client_kwargs", "profile"})
 _KNOWN_CLIENT = frozenset({"endpoint_url", "region_name"})
-#: Credentials in variables. Without them, botocore's chain finds roles, files and profiles.
+#: Variables with credentials. Without them, botocore finds roles, files and profiles.
 _DIRECT = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 #: Least size of a part. An interruption loses at most `_AT_ONCE` parts.
@@ -35,7 +35,7 @@ _AT_ONCE = 4
 
 
 def object_store(store: Store) -> Any | None:
-    """Return a bucket's obstore store, or None for s3fs."""
+    """Return obstore's object for the bucket, or None if s3fs must be used."""
     if store.kind != "s3" or importlib.util.find_spec("obstore") is None:
         return None
     options: dict[str, Any] = {**store.record.options, **store.secrets.options()}
@@ -61,7 +61,7 @@ def object_store(store: Store) -> Any | None:
         provider, chain_region, chain_endpoint = _botocore_chain(store, options.get("profile"))
         region, endpoint = region or chain_region, endpoint or chain_endpoint
     if endpoint is None and region is None:
-        return None  # botocore finds a bucket's region; here it would be an error
+        return None  # s3fs finds a bucket's region by itself; obstore would fail
     return _make(store.record.root.partition("/")[0], endpoint, region or "us-east-1", provider)
 
 
@@ -94,7 +94,7 @@ def _botocore_chain(
         credentials = session.get_credentials()
         if credentials is None:
             raise botocore.exceptions.NoCredentialsError()
-        # A client only to resolve region and endpoint from variables, files and profiles.
+        # Create a client only to resolve region and endpoint from variables, files and profiles.
         client = session.create_client("s3", region_name=None)
         region, endpoint = client.meta.region_name, client.meta.endpoint_url
 
@@ -146,7 +146,7 @@ def _make(bucket: str, endpoint: str | None, region: str, provider: Callable[[],
 
 
 def is_multipart(size: int) -> bool:
-    """Return True for a file worth several parts."""
+    """Return True if a file is large enough for a multipart upload."""
     return size > 2 * PART_BYTES
 
 

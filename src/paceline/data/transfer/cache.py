@@ -32,7 +32,7 @@ from paceline.system.units import size_bytes
 
 FOLDER_VARIABLE = "PACELINE_DATA_CACHE"
 LIMIT_VARIABLE = "PACELINE_DATA_CACHE_LIMIT"
-#: A guess: room for a few data sets. The limit is also at most half of the disk.
+#: Default limit of the cache, enough for a few data sets. The limit is also at most half of the disk.
 DEFAULT_LIMIT_BYTES = 100 * 10**9
 #: Modification time of every whole file: 2001-09-09T01:46:40Z, whole seconds for the coarsest file system.
 _STAMP_NS = 10**18
@@ -87,12 +87,12 @@ class DataCache:
     # --- files
 
     def key(self, identity: str, path: str, version: str, size: int) -> str:
-        """Return the cache key of a file. identity: of its store."""
+        """Return the cache key of a file. identity: the store's `identity`."""
         text = "\0".join(("1", identity, path, version, str(size)))
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
     def part(self, key: str) -> Path:
-        """Return the path of the partial file."""
+        """Return the path of the partial file for a cache key."""
         return self._partial / f"{key}.part"
 
     def link(self, key: str, size: int, target: str) -> bool:
@@ -123,11 +123,11 @@ class DataCache:
         try:
             partial.finish(path, mode=0o444, mtime_ns=_STAMP_NS)
         except FileNotFoundError:
-            # Only when missing: a check for each file would cost a system call.
+            # Create the folder only after a failure, because a check for each file would cost a system call.
             os.makedirs(os.path.dirname(path), exist_ok=True)
             partial.finish(path, mode=0o444, mtime_ns=_STAMP_NS)
         if target is not None:
-            # Another run may evict the file in between. The caller then fetches it again.
+            # Another run may evict the file before it is linked. The caller then fetches it again.
             with contextlib.suppress(FileNotFoundError):
                 _link_or_copy(path, target)
 
@@ -139,7 +139,7 @@ class DataCache:
     # --- size
 
     def use(self) -> CacheUse:
-        """Return the number of files, and their sizes."""
+        """Return the number and sizes of the cached files."""
         files = size = linked = 0
         for _, status in self._all():
             files, size = files + 1, size + status.st_size
@@ -183,7 +183,7 @@ class DataCache:
         return removed
 
     def make_room(self, needed_bytes: int) -> None:
-        """Make room below the limit, if unused files allow."""
+        """Remove unused files until this many bytes fit below the limit, as far as possible."""
         if needed_bytes > 0:
             self.prune(make_room_bytes=needed_bytes)
 
@@ -198,13 +198,13 @@ class DataCache:
 
     def hold_view(self, run_id: str) -> int:
         """Lock a run's views until the fd is closed."""
-        # Check the id.
+        # `view_dir` raises if the id is invalid.
         assert self.view_dir(run_id, 0)
         path = self._held / run_id
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            # Shared: several supervisors on this machine may hold it. The kernel releases the lock when a process ends, however
-            # it ends.
+            # Take a shared lock, because several supervisors of this machine may hold it. The kernel releases
+            # the lock when a process ends, even if it was killed.
             fcntl.flock(fd, fcntl.LOCK_SH)
             # The removal of dead views may have unlinked this file after the open. A lock on an unlinked file protects nothing.
             if is_at(path, fd):
@@ -241,7 +241,7 @@ class DataCache:
         assert self.view_dir(run_id, 0)
         remove_tree(self.views / run_id)
         with gone_is_fine():
-            os.truncate(self._held / run_id, 0)  # what `note_unheld` said is over
+            os.truncate(self._held / run_id, 0)  # discard the note of `note_unheld`
 
     def drop_dead_views(self) -> None:
         """Remove the views of runs that have ended."""
@@ -262,7 +262,7 @@ class DataCache:
     # --- helpers
 
     def _path(self, key: str) -> str:
-        # No pathlib: joining takes as long as the system calls on the file.
+        # Do not use pathlib, because joining takes as long as the system calls on the file.
         return f"{self._objects}/{key[:2]}/{key}"
 
     def _all(self) -> Iterator[tuple[Path, os.stat_result]]:

@@ -28,14 +28,14 @@ _LINK_TRIES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """A node's part of an input.
+    """A node's fetched part of an input.
 
     Attributes:
         path: The folder, or the file if one was named exactly.
         mode: "mount" (the place itself, or links to it) or "download".
         files, bytes: Size of this node's part.
         fetched_bytes: Bytes transferred; the rest was cached.
-        fingerprint: Of all files of the input, on any node.
+        fingerprint: Hash of all files of the input, equal on all nodes.
         note: A message for the user, or "".
     """
 
@@ -86,7 +86,7 @@ def fetch(
         fingerprint=fingerprint(infos),
     )
     is_local = all(record.kind == "local" for record, _ in places)
-    # A part of the files is a selection, which no existing folder holds.
+    # A partition needs a folder of links, because no existing folder holds only this part of the files.
     if reference.mode == "mount" and is_local and reference.partition is None:
         itself = _place_itself(reference.sources, places)
         if itself is not None:
@@ -126,7 +126,7 @@ def _refuse_memory(reference: DataReference, records: Sequence[StoreRecord]) -> 
 
 
 def _place_itself(sources: Sequence[Source], places: Sequence[tuple[StoreRecord, str]]) -> Path | None:
-    """Return the real path of a single local source."""
+    """Return the real path of a single local source, or None."""
     [(record, path), *others] = places
     if others or is_pattern(path):
         return None
@@ -171,7 +171,7 @@ def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
     try:
         yield
         if is_unheld:
-            # Before the lock is released: from then on only this note keeps the view.
+            # Write the note before the lock is released, because only the note keeps the view afterwards.
             cache.note_unheld(fd)
     finally:
         os.close(fd)
@@ -190,7 +190,7 @@ def _new_view(view_dir: Path, name: str) -> Iterator[Path]:
         yield beside
         os.rename(beside, target)
     except EngineError:
-        raise  # of the store, from within
+        raise  # an error of the store, raised in the caller's block
     except OSError as error:
         raise TransferError(
             f"the folder of input {name!r} can't be made in {str(view_dir)!r}: {error.strerror}. "
@@ -222,7 +222,7 @@ def _download(
         os.makedirs(top, exist_ok=True)
         for info in part:
             target = f"{top}/{info.relative}"
-            # Once per folder: data sets have far more files than folders.
+            # Create each folder only once, because data sets have far more files than folders.
             if (above := target.rpartition("/")[0]) not in folders:
                 os.makedirs(above, exist_ok=True)
                 folders.add(above)
@@ -252,7 +252,7 @@ def _from_store(store: Store, wanted: list[tuple[FileInfo, str]], cache: DataCac
             return fetched
         cache.make_room(sum(max(info.size, 0) for info, _, _ in missing))
         fetched += transfer(store, [_job(*item, cache) for item in missing], meter)
-        # `cache.keep` has linked the others.
+        # `cache.keep` has already linked the other files.
         wanted = [(info, target) for info, target, _ in missing if not os.path.lexists(target)]
         if not wanted:
             return fetched
@@ -283,7 +283,7 @@ def _source(info: FileInfo) -> Source:
 def _store_key(info: FileInfo) -> str:
     if info.datastore is not None or "://" not in info.path:
         return info.datastore or "/"
-    # "https:", "", "host".
+    # Join "https:", "" and "host" to the URL's server.
     return "/".join(info.path.split("/", 3)[:3])
 
 

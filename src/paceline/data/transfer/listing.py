@@ -81,7 +81,7 @@ def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
         raise DataError(f"{what} {path!r} in {store.title}. `paceline data ls` lists the files.")
     infos = []
     for entry in entries:
-        # A file that is named exactly loses the folders above it.
+        # The relative path of a file that is named exactly is only its name.
         below = base.rpartition("/")[2] if entry.path == base else entry.path.removeprefix(f"{base}/")
         if is_url:
             # "a%20b.csv?version=3" is the file "a b.csv".
@@ -184,7 +184,7 @@ def _check_seen(entry: os.DirEntry[str]) -> None:
 
 
 def _local_entry(path: str, found: os.stat_result) -> _Entry:
-    # With the inode: a replaced file may keep size and times, as rsync's copies do.
+    # Include the inode, because a replaced file may keep size and times, as copies by rsync do.
     return _Entry(path, found.st_size, f"{found.st_mtime_ns}-{found.st_ino}")
 
 
@@ -244,7 +244,7 @@ def _objects(store: Store, base: str) -> Iterator[_Entry]:
     bucket = f"{root.partition('/')[0]}/"
     entries = []
     for key, size, version in objects:
-        # Keys lack the bucket; fsspec's memory store has none.
+        # Keys do not contain the bucket, so add it; fsspec's memory store has no bucket.
         full = key if store.kind == "memory" else bucket + key
         # "data" must not list "database/x", and the name of the bucket is not a file.
         if full.endswith("/") or not (full == whole or full.startswith(f"{whole}/")):
@@ -282,7 +282,7 @@ def _from_obstore(store: Store, base: str) -> list[tuple[str, int, str]] | None:
         markers = _markers(objects, entries)
         return [entry for entry in entries if entry[0] not in markers]
     except InvalidPathError:
-        return None  # a name with "..", "//" or the like: s3fs shows it, and it is refused by its name
+        return None  # obstore can't list names with ".." or "//"; s3fs lists them, and the name check refuses them
 
 
 def _markers(objects: Any, found: Sequence[tuple[str, int, str]]) -> set[str]:
@@ -305,7 +305,7 @@ def _markers(objects: Any, found: Sequence[tuple[str, int, str]]) -> set[str]:
 
 def _from_fsspec(store: Store, base: str) -> list[tuple[str, int, str]]:
     entries = store.fs.find(store.full(base), detail=True, withdirs=False)
-    # Later requests must see the store, not this listing.
+    # Discard fsspec's cached listing, so that later requests see the store's current state.
     store.fs.invalidate_cache()
     bucket = "" if store.kind == "memory" else f"{store.record.root.partition('/')[0]}/"
     listed = []

@@ -65,14 +65,14 @@ class Partial:
 
     def start_over(self) -> None:
         """Discard all bytes: the file in the store has changed."""
-        # The journal first: after a kill in between, it must not list bytes that are gone.
+        # Remove the journal first, so that after a kill it does not list bytes that were discarded.
         self._unlink_ranges()
         self._close_journal()
         os.ftruncate(self._fd, 0)
         self._done = []
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
-        """Write bytes at their offset, or from the front without ranges."""
+        """Write bytes at their offset in the file."""
         view = memoryview(data)
         while view:
             # An almost full disk writes a part, and fails only at the next call.
@@ -101,7 +101,7 @@ class Partial:
         os.fchmod(self._fd, mode)
         if mtime_ns is not None:
             os.utime(self._fd, ns=(time.time_ns(), mtime_ns))
-        # The ranges first: beside another .part they would be wrong.
+        # Remove the .ranges file first, because it would be wrong beside another .part file.
         self._unlink_ranges()
         os.replace(self.path, target)
         self.close()
@@ -181,7 +181,7 @@ class FileToFetch:
     Attributes:
         path, size, version: In the store.
         part: Path of the partial file.
-        place: Moves the whole file to its destination.
+        place: Called to move the whole file to its destination.
         is_there: Whether another process has finished the file; called with the lock held.
     """
 

@@ -28,7 +28,7 @@ class Meter:
         self._guard = threading.Lock()
 
     def add(self, size: int, files: int = 0) -> None:
-        """Count bytes and files; negative to fetch again."""
+        """Count bytes and files. Negative counts take back what must be fetched again."""
         # Report under the lock, to keep the order of the threads. `progress` must not call back.
         with self._guard:
             self._bytes += size

@@ -145,10 +145,10 @@ class _HttpReader:
         url = fs.encode_url(self._store.full(path))
         async with session.get(url, **{**fs.kwargs, "headers": headers}) as response:
             response.raise_for_status()
-            # Compare again: servers may ignore If-Match, and a request for the whole file has none.
+            # Compare the version too: servers may ignore If-Match, and a request for the whole file has none.
             now = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
             _check_unchanged(path, not version or now == version)
-            # A server without ranges sends all of it.
+            # A server without range support sends the whole file, so skip the bytes before `start`.
             skip = 0 if whole or response.status == 206 else start
             wanted = end - start if end >= 0 else -1
             counted, left = _Counted(sink, wanted, path), wanted
@@ -197,7 +197,7 @@ class _LocalReader:
     def read(self, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
         counted = _Counted(sink, end - start, path)
         with open(Path(self._store.local(path)), "rb", buffering=0) as file:
-            # Before and after: a local file may be written at any time.
+            # Check before and after reading, because a local file may be written at any time.
             _check_unchanged(path, _local_version(file.fileno()) == version)
             file.seek(start)
             left = end - start
@@ -214,7 +214,7 @@ def _local_version(fd: int) -> str:
 
 
 class _FsspecReader:
-    """A reader in blocks that checks the version at the end."""
+    """A reader that reads through fsspec in blocks and checks the version at the end."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _FILES_AT_ONCE = 16
 _RANGES_AT_ONCE = 8
 _RANGE_BYTES = 16 << 20
-#: A kill loses at most this many bytes of each range.
+#: Bytes after which progress is recorded: a kill loses at most this many bytes of each range.
 _MARK_BYTES = 4 << 20
 #: Tries of one range without progress, and in all.
 _TRIES = 5
@@ -45,7 +45,7 @@ _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 #: Restarts of an object that changes while it is read.
 _CHANGES = 3
 
-#: Larger files are streamed, and resumed after an interruption.
+#: Size above which files are streamed, and resumed after an interruption.
 SMALL_BYTES = 1 << 20
 _AT_ONCE = 32
 
@@ -84,7 +84,7 @@ class _Work:
         try:
             if isinstance(self._reader, ObjectReader):
                 jobs = self._without_small(pool, self._reader, jobs)
-            # Large files first, so that the end is not a single large file.
+            # Start large files first, so that the transfer does not end with a single large file.
             waiting = [pool.submit(self._do, job) for job in sorted(jobs, key=lambda job: -job.size)]
             _first_error(waiting, self._stop)
         finally:
@@ -152,7 +152,7 @@ class _Work:
         gaps = partial.missing()
         if job.size <= SINGLE_BYTES:
             if job.size == 0:
-                # No bytes will come, but the store must confirm that the file is unchanged.
+                # An empty file has no bytes to fetch, but the store must confirm that the file is unchanged.
                 self._read(job, partial, 0, 0)
             for start, end in gaps:
                 self._read(job, partial, start, end)
@@ -211,7 +211,7 @@ class _Work:
                 if isinstance(error, _StoppedError) or cause_of(error) != "transient":
                     raise
                 if position == end:
-                    return  # all had come before the line broke
+                    return  # all bytes had arrived before the connection broke
                 # Without a known size there is no range to request, so start again.
                 if end < 0:
                     self._meter.add(before - position)
@@ -353,7 +353,7 @@ def download_files(
         raise TransferError(
             f"{str(error.filename or target)!r} can't be created: {error.strerror}. Fix that and try again."
         ) from error
-    # The usual mode of the user's files. A partial file is private to the user.
+    # Give the file the usual mode of the user's files, because a partial file is private to the user.
     mode = 0o666 & ~_umask()
     transfer(store, [_job(target / name, name, info, mode) for name, info in wanted], meter)
     meter.finish()

@@ -43,7 +43,7 @@ class Uploaded:
     """The result of an upload.
 
     Attributes:
-        files, bytes: Of this upload.
+        files, bytes: Number and size of the files that this upload has stored.
         skipped: Relative names that existed and were kept.
         left_out: Entries of a run's output that are not files of the run, each with its type.
     """
@@ -73,7 +73,7 @@ def check_upload(reference: DataReference, workspace_dir: Path) -> None:
                 f"output {reference.name!r} is to be stored at {path or '/'!r} in {store.title}, where there are {len(there)} "
                 f"files already, such as {min(there)!r}. Name another path; {_OVERWRITE}"
             )
-        # Random: other runs may test the same place at the same time.
+        # Use a random name, because other runs may test the same folder at the same time.
         probe = f"{path}/" * bool(path) + f".paceline-probe-{secrets.token_hex(4)}"
         with store.translating(f"writing to {path or '/'!r}"):
             _put_bytes(store, b"", probe)
@@ -123,7 +123,7 @@ def upload_output(
                 f"{_OVERWRITE}"
             )
         if begun is not None:
-            # On disk before the first file is stored: otherwise the files of a killed upload would look foreign.
+            # Write the marker to disk first, so that a later attempt recognizes the files of a killed upload.
             write_json(begun, {"mark": _MARK}, sync=True)
         left = [(name, file) for name, file in files if name not in own]
         put_files(store, path, left, progress, are_plain=True)
@@ -202,7 +202,7 @@ def put_files(
     meter, stop = Meter(progress, sum(sizes), len(files)), threading.Event()
     base = clean_path(path, store.title).rstrip("/")
     with store.translating("opening it"):
-        # Open once here: otherwise each thread would open it.
+        # Open the file system once here, because otherwise each thread would open it.
         if store.kind != "local":
             assert store.fs is not None
 
@@ -225,7 +225,7 @@ def put_files(
             for done in [pool.submit(put, item) for item in files]:
                 done.result()
         except BaseException:
-            # After Ctrl-C too: start no further file, cancel the running ones.
+            # Also after Ctrl-C, start no further file and cancel the running uploads.
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -254,7 +254,7 @@ def put_new(store: Store, data: bytes, path: str) -> bool:
             except FileExistsError:
                 return False
             except (TypeError, NotImplementedError):
-                pass  # an s3fs or a server that knows no such condition
+                pass  # this s3fs or server does not support conditional writes
             except OSError as error:
                 if error.errno != errno.ENOSYS:
                     raise
@@ -371,11 +371,11 @@ def _put_file(store: Store, file: Path, path: str, by_content: threading.Event |
 def _put_sftp(fs: Any, file: Path, full: str) -> None:
     folder, _, name = full.rpartition("/")
     fs.makedirs(folder or "/", exist_ok=True)
-    # A prefix of the name: the whole may already have the 255 bytes that a server allows.
+    # Use a prefix of the name, because the whole name may have the 255 bytes that a server allows.
     beside = f"{folder}/.{name[:200]}.{secrets.token_hex(4)}"
     try:
         fs.ftp.put(str(file), beside)
-        # Replaces an existing file; SFTP's own rename refuses to.
+        # `posix_rename` replaces an existing file; SFTP's own rename refuses to.
         fs.ftp.posix_rename(beside, full)
     except BaseException:
         with contextlib.suppress(Exception):

@@ -1,1 +1,1 @@
-"""Programs and meters that run on a node beside the workers, with Python's standard library alone."""
+"""Programs and meters that run on a node beside the workers, with only Python's standard library."""

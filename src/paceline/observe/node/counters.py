@@ -24,7 +24,7 @@ _HEADER, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
 _MESSAGE_BYTES, _INODE_AT = 72, 68
 #: In tcp_info: bytes that the peer has acknowledged, and bytes received.
 _COUNTS, _COUNTS_AT = struct.Struct("=QQ"), 120
-#: Open files are scanned so seldom that it takes at most this share of a core.
+#: Open files are scanned rarely enough to take at most this share of a core, and at most once in so many seconds.
 _SHARE, _FILES_S = 0.0005, 10.0
 _LIMIT_S = 1.0
 
@@ -47,7 +47,7 @@ class Nvml:
 
     @classmethod
     def begin(cls) -> Nvml | None:
-        """Return the library, or None without a driver."""
+        """Return the library, or None if there is no NVIDIA driver."""
         # Check the driver's device first: searching for a missing library takes longer.
         if not os.path.exists("/dev/nvidiactl"):
             return None
@@ -113,12 +113,12 @@ class Nvml:
             code = ask(device, ctypes.byref(count), infos)
         if code != 0:
             return {}
-        # All ones if the driver does not know (as under Windows's WDDM, or in some containers).
+        # All bits are set if the driver does not know the value (under Windows's WDDM, or in some containers).
         return {one.pid: one.used if one.used != 2**64 - 1 else 0 for one in infos[: count.value]}
 
 
 class TcpCounts:
-    """A meter of TCP traffic between two looks."""
+    """A meter of TCP traffic between two calls of `look`."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, str] = {}
@@ -128,9 +128,9 @@ class TcpCounts:
         self._is_told = True
 
     def look(self, living: Mapping[str, Sequence[int]]) -> dict[str, tuple[float, float]]:
-        """Return rank -> bytes per second received and sent since the last look.
+        """Return rank -> bytes per second received and sent since the last call.
 
-        Empty at the first look, and without kernel support. living: rank -> its processes.
+        Empty at the first call, and without kernel support. living: rank -> pids of its processes.
         """
         if not self._is_told or not living:
             return {}
@@ -142,7 +142,7 @@ class TcpCounts:
         try:
             counts = {inode: both for inode, both in connections() if inode in self._ranks}
         except OSError:
-            # An old kernel, or a container without permission.
+            # The kernel is old, or a container has no permission.
             self._is_told = False
             return {}
         passed, self._at_s = now - self._at_s, now
@@ -152,7 +152,7 @@ class TcpCounts:
         found = {rank: [0, 0] for rank in living}
         for inode, (sent, received) in counts.items():
             rank = self._ranks[inode]
-            # An old connection may be new here: count it from the next look on.
+            # An old connection may have become known only now: count its bytes from the next call on.
             was = before.get(inode, (sent, received))
             if rank in found:
                 found[rank][0] += max(0, received - was[1])
@@ -164,7 +164,7 @@ def connections() -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield (inode, (bytes sent, bytes received)) of each open TCP connection in this network namespace.
 
     Raises:
-        OSError: The kernel does not report them.
+        OSError: The kernel does not report connections.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as asked:
         asked.settimeout(_LIMIT_S)

@@ -1,4 +1,4 @@
-"""Parsers for stacks of faulthandler and py-spy, and for collectives of torch's flight recorder.
+"""Parse stacks of faulthandler and py-spy, and collectives of torch's flight recorder.
 
 A thread is {"name", "current", "frames": [{"file", "line", "function"}, ...]}, its innermost frame first. The recorder's format
 (version 2.x, JSON): https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
@@ -18,11 +18,11 @@ _THREAD = re.compile(
     r"(?P<current>Current t|T)hread (?P<number>0x[0-9a-f]+)(?: \[(?P<name>.*)\])? \(most recent call first\):"
 )
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
-#: The last line of a worker's main thread, or of a thread that Python started.
+#: The end of a complete dump: the outermost frame of the main thread, or of a thread that Python started.
 _LAST = re.compile(
     r'(/paceline/worker/__main__\.py", line \d+ in <module>|/threading\.py", line \d+ in _bootstrap)\n\Z'
 )
-#: faulthandler's mark after its maximum number of frames.
+#: The line that faulthandler writes after its maximum number of frames.
 _CUT = "  ...\n"
 
 _ITEM_BYTES = {
@@ -39,7 +39,7 @@ def is_whole(text: str) -> bool:
 
 
 def from_faulthandler(text: str) -> list[Thread]:
-    """Return the threads of a dump, the main one first."""
+    """Return the threads of a dump, the main thread first."""
     threads: list[Thread] = []
     for line in text.splitlines():
         if line.startswith("Stack (most recent call first):"):
@@ -51,7 +51,7 @@ def from_faulthandler(text: str) -> list[Thread]:
             number = int(frame["line"]) if frame["line"].isdigit() else 0
             threads[-1]["frames"].append({"file": frame["file"], "line": number, "function": frame["function"]})
     if threads:
-        # The main thread is the oldest, and comes last.
+        # The main thread is the oldest thread, and comes last.
         threads[-1]["name"] = threads[-1]["name"] or "main"
     return threads[::-1]
 
@@ -78,7 +78,7 @@ def under_way(data: bytes) -> Recorded:
     """Return {"entries": as `BoardEntry`, "last": group -> number of the last collective that was started}.
 
     Raises:
-        ValueError: The data is not a recorder's.
+        ValueError: The data does not come from torch's flight recorder.
     """
     text, _, more = data.rpartition(b"\n")
     if not text:
@@ -109,7 +109,7 @@ def _entry(one: dict[str, Any], group: str, number: int, ranks: str) -> Collecti
     )
     return {
         "channel": f"torch {group}",
-        # Such as "gloo:all_reduce" or "nccl:all_reduce".
+        # The name is, for example, "gloo:all_reduce" or "nccl:all_reduce".
         "kind": str(one.get("profiling_name", "")).partition(":")[2] or "collective",
         "name": "",
         "number": number,

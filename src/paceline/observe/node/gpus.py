@@ -1,7 +1,7 @@
-"""The GPUs of this machine, as the driver's own tool lists them.
+"""List the GPUs of this machine by the driver's own tool.
 
-A host without Paceline receives this text, in front of `paceline.targets.leases`, for its own Python, 3.6 or later: standard
-library alone, and annotations in quotes.
+A host without Paceline receives this text, in front of `paceline.targets.leases`, for its own Python, 3.6 or later: only
+the standard library, and annotations in quotes.
 """
 
 import os
@@ -13,12 +13,12 @@ GPUS_VARIABLE = "PACELINE_GPUS"
 def devices() -> "tuple[str, ...]":
     """Return the devices that runs may use, as `CUDA_VISIBLE_DEVICES` spells them.
 
-    They come from `PACELINE_GPUS`, else the shell's `CUDA_VISIBLE_DEVICES`, else nvidia-smi. Without a driver there are none.
+    They come from `PACELINE_GPUS`, else from the shell's `CUDA_VISIBLE_DEVICES`, else from nvidia-smi; none without a driver.
     """
     for name in (GPUS_VARIABLE, "CUDA_VISIBLE_DEVICES"):
         if name in os.environ:
             return tuple(part.strip() for part in os.environ[name].split(",") if part.strip() not in ("", "-1"))
-    # Loaded late: most hosts are asked for no GPUs.
+    # The import is late: most hosts are asked for no GPUs.
     import shutil
     import subprocess
 

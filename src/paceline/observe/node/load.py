@@ -1,7 +1,7 @@
-"""Load of this machine and of a run's workers on it, from the kernel and the GPUs' driver.
+"""Measure the load of this machine and of a run's workers on it, from the kernel and the GPUs' driver.
 
-A look reads one file for the processors, one each for disks and networks, and three for each process of a worker. It seldom looks
-up child processes, because that reads all processes of the machine.
+A sample reads one file for the processors, one each for disks and networks, and three for each process of a worker. It seldom
+searches for child processes, because the search reads all processes of the machine.
 
 Load of a rank:
 
@@ -30,19 +30,19 @@ from paceline.system.memory import memory
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _SECTOR = 512
-#: Prefixes of block devices that are built on others, or virtual.
+#: Prefixes of block devices that are built on other devices, or virtual.
 _NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-#: Child processes are looked up so seldom that it takes at most this share of a core, and at most this often.
+#: Child processes are searched rarely enough to take at most this share of a core, and at most once in so many seconds.
 _SHARE, _FAMILY_S = 0.001, 5.0
 #: If children hold less than this share of their worker's memory, shared pages are ignored.
 _SHARED = 0.2
 
 
 class LoadMeter:
-    """A meter between two looks. devices: numbers of the GPUs that count; None for all."""
+    """A meter of the load between two samples. devices: numbers of the GPUs that count; None for all."""
 
     def __init__(self, devices: tuple[str, ...] | None = None) -> None:
         self._devices = None if devices is None or not all(one.isdigit() for one in devices) else set(map(int, devices))
@@ -53,9 +53,9 @@ class LoadMeter:
         self._workers: WorkerLoads | None = None
 
     def look(self, workers: WatchedWorkers | None = None) -> dict[str, object]:
-        """Return the machine's load, without values that it does not report.
+        """Return the machine's load, without values that the machine does not report.
 
-        cpu_percent: all cores since the last look. memory_gib, memory_total_gib: used and installed. disk_read_mib_s,
+        cpu_percent: all cores since the last call. memory_gib, memory_total_gib: used and installed. disk_read_mib_s,
         disk_write_mib_s, net_in_mib_s, net_out_mib_s: disks, and networks without loopback. gpu0_percent, gpu0_memory_gib,
         gpu0_memory_total_gib: each GPU. ranks: load of the requested ranks.
 
@@ -87,7 +87,7 @@ class LoadMeter:
         now = time.monotonic()
         before_s, before = self._counts.get(name, (now, count))
         self._counts[name] = (now, count)
-        # A counter restarts with its device.
+        # A counter starts again when its device does.
         return (count - before) / (now - before_s) if now > before_s and count >= before else None
 
     def _gpus(self) -> list[Gpu]:
@@ -111,7 +111,7 @@ def _ticks() -> tuple[int, int] | None:
     """Return (busy, all) ticks of the processors since boot; proc_stat(5)."""
     with contextlib.suppress(OSError, ValueError), open("/proc/stat", encoding="ascii") as file:
         numbers = [int(word) for word in file.readline().split()[1:9]]
-        # idle and iowait; user time includes the time of guests.
+        # Subtract idle and iowait. User time includes the time of guests, which has further fields.
         return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
     return None
 
@@ -142,14 +142,14 @@ def _networks() -> dict[str, int]:
     with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/net/dev", encoding="ascii") as file:
         for line in file.readlines()[2:]:
             name, _, counts = line.partition(":")
-            # The real interface counts traffic of bridges too, or it stays on the machine.
+            # Traffic of bridges also passes a real interface, which counts it, or it stays on the machine.
             if name.strip() == "lo" or name.strip().startswith(("veth", "br-", "docker", "virbr", "cni")):
                 continue
             words = counts.split()
             received, sent, found = received + int(words[0]), sent + int(words[8]), True
     for folder in _ports():
         with contextlib.suppress(OSError, ValueError):
-            # The unit is four bytes.
+            # These counters have a unit of four bytes.
             received += 4 * _number(f"{folder}/port_rcv_data")
             sent += 4 * _number(f"{folder}/port_xmit_data")
             found = True
@@ -174,7 +174,7 @@ def _number(path: str) -> int:
 
 
 class WorkerLoads:
-    """A meter of the workers' load between two looks."""
+    """A meter of the workers' load between two samples."""
 
     def __init__(self) -> None:
         self._below: dict[int, list[int]] = {}
@@ -182,7 +182,7 @@ class WorkerLoads:
         self._next_shared_s = 0.0
         #: pid -> its proportional share of its resident memory
         self._parts: dict[int, float] = {}
-        #: rank -> time of the last look at its processes; time and counts of its clock
+        #: rank -> time of the last search for its processes; time and counts of its clock
         self._looked_s: dict[str, float] = {}
         self._clocks: dict[str, tuple[float, dict[str, float]]] = {}
         self._cpu: dict[int, float] = {}
@@ -226,7 +226,7 @@ class WorkerLoads:
             total_s, resident, age_s = seen
             held[pid] = resident
             counts = _disk_counts(pid)
-            # For a new process, only the part since the last look.
+            # Of a new process's CPU time, count only the part since the last sample.
             share = min(1.0, passed / max(age_s, 0.01))
             cpu_s += max(0.0, total_s - self._cpu[pid] if pid in self._cpu else share * total_s)
             known = self._io.get(pid, (counts[0] * (1 - share), counts[1] * (1 - share)))
@@ -253,8 +253,8 @@ class WorkerLoads:
     def _memory(self, held: Mapping[int, int], now: float) -> float:
         """Return the bytes that processes hold together.
 
-        Forked processes share pages. The kernel computes exact shares (PSS) page by page, so ask seldom, and only if much may be
-        shared.
+        Forked processes share pages. The kernel computes exact shares (PSS) page by page, so read them seldom, and only if
+        much memory may be shared.
         """
         worker, *below = held
         if sum(held[pid] for pid in below) <= _SHARED * held[worker]:
@@ -301,7 +301,7 @@ class WorkerLoads:
 
 
 def below(pids: Sequence[int]) -> dict[int, list[int]]:
-    """Return the descendants of each pid, from one look at the machine's processes."""
+    """Return the descendants of each pid, from one scan of the machine's processes."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (words := processes.stat_of(int(name))):
@@ -318,7 +318,7 @@ def below(pids: Sequence[int]) -> dict[int, list[int]]:
 
 
 def _process(pid: int) -> tuple[float, int, float] | None:
-    """Return CPU seconds, resident bytes and age in seconds, or None for a zombie or no process.
+    """Return CPU seconds, resident bytes and age in seconds; None if the process is a zombie or missing.
 
     See proc_pid_stat(5).
     """

@@ -26,24 +26,24 @@ import time
 from typing import cast
 
 if __name__ == "__main__":
-    # Started by path, isolated from the script's environment: add the library alone.
+    # This file is started by path, isolated from the script's environment, so add only Paceline's library.
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.observe.node import dumps, process_state
 from paceline.observe.node.messages import Collective, ProcessFacts, Thread, WorkerFacts
 from paceline.system import collective_state, processes
 
-#: Timeout of an answer. A handler in C answers within a millisecond on an idle machine.
+#: Timeout of a dump in seconds. A handler in C answers within a millisecond on an idle machine.
 _ANSWER_S = 3.0
-#: Timeout if the process's state makes an answer unlikely.
+#: Timeout if the process's state makes an answer unlikely (stopped, for example).
 _UNLIKELY_S = 0.3
-#: A dump without a recognizable end is over after this silence.
+#: Seconds of silence after which a dump without a recognizable end counts as complete.
 _QUIET_S, _SHORT_QUIET_S = 0.25, 0.03
-#: How long a thread that took the signal has to start its dump; native threads write none.
+#: Seconds in which a thread that got the signal has to start its dump; native threads write no dump.
 _NATIVE_S = 0.01
 _LOOK_S = 0.002
 _SPY_S = 10.0
-#: Per worker.
+#: Maximum number of child processes to examine for each worker.
 _MOST_CHILDREN = 32
 _PTRACE = "/proc/sys/kernel/yama/ptrace_scope"
 
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     output, folder, asked = argv[0], argv[1], json.loads(argv[2])
     notes: list[str] = []
     with open(os.path.join(folder, "lock"), "a") as lock:
-        # Two programs at once would read each other's answers.
+        # Two programs at the same time would read each other's answers.
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = look(folder, asked["ranks"], native=bool(asked.get("native")), notes=notes)
     answer(output, found, notes)
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 
 def answer(output: str, found: dict[str, WorkerFacts], notes: list[str]) -> None:
-    """Append the facts on each rank to a file, as one line of JSON."""
+    """Append the facts on all ranks to a file, as one line of JSON."""
     text = json.dumps({"time": time.time(), "ranks": found, "notes": sorted(set(notes))})
     file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with os.fdopen(file, "wb") as out:
@@ -70,7 +70,7 @@ def answer(output: str, found: dict[str, WorkerFacts], notes: list[str]) -> None
 def look(folder: str, ranks: list[int], *, native: bool, notes: list[str]) -> dict[str, WorkerFacts]:
     """Return the facts on the workers of these ranks. notes: receives what is not allowed on this machine."""
     workers = [Worker(folder, rank) for rank in ranks]
-    # Ask all at once: the stacks are of one moment, and silent workers delay no others.
+    # Send all requests first: then the stacks are of one moment, and a silent worker delays no other.
     for worker in workers:
         worker.ask()
     _wait_for(workers)
@@ -83,7 +83,7 @@ def look(folder: str, ranks: list[int], *, native: bool, notes: list[str]) -> di
 
 
 class Worker:
-    """One worker and the facts on it."""
+    """One worker, and the facts that are collected on it."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self.rank = rank
@@ -97,7 +97,7 @@ class Worker:
         self._asked_s = 0.0
 
     def ask(self) -> None:
-        """Collect the facts that need no answer, and ask for the others."""
+        """Collect the facts that need no answer from the worker, and request the others."""
         self.found["board"] = [
             cast("Collective", entry._asdict())
             for entry in collective_state.read(os.path.join(self._folder, f"board_{self.rank}"))
@@ -119,7 +119,7 @@ class Worker:
             if self._dump is not None and not self._dump.is_done():
                 return False
             self._is_dumped, self._asked_s = True, since_s
-            # Only now: the recorder's thread wakes up, and must not appear in the stacks.
+            # Ask the recorder last: its thread wakes up, and must not appear in the stacks.
             self._is_asked = "pid" in self.found and self._ask_recorder()
         if self._is_asked and os.path.exists(self._told):
             self._is_asked = False
@@ -132,7 +132,7 @@ class Worker:
         return not self._is_asked or since_s - self._asked_s > _ANSWER_S
 
     def look_at_children(self) -> None:
-        """Read the answer, then ask forked children one by one, because all write into one file."""
+        """Read the answer, then ask forked children one after another, because all of them write into the same file."""
         self._take(self._dump, self.found)
         self.found["children"] = children = []
         if "pid" not in self.found:
@@ -151,12 +151,12 @@ class Worker:
         self.empty()
 
     def empty(self) -> None:
-        """Truncate the answers, so that the next program need not skip them."""
+        """Truncate the file of answers, so that the next program need not skip old answers."""
         with contextlib.suppress(OSError):
             os.truncate(self._stacks, 0)
 
     def look_with(self, spy: str | None, *, native: bool, notes: list[str]) -> None:
-        """Ask py-spy for missing stacks; native: for all, with frames of C."""
+        """Get missing stacks from py-spy; with `native` get all stacks, with frames of C."""
         if "pid" not in self.found:
             return
         for one in (self.found, *self.found["children"]):
@@ -177,12 +177,12 @@ class Worker:
                 notes.append(why_not(str(error)))
 
     def asked_of(self, pid: int, found: ProcessFacts, *, only_main: bool = False) -> Dump | None:
-        """Request a dump from this process; otherwise store the reason in `found` and return None."""
+        """Request a dump from this process; if that is impossible, store the reason in `found` and return None."""
         if found["state"] in "Tt":
             found["silent"] = "it is stopped"
         elif not self._number:
             found["silent"] = "it is not a Python program, or PACELINE_STACKS_SIGNAL is 0"
-        # Identify it by its open file: the pid may be reused, and another program that replaced the script would handle the
+        # Identify the process by its open file: the pid may be reused, and a program that replaced the script would handle the
         # signal in its own way.
         elif not process_state.has_open(pid, self._descriptor, self._stacks):
             found["silent"] = "it is another program, or has closed all files"
@@ -208,7 +208,7 @@ class Worker:
             )
 
     def _ask_recorder(self) -> bool:
-        """Ask torch's recorder. Return whether it can answer."""
+        """Send a request to torch's flight recorder. Return whether it can answer."""
         with contextlib.suppress(OSError):
             os.unlink(self._told)
         try:
@@ -236,10 +236,10 @@ class Dump:
     """The stacks of one process, thread by thread, the main thread first, appended to one file."""
 
     def __init__(self, path: str, pid: int, number: int, limit_s: float, *, only_main: bool = False) -> None:
-        # A sampler cannot wait as long for the end of a dump.
+        # A sampler cannot wait long for the end of a dump.
         self._quiet_s = _SHORT_QUIET_S if only_main else _QUIET_S
         self.threads: list[Thread] = []
-        #: Bytes that the process wrote for it.
+        #: Bytes that the process wrote for this dump.
         self.size = 0
         self._path, self._pid, self._number, self._limit_s = path, pid, number, limit_s
         self._left = [pid] if only_main else process_state.threads(pid)
@@ -249,7 +249,7 @@ class Dump:
         self._is_taken = False
 
     def is_done(self) -> bool:
-        """Continue with the current or next thread. Return whether all threads are done."""
+        """Continue with the current or next thread. Return whether the dumps of all threads are complete."""
         now = time.monotonic()
         if self._thread:
             if not self._has_answered(now):
@@ -271,7 +271,7 @@ class Dump:
             return dumps.is_whole(self._text()[-1000:]) or now - self._seen_s > self._quiet_s
         if not self._is_taken and not process_state.is_pending(self._pid, self._thread, self._number):
             self._is_taken, self._seen_s = True, now
-        # A native thread runs the handler too, which then writes nothing. The main thread is Python's.
+        # A native thread runs the handler too, but writes nothing. The main thread is always Python's.
         if self._is_taken and self._thread != self._pid:
             return now - self._seen_s > _NATIVE_S
         return now - self._asked_s > (self._limit_s if self._thread == self._pid else _UNLIKELY_S)
@@ -304,7 +304,7 @@ def _wait_for(workers: list[Worker]) -> None:
     begun_s = time.monotonic()
     while True:
         since_s = time.monotonic() - begun_s
-        # Poll each one, so that answers are read at once.
+        # Poll each worker in every round, so that answers are read at once.
         settled = [worker.is_settled(since_s) for worker in workers]
         if all(settled) or since_s > 2 * _ANSWER_S:
             return
@@ -312,7 +312,7 @@ def _wait_for(workers: list[Worker]) -> None:
 
 
 def _add_call(found: ProcessFacts) -> None:
-    """Add the system call in which a process waits for another process, and that process."""
+    """Add the system call in which a process waits for another process, and the other process."""
     if "pipe" not in found["wchan"] or (call := process_state.waits_for(found["pid"])) is None:
         return
     found["call"] = call
@@ -327,7 +327,7 @@ def py_spy() -> str | None:
 
 
 def _spied(spy: str, pid: int, *, native: bool) -> list[Thread]:
-    # Frames of C require stopping the process.
+    # To read frames of C, py-spy must stop the process.
     words = [spy, "dump", "--json", "--pid", str(pid), "--native" if native else "--nonblocking"]
     done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=_SPY_S, stdin=subprocess.DEVNULL)
     if done.returncode:
@@ -336,7 +336,7 @@ def _spied(spy: str, pid: int, *, native: bool) -> list[Thread]:
 
 
 def why_not(error: str) -> str:
-    """Return why py-spy cannot read a process, and how to allow it."""
+    """Return why py-spy cannot read a process, and how to permit it."""
     what = "py-spy may not look into processes here"
     scope = ""
     with contextlib.suppress(OSError), open(_PTRACE) as file:

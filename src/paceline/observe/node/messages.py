@@ -1,4 +1,4 @@
-"""The messages in which a node reports on its workers: stack dumps, profiles and load."""
+"""Define the messages in which a node reports on its workers: stack dumps, profiles and load."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Collective(TypedDict):
 
 
 class Recorded(TypedDict):
-    """The state of torch's flight recorder. last: group -> number of the last collective that was started."""
+    """The state of torch's flight recorder. last: process group -> number of the last collective that was started."""
 
     entries: list[Collective]
     last: dict[str, int]
 
 
 class ProcessFacts(TypedDict, total=False):
-    """Facts on a process: its state (`process_state.state_of`), and its stacks, or the reason why they are missing."""
+    """Facts on a process: its state (`process_state.state_of`), and its stacks or the reason why they are missing."""
 
     pid: int
     parent: int

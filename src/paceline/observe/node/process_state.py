@@ -1,4 +1,4 @@
-"""Facts from the kernel on a process that may be stuck, and on its children (proc(5)). Linux."""
+"""Read facts from the kernel on a process that may be stuck, and on its children (proc(5)). Linux only."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NATIVE = ("pt_", "gloo", "nccl", "NCCL", "cuda", "omp", "iou-", "jemalloc", "gr
 
 
 def state_of(pid: int) -> ProcessFacts | None:
-    """Return the process's state, or None for a zombie or no process.
+    """Return the process's state, or None if the process is a zombie or missing.
 
     state: the letter of ps(1): R, S, D (waits in the kernel for a disk or file server), T (stopped), t (stopped by a debugger).
-    wchan: kernel function that it waits in. cpu_s: its own CPU seconds. io_bytes: bytes read and written. tracer: pid of a
+    wchan: kernel function in which it waits. cpu_s: its own CPU seconds. io_bytes: bytes read and written. tracer: pid of a
     debugger. command: shortened command line. parent: pid.
     """
     words = processes.stat_of(pid)
@@ -47,7 +47,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def threads(pid: int) -> list[int]:
-    """Return the ids of its threads, the main one first, without native libraries' threads."""
+    """Return the ids of the process's threads, the main thread first, without threads of native libraries."""
     found = []
     try:
         for name in os.listdir(f"/proc/{pid}/task"):
@@ -59,7 +59,7 @@ def threads(pid: int) -> list[int]:
 
 
 def signal_thread(pid: int, thread: int, number: int) -> None:
-    """Send a signal to one thread, or to the process where that is impossible. Ignore a missing process."""
+    """Send a signal to one thread, or to the process if threads can't be signaled here. Ignore a missing process."""
     call = _TGKILL.get(os.uname().machine) if sys.platform.startswith("linux") else None
     if call is None:
         if thread == pid:
@@ -77,7 +77,7 @@ def is_pending(pid: int, thread: int, number: int) -> bool:
 
 
 def has_open(pid: int, descriptor: int, path: str) -> bool:
-    """Return whether this descriptor of the process is this file."""
+    """Return whether this descriptor of the process refers to this file."""
     try:
         there, here = os.stat(f"/proc/{pid}/fd/{descriptor}"), os.stat(path)
     except OSError:
@@ -94,7 +94,7 @@ def is_python(pid: int) -> bool:
 
 
 def waits_for(pid: int) -> str | None:
-    """Return the system call that it waits in, such as "write to pipe:[123]", or None if unknown."""
+    """Return the system call in which the process waits, such as "write to pipe:[123]", or None if unknown."""
     words = _read(f"/proc/{pid}/syscall").split()
     verb = (
         {"0": "read from", "1": "write to"}.get(words[0]) if len(words) > 1 and os.uname().machine == "x86_64" else None

@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator
 
 if __name__ == "__main__":
-    # Started by path, isolated from the script's environment: add the library alone.
+    # This file is started by path, isolated from the script's environment, so add only Paceline's library.
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.observe.node import process_state
@@ -34,7 +34,7 @@ from paceline.observe.node.look import Dump, Worker, answer, py_spy, why_not
 from paceline.observe.node.messages import Thread, WorkerFacts
 from paceline.system import processes
 
-#: Maximum rate by signals: each sample takes a millisecond of the worker.
+#: Maximum samples per second by signals: each sample takes a millisecond of the worker's time.
 _MOST_BY_SIGNAL = 20.0
 #: Extra seconds for py-spy after sampling, and the timeout of one sample.
 _EXTRA_S, _SAMPLE_S = 20.0, 0.5
@@ -67,24 +67,24 @@ def profile(folder: str, ranks: list[int], seconds: float, rate: float, notes: l
     spied = {rank: _Spied(spy, folder, worker, seconds, rate) for rank, worker in workers.items() if spy}
     found: dict[str, WorkerFacts] = {}
     left: dict[int, Worker] = dict(workers)
-    # All at once, so that the profiles cover the same time.
+    # All py-spy processes run at the same time, so that the profiles cover the same time.
     for rank, one in spied.items():
         try:
             found[str(rank)] = one.end(begun + seconds + _EXTRA_S)
-            # If all its samples were torn, as on an overloaded machine, try signals.
+            # If all samples of a rank were torn, as on an overloaded machine, try signals.
             if "frames" in found[str(rank)] or not workers[rank].pid:
                 del left[rank]
         except (OSError, subprocess.SubprocessError) as error:
             notes.append(why_not(str(error)))
     if left:
-        # py-spy reports a refusal at once.
+        # If py-spy is refused, it reports that at once, so there is time left for signals.
         for rank, counted in _by_signals(folder, left, seconds, rate).items():
             found[str(rank)] = counted
     return found
 
 
 class StackCounts:
-    """The stacks of one worker with their counts."""
+    """The stacks of one worker, with the number of times that each was sampled."""
 
     def __init__(self) -> None:
         self._frames: dict[tuple[str, str, int], int] = {}
@@ -117,7 +117,7 @@ class _Spied:
             *(spy, "record", "--pid", str(worker.pid), "--duration", str(max(1, round(seconds)))),
             *("--rate", str(self._rate), "--format", "raw", "--output", self._path),
             *("--idle", "--threads", "--subprocesses", "--full-filenames"),
-            # Without pausing the worker: torn samples are dropped.
+            # Don't pause the worker: torn samples are dropped.
             "--nonblocking",
         ]
         self._process: subprocess.Popen[str] | None = None
@@ -130,7 +130,7 @@ class _Spied:
         """Return the profile.
 
         Raises:
-            OSError: py-spy failed; the message is its own.
+            OSError: py-spy failed; the message is that of py-spy.
         """
         if self._process is None:
             return {"silent": "it has not started, or is not a Python program"}
@@ -183,7 +183,7 @@ def _by_signals(folder: str, workers: dict[int, Worker], seconds: float, rate: f
     number = 0
     with open(os.path.join(folder, "lock"), "a") as lock:
         while (now := time.monotonic()) < begun + seconds:
-            # Hold the lock for one sample, so that another program can take its turn.
+            # Hold the lock only for one sample, so that another program can take its turn.
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 for rank in _sample(workers, counted):
@@ -197,7 +197,7 @@ def _by_signals(folder: str, workers: dict[int, Worker], seconds: float, rate: f
 
 
 def _sample(workers: dict[int, Worker], counted: dict[int, StackCounts]) -> list[int]:
-    """Sample each worker's main thread and those of forked children. Return the ranks that answered."""
+    """Sample each worker's main thread and the main threads of forked children. Return the ranks that answered."""
     asked = {}
     for rank, worker in workers.items():
         dump = _asked(worker, worker.pid) if worker.pid else None
@@ -219,16 +219,16 @@ def _sample(workers: dict[int, Worker], counted: dict[int, StackCounts]) -> list
 
 
 def _asked(worker: Worker, pid: int) -> Dump | None:
-    """Request a dump of one process's main thread, or return None."""
+    """Request a dump of one process's main thread. Return None if that is impossible."""
     state = process_state.state_of(pid)
     return None if state is None else worker.asked_of(pid, state, only_main=True)
 
 
 def _wait_for(dumps: list[Dump]) -> None:
-    """Return once all dumps are done, or the time for a sample is up."""
+    """Return once all dumps are complete, or the time for a sample is over."""
     deadline = time.monotonic() + _SAMPLE_S
     while time.monotonic() < deadline:
-        # Poll each one, so that answers are read at once.
+        # Poll each dump in every round, so that answers are read at once.
         done = [dump.is_done() for dump in dumps]
         if all(done):
             return

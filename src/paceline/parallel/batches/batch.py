@@ -21,7 +21,7 @@ from paceline.parallel.errors import ParallelError
 
 TARGETS = ("labels", "label", "target", "targets", "y")
 
-#: Functions of the script, with its own types: (output, target) -> the loss, (output, target) -> numbers, target -> a number.
+#: The script's functions, with its own types: (output, target) -> loss, (output, target) -> numbers, target -> number.
 LossFunction = Callable[[Any, Any], Tensor]
 MetricFunction = Callable[[Any, Any], object]
 WeightFunction = Callable[[Any], Any]
@@ -35,7 +35,7 @@ class Parts(NamedTuple):
     target: object
 
 
-#: A batch of the script -> its parts.
+#: A function of the user's script: batch -> its parts.
 SplitFunction = Callable[[Any], Parts]
 
 
@@ -59,9 +59,9 @@ class Microbatch(NamedTuple):
 
 
 def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
-    """Return the microbatches of which any replica has rows.
+    """Return the microbatches that have rows on at least one replica.
 
-    The others add nothing to the sums, and batch normalisation must not see them. `global_rows` is the same on all ranks, so
+    Empty ones add nothing to the sums, and batch normalisation must not see them. `global_rows` is the same on all ranks, so
     all skip the same ones; a rank that did not would wait for the others' messages.
     """
     return [micro for micro in micros if micro.global_rows] or micros[:1]
@@ -69,13 +69,13 @@ def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
 
 @dataclass(frozen=True)
 class Whole:
-    """A value that belongs to all rows, such as a mask."""
+    """A value that belongs to all rows of a batch, such as a mask."""
 
     value: object
 
 
 def default_split(batch: object) -> Parts:
-    """Split (x, ..., y), or a dict with a usual target."""
+    """Split a batch (x, ..., y), or a dict with a usual target."""
     if isinstance(batch, Mapping):
         targets = [name for name in TARGETS if name in batch]
         if len(targets) != 1:
@@ -95,9 +95,9 @@ def default_split(batch: object) -> Parts:
 
 
 def piece_sizes(rows: int, microbatches: int, replicas: int) -> list[list[int]]:
-    """Return [microbatch][replica] -> rows.
+    """Return the number of rows as [microbatch][replica].
 
-    Every sum is as even as possible, and so are the replicas' totals.
+    Microbatches, their pieces, and the replicas' totals each differ by at most one row.
     """
     sizes, turn = [], 0
     for index in range(microbatches):
@@ -111,13 +111,13 @@ def piece_sizes(rows: int, microbatches: int, replicas: int) -> list[list[int]]:
 
 
 def own_rows(rows: int, microbatches: int, replicas: int, replica: int) -> list[range]:
-    """Return the replica's rows of the global batch, per microbatch."""
+    """Return this replica's rows of the global batch, per microbatch."""
     sizes = piece_sizes(rows, microbatches, replicas)
     return consecutive(size for of_micro in sizes for size in of_micro)[replica::replicas]
 
 
 def consecutive(sizes: Iterable[int]) -> list[range]:
-    """Return consecutive ranges of these sizes."""
+    """Return consecutive ranges that have these sizes."""
     return [range(first, last) for first, last in pairwise(accumulate(sizes, initial=0))]
 
 

@@ -61,14 +61,14 @@ def feed(loader: object, task: Task, world: World) -> Feed:
 
 
 class Feed:
-    """One rank's view of a loader."""
+    """One rank's source of batches: its own rows, or whole global batches."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[OwnBatch | GlobalBatch]:
         """Yield the epoch's batches from sample `start` on. Every rank calls it."""
         raise NotImplementedError
 
     def sample(self) -> object:
-        """Return the first batch of epoch 0, unconsumed, or None."""
+        """Return the first batch of epoch 0 without consuming it, or None."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class Feed:
 
 
 class _MapFeed(Feed):
-    """A DataLoader over a map-style dataset."""
+    """The feed of a DataLoader over a map-style dataset, which reads only this rank's rows."""
 
     def __init__(self, loader: DataLoader[object], task: Task, world: World) -> None:
         self._given = loader
@@ -88,7 +88,7 @@ class _MapFeed(Feed):
         self._streams = Streams(
             seed=task.seed, replica=world.replica, stage=0, device=torch.device("cpu"), active=world.size > 1
         )
-        # A single worker keeps the script's generator, so that it draws what a plain loop would.
+        # With a single worker keep the script's generator, so that it draws the same numbers as in a plain loop.
         self._generator = torch.Generator() if world.size > 1 else loader.generator
         self._loader = _rebuilt(loader, self._sampler, self._generator)
 
@@ -98,10 +98,10 @@ class _MapFeed(Feed):
         self._sampler.begin(epoch, start)
         if self._world.size > 1:
             assert self._generator is not None
-            # The loader's worker processes take their seeds from this generator. Each replica needs others.
+            # The loader's worker processes take their seeds from this generator. Each replica needs different seeds.
             self._generator.manual_seed(derive("workers", self._seed, epoch, self._world.replica))
         known = self._sampler.known
-        # The DataLoader draws from that CPU generator, whatever the script's default device.
+        # The DataLoader draws from this CPU generator, also if the script's default device is a GPU.
         on_cpu = torch.device("cpu") if self._world.size > 1 else contextlib.nullcontext()
         with self._streams.use("data", epoch), on_cpu:
             batches = iter(self._loader)
@@ -128,7 +128,7 @@ class _MapFeed(Feed):
 
 
 class _WholeFeed(Feed):
-    """Any iterable of global batches, the same on every rank."""
+    """The feed of any iterable of global batches, the same on every rank."""
 
     def __init__(self, loader: Iterable[object], task: Task, world: World) -> None:
         self._loader = loader
@@ -173,14 +173,14 @@ class _WholeFeed(Feed):
 
 
 class _OwnRows:
-    """A batch sampler: this rank's rows of each global batch."""
+    """A batch sampler that yields this rank's rows of each global batch."""
 
     def __init__(self, order: Order, task: Task, world: World) -> None:
         self._order = order
         self._task = task
         self._world = world
         self._at = (0, 0)
-        #: The batches that are being loaded, still without their data.
+        #: The batches that the DataLoader has requested and not yet delivered, still without their data.
         self.known: deque[OwnBatch] = deque()
 
     def begin(self, epoch: int, start: int) -> None:
@@ -213,7 +213,7 @@ def _rebuilt(
         "worker_init_fn": loader.worker_init_fn,
         "multiprocessing_context": loader.multiprocessing_context,
     }
-    # DataLoader refuses these two without worker processes.
+    # DataLoader refuses `prefetch_factor` and `persistent_workers` without worker processes.
     if loader.num_workers > 0:
         options |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
     # `in_order=False` is not kept: reordered batches would make the ranks step on rows of different batches.
@@ -261,7 +261,7 @@ class Order:
             return range(len(sampler))
         seed = derive("order", self._seed, epoch)
         if type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(sampler.data_source):
-            # A tensor: a list of as many numbers would take several times the memory.
+            # Return a tensor: a list of as many Python numbers would take several times the memory.
             return torch.randperm(len(sampler), generator=torch.Generator().manual_seed(seed), device="cpu")
         owners = sampler, getattr(sampler, "sampler", None)
         drawn: list[object] = []
@@ -271,7 +271,7 @@ class Order:
                     own.manual_seed(seed)
                 drawn = list(sampler)
         try:
-            # Rank 0 draws for all: a sampler may use random numbers that are not torch's, and differ between ranks.
+            # Rank 0 draws the order for all ranks: a sampler may use random numbers that differ between ranks.
             return from_first(drawn)
         except NotPlainError as error:
             raise ParallelError(
@@ -281,7 +281,7 @@ class Order:
 
 
 def _agreed(seed: int, about: str, world: World) -> int:
-    """Return rank 0's seed.
+    """Return rank 0's seed, after a check that all ranks' loaders agree.
 
     Raises:
         ParallelError: On every rank, if the loaders differ and would take different rows for a batch.

@@ -25,12 +25,12 @@ from paceline.parallel.pytree import in_reals, sampled, tensors_in
 from paceline.parallel.reduce import sum_number
 from paceline.parallel.task import Task
 
-#: How many numbers of each tensor to compare, spread over all of it.
+#: How many numbers of each tensor to compare, taken at even distances from the whole tensor.
 SAMPLED = 2048
 
 
 class _ForStep:
-    """A batch on its way from `epoch` to `step`."""
+    """A loaded batch on its way from `epoch` to `step`."""
 
     data: object
 
@@ -68,7 +68,7 @@ class OwnBatch(_ForStep):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GlobalBatch(_ForStep):
-    """A whole global batch of a plain iterable."""
+    """A whole global batch that a plain iterable has yielded."""
 
     data: object
     epoch: int
@@ -93,14 +93,14 @@ def cut(batch: object, task: Task, world: World) -> list[Microbatch]:
     if isinstance(batch, OwnBatch):
         ranges = consecutive(of_micro[world.replica] for of_micro in sizes)
         samples = ranges[-1].stop
-        # A replica without rows has loaded one as padding.
+        # A replica without rows has loaded one row as padding.
         if parts.count != max(samples, 1):
             raise ParallelError(
                 f"this rank's part of the batch has {parts.count} rows, but the loader was given {samples} samples. "
                 "Paceline cannot spread a collate_fn that joins or splits samples; give batches as a plain "
                 "iterable."
             )
-    # Padding is the first row, with a weight of 0.
+    # The padding of an empty microbatch is the first row, with a weight of 0.
     pieces = [parts.take(*(span.start, span.stop) if span else (0, 1)) for span in ranges]
     weights, total = [float(len(span)) for span in ranges], float(global_rows)
     if task.loss_weight is not None:
@@ -124,7 +124,7 @@ def cut(batch: object, task: Task, world: World) -> list[Microbatch]:
                 kwargs=kwargs,
                 target=target,
                 rows=len(span),
-                # In float64, because the weights of many microbatches must add up to 1.
+                # Store the weight in float64, because the weights of many microbatches must add up to 1.
                 weight=torch.tensor(weight / total, dtype=torch.float64, device="cpu"),
                 index=index,
                 global_rows=sum(sizes[index]),
@@ -165,20 +165,20 @@ def global_parts(batch: object, task: Task, world: World) -> list[Parts]:
 
 
 def first_rows(batch: object, task: Task, world: World, rows: int) -> Microbatch:
-    """Return this rank's first rows as a whole batch."""
+    """Return this rank's first `rows` rows as a whole batch."""
     parts = Rows(split(batch, task))
     count = min(rows, parts.count)
     return sole(parts, count, world.device, count)
 
 
 def sole(parts: Rows[Parts], count: int, device: torch.device, global_rows: int) -> Microbatch:
-    """Return the first `count` rows as the only microbatch."""
+    """Return the first `count` rows as the step's only microbatch."""
     args, kwargs, target = unwrap(move(parts.take(0, count), device))
     return Microbatch(args, kwargs, target, count, torch.tensor(1.0, dtype=torch.float64, device="cpu"), 0, global_rows)
 
 
 def split(batch: object, task: Task) -> Parts:
-    """Return the parts of a batch, or of one from `epoch`.
+    """Return the parts of a batch, also of a batch from `epoch`.
 
     Raises:
         ParallelError: `split` returned something else.
@@ -223,24 +223,24 @@ def weigh(weight: WeightFunction | None, target: object, rows: int) -> float:
 
 
 def agree_on_batch(batch: object, world: World) -> None:
-    """Compare the batch, or None at the end, with other ranks'.
+    """Compare this rank's batch with other ranks'; None is the end of the data.
 
     Every rank calls it.
 
     Raises:
-        ParallelError: On every rank, with what each has.
+        ParallelError: On every rank, with the batch that each rank has.
     """
     if world.size == 1:
         return
-    # A rank whose loader has ended takes part with -1. Otherwise the others would wait for it here.
+    # A rank whose loader has ended takes part with -1. Otherwise the other ranks would wait for this rank here.
     own = -1 if batch is None else fingerprint(batch)
-    # The maxima of the number and of its negative give the ranks' largest and smallest in one message.
+    # The maxima of a number and of its negative give the ranks' largest and smallest number in one message.
     both = torch.tensor([own, -own], dtype=torch.int64, device=world.device)
     dist.all_reduce(both, op=dist.ReduceOp.MAX)
     largest, smallest = both.tolist()
     if largest == -smallest:
         return
-    # A second message only if they differ. All ranks know the same two numbers, so all get here.
+    # Send a second message only if the numbers differ. All ranks know both extremes, so all ranks send it.
     everyone = gather((own, "none any more" if batch is None else _shown(batch)))
     parts = [f"{named_ranks(ranks)}: {text}" for (_, text), ranks in by_value(everyone).items()]
     raise ParallelError(
@@ -250,29 +250,29 @@ def agree_on_batch(batch: object, world: World) -> None:
 
 
 def tags(place: tuple[int, ...]) -> tuple[int, int]:
-    """Return a number for the place, and its square."""
+    """Return a small number that identifies the position, and its square."""
     # The tag is small, because the sums of tags and of squares must be exact in single precision.
     tag = zlib.crc32(repr(place).encode()) % 64
     return tag, tag * tag
 
 
 def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, world: World) -> None:
-    """Compare the places of the replicas, or of a single replica's ranks.
+    """Compare the replicas' positions in training, or those of one replica's ranks.
 
-    If they agree, it sends no message.
+    If the positions agree, no message is sent.
 
     Args:
-        sums: The sums of the `tags` of place and program over the replica group, or over all ranks without one.
-        place: Epoch, samples seen after this batch, steps before it.
+        sums: The sums of the `tags` of position and program over the replica group, or over all ranks without one.
+        place: The position: epoch, samples seen after this batch, steps before it.
         program: A number for what the step has computed.
-        world: This rank's place in the world.
+        world: This rank, with the process groups of its layout.
 
     Raises:
-        ParallelError: On every rank, with each one's place: a rank has skipped a step, or left a loop.
+        ParallelError: On every rank, with each rank's position: a rank has skipped a step, or left a loop.
     """
     # Here and below a group of None means the whole world.
     count = dist.get_world_size(world.replica_group)
-    # Skipped on a GPU, for which the host would have to wait.
+    # Skip the comparison on a GPU, because the host would have to wait for its result.
     if sums.device.type != "cpu" or sums[1].item() * count == sums[0].item() ** 2:
         return
     places = gather((world.rank, *place, program, hash("order")), world.replica_group)
@@ -301,21 +301,21 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
 
 
 def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
-    """Compare what the replicas' forward passes have written to parameters.
+    """Compare the values that the replicas' forward passes wrote to parameters.
 
-    If they agree, it sends no message.
+    If the values agree, no message is sent.
 
     Args:
         sums: The sums of the written size and of its square over the replica group, which has no other ranks.
         names: The parameters that this rank's forward has changed.
-        world: This rank's place in the world.
+        world: This rank, with the process groups of its layout.
 
     Raises:
         ParallelError: On every rank: the replicas have written different values.
     """
     count = dist.get_world_size(world.replica_group)
     total, squares = sums.tolist()
-    # The variance relative to the squared mean. Its square root is the difference, and 1e-6 is rounding.
+    # This is the relative variance. Its square root is the relative difference, of which 1e-6 is rounding.
     if squares * count - total * total <= 1e-12 * total * total:
         return
     shown = ", ".join(dict.fromkeys(name for of_rank in gather(list(names), world.replica_group) for name in of_rank))
@@ -331,7 +331,7 @@ def fingerprint(batch: object) -> int:
     digest = 0
     for tensor in tensors_in(batch):
         flat = in_reals(sampled(tensor, SAMPLED))
-        # A sum of doubles: the same numbers in the same order have the same sum on all ranks, to the bit.
+        # Sum in float64: the same numbers in the same order then have exactly the same sum on all ranks.
         places = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)
         value = float((flat.double().nan_to_num() * places).sum())
         digest = zlib.crc32(struct.pack(f"<{tensor.dim() + 1}qd", tensor.dim(), *tensor.shape, value), digest)

@@ -39,12 +39,12 @@ class Rows(Generic[_T]):
         self.count = self._counted()
 
     def take(self, start: int, stop: int) -> _T:
-        """Return these rows, also of lists with a value per row."""
+        """Return these rows of the batch, also of lists with one value per row."""
         taken: _T = self._structure.rebuild(self._taken(leaf, start, stop) for leaf in self._leaves)
         return taken
 
     def pick(self, rows: Sequence[int]) -> Any:
-        """Return the same structure with copies of these rows, in this order."""
+        """Return the same structure with copies of these rows, in the order of `rows`."""
 
         def picked(leaf: object) -> object:
             if isinstance(leaf, Tensor):
@@ -55,7 +55,7 @@ class Rows(Generic[_T]):
 
     def _taken(self, leaf: object, start: int, stop: int) -> object:
         match leaf:
-            # A tensor without dimensions has no rows and belongs to all of them.
+            # A tensor without dimensions has no rows and belongs to the whole batch.
             case Tensor() if leaf.dim():
                 return leaf[start:stop]
             case list():
@@ -81,7 +81,7 @@ class Rows(Generic[_T]):
 
 
 def join_rows(pieces: Sequence[_T]) -> _T:
-    """Join all rows; other values are the first piece's."""
+    """Join the rows of all pieces; take other values from the first piece."""
     opened = [flatten(piece, _is_taken_whole) for piece in pieces]
     counts = [next((len(tensor) for tensor in tensors_in(piece) if tensor.dim()), None) for piece in pieces]
 
@@ -89,7 +89,7 @@ def join_rows(pieces: Sequence[_T]) -> _T:
         first = leaves[0]
         if isinstance(first, Tensor) and first.dim():
             return torch.cat(leaves)
-        # A list of another length than the rows belongs to the whole batch, such as column names.
+        # A list whose length is not the number of rows belongs to the whole batch, such as column names.
         if isinstance(first, list) and all(
             count in (None, len(own)) for count, own in zip(counts, leaves, strict=True)
         ):
@@ -101,9 +101,9 @@ def join_rows(pieces: Sequence[_T]) -> _T:
 
 
 def can_join(pieces: Sequence[object]) -> bool:
-    """Return True if shapes agree but for the rows.
+    """Return True if the pieces' shapes differ only in the number of rows.
 
-    Rows that are padded per piece may not.
+    Pieces whose rows were padded to different lengths cannot be joined.
     """
     shapes = [[tensor.shape[1:] for tensor in tensors_in(piece) if tensor.dim()] for piece in pieces]
     return all(own == shapes[0] for own in shapes)
@@ -111,7 +111,7 @@ def can_join(pieces: Sequence[object]) -> bool:
 
 def move(value: _T, device: torch.device) -> _T:
     """Return the same structure on `device`, including the values of `Whole`."""
-    # A copy to the CPU is read immediately, and must have arrived.
+    # A copy to the CPU must block, because its values are read immediately.
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
 
 
@@ -121,7 +121,7 @@ def unwrap(value: _T) -> _T:
 
 
 def is_plain_list(value: object) -> bool:
-    """Return True for a list without tensors and containers."""
+    """Return True for a list that contains neither tensors nor containers."""
     return isinstance(value, list) and not any(
         isinstance(item, (Tensor, Mapping, tuple, list, Whole)) or (is_dataclass(item) and tensors_in(item))
         for item in value
@@ -137,12 +137,12 @@ def _is_taken_whole(value: object) -> bool:
 
 
 def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGroup | None) -> list[list[Parts | None]]:
-    """Return [replica] -> its pieces on the CPU. Collective.
+    """Return each replica's pieces on the CPU, as [replica][piece]. Collective.
 
-    `like` is any piece of this rank. Objects other than tensors, numbers and strings are taken from it.
+    `like` is any piece of this rank. Objects other than tensors, numbers and strings are taken from `like`.
 
     Raises:
-        NotPlainError: On every rank: a list of the batch has such an object for each row.
+        NotPlainError: On every rank: a list of the batch has such a non-plain object for each row.
     """
     # A replica without rows takes part too, because each rank of the group must join each collective.
     everyone = gather([None if piece is None else sendable(piece) for piece in own], group)
@@ -150,22 +150,22 @@ def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGr
 
 
 def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts:
-    """Return the piece of the replica with most rows. Collective.
+    """Return the piece of the replica with the most rows. Collective.
 
-    Rows that each replica pads to its own longest cannot be joined: the padding value is unknown.
+    Rows that each replica has padded to another length cannot be joined, because the padding value is unknown.
     """
     pieces = [piece for pieces in gather_parts([own], like, group) for piece in pieces if piece is not None]
     return max(pieces, key=lambda piece: Rows(piece).count)
 
 
 def sendable(piece: Parts) -> list[list[object]]:
-    """Return each leaf as [leaf], or [] if it cannot be sent."""
+    """Return each leaf of a piece as [leaf], or [] if it cannot be sent."""
     # A list of plain values per row has another length on each replica, so it is one leaf.
     return [[leaf] if isinstance(leaf, (list, *_PLAIN)) else [] for leaf in flatten(piece, is_plain_list)[0]]
 
 
 def filled(like: Parts, sent: list[list[object]]) -> Parts:
-    """Return the piece that another rank has sent, in containers like these."""
+    """Return the piece that another rank has sent, in the containers of `like`."""
     leaves, structure = flatten(like, is_plain_list)
     parts: Parts = structure.rebuild([*own, leaf][0] for own, leaf in zip(sent, leaves, strict=True))
     return parts

@@ -3,7 +3,7 @@
 Datasets of one length differ if they are drawn without a seed, or split at random or by rank. Some samples are then seen twice
 and others never, and the loss looks plausible. Each rank reads the first and the last sample twice, from equal generators:
 
-    a rank's two readings differ      drawn anew each time, by the dataset's own generators: nothing can be said
+    a rank's two readings differ      the dataset draws from generators of its own: the check has no result
     they agree, and ranks differ      not the same dataset
 
 So augmentation may be random. Small differences are allowed, because machines may decode an image a little differently.
@@ -26,12 +26,12 @@ from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import in_reals, sampled, tensors_in
 
-#: How many numbers of each tensor to compare, spread over all of it.
+#: How many numbers of each tensor to compare, taken at even distances from the whole tensor.
 SAMPLED = 64
-#: The largest difference, as a fraction of the largest number. Counts must be equal.
+#: The largest difference, as a fraction of the largest number. Integers other than uint8 must be equal.
 TOLERANCE = 0.02
 
-#: For each tensor of a sample: its shape, whether its numbers are exact, some of them.
+#: For each tensor of a sample: its shape, whether its numbers must be equal, and some of its numbers.
 Summary = list[tuple[list[int], bool, list[float]]]
 
 _T = TypeVar("_T")
@@ -51,7 +51,7 @@ def agree_on_data(loader: DataLoader[object], world: World) -> None:
     try:
         own = read_twice(loader)
     except Exception:
-        # Training will read the dataset too, and raise this error where it reaches all ranks.
+        # Training will read the dataset too, and raise the same error where it reaches all ranks.
         own = {}
     everyone = gather(own)
     for index in own:
@@ -67,7 +67,7 @@ def agree_on_data(loader: DataLoader[object], world: World) -> None:
 
 
 def read_twice(loader: DataLoader[object]) -> dict[int, Summary | None]:
-    """Return sample -> its summary, or None if two readings differ.
+    """Return sample -> its summary, or None if a sample's two readings differ.
 
     The samples are read where the loader reads, here or in a worker.
     """
@@ -76,7 +76,7 @@ def read_twice(loader: DataLoader[object]) -> dict[int, Summary | None]:
     probe = _Probe(dataset, loader.collate_fn)
     if loader.num_workers == 0:
         return {index: probe[index] for index in indices}
-    # In a worker, because the dataset may open a file when it is read. Workers forked later would share its position.
+    # Read in a worker: a dataset may open a file when it is read, and workers forked later would share its position.
     there: DataLoader[Summary | None] = DataLoader(
         probe,
         batch_size=None,
@@ -88,7 +88,7 @@ def read_twice(loader: DataLoader[object]) -> dict[int, Summary | None]:
         timeout=loader.timeout,
         generator=torch.Generator().manual_seed(0),
     )
-    # The worker's seeds come from the CPU's generator, whatever the script's default device.
+    # The seeds of the loader's workers come from the CPU's generator, also if the script's default device is a GPU.
     with torch.device("cpu"):
         return dict(zip(indices, there, strict=True))
 
@@ -98,7 +98,7 @@ def _as_it_is(value: _T) -> _T:
 
 
 class _Probe(torch.utils.data.Dataset[Summary | None]):
-    """A dataset of summaries, each of two readings of a sample."""
+    """A dataset whose items are summaries of two readings of a sample."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[object]], object]) -> None:
         self._dataset = dataset
@@ -126,7 +126,7 @@ def summarise(sample: object) -> Summary:
 
 
 def are_alike(first: Summary, second: Summary) -> bool:
-    """Return True if these may be one sample read on two machines."""
+    """Return True if both summaries may be of one sample, read on two machines."""
     if [shape for shape, _, _ in first] != [shape for shape, _, _ in second]:
         return False
     for (_, exact, left), (_, _, right) in zip(first, second, strict=True):
@@ -138,7 +138,7 @@ def are_alike(first: Summary, second: Summary) -> bool:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Seed torch, Python and numpy alike on all ranks."""
+    """Seed the generators of torch, Python and numpy equally on all ranks."""
     with generators_kept(), generators(0, torch.device("cpu")):
         random.seed(0)
         for generator in numpys_random():

@@ -1,8 +1,8 @@
 """The folder of a checkpoint, which is complete or absent, and the thread that writes it.
 
     <parent>/<name>                       a complete checkpoint: a folder gets this name only by a rename
-    <parent>/.<name>.former               the former one, until the new one has the name
-    <parent>/.<name>.saving-<8 hex>       one under construction, whose `lock` the writer holds
+    <parent>/.<name>.former               the previous checkpoint, until the new one has the name
+    <parent>/.<name>.saving-<8 hex>       a folder under construction, whose `lock` the writer holds
 
 A killed process leaves a folder of the third kind, which the next save removes, or one of the second, which is read in place of
 the missing one.
@@ -37,7 +37,7 @@ _SAVING = re.compile(r"\..+\.saving-[0-9a-f]{8}\Z", re.DOTALL)
 _STEP = re.compile(r"(?:step_(\d+)|\.step_(\d+)\.former)\Z")
 _LOCK = "lock"
 
-#: The file beside torch's own.
+#: The file of a checkpoint that is not torch's own.
 RECORD = "paceline.pt"
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _groups: WeakKeyDictionary[World, Any] = WeakKeyDictionary()
 
 
 def steps_dir() -> Path:
-    """Return the folder of the run's checkpoints.
+    """Return the folder of the run's checkpoints, from PACELINE_CHECKPOINT_DIR.
 
     Raises:
         ParallelError: The variable is not set.
@@ -79,7 +79,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def find(path: Path) -> Path | None:
-    """Return the folder that holds this path's complete checkpoint, or None."""
+    """Return the folder that has the complete checkpoint of this path, or None."""
     for candidate in (path, _former(path)):
         if (candidate / ".metadata").is_file():
             return candidate
@@ -90,14 +90,14 @@ class Saving:
     """A checkpoint under construction in `folder`, which will become `path`."""
 
     def __init__(self, path: Path) -> None:
-        """Make the folder, and remove those of killed saves.
+        """Make the folder, and remove the folders of killed saves.
 
         Raises:
-            ParallelError: Something else has the name.
+            ParallelError: Something other than a checkpoint has the name.
             OSError: The folder cannot be made.
         """
         self.path = path
-        # An empty folder is accepted: the script may have made it for this.
+        # Accept an empty folder: the script may have made it for this checkpoint.
         if os.path.lexists(path) and find(path) != path and not _is_empty(path):
             raise ParallelError(f"{str(path)!r} is there and is not a checkpoint. Give a path that is free.")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,8 +108,8 @@ class Saving:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def commit(self) -> None:
-        """Rename the complete folder to its path. A former checkpoint is removed."""
-        # Before the rename: after a power failure a folder with its name must have its files.
+        """Rename the complete folder to its path, and remove a former checkpoint."""
+        # Sync before the rename: after a power failure a folder with the final name must have its files.
         sync_if_possible(self.folder)
         former = _former(self.path)
         # A rename cannot replace a non-empty folder, so the former one is moved. `find` returns it until the new one has its
@@ -146,7 +146,7 @@ def remove_leftovers(parent: Path) -> None:
         try:
             fd = os.open(parent / name / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
-            # Its process was killed before it took the lock, or is about to take it.
+            # The save was killed before it took the lock, or is about to take the lock.
             if age_s(parent / name) > LOCKED_WITHIN_S:
                 shutil.rmtree(parent / name, ignore_errors=True)
             continue
@@ -186,7 +186,7 @@ class Background:
         *,
         threaded: bool,
     ) -> None:
-        """Start the save; `saving` and `record` are rank 0's."""
+        """Start the save. Only rank 0 passes `saving` and `record`."""
         self.error: Exception | None = None
         self._folder = folder
         self._saving = saving
@@ -198,7 +198,7 @@ class Background:
             self._group = _own_group(world)
             threaded = self._group is not None
         if threaded:
-            # The next step changes the parameters while the thread writes, so write a copy.
+            # Write a copy, because the next step changes the parameters while the thread writes.
             self._tensors = {key: _copy(tensor) for key, tensor in tensors.items()}
             # Not a daemon thread: a program that ends right after save() waits until the checkpoint is complete.
             self._thread = threading.Thread(target=self._run, name="paceline-checkpoint")
@@ -213,7 +213,7 @@ class Background:
         return self._thread is not None
 
     def join(self) -> None:
-        """Wait until it has ended, well or not."""
+        """Wait until the save has ended, with success or with an error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -245,7 +245,7 @@ class Background:
             writer = FileSystemWriter(self._folder)
             try:
                 save(self._tensors, storage_writer=writer, process_group=self._group, no_dist=self._no_dist)
-            except CheckpointException as error:  # a BaseException
+            except CheckpointException as error:  # torch's CheckpointException is a BaseException
                 raise CheckpointError(reason(error)) from error
         if self._saving is not None:
             # Write the record after torch's save. If it failed before, the other ranks would wait for rank 0 in the save.
@@ -255,13 +255,13 @@ class Background:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """Copy a tensor to the CPU, cut in the same way."""
+    """Copy a tensor to the CPU; a DTensor stays split in the same way."""
     copied = local(tensor.detach()).to("cpu", copy=True)
     return cut_as(tensor, copied) if is_part(tensor) else copied
 
 
 def _own_group(world: World) -> object:
-    """Return a group for the ranks' threads, None with MPI.
+    """Return a process group for the saving threads, or None with MPI.
 
     The threads' messages must not mix with those of training.
     """
@@ -276,7 +276,7 @@ def _own_group(world: World) -> object:
 
 
 def reason(error: BaseException) -> str:
-    """Return the failing rank and its message, without tracebacks."""
+    """Return which rank failed and its error message, without tracebacks."""
     failures = getattr(error, "failures", None)
     if not isinstance(failures, dict) or not failures:
         return f"{type(error).__name__}: {error}"

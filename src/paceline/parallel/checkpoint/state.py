@@ -1,11 +1,11 @@
 """The state in a checkpoint by original name, and its way back into a model.
 
-    model.<name>               every parameter and persistent buffer; of a tie the first name only
+    model.<name>               every parameter and persistent buffer; a tied tensor under its first name only
     optimizer.<name>.<key>     every tensor of the optimizer's state
     average.<number>.<name>    the same for each average
     `record`                   everything else: groups, single values, progress, schedulers; one object for all ranks
 
-Each rank has some of the names (a stage) or parts of the tensors (DTensors). Together they have all.
+Each rank has some of the names (a stage) or parts of the tensors (DTensors). Together the ranks have all tensors.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Resumable(Protocol):
 
 
 class ParameterGroup(TypedDict):
-    """A group of an optimizer, with its parameters' names."""
+    """A parameter group of an optimizer, with its parameters' names."""
 
     names: list[str]
     options: dict[str, object]
 
 
 class OwnRecord(TypedDict):
-    """One rank's part of the record: `values` are the optimizer's, by parameter."""
+    """One rank's part of the record; `values` are the optimizer's, by parameter."""
 
     groups: list[ParameterGroup]
     values: dict[str, dict[str, object]]
@@ -53,7 +53,7 @@ class OwnRecord(TypedDict):
 
 
 class CheckpointRecord(OwnRecord):
-    """Everything in a checkpoint but its tensors."""
+    """Everything in a checkpoint except its tensors."""
 
     format: int
     torch: str
@@ -69,9 +69,9 @@ class HeldState:
     """The part of the model and its optimizer on this rank.
 
     Attributes:
-        module: Its tensors have original names.
-        parameters: Original name -> parameter; of a tie the first name in the whole model.
-        averages: For each, first name -> this rank's part.
+        module: This rank's module, whose tensors have original names.
+        parameters: Original name -> parameter; a tied parameter under its first name in the whole model.
+        averages: For each average, first name -> this rank's part of the tensor.
     """
 
     module: nn.Module
@@ -80,7 +80,7 @@ class HeldState:
     averages: Sequence[Mapping[str, Tensor]] = ()
 
     def average_tensors(self) -> dict[str, Tensor]:
-        """Return key -> this rank's part of each tensor of each average."""
+        """Return key -> this rank's part, for each tensor of each average."""
         return {
             f"average.{number}.{name}": tensor
             for number, average in enumerate(self.averages)
@@ -88,7 +88,7 @@ class HeldState:
         }
 
     def model_tensors(self) -> dict[str, Tensor]:
-        """Return first name -> the tensor itself, as the module uses it."""
+        """Return first name -> the tensor object that the module uses."""
         state = self._tensors()
         tensors: dict[str, Tensor] = {}
         for name, first in self.first_names().items():
@@ -96,7 +96,7 @@ class HeldState:
         return tensors
 
     def first_names(self) -> dict[str, str]:
-        """Return the module's tensor names -> first names in the whole model.
+        """Return name -> first name in the whole model, for the module's tensors.
 
         The first name may be in another stage.
         """
@@ -104,7 +104,7 @@ class HeldState:
         return {name: first.setdefault(id(tensor), name) for name, tensor in self._tensors().items()}
 
     def model_values(self) -> dict[str, object]:
-        """Return the modules' extra state beside tensors (`get_extra_state`)."""
+        """Return the modules' extra state (`get_extra_state`), which is not tensors."""
         return {name: value for name, value in self._state_dict().items() if not isinstance(value, Tensor)}
 
     def optimizer_states(self) -> dict[str, tuple[nn.Parameter, dict[str, object]]]:
@@ -128,7 +128,7 @@ class HeldState:
 
 
 def tensors(held: HeldState) -> dict[str, Tensor]:
-    """Return key -> detached tensor, which shares memory with training."""
+    """Return key -> detached tensor; the tensors share memory with training."""
     of_model = {f"model.{name}": tensor.detach() for name, tensor in held.model_tensors().items()}
     of_optimizer = {
         f"optimizer.{name}.{key}": value.detach()
@@ -158,7 +158,7 @@ def merge_records(records: list[OwnRecord]) -> OwnRecord:
     """Merge the records of all ranks."""
     merged: OwnRecord = {"groups": [], "values": {}, "model_values": {}}
     for record in records:
-        # Copies of a tied parameter are in several stages' records. The first stage's wins.
+        # Several stages' records have copies of a tied parameter. The first stage's values take precedence.
         merged["values"] = record["values"] | merged["values"]
         merged["model_values"] = record["model_values"] | merged["model_values"]
     for index, group in enumerate(records[0]["groups"]):
@@ -168,9 +168,9 @@ def merge_records(records: list[OwnRecord]) -> OwnRecord:
 
 
 def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]) -> dict[str, Tensor]:
-    """Return a buffer for each key that this rank needs.
+    """Return an empty buffer for each key that this rank has to read.
 
-    They are cut as in this layout. `saved` has shape and dtype of the checkpoint's whole tensors.
+    The buffers are split as in this layout. `saved` has shape and dtype of the checkpoint's whole tensors.
     """
     buffers = {f"model.{name}": torch.empty_like(tensor.detach()) for name, tensor in held.model_tensors().items()}
     buffers |= {key: torch.empty_like(tensor) for key, tensor in held.average_tensors().items()}
@@ -181,8 +181,8 @@ def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]
         if kind != "optimizer" or name not in params:
             continue
         param = params[name]
-        # State of the parameter's shape is cut like the parameter. Other state, such as the step number, is whole on every
-        # rank.
+        # State of the parameter's shape is split like the parameter. Other state, such as the step number, is whole on
+        # every rank.
         if shape == param.shape and state != "step":
             buffers[key] = torch.empty_like(param.detach(), dtype=dtype)
         else:
@@ -233,7 +233,7 @@ def groups_mismatch(held: HeldState, record: CheckpointRecord) -> str:
 
 
 def put_back(held: HeldState, saved: Mapping[str, Tensor], record: CheckpointRecord) -> None:
-    """Restore the state of model and optimizer."""
+    """Restore the state of the model and its optimizer from a checkpoint."""
     with torch.no_grad():
         for name, tensor in held.model_tensors().items():
             local(tensor).copy_(local(saved[f"model.{name}"]))
@@ -257,7 +257,7 @@ def put_back(held: HeldState, saved: Mapping[str, Tensor], record: CheckpointRec
         if state:
             held.optimizer.state[param] = state
         else:
-            # The checkpoint is from before this parameter's first step. Its current state belongs to another training.
+            # The checkpoint is from before this parameter's first step. Drop state, which belongs to another training.
             held.optimizer.state.pop(param, None)
     for group, own_group in zip(held.optimizer.param_groups, record["groups"], strict=True):
         group.update(own_group["options"])
@@ -284,12 +284,12 @@ def full_state_dict(held: HeldState, world: World) -> dict[str, Tensor]:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    # Copy a whole tensor too, or the next step would change the caller's.
+    # Copy a tensor that is whole already, or the next step would change the caller's.
     return whole(tensor).to("cpu", copy=True)
 
 
 def _from_stages(own: dict[str, Tensor], group: dist.ProcessGroup, device: torch.device) -> dict[str, Tensor]:
-    """Return the tensors of all stages. Of copies the first stage's wins."""
+    """Return the tensors of all stages; of copies the first stage's is taken."""
     about = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
     together: dict[str, Tensor] = {}
     for stage, names in enumerate(gather(about, group)):

@@ -2,7 +2,7 @@
 
     save    1  rank 0 makes a folder beside the path                 checkpoint.folder
             2  every rank writes its part, once each                 torch.distributed.checkpoint
-            3  rank 0 renames the folder to the path                 when all have written; until then nothing is there
+            3  rank 0 renames the folder to the path                 when all have written; until then it is absent
     load    1  compare names, shapes and groups                      nothing is changed yet
             2  every rank reads its part into new memory             torch.distributed.checkpoint
             3  model, optimizer, progress and schedulers take it
@@ -50,7 +50,7 @@ from paceline.system.run_variables import REQUEST_VARIABLE
 if TYPE_CHECKING:
     from paceline.parallel.executor import ParallelHandle
 
-#: The version of the record, the one file that is not torch's.
+#: The version of `paceline.pt`, the one file of a checkpoint that is not torch's.
 FORMAT = 1
 
 _T = TypeVar("_T")
@@ -87,7 +87,7 @@ def save(
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ParallelError(f"every={every!r} must be an integer of at least 1, the number of steps.")
         leaving.listen(saves=True)
-    # Rank 0 decides for all, because the others may receive the request later.
+    # Rank 0 decides for all ranks, because the others may receive the request later.
     asked = from_first(leaving.asked()) if every is not None or REQUEST_VARIABLE in os.environ else None
     if every is not None and asked is None and par.progress.steps % every:
         return None
@@ -132,7 +132,7 @@ def wait(par: ParallelHandle) -> None:
 def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Sequence[Resumable] = ()) -> bool:
     """Restore model, optimizer, progress and random streams from a checkpoint.
 
-    Return True if there was one. A failure changes nothing.
+    Return True if there was a checkpoint. A failure changes nothing.
 
     Args:
         par: The model in its layout.
@@ -145,8 +145,8 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
     """
     world = par.world
     wait(par)
-    # Rank 0 looks for all: another rank might already see a newer checkpoint. An error is raised on all ranks together, because
-    # the others would wait for a failing rank in the next collective.
+    # Rank 0 searches for all ranks: another rank might already see a newer checkpoint. An error is raised on all ranks
+    # together, because the others would wait for a failing rank in the next collective.
     name = from_first(on_all(lambda: _find(path) if world.rank == 0 else None))
     if name is None:
         return False
@@ -156,7 +156,7 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
     _compare(par, held, folder, record, saved, len(schedulers))
     buffers = targets(held, saved)
     on_all(lambda: _read_tensors(world, folder, buffers))
-    # Nothing was changed so far: every rank has read into new memory and has reported success.
+    # Until here nothing was changed: every rank has read into new memory and has reported success.
     put_back(held, buffers, record)
     par.load_state(record["state"])
     for average, own in zip(par.averages, record.get("averages", ()), strict=False):
@@ -167,7 +167,7 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
 
 
 def full_state_dict(par: ParallelHandle) -> dict[str, Tensor]:
-    """Return every parameter and persistent buffer, whole, on the CPU.
+    """Return each whole parameter and persistent buffer by name, on the CPU.
 
     The plain model's `load_state_dict` takes it.
     """
@@ -177,8 +177,8 @@ def full_state_dict(par: ParallelHandle) -> dict[str, Tensor]:
 def hold(par: ParallelHandle) -> HeldState:
     """Return this rank's part of the model and its optimizer."""
     executor = par.executor
-    # FSDP2 leaves parameters whole for a while after a forward pass. Asking it for the state splits them again, so do that
-    # first.
+    # FSDP2 leaves parameters whole for a while after a forward pass. Requesting the state splits them again, so request
+    # it first.
     executor.module.state_dict(keep_vars=True)
     return HeldState(
         module=executor.module,
@@ -198,7 +198,7 @@ def _pack(record: CheckpointRecord) -> bytes:
     try:
         torch.save(record, file)
         file.seek(0)
-        # Read it back now: better that save() refuses an object than load() days later.
+        # Read the record back now: it is better that save() refuses an object than that load() fails days later.
         torch.load(file, weights_only=True)
     except Exception as error:
         kind = re.search(r"GLOBAL ([\w.]+)", str(error))
@@ -226,7 +226,7 @@ def _find(path: str | Path | None) -> str | None:
 
 
 def _read_about(folder: Path) -> tuple[CheckpointRecord, dict[str, tuple[torch.Size, torch.dtype]]]:
-    """Return the record, and key -> shape and dtype of each tensor."""
+    """Return the checkpoint's record, and key -> (shape, dtype) of each tensor."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -288,7 +288,7 @@ def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> Non
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             read(buffers, storage_reader=FileSystemReader(folder), no_dist=world.size == 1)
-        except CheckpointException as error:  # a BaseException
+        except CheckpointException as error:  # torch's CheckpointException is a BaseException
             raise CheckpointError(f"{str(folder)!r} can't be read: {reason(error)}. Nothing was changed.") from error
 
 
@@ -303,7 +303,7 @@ def _gather_records(held: HeldState) -> list[OwnRecord]:
 
 
 def begin(world: World, target: Path, what: str) -> tuple[Saving | None, Path]:
-    """Begin a save on rank 0, in a folder for all.
+    """Make the folder of a save on rank 0, for all ranks.
 
     `what` names the target in messages.
     """
@@ -312,7 +312,7 @@ def begin(world: World, target: Path, what: str) -> tuple[Saving | None, Path]:
 
 
 def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
-    """Run an action on rank 0; raise its error everywhere.
+    """Run an action on rank 0; raise its error on every rank.
 
     Return its result on rank 0, None elsewhere.
     """
@@ -327,12 +327,12 @@ def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
 
 
 def on_all(action: Callable[[], _T]) -> _T:
-    """Run the action; raise any rank's error on all."""
+    """Run the action on every rank; raise an error of any rank on all."""
     try:
         result = action()
     except Exception as error:
-        # Within this clause: an error that this frame keeps would keep the frame, with everything it has read, until a garbage
-        # collection.
+        # Raise within this clause: if this frame kept the error, it would keep itself and everything that it has read
+        # until a garbage collection.
         raise_agreed(error)
         raise
     raise_agreed(None)
@@ -340,11 +340,11 @@ def on_all(action: Callable[[], _T]) -> _T:
 
 
 def raise_agreed(error: Exception | None) -> None:
-    """Raise the first rank's error, if any, on all."""
+    """Raise the first rank's error on all ranks, if there is an error."""
     described = None if error is None else (isinstance(error, ParallelError), _text(error))
     for is_users, text in filter(None, gather(described)):
         kind = ParallelError if is_users else CheckpointError
-        # An error of this class is complete and needs no second traceback.
+        # An error that already has this class and text needs no cause with a second traceback.
         raise kind(text) from (None if type(error) is kind and str(error) == text else error)
 
 

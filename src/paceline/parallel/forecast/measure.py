@@ -26,7 +26,7 @@ from paceline.parallel.task import Task
 from paceline.parallel.tracing.boundaries import Boundaries
 from paceline.parallel.tracing.fake_model import untouched
 
-#: How many numbers to update for timing an optimizer.
+#: How many numbers the optimizer updates while its step is timed.
 _NUMBERS = 2**20
 #: The size of the message that measures the bandwidth.
 _MESSAGE_BYTES = 4 * 2**20
@@ -43,11 +43,11 @@ def measured(
 ) -> Measured:
     """Measure the model's blocks for one or two microbatches.
 
-    Without microbatches only its parameters are known. The model is left unchanged.
+    Without microbatches only the sizes of the parameters are measured. The model is left unchanged.
     """
     task = dataclasses.replace(task, model=model)
     reason = "" if micros else "it was not traced, for want of a batch"
-    # Known without a batch.
+    # Without a batch only the parameters' sizes are known.
     blocks: list[tuple[Block, ...]] = [
         (Block(name="the model", forward_s=0.0, backward_s=0.0, parameters=_sizes(model)),)
     ]
@@ -62,7 +62,7 @@ def measured(
     trained = _bytes_of(param for param in params if param.requires_grad)
     matrices = _bytes_of(param for param in params if param.dim() > 1)
     units = [model.get_submodule(name) for name in find_units(model)]
-    # Two, as Adam's, if the trial fails.
+    # If the trial fails, assume two numbers per parameter, as Adam's.
     factor, seconds = _tried(optimizer, device, _NUMBERS) or (2, 0.0)
     about = Measured(
         rows=max(micros[0].rows, 1) if micros else 1,
@@ -98,7 +98,7 @@ def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
             return task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
 
     with stand_ins(model, device), untouched(model):
-        # Free this pass's memory before the timed one.
+        # Free the memory of this pass before the timed pass.
         saved = saved_by(forward, model)[1]
         params = [param for param in model.parameters() if param.requires_grad]
         start = now()
@@ -118,15 +118,15 @@ def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
 
 
 def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, numbers: int) -> tuple[int, float] | None:
-    """Try the optimizer: numbers per parameter, seconds per byte.
+    """Return the optimizer's state numbers per parameter, and seconds per byte.
 
-    None if the trial fails.
+    Returns None if the trial step fails.
     """
     if optimizer is None:
         return 0, 0.0
     param = nn.Parameter(torch.zeros(numbers // 32, 32, device=device))
     make: Callable[..., torch.optim.Optimizer] = type(optimizer)
-    # Some optimizers keep more in a group than their constructor takes.
+    # Some optimizers have more settings in a group than their constructor has arguments.
     taken = inspect.signature(make).parameters
     options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params" and key in taken}
     try:
@@ -139,20 +139,20 @@ def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, number
             best = min(best, now() - start)
         state = own.state.get(param, {})
     except Exception:
-        # A user's optimizer that needs more than parameters and its own defaults.
+        # The user's optimizer needs more than parameters and its groups' settings.
         return None
     kept = sum(value.numel() for value in state.values() if isinstance(value, Tensor) and value.dim())
     return round(kept / param.numel()), best / param.nbytes
 
 
 def state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
-    """Return how many numbers the optimizer keeps for each parameter."""
+    """Return how many numbers of state the optimizer keeps per parameter number."""
     numbers = tried_state_numbers(optimizer, device)
     return 2 if numbers is None else numbers
 
 
 def tried_state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int | None:
-    """Return the same, or None if the trial fails."""
+    """Return the state numbers as `state_numbers` does, or None if the trial fails."""
     numbers = _tried(optimizer, device, 1024)
     return None if numbers is None else numbers[0]
 
@@ -176,7 +176,7 @@ def bandwidth(group: dist.ProcessGroup | None, device: torch.device) -> float:
 
 
 def _sizes(model: nn.Module) -> tuple[tuple[str, int], ...]:
-    """Return first name and bytes of each parameter."""
+    """Return (first name, bytes) of each parameter."""
     return tuple((name, param.nbytes) for name, param in model.named_parameters())
 
 

@@ -30,8 +30,8 @@ from paceline.parallel.strategy import (
     strategy_of,
 )
 
-#: FSDP2 holds the current block, the next one, its received part, a whole block's gradients and their message. Measured on
-#: CPUs: 5.4 to 5.8 blocks.
+#: How many blocks FSDP2 holds at a time: the current one, the next, its received part, a block's whole gradients and
+#: their message. Measured on CPUs: 5.4 to 5.8.
 WHOLE_BLOCKS = 5.5
 
 
@@ -42,12 +42,12 @@ class Measured:
     Attributes:
         all_rows: The rows of a microbatch over all replicas.
         small: The same blocks for fewer rows, which take more time per row. None: time is proportional to rows.
-        trained_share: The part of the parameters' bytes that gets gradients.
+        trained_share: The fraction of the parameters' bytes that gets gradients.
         unit_bytes: The size of FullyShard's largest block.
-        optimizer_factor: Numbers of state per parameter.
-        optimizer_s_a_byte: Seconds of a step per byte of trained parameters.
-        cut_share: The part of the parameters' bytes that TensorParallel could cut.
-        expert_share: The experts' part of the parameters' bytes.
+        optimizer_factor: Numbers of optimizer state per number of a parameter.
+        optimizer_s_a_byte: Seconds of an optimizer step per byte of trained parameters.
+        cut_share: The fraction of the parameters' bytes that TensorParallel could cut.
+        expert_share: The fraction of the parameters' bytes that belongs to experts.
         reason: Why a pipeline is impossible, or "".
     """
 
@@ -66,9 +66,9 @@ class Measured:
     reason: str = ""
 
     def at(self, rows: float) -> tuple[Block, ...]:
-        """Return the blocks for another number of rows.
+        """Return the blocks with costs for another number of rows.
 
-        Times are on the line through the measurements, bytes are proportional.
+        Times lie on the line through the two measurements; bytes are proportional to rows.
         """
         share = rows / self.rows
         blocks = []
@@ -92,7 +92,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The forecast for the fullest worker and a step.
+    """The forecast of a step in one layout, for the worker with the most memory.
 
     Attributes:
         together_bytes: FullyShard's gathered blocks.
@@ -118,7 +118,7 @@ class Forecast:
 
 
 def candidates(workers: int) -> list[Joinable]:
-    """Return the strategies for this number of workers, with their sizes."""
+    """Return all strategies for this number of workers, with their sizes."""
     single = DataParallel(workers), FullyShard(workers), PipelineParallel(workers), TensorParallel(workers)
     pairs = [(size, workers // size) for size in range(2, workers) if workers % size == 0]
     outer, inner = (DataParallel, FullyShard), (PipelineParallel, TensorParallel)
@@ -143,7 +143,7 @@ def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int
     sent = _replicas(measured, whole * part, layout, microbatches)
     live = microbatches * sum(block.live_bytes for block in blocks)
     sums = layout.tensor * layout.expert
-    # Four sums of a block's input, or its keys, values and their gradients once.
+    # Each block sums its input four times, or gathers keys, values and their gradients once (context parallelism).
     sent += live * 4 * (2 * (sums - 1) / sums + (layout.context - 1) / layout.context)
     sent += 2 * (layout.context - 1) / layout.context * gradients
     return Forecast(
@@ -159,9 +159,9 @@ def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int
 
 
 def _replicas(measured: Measured, whole: float, layout: Layout, microbatches: int) -> float:
-    """Return the bytes to other replicas in a step."""
+    """Return the bytes that a worker sends to other replicas in a step."""
     data = 2 * (layout.data - 1) / layout.data * whole * measured.trained_share / layout.shard
-    # Gathered for the forward and the backward pass of each microbatch, and as many gradients back.
+    # Parameters are gathered for each microbatch's forward and backward pass, and as many gradients are sent back.
     shard = 3 * microbatches * (layout.shard - 1) / layout.shard * whole
     return data + shard
 
@@ -246,12 +246,12 @@ def all_forecasts(
 
 
 def name_of_layout(layout: Layout) -> str:
-    """Return the name of a layout among `all_forecasts`."""
+    """Return the name that `all_forecasts` gives to this layout."""
     return shown(strategy_of(layout))
 
 
 def table(forecasts: Sequence[Forecast], limit_bytes: float | None, chosen: str) -> list[str]:
-    """Return the forecasts as lines, impossible ones last."""
+    """Return the forecasts as lines of a table, impossible layouts last."""
     head: tuple[str, ...] = ("", "layout", "parameters", "gradients", "optimizer", "activations", "blocks whole")
     head += ("memory", "step", "bubble", "sent")
     rows = [head]
@@ -282,7 +282,7 @@ def table(forecasts: Sequence[Forecast], limit_bytes: float | None, chosen: str)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table's rows as lines in columns."""
+    """Return the rows of a table as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

@@ -14,20 +14,20 @@ from paceline.parallel import tied_parameters
 from paceline.parallel.deterministic_rng import normal
 from paceline.parallel.full_tensor import is_part
 
-#: For each dimension: start, end.
+#: A part of a tensor: (start, end) for each dimension.
 Region = tuple[tuple[int, int], ...]
 
 
 def region_of(tensor: Tensor) -> Region:
-    """Return this rank's ranges of a tensor.
+    """Return this rank's part of a tensor as ranges.
 
-    The mesh's axis `tensor` comes last and cuts first: FSDP2 cuts the rest.
+    The mesh's last axis, `tensor`, has split the tensor first; FSDP2 has split the result.
     """
     region = [(0, size) for size in tensor.shape]
     if not is_part(tensor):
         return tuple(region)
     for axis, placement in reversed([*enumerate(tensor.placements)]):
-        # As torch.chunk cuts: equal parts, the last ones shorter or empty.
+        # Parts are those of torch.chunk: equal, but the last ones may be shorter or empty.
         for dim in [placement.dim] if hasattr(placement, "dim") else []:
             start, end = region[dim]
             ranks, rank = tensor.device_mesh.size(axis), tensor.device_mesh.get_local_rank(axis)
@@ -41,7 +41,7 @@ def slices(region: Region) -> tuple[slice, ...]:
 
 
 def give_memory(device: torch.device, *modules: nn.Module) -> None:
-    """Allocate parameters and buffers that have no memory, without values. Ties stay."""
+    """Allocate tensors that have no memory, without values. Tied ones stay tied."""
     made: dict[int, nn.Parameter] = {}
     for module in modules:
         empty = [
@@ -54,17 +54,17 @@ def give_memory(device: torch.device, *modules: nn.Module) -> None:
             if id(param) not in made:
                 value = torch.empty_like(param, device=device)
                 made[id(param)] = nn.Parameter(value, requires_grad=param.requires_grad)
-            # With setattr, because RNNs keep a second list of their parameters.
+            # Use setattr, because RNNs keep a second list of their parameters.
             setattr(part, name, made[id(param)])
         if empty:
-            # Nothing moves, but FSDP2 looks for new parameters only when a module is moved.
+            # No tensor moves here, but FSDP2 looks for new parameters only when a module is moved.
             module.to(device)
 
 
 def return_memory() -> None:
-    """Make glibc return freed blocks to the kernel.
+    """Let glibc return freed memory to the kernel.
 
-    By default its limit grows with freed blocks, up to 32 MiB, and smaller blocks stay in a fragmented heap. When FSDP2 gathers
+    By default glibc's limit for that grows to 32 MiB, and smaller blocks stay in a fragmented heap. When FSDP2 gathers
     and frees blocks in turn, a worker took three times the memory of its parts. Other allocators and systems lack the call.
     """
     mmap_threshold = -3
@@ -78,7 +78,7 @@ def is_empty(module: nn.Module) -> bool:
 
 
 def move(model: nn.Module, device: torch.device) -> None:
-    """Move everything that has memory, as `model.to(device)` does."""
+    """Move all tensors that have memory, as `model.to(device)` does."""
     if not is_empty(model):
         model.to(device)
         return
@@ -89,7 +89,7 @@ def move(model: nn.Module, device: torch.device) -> None:
 def stand_ins(
     model: nn.Module, device: torch.device, *, names: Collection[str] | None = None, dense: bool = False
 ) -> Iterator[None]:
-    """Give parameters without memory the same numbers on all ranks.
+    """Give parameters without memory the same random numbers on all ranks.
 
     A weight of n x m numbers is a view of n + m - 1 random ones, each row shifted by one. It has full rank like trained
     weights, so that two ways of computing differ where they would differ. Kernels copy such a view, so timing needs `dense`
@@ -97,9 +97,9 @@ def stand_ins(
 
     Args:
         model: Its parameters are replaced within the block.
-        device: Where the numbers are.
-        names: Only these parameters.
-        dense: Give each its own memory.
+        device: The device of the numbers.
+        names: Replace only the parameters with these names.
+        dense: Give each parameter memory of its own.
     """
     first = tied_parameters.first_names(model)
     made: dict[int, nn.Parameter] = {}
@@ -113,7 +113,7 @@ def stand_ins(
     swapped = [(*tied_parameters.owner_of(model, name), param) for name, param in empty.items()]
     try:
         for module, last, param in swapped:
-            # With setattr, because RNNs keep a second list of their parameters.
+            # Use setattr, because RNNs keep a second list of their parameters.
             setattr(module, last, made[id(param)])
         yield
     finally:
@@ -122,7 +122,7 @@ def stand_ins(
 
 
 def stand_in(name: str, param: Tensor, device: torch.device) -> Tensor:
-    """Return numbers of the usual size of weights of this shape."""
+    """Return random numbers as large as usual weights of this shape."""
     count = sum(param.shape) - param.dim() + 1
     if not param.is_floating_point() or not param.numel():
         return torch.zeros((), dtype=param.dtype, device=device).expand(param.shape)

@@ -35,7 +35,7 @@ _WRITES = frozenset((torch.ops.aten.fill_, torch.ops.aten.zero_, torch.ops.aten.
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Ref:
-    """A tensor without memory among an operation's arguments.
+    """A tensor without memory that is an argument of a recorded operation.
 
     `done` counts the earlier operations on its storage.
     """
@@ -58,7 +58,7 @@ class _Call:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Entry:
-    """A call that made a storage, or that changed it (output None).
+    """A call that created a storage, or that changed one (output None).
 
     `output` is the index and layout of the call's output.
     """
@@ -74,7 +74,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._logs: dict[int, list[_Entry]] = {}
-        # Held, because storages are known by their address, which another one could reuse.
+        # Keep storages alive: they are known by their address, which a new storage could reuse.
         self._alive: dict[int, UntypedStorage] = {}
         self._is_off = False
 
@@ -94,13 +94,13 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
     def note(
         self, function: Callable[..., object], tensor: Tensor, *args: object, is_random: bool = False, **kwargs: object
     ) -> None:
-        """Record a call that only writes to `tensor`."""
+        """Record a call that writes to `tensor` without reading it."""
         log = self._logs.setdefault(self._key(tensor), [])
         call = _Call(function=function, args=(self._ref(tensor, len(log)), *args), kwargs=kwargs, is_random=is_random)
         log.append(_Entry(call=call))
 
     def knows(self, tensor: Tensor) -> bool:
-        """Return True if the recorded calls initialise it."""
+        """Return True if the recorded calls initialise the tensor."""
         log = self._logs.get(tensor.untyped_storage()._cdata)
         if not log:
             return False
@@ -110,11 +110,11 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def began(self, tensor: Tensor) -> bool:
-        """Return True if it is registered, initialised or not."""
+        """Return True if the tensor is registered, initialised or not."""
         return tensor.untyped_storage()._cdata in self._logs
 
     def made(self, function: Operation, tensors: list[Tensor]) -> None:
-        """Handle an operation on tensors that all have memory. For subclasses."""
+        """Handle an operation on tensors with memory. Subclasses override it."""
 
     def __torch_dispatch__(
         self, func: Operation, types: Sequence[type], args: _Args = (), kwargs: _Options | None = None
@@ -145,7 +145,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
             )
         done = {id(tensor): len(self._logs.get(self._key(tensor), ())) for tensor in empty}
         call_args, call_kwargs = self._refs(args, done), self._refs(kwargs, done)
-        # torch refuses operations between devices, and only the shapes matter here.
+        # Run on meta tensors: torch refuses operations between devices, and only the shapes matter here.
         shapes = map_tensors((args, kwargs), lambda tensor: tensor if tensor.is_meta else _shape_of(tensor))
         result = func(*shapes[0], **shapes[1])
         self._note(func, call_args, call_kwargs, result, written=written, read=empty)
@@ -168,7 +168,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         known = {self._key(tensor) for tensor in read}
         for number, tensor in enumerate(tensors_in(result)):
             key = self._key(tensor)
-            # A view of an argument shares its storage, and its log.
+            # A view of an argument shares the argument's storage, and the log of that storage.
             if key not in known and tensor.is_meta:
                 known.add(key)
                 self._logs[key] = [_Entry(call=call, output=number, like=self._ref(tensor))]
@@ -196,7 +196,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         return int(storage._cdata)
 
     def value(self, tensor: Tensor, name: str, seed: int, names: Mapping[int, str]) -> Tensor:
-        """Replay the tensor's operations, whole, on the CPU.
+        """Replay the tensor's operations; return the whole tensor on the CPU.
 
         `name` selects the stream of random operations. `names` are those of storages it may depend on.
         """
@@ -214,7 +214,7 @@ class _Replay:
         return self._state(ref).as_strided(ref.size, ref.stride, ref.offset)
 
     def _state(self, ref: _Ref) -> Tensor:
-        """Return the flat storage after `ref.done` operations."""
+        """Return the contents of a storage after its first `ref.done` operations."""
         if (known := self._states.get((ref.key, ref.done))) is not None:
             return known
         whose = self._names.get(ref.key) or f"{self._name} / {len(self._states)}"
@@ -222,7 +222,7 @@ class _Replay:
         flat = torch.empty(_extent(ref), dtype=ref.dtype)
         for entry in self._logs[ref.key][: ref.done]:
             if entry.output is not None and (like := entry.like) is not None:
-                # A row-major result of one device may be column-major on another.
+                # The result's layout may differ: a row-major result of one device may be column-major on another.
                 flat = torch.empty(max(_extent(like), _extent(ref)), dtype=like.dtype)
                 made = self._made(entry.call, generator)[entry.output]
                 flat.as_strided(like.size, like.stride, like.offset).copy_(made)
@@ -255,7 +255,7 @@ class _Replay:
         args, kwargs = real(tuple(call.args)), {key: real(value) for key, value in call.kwargs.items()}
         if not call.is_random:
             return call.function(*args, **kwargs)
-        # Not every random operation takes a generator.
+        # Some random operations take no generator, so seed the global one and restore it.
         before = torch.get_rng_state()
         torch.set_rng_state(generator.get_state())
         try:
@@ -283,5 +283,5 @@ def _written(func: Operation, args: _Args, kwargs: _Options) -> list[Tensor]:
 
 
 def _shape_of(tensor: Tensor) -> Tensor:
-    # A 0-dim tensor combines with every device, and its value may decide the result's dtype.
+    # Keep a 0-dim tensor: it combines with every device, and its value may decide the result's dtype.
     return tensor if tensor.dim() == 0 else torch.empty_like(tensor, device="meta")

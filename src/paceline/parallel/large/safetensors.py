@@ -32,7 +32,7 @@ _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 class Folder:
-    """The tensors of a folder, or of one file.
+    """The safetensors of a folder, or of one file.
 
     Raises:
         ParallelError: There are no safetensors, or a file is malformed.
@@ -56,7 +56,7 @@ class Folder:
         return next((name for name in names if name in self._entries), None)
 
     def check(self, name: str, shape: tuple[int, ...], wanted: str) -> None:
-        """Refuse a tensor that does not fit.
+        """Refuse a stored tensor that does not fit the model's.
 
         Raises:
             ParallelError: The tensor has another shape, or a dtype that torch lacks.
@@ -71,7 +71,7 @@ class Folder:
             raise ParallelError(f"{file}: {name!r} has the type {entry['dtype']}, which can't be read here.")
 
     def read(self, name: str, region: Region | None = None) -> Tensor:
-        """Read the tensor, or the bytes of a part."""
+        """Return the stored tensor, or with `region` only that part of it."""
         file, start, entry = self._entries[name]
         shape, dtype = tuple(entry["shape"]), _TYPES[entry["dtype"]]
         region = region or tuple((0, size) for size in shape)
@@ -84,7 +84,7 @@ class Folder:
             if all(span == (0, size) for span, size in zip(region[1:], shape[1:], strict=True)):
                 data = self._bytes(opened, (last - first) * row)
                 return data.view(dtype).reshape([end - begin for begin, end in region])
-            # For a part of the columns, read each row's own bytes.
+            # For a part of the columns, read the bytes of each row separately.
             (begin, end), *deeper = region[1:]
             inner = (slice(None), *(slice(*span) for span in deeper))
             item = math.prod(shape[2:]) * dtype.itemsize
@@ -112,7 +112,7 @@ class Folder:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ParallelError(f"{index} is not an index of safetensors: {error!r}.") from error
             for file in files:
-                # The index may come from anywhere, so it may name only files beside it.
+                # The index may come from an untrusted source, so it may only name files in its own folder.
                 if Path(file).name != file:
                     raise ParallelError(f"{index} names {file!r}, which is not a file beside it.")
                 if not (self.path / file).is_file():
@@ -127,7 +127,7 @@ class Folder:
 
 
 def _entries(file: Path) -> tuple[int, dict[str, TensorEntry]]:
-    """Return the offset of the tensors' bytes, and the header."""
+    """Return the offset of the tensors' bytes in a file, and the file's header."""
     with file.open("rb") as opened:
         try:
             entries, _, start, size = read_header(opened)
@@ -143,7 +143,7 @@ def _entries(file: Path) -> tuple[int, dict[str, TensorEntry]]:
 
 
 class Writer:
-    """A file that is written tensor by tensor.
+    """A safetensors file that is written tensor by tensor.
 
     `tensors` are name, shape and dtype of each, in writing order.
     """

@@ -80,8 +80,8 @@ def save_safetensors(par: ParallelHandle, path: str | Path) -> Path:
 
 
 def _write(path: Path, names: dict[str, Tensor], mine: list[str]) -> None:
-    # All ranks visit all tensors, because gathering one is a collective of those that hold its parts. An error is raised
-    # afterwards, when no rank waits for this one.
+    # All ranks visit all tensors, because gathering a tensor is a collective of the ranks that hold its parts. An error
+    # is raised after the loop, when no rank waits for this one.
     own, failed = set(mine), None
     writer = None
     try:
@@ -110,7 +110,7 @@ def _failed(action: Callable[[], None]) -> OSError | None:
 
 
 def _roots(par: ParallelHandle, held: HeldState) -> dict[str, int]:
-    """Return which rank writes each tensor that this rank holds.
+    """Return name -> the rank that writes it, for tensors that this rank holds.
 
     Tensors that an earlier stage writes are left out.
     """
@@ -130,6 +130,6 @@ def _roots(par: ParallelHandle, held: HeldState) -> dict[str, int]:
         writer[name] = least
         done[least] += size
     here = world.coordinate(world.holder_axis)
-    # Gathering a tensor that is split over these ranks needs all of them.
+    # All ranks along `holder_axis` are needed to gather a tensor that is split along it.
     parted = {name for name, tensor in held.model_tensors().items() if world.holder_axis in axes_of(tensor)}
     return {name: writer[name] for name in about if stage_of[name] == here or name in parted}

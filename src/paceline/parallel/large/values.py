@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 #: The largest parameter that keeps values it had before registration, as in `nn.Parameter(torch.zeros(...))`.
 KEPT_BYTES = 16 * 2**20
 
-#: The attribute of a parameter without values that holds its recorder.
+#: The attribute of a parameter without values that refers to the parameter's recorder.
 RECORDER = "_paceline_recorder"
 
-#: Functions that return early for the meta device. The first is called by `trunc_normal_`.
+#: Functions of `nn.init` that skip tensors on the meta device. The first one is called by `trunc_normal_`.
 _SILENT = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
 
 _BLANK = frozenset(
@@ -56,7 +56,7 @@ _BLANK = frozenset(
 def initialise(model: nn.Module, seed: int = 0) -> nn.Module:
     """Give the model, in one process, the values of `parallelize(seed=seed)`. Return it.
 
-    `model` was built under `paceline.parallel.empty()`, or on the meta device. One that has its values is left unchanged.
+    `model` was built under `paceline.parallel.empty()`, or on the meta device. A model that has its values is left unchanged.
 
     Raises:
         ParallelError: The values of a parameter are unknown.
@@ -80,7 +80,7 @@ def initialise(model: nn.Module, seed: int = 0) -> nn.Module:
 class TensorValues:
     """The values of a model's parameters and buffers.
 
-    `folder` has safetensors. None takes the constructor's values.
+    `folder` contains safetensors. With None the values are those of the constructor.
 
     Raises:
         ParallelError: A value is unknown, or missing from the folder.
@@ -109,7 +109,7 @@ class TensorValues:
                         f"weights={str(folder)!r} has no {name!r}, which the model has. It has, among others: "
                         f"{', '.join(self._folder.names[:5])}."
                     )
-        #: First names of parameters to make, in the model's order. Others keep their values.
+        #: First name -> each parameter that has no values yet, in the model's order. Others keep their values.
         self.empty = {name: tensors[name] for name in names if tensors[name].is_meta and name in params}
         self._buffers = {
             name: tensors[name]
@@ -129,7 +129,7 @@ class TensorValues:
         }
 
     def fill_buffers(self, device: torch.device) -> None:
-        """Give the buffers their values, whole on every worker."""
+        """Give the buffers their values. Each worker has all buffers whole."""
         for name, buffer in self._buffers.items():
             value = self.whole(name)
             if not buffer.is_meta:
@@ -143,7 +143,7 @@ class TensorValues:
                     owner._buffers[last] = value
 
     def fill(self, params: dict[str, nn.Parameter]) -> None:
-        """Give this rank's parameters their values."""
+        """Give this rank's parts of the parameters their values."""
         with torch.no_grad():
             for name, param in params.items():
                 own = local(param)
@@ -156,7 +156,7 @@ class TensorValues:
 
     @property
     def source(self) -> str:
-        """The source in words, or "" without one."""
+        """The source of the values in words, or "" if the model had its values."""
         if self._folder is not None:
             return f"weights of {self._folder.path}: each worker has read its own part"
         if not self.empty:
@@ -173,14 +173,14 @@ class TensorValues:
 
 
 def _recorders(model: nn.Module, unknown: dict[str, Tensor]) -> list[Recorder]:
-    """Return the recorders of these tensors."""
+    """Return the recorders that know how to initialise these tensors."""
     if not unknown:
         return []
     own_ones = (getattr(tensor, RECORDER, None) for _, tensor in tied_parameters.all_names(model))
     recorders: list[Recorder] = list({id(recorder): recorder for recorder in own_ones if recorder is not None}.values())
     left = [name for name, tensor in unknown.items() if not any(own.knows(tensor) for own in recorders)]
     for name in left:
-        # Its constructor's operations are lost, and its module's own initial values may differ.
+        # The operations of this tensor's constructor were not recorded, and its module's own initial values may differ.
         if hasattr(unknown[name], RECORDER) and not any(own.began(unknown[name]) for own in recorders):
             raise ParallelError(
                 f"{name} was built under paceline.parallel.empty(), and converted or replaced since, so how its values are "
@@ -201,7 +201,7 @@ def _recorders(model: nn.Module, unknown: dict[str, Tensor]) -> list[Recorder]:
 
 
 def _reset(model: nn.Module, owners: Iterable[str]) -> Recorder:
-    """Record these modules' `reset_parameters`, and the model's own `_init_weights`."""
+    """Record these modules' `reset_parameters`, and the model's `_init_weights`."""
     recorder, wanted = Recorder(), set(owners)
     with recorder, noted(recorder), torch.no_grad():
         modules = [module for name, module in model.named_modules() if name in wanted]
@@ -209,7 +209,7 @@ def _reset(model: nn.Module, owners: Iterable[str]) -> Recorder:
             reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
             if callable(reset):
                 reset()
-        # Hugging Face's models, and many others, use this name for the function that they apply to each module.
+        # Many models, such as Hugging Face's, use this name for the function that they apply to each module.
         own = getattr(model, "_init_weights", None)
         if callable(own):
             for module in modules:
@@ -248,7 +248,7 @@ def empty() -> Iterator[None]:
     own = threading.get_ident()
 
     def registered(module: nn.Module, name: str, param: object) -> Any:
-        # torch has this hook for all modules of the process, including those of other threads.
+        # torch has this hook for all modules of the process, so skip those that other threads build.
         if threading.get_ident() != own or type(param) is not nn.Parameter:
             return None
         if param.is_meta:
@@ -264,7 +264,7 @@ def empty() -> Iterator[None]:
             shell = nn.Parameter(torch.empty_like(param, device="meta"), requires_grad=param.requires_grad)
             recorder.begin(shell)
             if value is not None:
-                # Recorded as a fill with this value.
+                # Record the parameter's one value as a fill.
                 recorder.note(torch.ops.aten.fill_.Scalar, shell, value)
         setattr(shell, RECORDER, recorder)
         taken[id(param)] = weakref.ref(param), shell
@@ -306,7 +306,7 @@ _KEPT = object()
 
 
 class _Blank(Recorder):  # type: ignore[no-untyped-call]
-    """A recorder that also knows uninitialised tensors with memory (`torch.empty`)."""
+    """A recorder that also tracks uninitialised tensors with memory (`torch.empty`)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -323,7 +323,7 @@ class _Blank(Recorder):  # type: ignore[no-untyped-call]
     def value_before(self, param: nn.Parameter, name: str) -> object:
         """Return None for an uninitialised parameter, its one value, or `_KEPT`."""
         storage = param.untyped_storage()
-        # Compare the object too, because an address may be reused.
+        # Compare the storage object too, because an address may be reused.
         if self._blank.get(storage._cdata, lambda: None)() is storage:
             return None
         if param.nbytes <= KEPT_BYTES:

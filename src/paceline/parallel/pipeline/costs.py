@@ -27,12 +27,12 @@ from paceline.parallel.tracing.segments import Segment, split
 
 _T = TypeVar("_T")
 
-#: The least number of repeats, and the most for a short block, which other processes on the machine delay by more than its own
-#: time.
+#: The least number of repeats, and the number for a block shorter than SHORT_S, which other processes on the machine
+#: delay by more than its own time.
 REPEATS, MOST_REPEATS, SHORT_S = 3, 10, 0.01
-#: How many of similar blocks to time.
+#: How many blocks to time of each kind of similar blocks.
 ALIKE = 3
-#: Begin no repeat after this time.
+#: After this many seconds begin no further repeat.
 ENOUGH_S = 4.0
 
 
@@ -44,12 +44,12 @@ def measure(
     device: torch.device,
     loss: Callable[[object], Tensor],
 ) -> tuple[Block, ...]:
-    """Return one block for each mark, and one before the first.
+    """Return the cost of one block per mark, and of one before the first mark.
 
     Args:
         task: The model and its loss.
         micro: The microbatch to measure with.
-        boundaries: Those of the model's trace for this microbatch.
+        boundaries: The places where the model can be cut, in its trace for this microbatch.
         marks: Where blocks begin.
         device: Where parameters without values get some while their block is measured.
         loss: output -> loss, counted with the last block.
@@ -74,7 +74,7 @@ def measure(
                     known.append(run.time())
                 times = min(known, key=sum)
             if any(isinstance(part, Recomputed) for part in _modules(model, segment)):
-                # It keeps its input, which autograd's hooks do not report.
+                # Add the block's input, which it keeps, but which autograd's hooks do not report.
                 saved_bytes += sum(value.bytes for value in segment.receives)
             held = {first[own_name]: param.nbytes for own_name, param in own.items()}
             blocks.append(
@@ -92,7 +92,7 @@ def measure(
 
 
 def saved_by(forward: Callable[[], _T], model: nn.Module) -> tuple[_T, int]:
-    """Return the result, and the saved bytes beside the model."""
+    """Return the result of a forward pass, and the bytes that it saves."""
     kept = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     sizes: dict[int, int] = {}
 
@@ -106,12 +106,12 @@ def saved_by(forward: Callable[[], _T], model: nn.Module) -> tuple[_T, int]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = forward()
-        # Count while the graph exists. Another tensor may get a freed one's memory, and with it its key in `sizes`.
+        # Sum up while the graph exists: another tensor may reuse a freed one's memory, and so its key in `sizes`.
         return result, sum(sizes.values())
 
 
 class _Run:
-    """A block, ready to run."""
+    """A block with its inputs, ready to run."""
 
     def __init__(
         self,
@@ -131,12 +131,12 @@ class _Run:
         self._params = [param for param in _named(task.model, segment.uses).values() if param.requires_grad]
 
     def count_saved(self) -> tuple[tuple[Tensor, ...], int]:
-        """Return the detached result, and the saved bytes."""
+        """Return the detached result, and the number of saved bytes."""
         result, saved_bytes = saved_by(self._forward, self._task.model)
         return map_tensors(result, Tensor.detach), saved_bytes
 
     def time(self) -> tuple[float, float]:
-        """Return the seconds of the forward and of the backward pass."""
+        """Return the seconds of the forward pass and of the backward pass."""
         try:
             return self._timed()
         except RuntimeError as error:
@@ -174,13 +174,13 @@ class _Run:
 
 
 def _kind(model: nn.Module, segment: Segment, finish: object) -> Hashable:
-    """Return a key of classes, settings, and shapes of parameters and inputs."""
+    """Return a key that is equal for similar blocks, which take the same time."""
     parts = tuple(
         (
             type(inner),
             inner.extra_repr(),
             tuple((param.shape, param.dtype, param.requires_grad) for param in inner.parameters(recurse=False)),
-            # Hugging Face's blocks have a number, which is not a setting.
+            # Ignore the number of a Hugging Face block, which is not a setting.
             tuple(
                 (name, value)
                 for name, value in vars(inner).items()
@@ -191,7 +191,7 @@ def _kind(model: nn.Module, segment: Segment, finish: object) -> Hashable:
         for inner in part.modules()
     )
     inputs = tuple((value.shape, value.dtype, value.requires_grad) for value in segment.receives)
-    # Ignore numbers in names, which are those of blocks and values.
+    # Ignore numbers in the source, which are those of blocks and values.
     return parts, inputs, re.sub(r"\d+", "", segment.source), finish is not None
 
 
@@ -213,7 +213,7 @@ def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
 
 
 def now() -> float:
-    """Return the time in seconds after the GPU has finished its work."""
+    """Return the time in seconds, after the GPU has finished its work."""
     # An unused GPU has no work, and synchronising it would allocate memory.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""The cuts of a row of blocks that make the slowest stage as fast as possible.
+"""The cuts of a sequence of blocks that make the slowest stage as fast as possible.
 
 Min-max partition of a sequence by dynamic programming, O(stages * blocks^2): the least maximum for the first j blocks in k
 stages is the minimum over i of max(that of the first i blocks in k - 1 stages, cost of blocks i..j as one stage).
@@ -13,13 +13,13 @@ from itertools import accumulate, pairwise
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.pipeline.timeline import in_flight
 
-#: The assumed bandwidth between two workers. A guess that only decides between cuts of similar cost.
+#: The assumed bandwidth between two workers. The value is a guess, which only decides between cuts of similar cost.
 BANDWIDTH_BYTES_S = 2e9
 
-#: Parameters, their gradients and Adam's two moments.
+#: The memory of training per parameter: the parameter, its gradient and Adam's two moments.
 STATE_FACTOR = 4
 
-#: A tie may cost this factor of the step's time to stay in one stage. Otherwise its copies are kept equal.
+#: To keep a tied parameter in one stage, a step may take longer by this factor. Otherwise its copies are kept equal.
 TIE_SLACK = 1.05
 
 
@@ -28,9 +28,9 @@ class Block:
     """The cost of a block for one microbatch.
 
     Attributes:
-        live_bytes: The values to receive if a stage begins with this block.
+        live_bytes: The size of the values to receive if a stage begins with this block.
         parameters: (first name, bytes) of each.
-        activation_bytes: What its forward pass saves for the backward pass.
+        activation_bytes: The size of what its forward pass saves for the backward pass.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A cut into stages.
+    """A cut of the model into stages, with their costs.
 
     Attributes:
-        starts: The block with which each stage but the first begins.
-        costs_s: The cost of each stage.
-        memory_bytes: The memory of each stage.
+        starts: The index of the block with which each stage but the first begins.
+        costs_s: The seconds that each stage takes for one microbatch.
+        memory_bytes: The memory that each stage needs.
     """
 
     starts: tuple[int, ...]
@@ -69,7 +69,7 @@ class Plan:
 
 
 def parameter_bytes(blocks: Sequence[Block]) -> int:
-    """Return the bytes of these blocks' parameters, ties once."""
+    """Return the bytes of these blocks' parameters, each tied one once."""
     return sum(dict(pair for block in blocks for pair in block.parameters).values())
 
 
@@ -91,9 +91,9 @@ def find_cuts(
         stages: The number of stages.
         schedule: The schedule's name.
         workers: Fewer than the stages if each has several (interleaved).
-        microbatches: The number in a step.
+        microbatches: The number of microbatches in a step.
         memory_bytes: The memory of one worker.
-        tied: For each tie the blocks that hold it. They stay in one stage if that costs less than `TIE_SLACK`.
+        tied: For each tied parameter its blocks, which stay in one stage if that costs less than `TIE_SLACK`.
         bandwidth_bytes_s: Bytes per second between two workers.
 
     Raises:
@@ -116,7 +116,7 @@ def find_cuts(
             "Use more stages, more and smaller microbatches, or FullyShard() @ PipelineParallel()."
         )
     for tie in sorted(tied, key=len):
-        # No stage may begin between the first and the last block of a tensor that must stay in one stage.
+        # No stage may begin between the first and the last block of a parameter that must stay in one stage.
         inside = range(min(tie) + 1, max(tie) + 1)
         kept = table.solve(limit, lambda place, inside=inside: place not in inside)  # type: ignore[misc]
         if kept is not None and kept.slowest_s <= TIE_SLACK * best.slowest_s:
@@ -149,7 +149,7 @@ class _Table:
         return STATE_FACTOR * self._parameter_bytes[key] + kept * activations
 
     def solve(self, limit: int | None, allowed: Callable[[int], bool]) -> Plan | None:
-        """Return the cut with the least maximum, then traffic."""
+        """Return the cut whose slowest stage is fastest, then with the least traffic."""
         count, stages = len(self._blocks), self._stages
         nothing = (float("inf"), float("inf"), -1)
         best = [[nothing] * (count + 1) for _ in range(stages + 1)]
@@ -180,7 +180,7 @@ class _Table:
         )
 
     def solve_memory(self) -> int:
-        """Return the least memory that the fullest stage can have."""
+        """Return the least memory that the stage with the most memory can have."""
         count, stages = len(self._blocks), self._stages
         best = [[float("inf")] * (count + 1) for _ in range(stages + 1)]
         best[0][0] = 0
@@ -195,7 +195,7 @@ class _Table:
 def plan_by_hand(
     blocks: Sequence[Block], starts: Sequence[int], *, schedule: str, workers: int, microbatches: int
 ) -> Plan:
-    """Return the costs of the stages that begin with these blocks."""
+    """Return the plan of the stages that begin with these blocks."""
     stages = len(starts) + 1
     table = _Table(blocks, schedule, stages, workers, microbatches, BANDWIDTH_BYTES_S)
     return table.plan([0, *starts, len(blocks)])

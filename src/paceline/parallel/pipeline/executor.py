@@ -34,7 +34,7 @@ from paceline.parallel.task import Task
 from paceline.parallel.tied_parameters import StageTies, first_names, owner_of
 from paceline.parallel.tracing.segments import joined, stage_module
 
-#: Sums of this many different numbers, and of their squares, are exact in float64.
+#: The sums of this many different numbers, and of the squares of these numbers, are exact in float64.
 TAGS = 2**20
 
 
@@ -43,7 +43,7 @@ def build(task: Task, world: World, sample: Microbatch, *, memory_bytes: int | N
 
     Args:
         task: The computation.
-        world: This rank's place.
+        world: This rank, with the process groups of its layout.
         sample: A microbatch like those to come. The first rank measures the blocks' costs on its own.
         memory_bytes: What one worker may use for parameters, gradients, optimizer and saved activations.
 
@@ -64,7 +64,7 @@ def build(task: Task, world: World, sample: Microbatch, *, memory_bytes: int | N
 
 
 class Pipelined:
-    """An executor (see `executor`) of one or several stages."""
+    """An executor (see `executor`) of a worker's stages of a pipeline."""
 
     def __init__(self, task: Task, world: World, programs: Programs, plan: StagePlan) -> None:
         self._task = task
@@ -89,7 +89,7 @@ class Pipelined:
         self._used = [self._sharded(module) for module in self._modules] if world.layout.shard > 1 else []
         self._module: nn.Module = self._modules[0]
         if len(self._modules) > 1:
-            # From the stages: FullyShard has left the model's parameters unchanged.
+            # Take the names from the stages: unlike them, the model's parameters are not changed by FullyShard.
             held = [plan.uses[index] for index in self._own]
             self._module = joined(task.model, zip(self._modules, held, strict=True))
         self.program = 0
@@ -103,7 +103,7 @@ class Pipelined:
         programs.forget()
         _let_go(task.model, self._modules)
         used = frozenset[str]().union(*plan.uses)
-        #: Those outside of blocks. A block finds its own where their owner has put them.
+        #: The buffers outside of blocks. A block finds its own buffers in its modules.
         self._buffers = [
             (name, *owner_of(task.model, name), buffer) for name, buffer in task.model.named_buffers() if name in used
         ]
@@ -122,22 +122,22 @@ class Pipelined:
         return params
 
     def train_step(self, micros: Sequence[Microbatch]) -> Tensor:
-        # The other stages and the messages between them rely on the model at the time of the cut. A change on one rank would
-        # cause messages that the other end does not expect.
+        # The other stages and their messages rely on the model at the time of the cut. A change on one rank would cause
+        # messages that the receiver does not expect.
         self._check_trained()
         self._check_buffers()
         self._programs.refresh()
         micros = with_rows(micros)
         traced = self._programs.trace(micros[0], self._module.training)
-        # Before the parts run: one of them may change a tensor in the model's attributes, which the digest includes.
+        # Compute it before the stages run: they may change a tensor in the model's attributes, which the digest covers.
         tag = traced.digest % TAGS
         losses: list[Tensor] = []
         for first in range(0, len(micros), self._task.at_once):
             some = micros[first : first + self._task.at_once]
             self._begin(some, self._task.weighted_loss)
             losses += [loss for _, loss in run(self._world.layout.schedule, self._stages, len(some), self._messages)]
-        # One message for the loss, which only the last stage has, and for whether all stages belong to one graph. For n
-        # numbers, n * (sum of squares) equals the square of the sum only if all are equal.
+        # Send one message with the loss, which only the last stage has, and with sums that show whether all stages
+        # belong to one graph. For n numbers, n * (sum of squares) equals the square of the sum only if all are equal.
         means = self._task.means
         sums = torch.tensor([0.0, tag, tag * tag, *means.numbers()], dtype=torch.float64, device=self._world.device)
         if losses:
@@ -146,7 +146,7 @@ class Pipelined:
         if self._task.loss_weight is None and len(micros) * self._world.replicas > 1:
             means.fill(sums[3:].tolist())
         self.program = traced.digest
-        # Skipped on a GPU, for which the host would have to wait.
+        # Skip the comparison on a GPU, because the host would have to wait for it.
         if self._world.replicas > 1 and sums.device.type == "cpu":
             is_one = int(sums[2]) * self._workers == int(sums[1]) ** 2
             # Replicas may differ in their numbers of rows, which are in their graphs, so only what the graphs read is compared
@@ -166,7 +166,7 @@ class Pipelined:
             sum_gradients(left, group)
         else:
             sum_gradients(params.values(), group)
-        # After the sums over the replicas, so that all copies of a tied parameter get the same bits.
+        # Sum after the sums over the replicas, so that all copies of a tied parameter get exactly the same gradient.
         self.ties.sum_gradients(params)
 
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[object, Microbatch], Tensor]) -> Tensor:
@@ -178,7 +178,7 @@ class Pipelined:
             for index, output in run("forward", self._stages, len(micros), self._messages):
                 with at_microbatch(micros[index].index):
                     parts.append(consume(output, micros[index]).to(device, torch.float64).reshape(-1))
-        # The number of values is known only where the metric was called, so the last stage's worker sends it first.
+        # Only the last stage calls the metric and knows how many values it returns. Its worker sends that number first.
         size = self._from_last(torch.tensor(parts[0].numel() if parts else -1, device=device))
         parts = parts or [torch.empty(int(size), dtype=torch.float64, device=device)]
         return self._from_last(functools.reduce(torch.add, parts))
@@ -203,7 +203,7 @@ class Pipelined:
         shard.shard_stage(module, self._world)
         # With find_unused the ranks sum their flags in each step, so that any step may skip a parameter, as without FullyShard.
         used = Used(module, self._world, find_unused=True)
-        # Before FSDP2's own hook, which gathers the parameters.
+        # Settle before FSDP2's own hook, which gathers the parameters.
         module.register_forward_pre_hook(lambda *_: used.settle(), prepend=True)
         module.register_forward_hook(lambda *_: used.watch())
         return used
@@ -211,7 +211,7 @@ class Pipelined:
     def _begin(
         self, micros: Sequence[Microbatch], finish: Callable[[object, Microbatch], Tensor] | None = None
     ) -> None:
-        """Give each of this rank's stages the microbatches of a step.
+        """Prepare each of this rank's stages for the microbatches of a step.
 
         `finish` computes the loss in the last stage.
         """
@@ -220,7 +220,7 @@ class Pipelined:
             stage.begin(own, trains=finish is not None)
 
     def _turns(self, micro: Microbatch, finish: Callable[[object, Microbatch], Tensor] | None) -> list[Turn]:
-        """Return the microbatch's passes through this rank's stages."""
+        """Return the microbatch's turn at each of this rank's stages."""
         # Read the mode each time, because a script may set it on `par.module`, past `Parallel.eval`.
         training = self._module.training
         segments = self._programs.segments(micro, training, self.plan.marks)
@@ -250,7 +250,7 @@ class Pipelined:
         return self._task.autocast(self._world.device)
 
     def _from_last(self, value: Tensor) -> Tensor:
-        """Return the value of the last stage's rank, on all ranks."""
+        """Return the value of the last stage's rank, on every rank."""
         dist.broadcast(value, group=self._group, group_src=(self.plan.stages - 1) % self._workers)
         return value
 
@@ -273,7 +273,7 @@ class Pipelined:
 
 
 def _let_go(model: nn.Module, modules: Sequence[nn.Module]) -> None:
-    """Keep only shapes of what this rank's stages do not hold.
+    """Replace tensors that this rank's stages do not hold by their shapes.
 
     Otherwise each rank would keep the whole model in memory.
     """

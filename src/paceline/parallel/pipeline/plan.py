@@ -23,10 +23,10 @@ from paceline.parallel.tracing.source import shown
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StagePlan:
-    """The stages, the measured blocks, and their plan.
+    """The stages of a pipeline, the measured blocks, and the cut into stages.
 
     Attributes:
-        marks: Where each stage but the first begins.
+        marks: The call with which each stage but the first begins.
         uses: The modules, parameters and buffers of each stage.
         loss_dtype: The dtype of the weighted loss.
     """
@@ -42,7 +42,7 @@ class StagePlan:
         return len(self.marks) + 1
 
 
-#: Marks, blocks and plan, the loss's dtype, and the names of what the loss reads of the model.
+#: Marks, blocks, cut, the loss's dtype, and the names of the model's tensors that the loss reads.
 _Decision = tuple[tuple[Mark, ...], tuple[Block, ...], Plan, torch.dtype, list[str]]
 
 
@@ -53,7 +53,7 @@ class _Options(TypedDict):
 
 
 def agree(task: Task, world: World, sample: Microbatch, programs: Programs, memory_bytes: int | None) -> StagePlan:
-    """Return the first rank's plan. Collective.
+    """Return the first rank's plan, on every rank. Collective.
 
     Raises:
         ParallelError: On every rank, with the first rank's reason.
@@ -62,9 +62,9 @@ def agree(task: Task, world: World, sample: Microbatch, programs: Programs, memo
         world, lambda: _decide(task, world, sample, programs, memory_bytes), kinds=(Mark, Block, Plan)
     )
     *others, last = _uses(task, sample, programs, marks)
-    # The last stage computes the loss. Another stage's parameter that the loss reads is tied to that stage's.
+    # The last stage computes the loss. It gets a tied copy of each parameter of another stage that the loss reads.
     added = frozenset(by_loss).difference(held_tensors(task.model, last))
-    # Each worker has all of a buffer.
+    # Keep only parameters, because each worker has whole buffers.
     parts = added.intersection(name for name, _ in task.model.named_parameters(remove_duplicate=False))
     if parts and world.layout.shard > 1:
         raise ParallelError(
@@ -123,10 +123,10 @@ def _decide(task: Task, world: World, sample: Microbatch, programs: Programs, me
 
 
 def _check_loss(reads: LossReads, changed: set[str]) -> None:
-    """Refuse a loss that reads what a call left.
+    """Refuse a loss that reads tensors which a call of the model has left.
 
     Raises:
-        ParallelError: These values are in the process of another stage.
+        ParallelError: These tensors are in the process of another stage.
     """
     left = reads.left | {name: line for name, line in reads.state.items() if name in changed}
     for name, line in left.items():
@@ -153,7 +153,7 @@ def _check_by_hand(cut: tuple[str, ...], places: list[int], workers: int, stages
 
 
 def _tied(blocks: tuple[Block, ...]) -> list[frozenset[int]]:
-    """Return the blocks of each parameter that several blocks use."""
+    """Return the set of blocks of each parameter that several blocks use."""
     users: dict[str, set[int]] = {}
     for index, block in enumerate(blocks):
         for name, _ in block.parameters:
@@ -162,21 +162,21 @@ def _tied(blocks: tuple[Block, ...]) -> list[frozenset[int]]:
 
 
 def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark, ...]) -> tuple[frozenset[str], ...]:
-    """Return what each stage holds.
+    """Return the names of the tensors and modules that each stage holds.
 
-    The first stage holds the rest.
+    The first stage also holds what no stage uses.
     """
     used: list[set[str]] = [set() for _ in range(len(marks) + 1)]
-    # In the other mode the forward may call other modules, which need a stage too.
+    # In the other mode the forward may call other modules, which also need a stage.
     for training in (None, False, True):
         try:
             for own, segment in zip(used, programs.segments(sample, training, marks), strict=True):
                 own |= set(segment.uses)
         except ParallelError:
-            # An error in the other mode is raised when that mode is used. This is the model's own mode.
+            # Raise only the error in the model's own mode. An error in the other mode is raised when it is used.
             if training is None:
                 raise
     held = {name for own in used for name in held_tensors(task.model, frozenset(own))}
-    # Modules that no part calls are still in the model's state and optimizer, and need a stage.
+    # Modules that no stage calls are still in the model's state and optimizer, so the first stage holds them.
     used[0] |= {name for name, _ in all_names(task.model)} - held
     return tuple(map(frozenset, used))

@@ -14,7 +14,7 @@ from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.segments import Segment, split
 from paceline.parallel.tracing.trace import Traced, Tracer, key_of
 
-#: How many shapes and modes to cache.
+#: How many combinations of shapes and mode to cache.
 KEPT = 64
 
 
@@ -22,12 +22,12 @@ _Value = TypeVar("_Value")
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
-#: How deep `opened_modules` goes: 0 stops at the entries of lists, each further level opens one level of those.
+#: The greatest level of `opened_modules`: 0 opens no entries of lists, each further level opens one level of entries.
 LEVELS = 4
 
 
 class _Latest(dict[Hashable, _Value]):
-    """A cache of the last used values and the first two."""
+    """A cache of the first two values and the latest ones."""
 
     def keep(self, key: Hashable, value: _Value) -> None:
         self[key] = value
@@ -38,7 +38,7 @@ class _Latest(dict[Hashable, _Value]):
 class Programs:
     """A tracer of the model that always cuts at the same marks.
 
-    Every rank of a pipeline has the same one: each has the whole batch of its replica, so it knows all shapes without
+    Every rank of a pipeline makes the same cuts: it has the whole batch of its replica and knows all shapes without
     communication. Modules are opened level by level until there are marks for `stages`, or until the names in `cut` are called.
     """
 
@@ -48,10 +48,10 @@ class Programs:
         self._task = task
         self._device = device
         self._mode = task.model.training
-        # Keep the first trace: a model that reads values can be traced only with the sample's real tensors, before the cut.
+        # The first trace is kept: a model that reads values can be traced only with the sample's real tensors.
         self._traced: _Latest[Traced] = _Latest()
         self._known: _Latest[tuple[Segment, ...]] = _Latest()
-        #: The last change in what the outer forward reads, in words, or "".
+        #: A description of the last change in the values that the outer forward reads, or "".
         self.changed = ""
         for level in range(LEVELS + 1):
             opened = opened_modules(task.model, level=level, cut=cut)
@@ -72,7 +72,7 @@ class Programs:
         return traced
 
     def segments(self, micro: Microbatch, training: bool | None, marks: Sequence[Mark]) -> tuple[Segment, ...]:
-        """Return the parts between the marks for these shapes."""
+        """Return the parts of the model between the marks, for this microbatch's shapes."""
         key = self._key(micro, training)
         segments = self._known.get(key)
         if segments is None:
@@ -85,7 +85,7 @@ class Programs:
         return key_of(micro.args, micro.kwargs, self._mode if training is None else training)
 
     def refresh(self) -> None:
-        """Drop traces whose reads have changed.
+        """Drop traces whose read values have changed since the trace.
 
         Each microbatch is then traced again, at the same marks.
         """
@@ -104,18 +104,18 @@ class Programs:
 
     @property
     def shut(self) -> dict[str, str]:
-        """Return the modules that could not be opened, with the reasons."""
+        """The modules that could not be traced inside, with the reasons."""
         return self._tracer.shut
 
     def forget(self) -> None:
-        """Release the real model."""
+        """Release the real model and its memory."""
         self._tracer.forget()
 
 
 def opened_modules(model: nn.Module, *, level: int = 0, cut: Iterable[str] = ()) -> frozenset[str]:
-    """Return the modules that a cut may be inside.
+    """Return the modules inside which a cut may be.
 
-    Those are `nn.Sequential` and modules that hold a list of modules, unless they are blocks (a list with several entries of
+    These are `nn.Sequential` and modules that hold a list of modules, unless they are blocks (a list with several entries of
     their class), and all parents of these and of the modules in `cut`.
     """
     found = {parent for name in cut for parent in _parents(name)}

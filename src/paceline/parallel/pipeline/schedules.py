@@ -21,10 +21,10 @@ from paceline.parallel.pipeline.stages import Stage
 from paceline.parallel.pipeline.timeline import Receive, Send, StageCall, program
 from paceline.parallel.tracing.segments import Value
 
-#: A tensor on its way.
+#: A tensor that is being sent or received, with torch's handle.
 _Message = tuple[Tensor, dist.Work | None]
 
-#: How many results of a worker may be in flight. The next one waits, because a fast stage would fill the memory.
+#: How many results of a worker may be in flight. Its next send then waits, because a fast stage would fill the memory.
 UNDER_WAY = 2
 
 
@@ -51,7 +51,7 @@ def check_microbatches(schedule: str, workers: int, microbatches: int) -> None:
 def run(
     schedule: str, stages: Sequence[Stage], microbatches: int, messages: StageMessages
 ) -> Iterator[tuple[int, Tensor]]:
-    """Run a step; yield (microbatch, result) of the last stage.
+    """Run a step, and yield (microbatch, result) of the last stage.
 
     Every worker must run it to its end. For a prediction the schedule is "forward", under torch.no_grad. A last batch may have
     fewer microbatches than a schedule accepts; then all forward passes come first.
@@ -63,22 +63,22 @@ def run(
     if schedule != "forward":
         try:
             check_microbatches(schedule, workers, microbatches)
-        # A batch with fewer microbatches than the schedule accepts, such as the last one of an epoch.
+        # The batch has fewer microbatches than the schedule accepts, as the last batch of an epoch may.
         except ParallelError:
             schedule = "gpipe"
     of_index = {stage.index: stage for stage in stages}
-    # A send comes right after the call whose result it takes.
+    # A send comes right after the call whose result it sends.
     made: Sequence[Tensor] = ()
     messages.begin()
     for step in program(schedule, messages.worker, workers, microbatches, len(stages)):
         match step:
             case Receive(call, sender):
-                # The call that needs the result: of the next stage going forward, of the former stage going back. Its buffers
+                # The result is needed by the next stage's forward pass or the former stage's backward pass. The buffers
                 # have the shapes of that microbatch, known from the trace without asking the sender.
                 needs = call._replace(stage=call.stage + (1 if call.kind == "F" else -1))
                 messages.expect(needs, of_index[needs.stage].comes(needs.kind, needs.micro), sender)
-            # Neither waits for the other worker, so computation overlaps with messages. Only `take` waits, for the next call's
-            # inputs.
+            # Neither a send nor a receive waits for the other worker, so computation overlaps with messages. Only
+            # `take` waits, for the next call's inputs.
             case Send(_, receiver):
                 messages.send(made, receiver)
             case StageCall("F", stage, micro):
@@ -91,7 +91,7 @@ def run(
 
 
 class StageMessages:
-    """The messages of one worker in a step.
+    """The messages of one worker in one step of a pipeline.
 
     `group` has the pipeline's workers. Tensors are received on `device`.
     """
@@ -112,13 +112,13 @@ class StageMessages:
     def expect(self, call: StageCall, values: Sequence[Value], sender: int) -> None:
         """Post the receives for `call`."""
         buffers = [torch.empty(value.shape, dtype=value.dtype, device=self._device) for value in values]
-        # New buffers each time, because a microbatch keeps what it has received until its backward pass is over.
+        # Allocate new buffers each time, because a microbatch keeps received tensors until its backward pass is over.
         self._expected[call] = [(buffer, dist.irecv(buffer, group=self._group, group_src=sender)) for buffer in buffers]
 
     def take(self, call: StageCall) -> list[Tensor]:
         """Wait for the tensors that `call` needs.
 
-        There are none for the first stage forward and the last one back.
+        There are no tensors for the first stage's forward pass and the last stage's backward pass.
         """
         return _arrived(self._expected.pop(call, []))
 
@@ -130,19 +130,19 @@ class StageMessages:
         self._sent.append(
             [
                 (tensor, dist.isend(tensor, group=self._group, group_dst=receiver))
-                # Detached: a message in flight must not keep the microbatch's graph in memory.
+                # Send detached tensors: a message in flight must not keep the microbatch's graph in memory.
                 for tensor in (tensor.detach() for tensor in tensors)
             ]
         )
 
     def finish(self) -> None:
-        """Wait until all messages are sent."""
+        """Wait until all messages of this worker are sent."""
         while self._sent:
             _arrived(self._sent.popleft())
 
 
 def _arrived(under_way: Sequence[_Message]) -> list[Tensor]:
     for _, work in under_way:
-        assert work is not None  # this rank is in the group
+        assert work is not None  # torch returns None only to ranks outside of the group
         work.wait()
     return [tensor for tensor, _ in under_way]

@@ -59,7 +59,7 @@ class StageModule(nn.Module):
 class Stage:
     """One stage's computation of a step, with what the backward passes need.
 
-    `index` of `count` stages in the whole pipeline.
+    It is number `index` of the `count` stages in the pipeline.
     """
 
     def __init__(self, module: StageModule, index: int, count: int) -> None:
@@ -69,15 +69,15 @@ class Stage:
         self._turns: Sequence[Turn] = ()
         self._trains = False
         self._left = 0
-        # Microbatch -> the received and the sent tensors: the ends of its graph in this stage.
+        # Microbatch -> the received and the sent tensors, between which its graph in this stage lies.
         self._kept: dict[int, tuple[Sequence[Tensor], tuple[Tensor, ...]]] = {}
 
     def begin(self, turns: Sequence[Turn], *, trains: bool) -> None:
-        """Prepare for a step. `trains` keeps values for backward passes."""
+        """Prepare for a step. With `trains`, keep values for backward passes."""
         self._turns = turns
         self._trains = trains
         self._left = len(turns)
-        # A failed step has left the graphs of its microbatches.
+        # Clear the graphs of microbatches that a failed step has left.
         self._kept.clear()
 
     def comes(self, kind: str, micro: int) -> list[Value]:
@@ -86,7 +86,7 @@ class Stage:
         return list(segment.receives) if kind == "F" else [value for value in segment.sends if value.requires_grad]
 
     def forward(self, micro: int, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the values for the next stage, or the result."""
+        """Return the values for the next stage, or the last stage's result."""
         turn = self._turns[micro]
         # A received tensor is a leaf of this stage's graph: the backward pass ends there and leaves the gradient in `.grad`.
         inputs = [
@@ -101,7 +101,7 @@ class Stage:
         return made
 
     def _checked(self, result: tuple[Tensor, ...], segment: Segment) -> tuple[Tensor, ...]:
-        """Return the values for the next stage, ready to be sent.
+        """Check a stage's values for the next stage, and make them contiguous.
 
         Raises:
             ParallelError: A value is not as announced: its shape depends on more than the batch's shapes, or it has a
@@ -123,7 +123,7 @@ class Stage:
         return tuple(tensor.contiguous() for tensor in result)
 
     def backward(self, micro: int, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Return the former stage's gradients from those of sent tensors."""
+        """Run the backward pass; return the gradients for the former stage."""
         turn = self._turns[micro]
         inputs, made = self._kept.pop(micro)
         self._left -= 1
@@ -154,10 +154,10 @@ class Stage:
 
 @contextlib.contextmanager
 def _explained(stage: int) -> Iterator[None]:
-    """Explain autograd's error for tensors that changed after the forward pass.
+    """Explain autograd's error for tensors that were changed after the forward pass.
 
     Raises:
-        ParallelError: In its place.
+        ParallelError: In place of autograd's error.
     """
     try:
         yield

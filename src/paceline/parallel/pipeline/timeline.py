@@ -1,8 +1,8 @@
-"""The schedules of a pipeline: each worker's calls, messages, times and picture.
+"""The schedules of a pipeline: each worker's calls and messages, their times, and drawings.
 
     order      what each worker computes, one after the other
     program    the same, with the messages in between: what each worker does in a step
-    simulate   when, given the duration of each stage's forward and backward pass
+    simulate   the time of each call, given the duration of each stage's forward and backward pass
 
     worker 0  F0 F1 .. .. B0 B0 F2 B1 B1 .. B2 B2
     worker 1  .. F0 B0 B0 F1 B1 B1 F2 B2 B2 .. ..
@@ -23,7 +23,7 @@ from paceline.parallel.errors import ParallelError
 
 
 class StageCall(NamedTuple):
-    """One pass, "F" or "B", of one microbatch and stage."""
+    """One pass, forward ("F") or backward ("B"), of one microbatch and stage."""
 
     kind: str
     stage: int
@@ -38,7 +38,7 @@ class Send(NamedTuple):
 
 
 class Receive(NamedTuple):
-    """A receive, posted now, of the result of another worker's call."""
+    """A receive of another worker's result, which is posted at this point."""
 
     call: StageCall
     sender: int
@@ -48,7 +48,7 @@ Step = StageCall | Send | Receive
 
 
 class Event(NamedTuple):
-    """A call with its worker and its time."""
+    """A call with its worker, its start and its end."""
 
     worker: int
     start: float
@@ -59,15 +59,15 @@ class Event(NamedTuple):
 def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: int = 1) -> Iterator[StageCall]:
     """Yield the calls of one worker in order.
 
-    Its `chunks` stages are worker, worker + workers, ...
+    The worker's `chunks` stages are worker, worker + workers, ...
     """
     if schedule == "gpipe":
         stages = range(worker, workers * chunks, workers)
         yield from (StageCall("F", stage, micro) for stage in stages for micro in range(microbatches))
         yield from (StageCall("B", stage, micro) for stage in reversed(stages) for micro in range(microbatches))
     elif schedule == "forward":
-        # Groups of one microbatch per worker: then a worker with several stages never waits for the others, nor keeps received
-        # values for one of its later stages.
+        # Run groups of one microbatch per worker: then a worker with several stages never waits for the others, nor
+        # keeps received values for its later stages.
         for first in range(0, microbatches, workers):
             group = range(first, min(first + workers, microbatches))
             yield from (
@@ -91,14 +91,14 @@ def program(schedule: str, worker: int, workers: int, microbatches: int, chunks:
     """Return a worker's calls and messages in a step.
 
     Sender and receiver place a message at the simulated time of sending. So all workers' programs are parts of one sequence in
-    which everything follows what it needs. No deadlock is possible, even if each message waits for both ends, and all messages
+    which every call follows its inputs. No deadlock is possible, even if each message waits for both ends, and all messages
     of a worker go one after the other.
     """
     own: list[Step] = []
     last = workers * chunks - 1
     events = simulate(schedule, workers, microbatches, chunks, backward=lambda stage: 2.0)
-    # One order for all messages of all workers: by sending time, then by sender. Both ends of a message read the same sequence,
-    # and each takes its own part.
+    # Order all messages of all workers by sending time, then by sender. Both ends of a message read the same sequence,
+    # and each worker takes its own messages from it.
     for event in sorted(events, key=lambda event: (event.end, event.worker)):
         call = event.call
         if event.worker == worker:
@@ -123,7 +123,7 @@ def simulate(
     forward: Callable[[int], float] = lambda stage: 1.0,
     backward: Callable[[int], float] = lambda stage: 1.0,
 ) -> list[Event]:
-    """Return the time of each call, messages being instant.
+    """Return the time of each call, if messages take no time.
 
     `forward` and `backward` map a stage to its duration. Each call waits for its worker, and for the same microbatch in the
     former stage (forward) or the next one (backward).
@@ -147,7 +147,7 @@ def simulate(
 
 
 def bubble(schedule: str, workers: int, microbatches: int, chunks: int = 1) -> float:
-    """Return the idle part: (p - 1) / (v M + p - 1)."""
+    """Return the idle fraction of a step: (p - 1) / (v M + p - 1)."""
     chunks = chunks if schedule == "interleaved" else 1
     return (workers - 1) / (chunks * microbatches + workers - 1)
 
@@ -164,7 +164,7 @@ def in_flight(schedule: str, stage: int, stages: int, workers: int, microbatches
 
 
 def _ready(call: StageCall, stages: int, ends: dict[StageCall, float]) -> float | None:
-    """Return when a call's inputs are ready, if known."""
+    """Return when a call's inputs are ready, or None if not yet known."""
     if call.kind == "F":
         needs = [StageCall("F", call.stage - 1, call.micro)] if call.stage else []
     else:
@@ -177,7 +177,7 @@ def _ready(call: StageCall, stages: int, ends: dict[StageCall, float]) -> float 
 
 
 def _interleaved(worker: int, workers: int, microbatches: int, chunks: int) -> Iterator[StageCall]:
-    """Yield calls by groups of microbatches, through all chunks."""
+    """Yield the calls of the interleaved schedule, by groups of microbatches."""
     group = microbatches // max(1, microbatches // workers)
     calls = chunks * microbatches
     # Narayanan et al. 2021, section 2.2, as in Megatron-LM: the forward passes until the first microbatch has returned here.
@@ -200,9 +200,9 @@ def _interleaved(worker: int, workers: int, microbatches: int, chunks: int) -> I
 
 
 def draw_text(events: Sequence[Event], workers: int) -> str:
-    """Return a line per worker, a cell per time unit.
+    """Draw one line per worker, with one cell per time unit.
 
-    With several stages on a worker the stage comes first: `4:F0`. Times must be whole numbers.
+    If a worker has several stages, each cell begins with the stage: `4:F0`. Times must be whole numbers.
     """
     several = any(event.call.stage >= workers for event in events)
     labels = {event: _label(event, several) for event in events}
@@ -218,7 +218,7 @@ def draw_text(events: Sequence[Event], workers: int) -> str:
 
 
 def save_png(events: Sequence[Event], workers: int, path: str | Path, title: str = "") -> Path:
-    """Draw a row per worker and return the path.
+    """Draw one row per worker as a PNG, and return its path.
 
     Raises:
         ParallelError: matplotlib is not installed.

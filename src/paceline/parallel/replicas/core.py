@@ -40,9 +40,9 @@ class Plain:
     """An executor (see `executor`) of the whole model.
 
     Attributes:
-        find_unused: Whether steps may skip parameters, and others than in the first step. None decides from the first step.
+        find_unused: Whether a step may skip parameters, also those that the first step used. None decides from the first step.
         notes: How the layers were cut, for `explain`.
-        summed: Parameters of which each worker with other experts has a part of the gradient.
+        summed: Parameters of whose gradient each worker has only a part, because it has only some experts.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Plain:
 
             self._units_written = shard.shard_stage(self._module, world)
             self._used = Used(self._module, world, find_unused)
-        # If workers have parts of the model or of each sequence, more is summed, or over other groups.
+        # If workers have parts of the model or of each sequence, more gradients are summed, or over other groups.
         is_plain = max(world.layout.tensor, world.layout.context, world.layout.expert) == 1
         uses_ddp = not self._is_sharded and world.layout.data > 1 and is_plain
         learns = any(param.requires_grad for param in self._module.parameters())
@@ -82,7 +82,7 @@ class Plain:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The parameters without a gradient in the first step."""
+        """The names of the parameters that had no gradient in the first step."""
         watched = self._ddp or self._used
         return () if watched is None else watched.unused
 
@@ -104,9 +104,9 @@ class Plain:
                     loss = self._loss(model(*micro.args, **micro.kwargs), micro)
                 if self._used is not None:
                     self._used.watch()
-                # A loss has no gradient if all is frozen, or if this replica has no rows.
+                # The loss has no gradient if all parameters are frozen, or if this replica has no rows.
                 if loss.requires_grad:
-                    # Each worker of a sequence has the whole sequence's loss, and their gradients are summed.
+                    # Each worker of a context group has the whole sequence's loss, and their gradients are summed.
                     (loss / self._world.layout.context).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         self.written = self._sizes_written(versions)
@@ -118,7 +118,7 @@ class Plain:
         return [(name, param) for name, param in self._module.named_parameters() if own is None or id(param) in own]
 
     def _sizes_written(self, versions: Mapping[str, int]) -> dict[str, float]:
-        """Return the size of each parameter that has changed since these versions."""
+        """Return the size of each parameter that was changed in place since."""
         sizes = {name: size_of(param) for name, param in self._plain_parameters() if param._version != versions[name]}
         for written in self._units_written:
             sizes |= written.sizes
@@ -161,7 +161,7 @@ class Plain:
 
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[object, Microbatch], Tensor]) -> Tensor:
         parts = []
-        # Not summed over the replicas here: each returns its own part, and the caller adds them up.
+        # Do not sum over the replicas here: each returns its own part, and the caller adds them up.
         with torch.no_grad():
             for micro in with_rows(micros):
                 with self._task.autocast(self._world.device), normalization.counting(micro):
@@ -191,7 +191,7 @@ class Plain:
 
 
 class _Replicated:
-    """DDP from the second step on, with sums.
+    """DistributedDataParallel from the second step on, with sums of gradients.
 
     The wrapper is private: calling the model inside it trains on one replica's gradients. Use `Parallel.step`.
     """
@@ -202,18 +202,18 @@ class _Replicated:
         self._asked_for_unused = find_unused
         self._all = dict(model.named_parameters())
         self._reduced = 0
-        # The parameters without a gradient in the last microbatch of the first step. DDP reduces only in that microbatch's
-        # backward pass, and waits there for every parameter.
+        # The parameters without a gradient in the last microbatch of the first step. DDP sums gradients only in the
+        # last microbatch's backward pass, and waits there for every parameter.
         self._idle: set[str] = set()
         self._begin()
 
     def follow(self) -> None:
-        """Restart before a step if parameters were (un)frozen."""
+        """Start anew before a step if parameters were frozen or unfrozen."""
         if any(param.requires_grad != (name in self._params) for name, param in self._all.items()):
             self._begin()
 
     def begin_anew(self) -> None:
-        """Treat the next step as the first one, unless DDP exists."""
+        """Treat the next step as the first one, unless DDP is already in use."""
         if self._ddp is None:
             self._begin()
 
@@ -226,7 +226,7 @@ class _Replicated:
 
     @contextlib.contextmanager
     def reducing(self, is_last: bool) -> Iterator[nn.Module]:
-        """Yield the module to call; the last block reduces."""
+        """Yield the module to call; `is_last` lets DDP sum the gradients."""
         if self._is_first:
             with self._watched(is_last):
                 yield self._model
@@ -239,8 +239,8 @@ class _Replicated:
             return
         self._reduced = 0
         yield self._ddp
-        # DDP counts gradients, and sends a bucket once it is full. If one never comes, its bucket stays unsent, the ranks keep
-        # different gradients, and DDP complains only in the next forward pass.
+        # DDP counts gradients, and sends a bucket once all of its gradients exist. If one is missing, the bucket stays
+        # unsent, the ranks keep different gradients, and DDP raises only in the next forward pass.
         if not self._find_unused and self._reduced != sum(param.numel() for param in self._params.values()):
             raise self._unfinished()
 
@@ -278,7 +278,7 @@ class _Replicated:
         from torch.nn.parallel import DistributedDataParallel
 
         device = self._world.device
-        # torch 2.13 has renamed this argument, and warns about the former name.
+        # torch 2.13 has renamed an argument of DDP, and warns about the former name.
         parameters = inspect.signature(DistributedDataParallel.__init__).parameters
         name = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
         no_buffers: dict[str, Any] = {name: False}
@@ -286,7 +286,7 @@ class _Replicated:
             self._model,
             device_ids=[device.index] if device.type == "cuda" and device.index is not None else None,
             process_group=self._world.replica_group,
-            # Parameters and buffers were made equal at set-up, and steps keep them so.
+            # Parameters and buffers were made equal by the initial broadcast, and steps keep them equal.
             init_sync=False,
             **no_buffers,
             gradient_as_bucket_view=True,
@@ -294,11 +294,11 @@ class _Replicated:
         )
         group = self._world.replica_group
 
-        # Without annotations: torch compares a hook's with its own classes, and here they would be strings (`from __future__`).
+        # Without annotations: torch compares a hook's annotations with its own classes, but here they would be strings.
         def add(_, bucket):  # type: ignore[no-untyped-def]
             flat = bucket.buffer()
             self._reduced += flat.numel()
-            # The sum instead of the mean of DDP's default hook: the microbatches' weights are in the loss already.
+            # Sum instead of DDP's default mean: the microbatches' weights are in the loss already.
             work = dist.all_reduce(flat, group=group, async_op=True)
             assert work is not None
             return work.get_future().then(lambda future: future.value()[0])
@@ -307,9 +307,9 @@ class _Replicated:
         return ddp
 
     def _unfinished(self) -> ParallelError:
-        """Return the error for missing gradients.
+        """Return the error for parameters that got no gradient in this step.
 
-        torch would raise it in the next step, after a wrong update in this one.
+        torch would raise an error only in the next step, after a wrong update in this step.
         """
         without = [name for name, param in self._params.items() if param.grad is None]
         what = ", ".join(without) if without else "parameters that were used in earlier microbatches alone"

@@ -19,21 +19,21 @@ from paceline.parallel.class_swap import SharedByCopies, apply_function
 from paceline.parallel.errors import ParallelError
 from paceline.torch_private import BatchNorm, InstanceNorm
 
-#: Whether the current rows count, which padding rows do not. Per process instead of per thread, because the stages of a
-#: pipeline compute one microbatch at a time.
+#: Whether the current rows count, unlike padding rows. It is a global, not per thread, because the stages of a pipeline
+#: compute one microbatch at a time.
 _counts = True
 _somewhere = True
 
 
 def synchronise(module: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Let BatchNorm use the batches of all ranks.
+    """Let BatchNorm normalise over the batches of all replicas.
 
-    None stands for one replica; then only padding is excluded from the statistics. A user's class that overrides `forward` is
+    Without a `group` it only excludes padding from the statistics. A user's class that overrides `forward` is
     left unchanged.
     """
     for part in module.modules():
         if (kind := _SYNCHRONISED.get(type(part))) is not None:
-            # Set past nn.Module's own `__setattr__` and tables, so that state dicts do not contain the group.
+            # Bypass nn.Module's own `__setattr__` and tables, so that state dicts do not contain the group.
             part.__dict__["_paceline_group"] = None if group is None else _Shared(group)
             # Only the class changes. The module stays the same object, with the user's references, hooks and parameters.
             part.__class__ = kind
@@ -41,7 +41,7 @@ def synchronise(module: nn.Module, group: dist.ProcessGroup | None) -> None:
 
 @contextlib.contextmanager
 def alone(module: nn.Module) -> Iterator[None]:
-    """Ask no other rank within the block."""
+    """Let normalisation layers not communicate with other ranks in the block."""
     groups = [(part, part.__dict__.get("_paceline_group")) for part in module.modules()]
     changed = [(part, group) for part, group in groups if group is not None]
     for part, _ in changed:
@@ -61,7 +61,7 @@ def counting(micro: Microbatch) -> Iterator[None]:
 
 
 def counting_as_now() -> contextlib.AbstractContextManager[None]:
-    """Return a context that repeats the current marking."""
+    """Return a context that repeats the current marking of rows as padding."""
     return _counting_as(_counts, _somewhere)
 
 
@@ -77,9 +77,9 @@ def _counting_as(counts: bool, somewhere: bool) -> Iterator[None]:
 
 
 class _Shared(SharedByCopies):
-    """A process group that copies of a model share.
+    """The process group of a normalisation layer, which copies of it share.
 
-    A pickle leaves it out. `group` is None while other ranks are not asked.
+    A pickle omits the group. `group` is None while the layer must not communicate.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -99,8 +99,8 @@ class _Synchronised(BatchNorm):
         group = None if shared is None else shared.group
         uses_batch = self.training or self.running_mean is None
         if uses_batch and shared is not None and group is None and input.numel() == input.shape[1]:
-            # This replica has one row, and other ranks are not asked now, as in a measurement. In training it is normalised
-            # together with the others' rows, so this is no error.
+            # This replica has one row, and must not communicate now, as in a measurement. In training the row is
+            # normalised together with the other ranks' rows, so this is no error.
             return _without_statistics(self, input)
         if not uses_batch or (group is None and _counts):
             if uses_batch and input.dim() > 1 and input.numel() == input.shape[1]:
@@ -124,9 +124,9 @@ class _Synchronised(BatchNorm):
         return output
 
     def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        """Move the running statistics towards these.
+        """Move the running statistics towards this batch's mean and variance.
 
-        `variance` is divided by `count`, the running one by `count - 1`.
+        `variance` is the sum of squares divided by `count`, the running variance that by `count - 1`.
         """
         if self.running_mean is None or self.running_var is None:
             return
@@ -175,7 +175,7 @@ class _FollowsAll(InstanceNorm):
             return output
         is_batch = input.dim() > self._get_no_batch_dim()  # type: ignore[no-untyped-call]
         rows = float(input.shape[0] if is_batch else 1) if _counts else 0.0
-        # The new running statistics are linear in the rows', so their mean, weighted by rows, is that of all rows together.
+        # Rows change the running statistics linearly: the mean over replicas, weighted by rows, is that of all rows.
         sums = torch.cat([mean * rows, variance * rows, mean.new_tensor([rows])]).double()
         dist.all_reduce(sums, group=group)
         with torch.no_grad():
@@ -232,8 +232,8 @@ class _Normalise(torch.autograd.Function):
         dist.all_reduce(first, group=group)
         count = first[-1]
         mean = (first[:-1] / count).to(wide.dtype)
-        # A second message, with the distances from the mean of all rows. Sums of squares in one message would lose all digits
-        # of the variance where the mean is large compared with the deviation.
+        # Send a second message with the distances from the mean of all rows. Sums of squares in one message would lose
+        # all digits of the variance if the mean is large compared with the deviation.
         centred = wide - _shaped(mean, x)
         second = centred.square().sum(axes).double()
         second = second if counts else torch.zeros_like(second)
@@ -259,8 +259,8 @@ class _Normalise(torch.autograd.Function):
         own_weight = (grad * normal).sum(ctx.axes)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            # Each row has moved the mean and variance of all ranks, so these sums are over all ranks' rows. A padding row's
-            # gradient is 0.
+            # Each row has influenced the mean and variance of all ranks, so these sums are over all ranks' rows. A
+            # padding row's gradient is 0.
             sums = torch.cat([own_bias, own_weight]).double()
             dist.all_reduce(sums, group=ctx.group)
             of_bias, of_weight = (sums / count).to(normal.dtype).chunk(2)
@@ -278,7 +278,7 @@ def _shaped(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _without_statistics(module: BatchNorm, x: Tensor) -> Tensor:
-    """Normalise by the running statistics, unchanged."""
+    """Normalise by the running statistics without changing them."""
     mean = module.running_mean if module.running_mean is not None else x.new_zeros(x.shape[1])
     variance = module.running_var if module.running_var is not None else x.new_ones(x.shape[1])
     return nn.functional.batch_norm(x, mean, variance, module.weight, module.bias, False, 0.0, module.eps)

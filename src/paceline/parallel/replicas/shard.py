@@ -65,7 +65,7 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
             noted.append(written)
             part.register_forward_hook(written.after)
             fully_shard(part, **options)
-            # And this one after FSDP2's own, which gathers the parameters.
+            # This hook must run after FSDP2's own, which gathers the parameters.
             part.register_forward_pre_hook(written.before)
     except (ValueError, NotImplementedError) as error:
         raise ParallelError(f"this model can't be fully sharded by torch: {error}") from error
@@ -78,7 +78,7 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
         vars(param)["_paceline_hooks"] = hooks[name].also(param)
     for part in module.modules():
         if isinstance(part, FSDPModule):
-            # Sums instead of means, because the microbatches' weights are in the loss. No backend's mean is used.
+            # Let FSDP2 sum instead of averaging, because the microbatches' weights are in the loss.
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
             # Parameters that a rank's rows skip are sent as zeros. Otherwise the rank would send a shorter message than the
@@ -90,14 +90,14 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
 def _keep_recurrent_weights_apart(module: nn.Module) -> None:
     """Disable the flattening of recurrent layers' weights for cuDNN.
 
-    It would give the whole parameters other memory than FSDP2 fills in the next step: a layer would silently keep the values of
+    Flattening gives parameters other memory than FSDP2 fills in the next step: a layer would silently keep the values of
     its first step.
     """
     recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
     for part in recurrent:
         vars(part)["flatten_parameters"] = _leave_apart
     if recurrent:
-        # cuDNN then flattens in each call, and warns about it.
+        # cuDNN then flattens the weights in each call, and torch warns about it.
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
 
@@ -108,37 +108,37 @@ def _leave_apart() -> None:
 def wait_for_changes(module: nn.Module, names: Iterable[str], wait: Callable[[], None]) -> None:
     """Call `wait` before FSDP2 gathers parameters that the forward pass has changed.
 
-    `names` are the units', "" the module's own.
+    `names` are the names of the units; "" is the module itself.
     """
     units = [module.get_submodule(name) for name in names]
     changed = ChangedParts(units, wait)
     for unit in units:
-        # Before FSDP2's own hook, which was put in front of all others.
+        # Run before FSDP2's own hook, which was registered in front of all others.
         unit.register_forward_pre_hook(changed.begin if unit is module else changed.before, prepend=True)
     module.register_forward_hook(changed.after)
 
 
 def _own_outputs(module: nn.Module, args: object, output: object) -> object:
-    """Copy views: changing one in place drops FSDP2's hook."""
+    """Copy output views, because changing a view in place drops FSDP2's hook."""
     return map_tensors(output, lambda tensor: tensor.clone() if tensor.requires_grad and tensor._is_view() else tensor)
 
 
 def left_whole(module: nn.Module) -> list[nn.Parameter]:
-    """Return the 0-dim parameters, which FSDP2 cannot cut."""
+    """Return the 0-dim parameters, which FSDP2 cannot split."""
     return [param for param in module.parameters() if param.dim() == 0]
 
 
 def reduce_over_replicas(module: nn.Module, is_last: bool) -> None:
-    """Set whether the next backward pass sums over replicas."""
+    """Set whether the next backward pass sums gradients over the replicas."""
     whole: Any = module
     whole.set_requires_all_reduce(is_last)
     whole.set_is_last_backward(is_last)
 
 
 def reduce_after_last(module: nn.Module, is_last: bool) -> None:
-    """Tell a sharded stage if its next backward pass ends the step.
+    """Set whether a stage's next backward pass is the last one of the step.
 
-    That pass sums gradients and frees whole parameters, which stay until then for other microbatches. Does nothing to other
+    The last pass sums gradients and frees whole parameters, kept until then for other microbatches. It does not affect other
     modules.
     """
     from torch.distributed.fsdp import FSDPModule
@@ -152,7 +152,7 @@ def reduce_after_last(module: nn.Module, is_last: bool) -> None:
 def part_again(module: nn.Module) -> None:
     """Free parameters that a forward pass has gathered.
 
-    A script that freezes one of `module.parameters()` would otherwise change a copy.
+    A script that freezes one of `module.parameters()` would otherwise freeze a gathered copy.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -194,7 +194,7 @@ def _elements(module: nn.Module, prefix: str = "") -> list[str]:
 
 
 def _shared_outside(module: nn.Module, names: list[str]) -> set[str]:
-    """Return the modules that share a parameter with something outside of them."""
+    """Return the modules that share a parameter with a module outside of them."""
     uses: dict[int, set[str]] = {}
     for name, param in module.named_parameters(remove_duplicate=False):
         uses.setdefault(id(param), set()).add(name)
@@ -204,7 +204,7 @@ def _shared_outside(module: nn.Module, names: list[str]) -> set[str]:
         for param in module.get_submodule(name).parameters()
         if any(not use.startswith(f"{name}.") for use in uses[id(param)])
     }
-    # A module with two names shares all its parameters with itself.
+    # Look at each module once: a module with two names shares all its parameters with itself.
     seen: dict[int, str] = {}
     for name in names:
         first = seen.setdefault(id(module.get_submodule(name)), name)
@@ -233,10 +233,10 @@ def _check_dtypes(module: nn.Module, units: Sequence[str], ignored: Iterable[nn.
 
 
 class ChangedParts:
-    """Hooks that wait for changes before FSDP2 gathers.
+    """Hooks that wait for in-place changes before FSDP2 gathers parameters.
 
     FSDP2 gathers on its own streams, which wait for the caller's stream only at the start of the root's forward pass. A
-    momentum encoder that is updated in there would be read while it is written.
+    momentum encoder that the forward pass updates would be read while it is written.
     """
 
     def __init__(self, units: Sequence[nn.Module], wait: Callable[[], None]) -> None:
@@ -247,15 +247,15 @@ class ChangedParts:
 
     @torch.no_grad()
     def begin(self, *_: object) -> None:
-        """Run before the root's forward pass."""
+        """Record the parameters' versions before the root's forward pass."""
         self._versions = {id(part): _versions(part) for unit in self._units for part in sharded_parameters(unit)}
 
     def before(self, unit: nn.Module, *_: object) -> None:
-        """Run before FSDP2 gathers a unit's parameters."""
+        """Wait for changes before FSDP2 gathers a unit's parameters."""
         self._look((unit,))
 
     def after(self, *_: object) -> None:
-        """Run after the root's forward pass, before the backward pass gathers again."""
+        """Wait for changes before the backward pass gathers parameters again."""
         self._look(self._units)
 
     @torch.no_grad()
@@ -271,12 +271,12 @@ class ChangedParts:
 
 
 def _versions(part: Tensor) -> tuple[int, int]:
-    """Return the versions of a part and its local tensor."""
+    """Return the version counters of a DTensor and its local tensor."""
     return part._version, local(part)._version
 
 
 class Written:
-    """An observer that keeps in-place changes of parameters.
+    """An observer that keeps in-place changes of whole parameters.
 
     FSDP2 frees the whole parameters, and such a change, as of a momentum encoder, would be lost.
     """
@@ -289,11 +289,11 @@ class Written:
         self.sizes: dict[str, float] = {}
 
     def before(self, *_: object) -> None:
-        """Run once the parameters are whole."""
+        """Record the versions of the parameters once they are gathered."""
         self._versions = {id(whole): whole._version for _, whole in whole_parameters(self._part, inner=False)}
 
     def after(self, *_: object) -> None:
-        """Run while they are whole."""
+        """Write changed parameters back while they are still gathered."""
         for sharded, whole in whole_parameters(self._part, inner=False):
             if whole._version != self._versions.get(id(whole), whole._version):
                 _write_back(sharded, whole)
@@ -307,7 +307,7 @@ def size_of(param: Tensor) -> float:
 
 
 def _write_back(sharded: nn.Parameter, whole: nn.Parameter) -> None:
-    """Write this rank's part of the whole to FSDP2's shard."""
+    """Write this rank's part of a whole parameter to FSDP2's shard."""
     part = whole.detach()
     if is_part(part):
         raise ParallelError(

@@ -21,7 +21,7 @@ from paceline.torch_private import is_being_made_whole, whole_parameters
 class Used:
     """An observer that removes gradients of unused parameters.
 
-    `find_unused` is as for `parallelize`; None decides from the first step.
+    `find_unused` is as for `parallelize`; with None the first step decides.
     """
 
     def __init__(self, module: nn.Module, world: World, find_unused: bool | None) -> None:
@@ -32,13 +32,13 @@ class Used:
         self._hooked: set[int] = set()
         self._seen: set[str] = set()
         self._watched = 0
-        # Take ids now, while all are in parts: after a forward pass FSDP2 leaves some whole, and a whole parameter is another
-        # object.
+        # Record ids now, while all parameters are split: after a forward pass FSDP2 leaves some whole, and a whole
+        # parameter is another object.
         self._all = {id(param): name for name, param in module.named_parameters()}
         self._begin(self._trained())
 
     def follow(self) -> None:
-        """Restart before a step if parameters were frozen or unfrozen."""
+        """Start anew before a step if parameters were frozen or unfrozen."""
         trained = self._trained()
         if trained != set(self._names.values()):
             self._begin(trained)
@@ -50,7 +50,7 @@ class Used:
     def _begin(self, trained: set[str]) -> None:
         self._names = {key: name for key, name in self._all.items() if name in trained}
         self._find_unused = self._asked_for_unused
-        #: The parameters without a gradient in the first step, on some rank or on all.
+        #: The names of the parameters that had no gradient in the first step on at least one rank.
         self.unused: tuple[str, ...] = ()
         self._is_first = True
 
@@ -58,7 +58,7 @@ class Used:
         return {name for name, param in self._module.named_parameters() if param.requires_grad}
 
     def settle(self) -> None:
-        """Before a forward pass, free whole parameters that FSDP2 has prefetched.
+        """Free whole parameters that FSDP2 has prefetched, before a forward pass.
 
         It prefetches in a backward pass for units that then have none, such as frozen ones. The next microbatch would see their
         values before its own forward pass has changed them.
@@ -70,7 +70,7 @@ class Used:
                 held.reshard()
 
     def watch(self) -> None:
-        """Between forward and backward, watch the whole parameters, which now exist."""
+        """Watch the whole parameters' gradients, after each forward pass."""
         self._watched += 1
         for sharded, whole in whole_parameters(self._module):
             name = self._names.get(id(sharded))
@@ -83,7 +83,7 @@ class Used:
                     "microbatches so far; FullyShard() has those of one at a time. Give microbatches=1, use register_hook, "
                     "or DataParallel()."
                 )
-            # A hook stays on the whole parameter, which FSDP2 makes once and refills in each pass.
+            # A hook stays on the whole parameter, which FSDP2 creates once and refills in each pass.
             if id(whole) not in self._hooked:
                 self._hooked.add(id(whole))
                 if hooks is not None:
@@ -92,13 +92,13 @@ class Used:
                 held.register_post_accumulate_grad_hook(lambda _, name=name: self._seen.add(name))
 
     def finish(self) -> None:
-        """Finish a step, after the last microbatch. Every rank calls it.
+        """Finish a step after the last microbatch. Every rank calls it.
 
         Raises:
             ParallelError: A parameter that the first step used is not used now.
         """
         names = list(self._names.values())
-        # FSDP2 leaves 0-dim parameters whole.
+        # Exclude 0-dim parameters, which FSDP2 leaves whole.
         idle = [name not in self._seen and param.dim() > 0 for name, param in self._params(names)]
         self._seen.clear()
         self._watched = 0
@@ -121,7 +121,7 @@ class Used:
         idle_ranks = dict(zip(names, counts.tolist(), strict=True))
         for name, param in self._params(names):
             if idle_ranks[name] == ranks:
-                # No rank has used it: its gradient of zeros only filled FSDP2's message.
+                # No rank has used the parameter. Its gradient of zeros was only sent to fill FSDP2's message.
                 param.grad = None
         if self._is_first:
             self.unused = tuple(name for name in names if idle_ranks[name])

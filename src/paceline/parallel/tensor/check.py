@@ -26,20 +26,20 @@ from paceline.parallel.reduce import anywhere, local
 from paceline.parallel.tensor.groups import undisturbed
 from paceline.parallel.tracing.source import shown
 
-# The largest difference of sums in another order, in steps of the dtype at the scale of the largest number. Measured: below 50.
+# The largest difference of sums in another order, in rounding steps (eps) of the largest number. Measured: below 50.
 _STEPS = 2000
 _MOST = 0.1
-#: As a fraction of the largest gradient. A smaller one may be a difference of numbers of that size, after a normalisation of
-#: few rows.
+#: The least scale of a gradient, as a fraction of the largest gradient. A smaller gradient may be the difference of
+#: large numbers, as after a normalisation of few rows.
 _LEAST_SCALE = 0.02
-#: A model may react to a cut with this many times the difference that a rounding error in each module's output makes.
+#: A cut may change the results by this many times the change that a rounding error in each module's output causes.
 _ROUNDINGS = 10
 
 
 class Reference:
     """The plain model's outputs, gradients and loss reads for some rows.
 
-    Computed before the cut, so no copy of the model is needed.
+    The reference is computed before the cut, so no copy of the model is needed.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Reference:
 
         Args:
             model: The plain model.
-            sample: The rows.
+            sample: The rows to compute.
             loss: output and sample -> the loss. None ignores the loss.
             most_numbers: Compare only gradients of parameters with at most this many numbers. None: of all.
 
@@ -81,7 +81,7 @@ class Reference:
             ParallelError: The first module, in the order of their calls, whose output differs, the parameter whose gradient
                 does, or what the loss reads in parts; the same on all ranks of the group.
         """
-        # Before the pass, because a cut model may read differently.
+        # Copy the reads before the pass, because a cut model may read other tensors.
         lines = self._reads.state | self._reads.left
         cut = self._pass(is_cut=True)
         message = _first_difference(self._plain, cut, self._room)
@@ -144,7 +144,7 @@ class Reference:
                     return outcome
                 try:
                     assert self._loss is not None
-                    # Around the gradients too, which may involve the loss's state.
+                    # Compute the gradients within the block too, because they may involve the loss's state.
                     with loss_kept(self._loss, model):
                         loss, of_loss = self._loss_of(output)
                 except Exception as error:
@@ -157,7 +157,7 @@ class Reference:
                 handle.remove()
 
     def _loss_of(self, output: object) -> tuple[Tensor | None, dict[str, Tensor | None]]:
-        """Return the loss and gradients if it reads the model."""
+        """Return the loss and its gradients, or (None, {}) if it does not read the model."""
         assert self._loss is not None
         self._reads.look_again()
         with self._reads:
@@ -181,7 +181,7 @@ def reference(
 ) -> Reference:
     """Return the reference for the first sample that all ranks can compute.
 
-    Every rank calls it. All take the same sample, or their messages would differ in size.
+    Every rank calls it. All ranks take the same sample, or their messages would differ in size.
     """
     *fewer, last = samples
     for sample in fewer:
@@ -195,13 +195,13 @@ def reference(
 
 @dataclass(frozen=True, kw_only=True)
 class _Pass:
-    """The results of one pass.
+    """The results of one pass through the model.
 
     Attributes:
-        outputs: (module, its output) in order; "" is the model itself.
-        gradients: Of the parameters, by name.
+        outputs: (module's name, its output) in the order of calls; "" is the model itself.
+        gradients: Parameter's name -> gradient of the parameter.
         loss, of_loss: The loss and its gradients, if it reads tensors of the model.
-        failed: Why there is no result.
+        failed: The reason why the loss has no result, or "".
     """
 
     outputs: list[tuple[str, Tensor]]
@@ -213,9 +213,9 @@ class _Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class _Room:
-    """Differences of outputs and gradients by rounding alone.
+    """The changes of outputs and gradients that rounding errors alone cause.
 
-    Empty if unknown.
+    Both are empty if the changes are unknown.
     """
 
     outputs: Sequence[float] = ()
@@ -223,7 +223,7 @@ class _Room:
 
 
 def _shaken(output: Tensor) -> Tensor:
-    """Perturb each number by a rounding error, up, down, or not."""
+    """Multiply each number by 1 - eps, 1 or 1 + eps."""
     if not (output.is_floating_point() or output.is_complex()):
         return output
     signs = torch.arange(output.numel(), device=output.device).reshape(output.shape) * 7919 % 3 - 1
@@ -231,7 +231,7 @@ def _shaken(output: Tensor) -> Tensor:
 
 
 def _noise(x: Tensor | None, y: Tensor | None) -> float:
-    """Return the largest finite distance, or 0.0."""
+    """Return the largest finite distance of `x` and `y`, or 0.0."""
     if x is None or y is None or x.shape != y.shape or not (x.is_floating_point() or x.is_complex()):
         return 0.0
     return scale_of(x - y)
@@ -271,8 +271,7 @@ def _first_difference(expected: _Pass, actual: _Pass, room: _Room | None = None)
         return "its modules run in another order"
     rooms = room.outputs or [0.0] * len(expected.outputs)
     for (name, x), (_, y), noise in zip(expected.outputs, actual.outputs, rooms, strict=True):
-        # Between the layers cut by columns and the one cut by rows each rank has a part of an output. The sum after them is
-        # compared.
+        # Compare the sums after layers that are cut by rows. Before them, each rank has only a part of an output.
         if (x.shape == y.shape or not name) and (text := _difference(x, y, noise=noise)):
             return f"the output of {name or 'the model'!r} {text}"
     largest = max((scale_of(grad) for grad in expected.gradients.values() if grad is not None), default=0.0)
@@ -289,7 +288,7 @@ def _first_difference(expected: _Pass, actual: _Pass, room: _Room | None = None)
 
 
 def _as_held(plain: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both as this rank's part of `other`."""
+    """Return both tensors as far as this rank holds `other`."""
     if not is_part(other):
         return plain, other
     if any(placement.is_partial() for placement in other.placements):
@@ -298,7 +297,7 @@ def _as_held(plain: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _difference(x: Tensor, y: Tensor, least_scale: float = 0.0, noise: float = 0.0) -> str:
-    """Describe how `y` differs from `x`, "" for rounding.
+    """Return in words how `y` differs from `x`, or "" if only by rounding.
 
     The scale is at least `least_scale`. `noise` is the effect of a rounding error.
     """
@@ -325,7 +324,7 @@ def scale_of(x: Tensor) -> float:
 
 
 def within(x: Tensor, y: Tensor, allowed: float) -> bool:
-    """Return True if no number differs by more than `allowed`.
+    """Return True if no number of `x` and `y` differs by more than `allowed`.
 
     A nan equals a nan, and an infinity only itself. Of complex numbers both parts are compared.
     """

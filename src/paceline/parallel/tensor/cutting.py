@@ -28,8 +28,8 @@ from paceline.parallel.tensor.plan import TensorPlan, find_plan, fold, plan_from
 from paceline.parallel.tied_parameters import tie_again
 from paceline.torch_private import BatchNorm, keep_lookups_apart, keep_own_parts
 
-#: The rows of a microbatch for trials and the comparison, or all rows if a model cannot compute so few. More with batch
-#: normalisation, which needs more than two rows.
+#: The number of rows of a microbatch for trials and the comparison; all rows if a model cannot compute so few. Batch
+#: normalisation needs more than two rows.
 ROWS, ROWS_NORMALISED = 2, 4
 #: In a model without values only the gradients of parameters with at most this many numbers are compared.
 SMALL = 2**16
@@ -37,14 +37,14 @@ SMALL = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class Applied:
-    """The changes to a model, as plan and in words."""
+    """The changes to a model, as a plan and in words."""
 
     plan: TensorPlan
     parts: int
 
     @property
     def lines(self) -> list[str]:
-        """The plan in words."""
+        """The plan in words, one line of text per change."""
         plan = self.plan
         shown = [
             f"{placement}: {name}"
@@ -83,7 +83,7 @@ def apply(
 
     Args:
         model: Changed in place.
-        world: This rank's place.
+        world: This rank, with the process groups of its layout.
         plan: Pattern of a module's name -> placement. None finds one with `sample`.
         ties: From `tied_parameters.find(model)`.
         sample: Some rows, with which outputs and all gradients are compared with the plain model's.
@@ -96,7 +96,7 @@ def apply(
     """
     parts = world.extent("tensor")
     empty = {name: param for name, param in model.named_parameters() if param.is_meta}
-    # The reference is computed before the trials, which leave a call's side effects on rank 0's model.
+    # Compute the reference before the trials, whose calls leave side effects on rank 0's model.
     plain = None
     if sample is not None and parts > 1:
         with stand_ins(model, world.device):
@@ -116,7 +116,7 @@ def apply(
             )
         return find_plan(model, run, parts, ties)
 
-    # Trials compare numbers, which may be equal within rounding on one machine and not on another. So rank 0 tries for all.
+    # Rank 0 tries for all: trials compare numbers, which may be equal within rounding on one machine only.
     with stand_ins(model, world.device):
         found: TensorPlan = decide(world, find, kinds=(TensorPlan, Group))
     if not found.placements:
@@ -156,9 +156,9 @@ def apply(
 
 
 def cut(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, *, copies: bool = False) -> None:
-    """Cut the plan's layers. It breaks ties: see `tie_again`.
+    """Cut the layers of the plan. Tied parameters must then be tied again.
 
-    `copies` copies whole outputs. They are views, which FSDP does not accept as a module's output.
+    `copies` copies whole outputs, because they are views, which FSDP does not accept as a module's output.
     """
     keep_lookups_apart()
     modules = dict(model.named_modules())
@@ -171,7 +171,7 @@ def cut(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, *, copies: bool = 
             cut_turned(modules[name], mesh, placement, name in keeps, name in takes)
         else:
             style = _style(modules[name], placement, name in keeps, name in takes)
-            # All ranks have the same values: each takes its own part without a message.
+            # Let each rank take its own part without a message, because all ranks have the same values.
             parallelize_module(modules[name], mesh, style, src_data_rank=None)
         keep_own_parts(modules[name])
         if name in pieces:
@@ -180,16 +180,16 @@ def cut(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, *, copies: bool = 
             # torch's hooks return a view from a custom function, and autograd forbids changing such a view in place.
             modules[name].register_forward_hook(lambda module, args, output: output.clone())
     for name, param in model.named_parameters(remove_duplicate=False):
-        # torch 2.9 sets requires_grad on every parameter that it cuts, frozen ones too.
+        # Restore requires_grad, which torch 2.9 sets on every parameter that it cuts, frozen ones too.
         param.requires_grad_(learns[name])
     for name, attribute in plan.divided:
         setattr(modules[name], attribute, getattr(modules[name], attribute) // mesh.size())
 
 
 def _cut_gradient(param: DTensor) -> None:
-    """Cut the gradient like its parameter.
+    """Split a parameter's gradient as the parameter is split.
 
-    A tied tensor's gradient is whole, because its two parts are cut in different ways.
+    A tied tensor's gradient is whole, because the layers that share the tensor are cut in different ways.
     """
     if isinstance(param.grad, DTensor) and param.grad.placements != param.placements:
         param.grad = param.grad.redistribute(placements=param.placements)
@@ -215,7 +215,7 @@ def _check_ties(model: nn.Module, plan: TensorPlan, ties: Sequence[tuple[str, ..
 
 
 def _way(model: nn.Module, plan: TensorPlan, name: str) -> str:
-    """Return the plan's cut of a tensor in words."""
+    """Return in words how the plan cuts a tensor."""
     owner, _, own = name.rpartition(".")
     placement = plan.placements.get(owner)
     if placement is None:

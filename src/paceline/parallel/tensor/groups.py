@@ -44,7 +44,7 @@ class Seen:
 
     Attributes:
         calls: Module's name -> the number of its calls, in the order of first calls.
-        groups: In the order in which they run. A layer is in at most one.
+        groups: The groups in the order in which they run. A layer is in at most one group.
         direct: Parameters that are used without a call of their module, as in F.linear(x, self.embedding.weight).
         changed: Layers whose output later code changes in place.
     """
@@ -66,7 +66,7 @@ def observe(model: nn.Module, run: Callable[[], object]) -> Seen:
     try:
         with undisturbed(model), torch.enable_grad(), checkpoints_opened():
             for param in model.parameters():
-                # Frozen parameters too, or the graph would not show where they are used.
+                # Watch frozen parameters too, or the graph would not show where they are used.
                 param.requires_grad_(param.is_floating_point())
             output = run()
             roots = [tensor.grad_fn for tensor in tensors_in(output) if tensor.grad_fn is not None]
@@ -76,13 +76,13 @@ def observe(model: nn.Module, run: Callable[[], object]) -> Seen:
     finally:
         for handle in handles:
             handle.remove()
-    # Each in-place change increments a tensor's version, and a fresh copy's is 0.
+    # Each in-place change increments a tensor's version, which is 0 for a new copy.
     changed = frozenset(name for name, output in record.outputs if output._version > 0)
     return Seen(calls=dict(record.calls), groups=groups, direct=direct, changed=changed)
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Return True for torch's own linear layers and embeddings."""
+    """Return True if the module is torch's own linear layer or embedding."""
     kind = nn.Embedding if isinstance(module, nn.Embedding) else linear_kind(module)
     if kind is None or type(module).forward is not kind.forward or "forward" in module.__dict__:
         return False
@@ -108,7 +108,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @dataclass
 class _Record:
-    """The calls that the hooks have seen.
+    """The calls of layers that the hooks of one forward pass have seen.
 
     Attributes:
         calls: As in Seen.
@@ -124,11 +124,11 @@ class _Record:
     outputs: list[tuple[str, Tensor]] = field(default_factory=list)
 
     def add(self, name: str, module: nn.Module, args: tuple[object, ...], output: object) -> object:
-        """Record a call. Return the output with which the model continues."""
+        """Record a call, and return the output with which the model continues."""
         self.calls[name] = self.calls.get(name, 0) + 1
         if not isinstance(output, Tensor) or output.grad_fn is None:
             return output
-        # A copy, because a later in-place change, as by nn.ReLU(inplace=True), would give this output another graph node.
+        # Copy it, because a later in-place change, as by nn.ReLU(inplace=True), would give it another graph node.
         output = output.clone()
         self.outputs.append((name, output))
         assert output.grad_fn is not None
@@ -159,7 +159,7 @@ def _groups(record: _Record, direct: frozenset[str]) -> Iterator[Group]:
 
 
 def _sources(node: Node, made: Mapping[Node, str]) -> set[str]:
-    """Return the layers that alone lead to `node`."""
+    """Return the layers on which `node` depends, if it depends on no other."""
     if node in made:
         return {made[node]}
     layers: set[str] = set()
@@ -173,7 +173,7 @@ def _sources(node: Node, made: Mapping[Node, str]) -> set[str]:
 
 
 def _reached(roots: Iterable[Node], ends: Container[Node] = ()) -> Iterator[Node]:
-    """Yield nodes below `roots`, per edge, down to `ends`."""
+    """Yield the nodes that are reachable from `roots`, not going beyond `ends`."""
     waiting = list(roots)
     seen = set(waiting)
     while waiting:
@@ -185,7 +185,7 @@ def _reached(roots: Iterable[Node], ends: Container[Node] = ()) -> Iterator[Node
 
 
 def _direct(model: nn.Module, record: _Record, edges: Mapping[int, int]) -> frozenset[str]:
-    """Return the parameters used outside of their layers."""
+    """Return the parameters that are used without a call of their layer."""
     expected: dict[int, int] = {}
     names: dict[int, list[str]] = {}
     for prefix, module in model.named_modules():

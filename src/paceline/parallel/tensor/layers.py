@@ -38,7 +38,7 @@ def linear_kind(module: nn.Module) -> type[nn.Module] | None:
 
 
 def is_turned(module: nn.Module) -> bool:
-    """Return True if the weight is (in_features, out_features), not as in nn.Linear."""
+    """Return True if the weight is (in_features, out_features), the transpose of nn.Linear's."""
     return linear_kind(module) not in (None, nn.Linear)
 
 
@@ -48,7 +48,7 @@ def outputs(module: nn.Module) -> int:
 
 
 def inputs(module: nn.Module) -> int:
-    """Return the number of its inputs per row."""
+    """Return the number of a linear layer's inputs per row."""
     return module.get_parameter("weight").shape[int(not is_turned(module))]
 
 
@@ -87,12 +87,12 @@ def cut_turned(module: nn.Module, mesh: DeviceMesh, placement: str, keeps: bool,
 
 
 def deal(module: nn.Module, pieces: int, group: dist.ProcessGroup | None) -> None:
-    """Let a layer return this rank's part of each piece."""
+    """Let a layer return this rank's part of each piece of its outputs."""
     module.register_forward_hook(lambda layer, args, output: apply_function(_Deal, output, pieces, group))
 
 
 def part_of(whole: Tensor, pieces: int, part: int, parts: int) -> Tensor:
-    """Return part `part` of each piece of the outputs."""
+    """Return part number `part` of each piece of the outputs."""
     if pieces == 1:
         size = whole.shape[-1] // parts
         return whole.narrow(-1, part * size, size)
@@ -111,12 +111,12 @@ class _Deal(torch.autograd.Function):
 
 
 def _exchanged(own: Tensor, pieces: int, group: dist.ProcessGroup | None, *, back: bool) -> Tensor:
-    """Redistribute outputs [..., pieces * u], or gradients with `back`.
+    """Exchange outputs [..., pieces * u] between ranks, or gradients with `back`.
 
     `back` goes from each piece's part to the weight's columns.
     """
     parts, rank = dist.get_world_size(group), dist.get_rank(group)
-    # Unit j of all outputs, of u numbers each, is on rank j // pieces, and belongs to rank j % parts.
+    # Unit j of all ranks' outputs has u numbers. It is on rank j // pieces, and belongs on rank j % parts.
     by_columns = list(range(rank * pieces, (rank + 1) * pieces))
     by_pieces = list(range(rank, pieces * parts, parts))
     columns_of: Callable[[int], int] = lambda unit: unit // pieces  # noqa: E731

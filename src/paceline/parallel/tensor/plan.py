@@ -31,10 +31,10 @@ class TensorPlan:
 
     Attributes:
         placements: Module's name -> "colwise", "rowwise" or "vocab". Other modules stay whole on each rank.
-        groups: Those whose layers exchange parts.
+        groups: The groups of layers that exchange parts of their outputs.
         divided: Module attributes that each rank divides by the number of parts, such as a number of heads.
         changed: Layers whose output the model changes in place.
-        notes: What was left whole, and why.
+        notes: Which layers were left whole, and why.
     """
 
     placements: Mapping[str, str]
@@ -45,15 +45,15 @@ class TensorPlan:
 
 
 def find_plan(model: nn.Module, run: Callable[[], object], parts: int, ties: Sequence[tuple[str, ...]]) -> TensorPlan:
-    """Return the plan of everything that can be cut.
+    """Return the plan to cut all layers that can be cut.
 
-    These are pairs of linear layers, attention by its heads, and vocabulary embedding and head. In a model without any of
+    It cuts pairs of linear layers, attention by its heads, and vocabulary embedding and head. In a model without any of
     these, every linear layer with enough outputs is cut alone. `run` calls the model on a sample, `ties` come from
     `tied_parameters.find`.
     """
     seen = observe(model, run)
     tied = {name for names in ties for name in names}
-    # A tied weight is used elsewhere too, where it is not cut with this group.
+    # Exclude groups with a tied weight: it is used elsewhere too, where it is not cut with the group.
     free = [group for group in seen.groups if not tied & {f"{name}.weight" for name in (*group.columns, group.row)}]
     verdicts = try_groups(model, run, free, parts)
     plan = _plan({}, seen, verdicts, "stay whole")
@@ -67,7 +67,7 @@ def find_plan(model: nn.Module, run: Callable[[], object], parts: int, ties: Seq
 def plan_from_table(
     model: nn.Module, table: Mapping[str, str], run: Callable[[], object] | None, parts: int
 ) -> TensorPlan:
-    """Return the plan of a table: pattern -> placement.
+    """Return the plan of a user's table: pattern -> placement.
 
     Of several matching patterns the first wins. `run` calls the model on a sample; without it no layers exchange parts.
 
@@ -89,7 +89,7 @@ def plan_from_table(
 def _plan(placements: Mapping[str, str], seen: Seen, verdicts: Sequence[Verdict], others: str) -> TensorPlan:
     """Return the plan of these placements and groups.
 
-    `others` says in words what the rest does.
+    `others` says in words what is done with layers that cannot be cut.
     """
     good = [verdict for verdict in verdicts if not verdict.reason]
     return TensorPlan(
@@ -102,7 +102,7 @@ def _plan(placements: Mapping[str, str], seen: Seen, verdicts: Sequence[Verdict]
 
 
 def _notes(verdicts: Sequence[Verdict], what: str) -> tuple[str, ...]:
-    """Return the layers that cannot be cut, and why."""
+    """Return lines of text with the layers that cannot be cut, and the reasons."""
     groups: dict[str, list[Group]] = {}
     for bad in verdicts:
         if bad.reason:
@@ -117,7 +117,7 @@ def _notes(verdicts: Sequence[Verdict], what: str) -> tuple[str, ...]:
 def _vocabulary(
     model: nn.Module, seen: Seen, ties: Sequence[tuple[str, ...]], *, taken: set[str], parts: int
 ) -> dict[str, str]:
-    """Return the word embeddings and their heads."""
+    """Return the placements of word embeddings and of their output heads."""
     usable = {
         name: module
         for name, module in model.named_modules()
@@ -130,12 +130,12 @@ def _vocabulary(
     sizes = {size for size in sizes if size >= parts}
     found = {name for name, module in embeddings.items() if module.num_embeddings in sizes}
     found |= {name for name, module in heads.items() if module.out_features in sizes}
-    # A linear layer may have as many outputs as a table has rows without being a head. The head is the last layer of that size.
+    # A linear layer may happen to have as many outputs as a table has rows. The head is the last layer of that size.
     last = {module.out_features: name for name, module in heads.items()}
     found = {name for name in found if name in embeddings or last[heads[name].out_features] == name}
     for names in ties:
         owners = {name.rpartition(".")[0] for name in names}
-        # Tied weights are one tensor: either all of its owners are cut by words, or none.
+        # Tied weights are one tensor: cut all modules that share it by words, or none.
         if not owners <= found:
             found -= owners
     return {name: "vocab" for name in seen.calls if name in found and _has_pair(name, found, usable)}
@@ -151,7 +151,7 @@ def _lone(model: nn.Module, seen: Seen, tied: set[str], parts: int) -> dict[str,
 
 
 def _has_pair(name: str, chosen: set[str], usable: Mapping[str, nn.Module]) -> bool:
-    """Return True if embedding and head of a size remain."""
+    """Return True if both an embedding and a head of this size are chosen."""
     sizes = {other: usable[other].get_parameter("weight").shape[0] for other in chosen}
     alike = [usable[other] for other in chosen if sizes[other] == sizes[name]]
     return len({isinstance(module, nn.Embedding) for module in alike}) == 2
@@ -201,7 +201,7 @@ def _check_cut(name: str, pattern: str, placement: str, module: nn.Module) -> No
 
 
 def unusual(module: object) -> str:
-    """Return the embedding's option that its parts would lose, or ""."""
+    """Return the option of an embedding that a cut does not support, or ""."""
     options = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
     values = ((option, getattr(module, option, None)) for option in options)
     # Not `in (None, False)`: a padding_idx of 0 equals False.

@@ -27,19 +27,19 @@ from paceline.parallel.tensor.layers import inputs, outputs, part_of
 
 #: (name of a module, name of its integer attribute)
 Attribute = tuple[str, str]
-#: A guess: an attention module has three or four numbers that may have to be divided.
+#: The most variants to try. A guess: an attention module has three or four numbers that may have to be divided.
 _MOST_VARIANTS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of one group's trials.
+    """The result of the trials of one group of layers.
 
-    `group` has the number of pieces with which it can be cut.
+    `group.pieces` is the number of pieces with which the group can be cut.
 
     Attributes:
         divided: The attributes that each rank has to divide by the number of parts.
-        reason: Why it cannot be cut, or "".
+        reason: Why the group cannot be cut, or "".
     """
 
     group: Group
@@ -58,7 +58,7 @@ def try_groups(model: nn.Module, run: Callable[[], object], groups: Sequence[Gro
             verdicts.append(Verdict(group=group, reason=reason))
         else:
             kinds.setdefault(_kind(modules, group), []).append(group)
-    # Most models can be cut without changes: then one trial shows it for all kinds.
+    # Most models can be cut without changes. Then one trial of all kinds together shows that.
     first = [replace(group, pieces=_pieces(modules, group, parts)) for alike in kinds.values() for group in alike]
     if len(kinds) > 1 and not _try(model, modules, run, first, parts, ()):
         return [*verdicts, *(Verdict(group=group) for group in first)]
@@ -70,15 +70,15 @@ def try_groups(model: nn.Module, run: Callable[[], object], groups: Sequence[Gro
 def _try_alike(
     model: nn.Module, modules: Mapping[str, nn.Module], run: Callable[[], object], groups: list[Group], parts: int
 ) -> list[Verdict]:
-    """Return verdicts on groups of one kind.
+    """Return verdicts on similar groups, which are tried together.
 
-    Either all can be cut in the same way, or none.
+    Either all groups can be cut in the same way, or none.
     """
     variants = [_variants(modules, group, parts) for group in groups]
     first = ""
-    # A layer with three times as many outputs as the next has inputs yields q, k and v, one after the other.
+    # A layer with three times as many outputs as the row has inputs yields q, k and v, one after the other.
     pieces = list(dict.fromkeys((_pieces(modules, groups[0], parts), 1)))
-    # The groups take their first variants together, then their second: blocks of one class have the same attributes.
+    # All groups try their first variants together, then their second: blocks of one class have equal attributes.
     for chosen in itertools.islice(zip(*variants, strict=False), _MOST_VARIANTS):
         divided = [attribute for attributes in chosen for attribute in attributes]
         for count in pieces:
@@ -98,7 +98,7 @@ def _try(
     parts: int,
     divided: Sequence[Attribute],
 ) -> str:
-    """Return why these groups cannot be cut, or ""."""
+    """Return the reason why these groups cannot be cut, or ""."""
     with undisturbed(model), _Stage(modules, groups, parts) as stage:
         try:
             whole = _tensors(run())
@@ -120,9 +120,9 @@ def _try(
 
 
 class _Stage:
-    """A stand-in for layers that compares the rows' inputs.
+    """A replacement of layers that compares the inputs of the rows.
 
-    `part` is the part that the columns return. None returns the whole, for later comparison.
+    `part` is the part that the columns return. With None they return the whole, for later comparison.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], groups: Sequence[Group], parts: int) -> None:
@@ -155,7 +155,7 @@ class _Stage:
             if self.part is None:
                 self._inputs[name] = x.detach()
             elif not self.reason and not _same(x, self._inputs[name]):
-                # Nothing fails by itself, because this layer is replaced. LoRA's layers beside a cut layer are such a case.
+                # The layer is replaced and raises no error itself. LoRA's layers beside a cut layer are such a case.
                 self.reason = f"{name!r} needs all of its input, and would be given a part"
             whole = _random(name, (*x.shape[:-1], outputs(module)), x)
             return whole if self.part is None else part_of(whole, pieces, self.part, self._parts)
@@ -170,7 +170,7 @@ class _Stage:
                 self._inputs[name] = x.detach()
             elif not self.reason and not _same(x, part_of(self._inputs[name], 1, self.part, self._parts)):
                 self.reason = f"what leads to {name!r} mixes the parts, so that none can be computed alone"
-            # The same numbers for the whole and for each part, so that the model's output must be equal too.
+            # Return the same numbers for the whole and for each part, so that the model's output must be equal too.
             return _random(name, (*x.shape[:-1], outputs(module)), x)
 
         return forward
@@ -178,7 +178,7 @@ class _Stage:
 
 @contextlib.contextmanager
 def division(modules: Mapping[str, nn.Module], attributes: Sequence[Attribute], parts: int) -> Iterator[None]:
-    """Divide the attributes by `parts` within the block."""
+    """Divide these integer attributes by `parts` within the block."""
     before = [(name, attribute, getattr(modules[name], attribute)) for name, attribute in attributes]
     try:
         for name, attribute, value in before:
@@ -204,7 +204,7 @@ def _variants(modules: Mapping[str, nn.Module], group: Group, parts: int) -> Ite
 
 
 def _around(group: Group) -> list[str]:
-    """Return the modules around the group's layers."""
+    """Return the modules that contain the group's layers."""
     members = [name.split(".")[:-1] for name in (*group.columns, group.row)]
     common = 0
     while all(len(path) > common for path in members) and len({path[common] for path in members}) == 1:
@@ -233,7 +233,7 @@ def _indivisible(modules: Mapping[str, nn.Module], group: Group, parts: int) -> 
 
 
 def _pieces(modules: Mapping[str, nn.Module], group: Group, parts: int) -> int:
-    """Return the number of pieces in the columns' outputs."""
+    """Return the number of pieces in the outputs of the group's columns."""
     (size, *others), of_row = {outputs(modules[name]) for name in group.columns}, inputs(modules[group.row])
     return 1 if others or size % of_row or of_row % parts else size // of_row
 
@@ -248,7 +248,7 @@ def _same(x: Tensor, y: Tensor) -> bool:
         return False
     if not (x.is_floating_point() or x.is_complex()):
         return torch.equal(x, y)
-    # Only rounding: 50 steps of the dtype at the scale of the largest number.
+    # Allow only rounding: 50 steps of the dtype at the scale of the largest number.
     return within(x, y, 50 * torch.finfo(x.dtype).eps * scale_of(y))
 
 

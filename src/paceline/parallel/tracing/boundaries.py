@@ -17,7 +17,7 @@ from paceline.parallel.tracing.trace import Traced
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """The place before the `nth` call of `name`."""
+    """The position before the `nth` call (from 0) of the module `name`."""
 
     name: str
     nth: int = 0
@@ -27,7 +27,7 @@ class Mark:
 
 
 class Boundaries:
-    """The places of one trace, as numbers of nodes before them."""
+    """The positions in a trace where the model can be cut."""
 
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
@@ -37,7 +37,7 @@ class Boundaries:
         self._last_use = {node: self._find_last_use(node) for node in traced.order}
 
     def marks(self) -> list[tuple[Mark, int]]:
-        """Return the places where the model may be cut."""
+        """Return the positions where the model may be cut, as (mark, number of nodes)."""
         seen: dict[str, int] = {}
         marks: list[tuple[Mark, int]] = []
         for name, index in self.traced.entries:
@@ -49,10 +49,10 @@ class Boundaries:
         return marks
 
     def find(self, mark: Mark) -> int:
-        """Return the place of the mark in this trace.
+        """Return the number of nodes before the mark in this trace.
 
         Raises:
-            ParallelError: It is missing, or the model cannot be cut there.
+            ParallelError: The trace lacks the mark, or the model cannot be cut there.
         """
         places = [index for name, index in self.traced.entries if name == mark.name]
         if not places:
@@ -74,7 +74,7 @@ class Boundaries:
         return index
 
     def live(self, index: int) -> tuple[fx.Node, ...]:
-        """Return the values that cross the place, in order."""
+        """Return the values that cross a cut at `index`, in order."""
         return tuple(
             node
             for node in self.traced.order[:index]
@@ -82,7 +82,7 @@ class Boundaries:
         )
 
     def obstacle(self, index: int) -> str | None:
-        """Return why the model cannot be cut there, or None."""
+        """Return why the model cannot be cut at `index`, or None."""
         live = self.live(index)
         for node in live:
             if "shape" not in node.meta:
@@ -91,7 +91,7 @@ class Boundaries:
                 return f"{node.name} is not a dense tensor"
             if "learns_from" in node.meta and self._index[node.meta["learns_from"]] >= index:
                 return f"{node.name} is filled in after it with something that has a gradient"
-        # A buffer that the forward pass changes would become two buffers, which change separately.
+        # A buffer that the forward pass changes would become two buffers, which change independently.
         before = frozenset[int]().union(*(node.meta["touches"] for node in self.traced.order[:index]))
         after = frozenset[int]().union(*(node.meta["touches"] for node in self.traced.order[index:]))
         shared = before & after & self._written & self._fixed_storages()
@@ -99,7 +99,7 @@ class Boundaries:
             user = next(node for node in self.traced.order[index:] if node.meta["touches"] & shared)
             where = user.meta["module"] or user.name
             return f"a buffer or an input that the forward pass changes is used before it and in {where}"
-        # Two views of one memory would become two memories, and a change of one would not reach the other.
+        # Two views of one storage would become two storages, and a change of one view would not reach the other.
         later = frozenset[int]().union(*(node.meta["writes"] for node in self.traced.order[index:]))
         storages = [node.meta["storage"] for node in live if node.meta["storage"] in later]
         if len(storages) != len(set(storages)):
@@ -107,20 +107,20 @@ class Boundaries:
         return None
 
     def written_after(self, node: fx.Node, index: int) -> bool:
-        """Return True if the value is changed in place after the place."""
+        """Return True if the value is changed in place after `index`."""
         return any(node.meta["storage"] in later.meta["writes"] for later in self.traced.order[index:])
 
     def _find_recomputed(self) -> frozenset[fx.Node]:
         """Return the values that each stage can compute from the batch alone.
 
-        They need no random numbers, parameters or in-place changes.
+        Computing these values needs no random numbers, parameters or in-place changes.
         """
         own: set[fx.Node] = set(self.traced.inputs)
         for node in self.traced.order:
             constant = node.op == "get_attr" and str(node.target) in self.traced.constants
             if not constant and (node.op not in ("call_function", "call_method") or node.meta["random"]):
                 continue
-            # A value with a gradient is never computed twice: both gradients would reach its parameters.
+            # Never compute a value with a gradient twice: both gradients would reach its parameters.
             if node.meta.get("requires_grad") or node.meta["touches"] & self._written:
                 continue
             if all(given in own for given in node.all_input_nodes):
@@ -135,7 +135,7 @@ class Boundaries:
         return any(node.op != "get_attr" and node not in self.recomputed for node in self.traced.order[:index])
 
     def _fixed_storages(self) -> frozenset[int]:
-        """Return the storages that each stage has for itself."""
+        """Return the storages of buffers and inputs, of which each stage has its own."""
         state = frozenset[int]().union(*(node.meta["state"] for node in self.traced.order))
         return state | {node.meta["storage"] for node in self.traced.inputs}
 

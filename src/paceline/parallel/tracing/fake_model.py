@@ -20,16 +20,16 @@ from paceline.parallel.tracing.fingerprint import Fingerprint, Same
 from paceline.parallel.tracing.reads import plain_attributes
 from paceline.torch_private import FakeTensorMode
 
-#: nn.Module's dictionaries of registered things.
+#: nn.Module's dictionaries of registered parameters, buffers and modules.
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def make_shadow(
     model: nn.Module, mode: FakeTensorMode, device: torch.device | None = None
 ) -> tuple[nn.Module, dict[int, Tensor]]:
-    """Return a copy with fake tensors, and plain ones' originals.
+    """Return a copy with fake tensors, and the originals of plain tensors.
 
-    Plain tensors are neither parameters nor buffers. Holding the others would keep the whole model. `device` is the future
+    Plain tensors are neither parameters nor buffers, whose originals would keep the model in memory. `device` is the future
     place of parameters without memory.
 
     Raises:
@@ -41,7 +41,7 @@ def make_shadow(
         if id(tensor) not in memo:
             memo[id(tensor)] = mode.from_tensor(_with_device(tensor, device))
     for module in model.modules():
-        # Tensors in plain attributes, such as a mask or a table of angles.
+        # Copy tensors in plain attributes, such as a mask or a table of angles.
         for tensor in tensors_in({name: value for name, value in vars(module).items() if name not in _TABLES}):
             if id(tensor) not in memo:
                 memo[id(tensor)] = mode.from_tensor(tensor)
@@ -58,22 +58,22 @@ def make_shadow(
 def _with_device(tensor: Tensor, device: torch.device | None) -> Tensor:
     if not tensor.is_meta or device is None:
         return tensor
-    # It is never written, so its pages are never allocated.
+    # The new tensor is never written, so its memory pages are never allocated.
     shape = torch.empty_like(tensor, device=device)
     return nn.Parameter(shape, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shape
 
 
 def names_by_tensor(model: nn.Module) -> dict[int, str]:
-    """Return the id of each parameter and buffer -> its first name."""
+    """Return id -> first name, for each parameter and buffer."""
     return {id(tensor): name for name, tensor in reversed(all_names(model))}
 
 
 def names_by_module(model: nn.Module) -> dict[int, str]:
-    """Return each module's id -> its first name."""
+    """Return id -> first name, for each module."""
     return {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
 
 
-#: (module's id, attribute) -> its name, and its fingerprint or tensor.
+#: (module's id, attribute) -> the attribute's name in the model, and its fingerprint or tensor.
 Contents = dict[tuple[int, str], tuple[str, Hashable]]
 
 
@@ -91,7 +91,7 @@ def contents(model: nn.Module) -> Contents:
 
 
 class AttributeMirror:
-    """A synchroniser of a copy's plain attributes with the model's.
+    """An observer that copies changed plain attributes to a copy of the model.
 
     The model may have been cut since the copy was made: a user may still set attributes of its modules. `by_version` includes
     the contents of plain tensors.
@@ -105,15 +105,15 @@ class AttributeMirror:
         self.begin()
 
     def begin(self) -> None:
-        """Copy only changes from now on."""
+        """Ignore changes that were made until now."""
         self._stamps = {id(module): self._stamp(module) for module, _ in self._pairs}
 
     def original(self, module: nn.Module) -> nn.Module:
-        """Return the user's module of which this one is a copy."""
+        """Return the module of the model from which this module was copied."""
         return self._originals.get(id(module), module)
 
     def follow(self, change: Callable[[Tensor], Tensor]) -> list[nn.Module]:
-        """Copy changes since the last time. Return the copy's changed modules.
+        """Copy changed attributes since the last call; return the changed copies.
 
         `change` copies a tensor.
         """
@@ -141,7 +141,7 @@ class AttributeMirror:
         return copy.deepcopy(value, memo)
 
     def _stamp(self, module: nn.Module) -> dict[str, Hashable]:
-        # One fingerprint per attribute: a common one covers only so many values, and a large attribute would hide the others.
+        # Make one fingerprint per attribute: a common one covers only so many values, so a large one would hide others.
         return {
             name: Fingerprint(by_version=self._by_version).of(value) for name, value in plain_attributes(module).items()
         }
@@ -154,7 +154,7 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
     Yields a function that restores them immediately.
     """
     saved = [(module, plain_attributes(module)) for module in model.modules()]
-    # A model may add hooks in its first call and record it in an attribute: both must be restored together.
+    # A model may add hooks in its first call and record that in an attribute, so both must be restored together.
     hooks = [(module._forward_hooks, dict(module._forward_hooks)) for module in model.modules()]
     values = (value for _, own in saved for value in own.values())
     inside = [(value, value.copy()) for value in values if isinstance(value, (list, dict, set))]
@@ -178,8 +178,8 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def untouched(model: nn.Module, training: bool | None = None) -> Iterator[None]:
-    """Restore buffers, modes and random streams after the block."""
-    # The model's devices: by default fork_rng saves the state of every GPU, and warns.
+    """Restore buffers, modes and random generators after the block."""
+    # Name the model's devices: by default fork_rng saves the state of every GPU, and warns.
     devices = sorted({tensor.device.index or 0 for tensor in model.parameters() if tensor.is_cuda})
     with modes_kept(model), buffers_kept(model), torch.random.fork_rng(devices=devices):
         if training is not None:
@@ -189,7 +189,7 @@ def untouched(model: nn.Module, training: bool | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def modes_kept(model: nn.Module) -> Iterator[None]:
-    """Restore each module's mode after the block."""
+    """Restore each module's training or evaluation mode after the block."""
     before = [(module, module.training) for module in model.modules()]
     try:
         yield
@@ -200,7 +200,7 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Restore the model's buffers after the block, replaced ones too."""
+    """Restore the model's buffers after the block, also replaced buffers."""
     before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     # A scripted module has a C++ view in place of this dict, whose buffers cannot be replaced.
     tables = [
@@ -214,7 +214,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
             table.update(kept)
         with torch.no_grad():
             for buffer, value in before:
-                # Each write increments a tensor's version, and autograd refuses a saved tensor of another one.
+                # A write increments the tensor's version, and autograd refuses saved tensors of another version.
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
 
@@ -224,20 +224,20 @@ def eager() -> AbstractContextManager[object]:
 
     Compiled machine code would crash on fake tensors, which have no memory, and the compiler would inspect the recorder.
     """
-    # Without the compiler nothing can be compiled, and setting a stance would load it.
+    # Without torch's compiler in memory nothing can be compiled, and setting a stance would load the compiler.
     is_loaded = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if is_loaded else contextlib.nullcontext()
 
 
 def fake_like(tensor: Tensor) -> Tensor:
-    """Return another fake tensor like this one."""
+    """Return a new fake tensor with the properties of this one."""
     other = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return other.requires_grad_().clone() if tensor.requires_grad else other
 
 
 @contextlib.contextmanager
 def unlogged() -> Iterator[None]:
-    """Silence torch's log about operations that fake tensors lack."""
+    """Silence torch's log about operations that fake tensors do not support."""
     log = logging.getLogger(FakeTensorMode.__module__)
     before, log.disabled = log.disabled, True
     try:

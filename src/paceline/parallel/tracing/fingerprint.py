@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: The most values to visit. Values after these count by identity.
+#: The most values to visit. Further values count by identity.
 MOST = 20_000
-#: A larger numpy array is sampled.
+#: Of a numpy array with more bytes than this, only a sample of the numbers counts.
 WHOLE_ARRAY = 1 << 20
 _PLAIN = (bool, int, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.layout, torch.Size)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -30,7 +30,7 @@ _LEFT_OUT = ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations_
 
 
 class Same:
-    """A key that equals only a key of the very same object.
+    """A key that equals only a key of the same object.
 
     It holds the object, because `id` may repeat after an object is gone.
     """
@@ -77,7 +77,7 @@ class Fingerprint:
         self._inside.add(id(value))
         try:
             return self._look_into(value)
-        except Exception:  # an object of somebody's own that can't be asked for its parts
+        except Exception:  # a foreign object raises when it is inspected
             return self._identity(value)
         finally:
             self._inside.discard(id(value))
@@ -143,10 +143,10 @@ class Fingerprint:
         for cell in function.__closure__ or ():
             try:
                 cells.append(self.of(cell.cell_contents))
-            except ValueError:  # not filled yet
+            except ValueError:  # the closure's cell is not filled yet
                 cells.append(None)
         code = function.__code__
-        # Two machines may keep the same file in different folders.
+        # Use only the file's name, because two machines may keep the same file in different folders.
         file = Path(code.co_filename).name if self._by_content else code.co_filename
         where = (file, code.co_firstlineno, code.co_name)
         return ("function", where, tuple(cells), self.of(function.__defaults__), self.of(function.__kwdefaults__))
@@ -160,7 +160,7 @@ def _array(value: Any) -> Hashable:
     return ("array", value.shape, str(value.dtype), value.reshape(-1)[::step].tobytes())
 
 
-#: Classes of other libraries, by module and name, which count only where they are loaded -> the fingerprint of their objects.
+#: Classes of other libraries, by module and name -> a function for the fingerprint of their objects.
 _FOREIGN: dict[tuple[str, str], Callable[[Any], Hashable]] = {
     ("numpy", "ndarray"): _array,
     ("numpy", "generic"): lambda value: ("number", str(value.dtype), repr(value)),

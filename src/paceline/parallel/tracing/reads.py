@@ -38,12 +38,12 @@ _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """One read.
+    """A place from which the outer forward has read a value.
 
     Attributes:
-        text: Its description.
-        look: Returns the current value.
-        module: The owner of the attribute `name`, if it is one.
+        text: A description of the place.
+        look: A function that returns the current value.
+        module: The module whose attribute `name` was read, or None for another place.
     """
 
     text: str
@@ -53,7 +53,7 @@ class Read:
 
 
 class Reads:
-    """All reads with their values at that time."""
+    """All reads of a forward pass, with the values at the time of reading."""
 
     def __init__(self) -> None:
         self.found: dict[Hashable, Read] = {}
@@ -61,7 +61,7 @@ class Reads:
         self._fingerprint = Fingerprint()
 
     def note(self, key: Hashable, read: Read) -> None:
-        """Note the current value, unless it is known."""
+        """Record the read and its current value, unless the key is known."""
         if key not in self.found:
             self.found[key] = read
             self._before[key] = self._fingerprint.of(read.look())
@@ -80,7 +80,7 @@ class Reads:
         )
 
     def moved(self, other_of: Callable[[nn.Module], nn.Module]) -> Reads:
-        """Return the same reads, now, of other modules."""
+        """Return the same reads of other modules, with their current values."""
         moved = Reads()
         for key, read in self.found.items():
             own = (key, read)
@@ -92,10 +92,10 @@ class Reads:
 
 @contextlib.contextmanager
 def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Module], str | None]) -> Iterator[None]:
-    """Note everything that the user's functions read within the block.
+    """Record everything that the user's functions read within the block.
 
     Args:
-        reads: Gets the reads.
+        reads: The reads are added to this object.
         is_outer: Whether the outer forward runs now, and not a block.
         name_of: A module -> its name in the model, or None.
     """
@@ -116,11 +116,11 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
                 seen.add(key)
                 _note_names(reads, frame.f_globals, _globals_of(frame.f_code), frame.f_code.co_names)
                 if frame.f_code.co_freevars:
-                    # All functions with this code are searched together, because the search is slow.
+                    # Search for all functions with this code at once, because the search is slow.
                     _note_cells(reads, frame)
 
     before, collects = sys.getprofile(), gc.isenabled()
-    # The collector runs `gc.callbacks` and finalizers within any line. Their reads do not belong to the forward.
+    # Disable the garbage collector: it runs finalizers within any line, whose reads do not belong to the forward.
     gc.disable()
     nn.Module.__getattribute__ = look_up  # type: ignore[method-assign, assignment]
     sys.setprofile(see)
@@ -130,22 +130,22 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
         put_back(before)
         if collects:
             gc.enable()
-        # What remains is the method that it inherits, unless another library has replaced it.
+        # The inherited method then remains, unless another library has replaced it.
         del nn.Module.__getattribute__
         if plain is not None:
             nn.Module.__getattribute__ = plain  # type: ignore[method-assign]
 
 
 def attribute_read(module: nn.Module, name: str, text: str) -> tuple[Hashable, Read]:
-    """Return the key and the note of a module's attribute."""
+    """Return the key and the record of reading a module's attribute."""
     return ("attribute", id(module), name), Read(
         text=text, look=lambda: _attribute(module, name), module=module, name=name
     )
 
 
 def plain_attributes(module: nn.Module) -> dict[str, object]:
-    """Return an object's own attributes, without those of every module."""
-    # Some are ours, such as a normalisation's process group, and some are FSDP's, whose state is no setting.
+    """Return a module's own attributes, without those that every module has."""
+    # Exclude Paceline's attributes, such as a normalisation's process group, and FSDP's, whose state is no setting.
     return {
         name: value
         for name, value in vars(module).items()
@@ -154,14 +154,14 @@ def plain_attributes(module: nn.Module) -> dict[str, object]:
 
 
 def _attribute(module: nn.Module, name: str) -> object:
-    """Return a module's attribute without running its class's code.
+    """Return a module's attribute, without running code of its class.
 
-    `_ABSENT` if it has none, or a computed one.
+    Returns `_ABSENT` if the attribute is missing or computed.
     """
     if name in vars(module):
         return vars(module)[name]
     value = next((vars(kind)[name] for kind in type(module).__mro__ if name in vars(kind)), _ABSENT)
-    # A property's code does not run here. Where the forward runs it, its reads are noted like any function's.
+    # Do not run a property's code here. If the forward runs it, its reads are recorded like those of any function.
     return _ABSENT if hasattr(type(value), "__get__") else value
 
 
@@ -177,9 +177,9 @@ def _note_attribute(reads: Reads, module: nn.Module, name: str, name_of: Callabl
 def _note_names(
     reads: Reads, own: dict[str, object], names: Iterable[str], attributes: tuple[str, ...], depth: int = 3
 ) -> None:
-    """Note these names of a Python module and its modules.
+    """Record reads of these names of a Python module and of its modules.
 
-    Of the latter only names that the function uses as attributes.
+    In the modules within it only names count that the function uses as attributes.
     """
     for name in names:
         match own.get(name, _ABSENT):
@@ -210,10 +210,10 @@ def _note_cells(reads: Reads, frame: types.FrameType) -> None:
         and not isinstance(local[name], (nn.Module, Tensor))
     ]
     if wanted and gc.get_freeze_count():
-        # `gc.get_referrers` skips frozen objects, and would miss the closure. Freezing again would permanently include objects
-        # made since.
+        # `gc.get_referrers` skips frozen objects, and would miss the closure. Do not freeze again: that would also
+        # freeze objects made since.
         gc.unfreeze()
-    # A frame has the code but not the function, whose closure and defaults are needed.
+    # Search for the function, whose closure and defaults are needed: a frame refers only to its code.
     referrers = gc.get_referrers(code) if wanted else []
     for function in (referrer for referrer in referrers if isinstance(referrer, types.FunctionType)):
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
@@ -230,7 +230,7 @@ def _content(cell: types.CellType) -> object:
 
 
 def _is_fixed(value: object) -> bool:
-    """Return True for code, which does not change during training."""
+    """Return True for code that does not change in training, such as functions."""
     if isinstance(value, type):
         module = sys.modules.get(value.__module__)
         file = getattr(module, "__file__", None)

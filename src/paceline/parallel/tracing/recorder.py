@@ -34,7 +34,7 @@ from paceline.parallel.tracing.fingerprint import Fingerprint
 from paceline.parallel.tracing.source import Line, unwatched, users_line
 from paceline.torch_private import checkpoints_inputs, lost_arguments
 
-#: Tensor functions that return values. A fake tensor refuses them, a real one would not.
+#: Tensor functions that return values. A fake tensor refuses such a function, but a real tensor would not.
 READS_VALUES = frozenset(
     {
         *("__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__", "__array__", "__format__"),
@@ -53,7 +53,7 @@ _Options = dict[str, object]
 
 
 class CannotRecordError(Exception):
-    """An operation that a graph cannot contain."""
+    """An operation of the forward that a graph cannot contain."""
 
     def __init__(self, message: str, line: Line | None = None) -> None:
         super().__init__(message)
@@ -71,7 +71,7 @@ class _Ran:
     state_writes: tuple[int, ...]
 
 
-#: Results of blocks by name, arguments, whether gradients are wanted, and modes.
+#: (block's name, arguments, whether gradients are on, modes of its modules) -> the block's result.
 Ran = dict[tuple[str, Hashable, bool, tuple[bool, ...]], _Ran]
 
 
@@ -125,17 +125,17 @@ class GraphRecorder(TorchFunctionMode):
 
     @property
     def is_outer(self) -> bool:
-        """True while the outer forward itself runs."""
+        """True while code of the outer forward runs, not of a block."""
         return self.inside is None and not self._paused
 
     def add_input(self, name: str, tensor: Tensor) -> fx.Node:
-        """Return the placeholder for this tensor of the batch."""
+        """Add a tensor of the batch; return its placeholder."""
         node = self.graph.placeholder(name)
         self._know(node, tensor)
         return node
 
     def finish(self, output: object) -> fx.Node:
-        """Return the graph's output node."""
+        """Add the output to the graph, and return its node."""
         for value, content, line in self._handed:
             if Fingerprint().of(value) != content:
                 raise CannotRecordError(
@@ -153,8 +153,8 @@ class GraphRecorder(TorchFunctionMode):
         if not self.is_outer:
             return func(*args, **kwargs)
         match getattr(func, "__name__", ""):
-            # Fake tensors refuse these themselves. A trace of real tensors, for blocks that read values, would continue with
-            # this one batch's values.
+            # Fake tensors refuse these functions themselves. A trace of real tensors, for blocks that read values,
+            # would continue with the values of this one batch.
             case name if name in READS_VALUES:
                 raise CannotRecordError(f"`{name.strip('_')}` asks for a tensor's values")
             case "__set__":
@@ -176,10 +176,10 @@ class GraphRecorder(TorchFunctionMode):
         if self._opened(name):
             self._stack.append(name)
             result = original(module, *args, **kwargs)
-            # Only after success: after an error the stack shows the opened module.
+            # Remove the name only after success: after an error the stack shows the opened module.
             self._stack.pop()
             return result
-        # The recorder's own operations until the call's end do not belong to the forward.
+        # Pause: the recorder's own operations until the end of the call do not belong to the forward.
         self._paused = True
         own = list(module.buffers())
         node = self._node("call_module", name, args, kwargs)
@@ -213,11 +213,11 @@ class GraphRecorder(TorchFunctionMode):
             key = (name, signature((args, kwargs)), torch.is_grad_enabled(), modes)
             if (known := self._ran.get(key)) is not None:
                 return map_tensors(known.result, fake_like), {_storage(own[index]) for index in known.state_writes}
-        # autograd counts each tensor's in-place changes, and views share the count: so a write shows without comparing values.
+        # autograd counts each tensor's in-place changes, and views share the count. So a write shows in the count.
         before = [tensor._version for tensor in own]
         versions = [tensor._version for tensor in given]
         contents = [Fingerprint().of(value) for value in (*args, *kwargs.values())]
-        # The trace ignores random numbers that a block draws: in its stage it draws them itself.
+        # The block draws its random numbers in its stage, so the trace restores the generators.
         with generators_kept(), unwatched():
             result = original(module, *args, **kwargs)
         for value, content in zip((*args, *kwargs.values()), contents, strict=True):
@@ -250,7 +250,7 @@ class GraphRecorder(TorchFunctionMode):
         result = func(*args, **kwargs)
         written = frozenset(_changed(inputs, versions))
         if not written and not tensors_in(result):
-            return result  # a size, a type: known now
+            return result  # a size or a type: it is known now
         # A tensor without a gradient gets one when something with a gradient is written to it.
         learn = [
             known
@@ -291,8 +291,8 @@ class GraphRecorder(TorchFunctionMode):
         self.order.append(node)
 
     def _give_out(self, node: fx.Node, result: object) -> None:
-        """Register each tensor of the result."""
-        # The path of a tensor that is the result itself is empty.
+        """Register each tensor of a call's result with its node."""
+        # If the result itself is a tensor, its path is empty.
         for path, tensor in tensors_at(result):
             part = node
             for kind, key in path:
@@ -302,7 +302,7 @@ class GraphRecorder(TorchFunctionMode):
             self._know(part, tensor)
 
     def _know(self, node: fx.Node, tensor: Tensor) -> None:
-        """Describe the tensor on its node, and register it."""
+        """Describe a tensor in its node's meta, and register it."""
         self._nodes[id(tensor)] = tensor, node
         node.meta.setdefault("touches", set()).add(_storage(tensor))
         node.meta |= {
@@ -339,7 +339,7 @@ class GraphRecorder(TorchFunctionMode):
 
     def _find(self, tensor: Tensor) -> fx.Node:
         if (known := self._nodes.get(id(tensor))) is not None:
-            # The tensor's history is not that of the recorded calls: the graph would give it another gradient.
+            # The tensor's history differs from the recorded calls, so the graph would give the tensor another gradient.
             if known[1].meta["requires_grad"] != tensor.requires_grad:
                 raise CannotRecordError(
                     "it has a gradient that the calls which made it don't explain, or has lost one (a call below torch's own "
@@ -361,7 +361,7 @@ class GraphRecorder(TorchFunctionMode):
         return node
 
     def _constant(self, value: object, tensor: Tensor | None = None) -> fx.Node:
-        """Return a node for a value from outside. `tensor` is its stand-in."""
+        """Return a node for a value that the recorded calls did not make."""
         name = f"_paceline_constant_{len(self.constants)}"
         self.constants[name] = value
         node = self.graph.get_attr(name)
@@ -375,7 +375,7 @@ class GraphRecorder(TorchFunctionMode):
 
 @contextlib.contextmanager
 def recording(recorder: GraphRecorder) -> Iterator[None]:
-    """Route all module calls through the recorder within the block."""
+    """Send all module calls through the recorder within the block."""
     original: Any = nn.Module.__call__
     plain_apply: Any = vars(torch.autograd.Function)["apply"]
 
@@ -385,10 +385,10 @@ def recording(recorder: GraphRecorder) -> Iterator[None]:
     def apply(kind: type, /, *args: object, **kwargs: object) -> object:
         return recorder.call_function(plain_apply.__get__(None, kind), kind, args, kwargs)
 
-    # Hooks and `forward` of every module run inside `__call__`, so all calls pass here. It is a class attribute, which other
-    # threads' modules pass too: they have no name here.
+    # Hooks and `forward` of every module run inside `__call__`, so all calls pass here. Other threads' modules also
+    # pass here, because it is a class attribute, but they have no name in the recorder.
     nn.Module.__call__ = call  # type: ignore[method-assign]
-    # A custom function's forward runs below the torch functions that the recorder sees. Only its call is visible, here.
+    # Intercept calls of custom functions here: their forward runs below the torch functions that the recorder sees.
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
     try:
         with recorder, checkpoints_opened():
@@ -399,7 +399,7 @@ def recording(recorder: GraphRecorder) -> Iterator[None]:
 
 
 def _as_function(kind: type, apply: Callable[..., object]) -> Callable[..., object]:
-    """Return a custom function's call, named for a graph."""
+    """Return a custom function's call as a function with the class's name."""
 
     def call(*args: object, **kwargs: object) -> object:
         return apply(*args, **kwargs)
@@ -421,7 +421,7 @@ def _methods() -> dict[object, str]:
 
 
 def _is_data(value: object) -> bool:
-    """Return True if it consists of tensors and numbers in plain containers."""
+    """Return True if a value has only tensors and numbers in plain containers."""
     leaves, _ = flatten(value, lambda item: not isinstance(item, (tuple, list)) and type(item) is not dict)
     return all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves)
 

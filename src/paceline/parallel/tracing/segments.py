@@ -28,7 +28,7 @@ _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """The description of a tensor that crosses a cut."""
+    """The description of a tensor that crosses a cut, without its data."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,11 +42,11 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Segment:
-    """One part for one signature.
+    """One part of a cut model, for one signature of the batch.
 
     Attributes:
-        inputs: The batch's tensors that it takes.
-        uses: Names of the modules, parameters and buffers that it takes from `self`.
+        inputs: The indices of the batch's tensors that the part takes.
+        uses: Names of the modules, parameters and buffers that the part uses from `self`.
     """
 
     function: Callable[..., object]
@@ -63,13 +63,13 @@ class Segment:
 
 
 def split(boundaries: Boundaries, places: Sequence[int]) -> tuple[Segment, ...]:
-    """Return the parts between these places (increasing numbers of nodes)."""
+    """Return the parts between these cuts (increasing numbers of nodes)."""
     ends = [0, *places, len(boundaries.traced.order)]
     return tuple(_segment(boundaries, first, last) for first, last in pairwise(ends))
 
 
 def stage_module(model: nn.Module, names: Iterable[str], kind: type[_Module]) -> _Module:
-    """Return a module with these parts of `model`."""
+    """Return a module with the modules and tensors of these names."""
     return _filled(kind(), model, [(model, frozenset(names))])
 
 
@@ -79,10 +79,10 @@ def joined(model: nn.Module, stages: Iterable[tuple[nn.Module, frozenset[str]]])
 
 
 def _filled(top: _Module, model: nn.Module, held: Sequence[tuple[nn.Module, frozenset[str]]]) -> _Module:
-    """Put the objects of these names into the module."""
+    """Put modules and tensors of these names into `top`, and return it."""
     top.training = model.training
-    # The model's order on every rank: gradients are summed over the replicas in this order, which matches messages. Modules
-    # come first, so that a parameter within one exists already.
+    # Use the model's order on every rank: gradients are summed over the replicas in this order, so that messages match.
+    # Modules come first, so that a parameter within one exists already.
     ordered = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for name in [*ordered, *(name for name, _ in all_names(model))]:
         for source, names in held:
@@ -108,7 +108,7 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
     for node in constants:
         made[node] = graph.placeholder(str(node.target))
     for node in receives:
-        # A received tensor is a leaf that needs a gradient, and autograd forbids changing such a leaf in place.
+        # Clone it: a received tensor is a leaf with a gradient, and autograd forbids changing a leaf in place.
         if node.meta["requires_grad"] and boundaries.written_after(node, first):
             made[node] = graph.call_method("clone", (made[node],))
     uses: list[str] = []
@@ -117,7 +117,7 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
     if is_last:
         graph.output(map_arg(traced.output.args[0], lambda node: made[node]))
     else:
-        # The order of `live`, which the next part's `receives` has too.
+        # Use the order of `live`, which the next part's `receives` has too.
         graph.output(tuple(made[node] for node in sends))
     code = graph.python_code("self")
     names = dict(code.globals)
@@ -134,7 +134,7 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
 
 
 def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted: set[fx.Node], uses: list[str]) -> None:
-    """Copy the wanted calls, with gradients off where they were."""
+    """Copy the wanted calls, with gradients off where the trace had them off."""
     before: fx.Node | None = None
     for node in traced.order:
         if node not in wanted or node in made:
@@ -150,15 +150,15 @@ def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted:
         args = map_arg(node.args, lambda source: made[source])
         kwargs = map_arg(node.kwargs, lambda source: made[source])
         made[node] = graph.create_node(node.op, node.target, args, kwargs)
-    # This segment ends within a no_grad block. Switch gradients on again for the script's next code.
+    # The segment ends within a no_grad block. Switch gradients on again for the code that follows.
     if before is not None:
         graph.call_function(_restore_gradients, (before,))
 
 
 def _closure(nodes: Iterable[fx.Node], recomputed: frozenset[fx.Node]) -> set[fx.Node]:
-    """Return everything these calls need that each part recomputes.
+    """Return all nodes that each part must compute or load for these calls.
 
-    These are recomputed values, parameters and inputs.
+    These nodes are recomputed values, parameters and inputs.
     """
     closure: set[fx.Node] = set()
     todo = list(nodes)

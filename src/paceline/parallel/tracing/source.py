@@ -36,7 +36,7 @@ def is_users(file: str) -> bool:
 
 
 def users_line() -> Line | None:
-    """Return the innermost user's line in the call stack."""
+    """Return the user's line that is innermost in the call stack."""
     frame = _users_frame(sys._getframe(1))
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
@@ -48,7 +48,7 @@ def _users_frame(frame: types.FrameType | None) -> types.FrameType | None:
 
 
 def shown(line: Line | None) -> str:
-    """Return `file:line: source`."""
+    """Return a line as text: `file:line: source`."""
     if line is None:
         return "in its forward"
     source = linecache.getline(*line).strip()
@@ -56,9 +56,9 @@ def shown(line: Line | None) -> str:
 
 
 def find_line(run: Callable[[], object], probe: Callable[[], Hashable], is_outer: Callable[[], bool]) -> Line | None:
-    """Return the line after which `probe` first changes.
+    """Return the user's line after which the value of `probe` first changes.
 
-    It is slow, for errors only. Exceptions of `run` are ignored. `is_outer` says whether current lines count.
+    Use it only for errors: it is slow. Exceptions of `run` are ignored. `is_outer` says whether current lines count.
     """
     start = probe()
     last: list[Line] = []
@@ -92,7 +92,7 @@ def find_line(run: Callable[[], object], probe: Callable[[], Hashable], is_outer
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Pause the profile function, which slows fake tensors."""
+    """Pause the profile function within the block, because it slows fake tensors."""
     before = sys.getprofile()
     sys.setprofile(None)
     try:
@@ -102,7 +102,7 @@ def unwatched() -> Iterator[None]:
 
 
 def put_back(profiler: Any) -> None:
-    """Restore a profiler from `sys.getprofile`."""
+    """Set a profiler again that `sys.getprofile` has returned."""
     sys.setprofile(profiler if callable(profiler) else None)
     # Before Python 3.12 cProfile's profiler is not callable, and must install itself.
     if not callable(profiler) and profiler is not None:
@@ -115,6 +115,6 @@ def error_line(error: BaseException) -> str:
     Without one, return "in its backward pass".
     """
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    # From the outermost frame inwards: the last user's line wins.
+    # Frames go from the outermost inwards, so take the last user's line.
     lines = [line for line in lines if not line[0].startswith((_TORCH, _OWN))]
     return shown(lines[-1]) if lines else "in its backward pass"

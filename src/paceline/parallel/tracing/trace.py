@@ -42,7 +42,7 @@ from paceline.parallel.tracing.recorder import CannotRecordError, GraphRecorder,
 from paceline.parallel.tracing.source import Line, error_line, find_line, shown
 from paceline.torch_private import VALUE_NEEDED, FakeTensorMode
 
-#: How many graphs' calls a tracer remembers.
+#: The greatest number of graphs whose calls a tracer remembers.
 _REMEMBERED = 64
 
 
@@ -53,9 +53,9 @@ class Traced:
     Attributes:
         order: The calls, without placeholders and output.
         inputs: One placeholder for each tensor of (args, kwargs).
-        entries: (module's name, number of nodes before its call).
+        entries: (module's name, number of nodes before the call) of each module call.
         leaves: The modules that are single nodes.
-        constants: Values of `get_attr` nodes that are not the model's.
+        constants: Name of a `get_attr` node -> its value, if the value is not the model's.
         reads: The values, beside shapes, for which the graph is valid.
     """
 
@@ -88,19 +88,19 @@ class Traced:
         ]
 
     def difference(self, other: Traced) -> Line | None:
-        """Return the line of the first differing call."""
+        """Return the line of the first call that differs between two traces."""
         pairs = enumerate(zip_longest(self.calls(), other.calls()))
         number = next((number for number, (one, two) in pairs if one != two), None)
         return None if number is None else self._line(number) or other._line(number)
 
     @cached_property
     def digest(self) -> int:
-        """Return 32 bits, equal on all ranks that compute the same."""
-        # Not hash(), which differs between processes.
+        """Return 32 bits that are equal on all ranks with equal calls."""
+        # Do not use hash(), which differs between processes.
         return zlib.crc32(repr(self.calls()).encode())
 
     def _line(self, number: int) -> Line | None:
-        # The output has no line of its own and takes the last call's.
+        # The output has no line, so use the line of the last call.
         order = [*self.order, *self.order[-1:]]
         line: Line | None = order[number].meta["line"] if number < len(order) else None
         return line
@@ -118,12 +118,12 @@ class Record(Protocol):
 class Tracer:
     """A tracer of a model and its copy without memory.
 
-    `opened` says of a module's name whether its forward is traced too.
+    `opened` returns for a module's name whether its forward is traced too.
     """
 
     def __init__(self, model: nn.Module, opened: Callable[[str], bool], device: torch.device | None = None) -> None:
         self._opened = opened
-        #: Opened modules that cannot be traced, and so are blocks -> the reason.
+        #: Opened modules that cannot be traced, and are blocks instead -> the reason.
         self.shut: dict[str, str] = {}
         self._model: nn.Module | None = model
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -133,16 +133,16 @@ class Tracer:
         self._mirror = AttributeMirror(model, self._fake)
         self._names = names_by_module(self._fake)
         self._ran: Ran = {}
-        #: The calls of graphs that two runs have confirmed.
+        #: The calls of graphs that two equal runs have confirmed.
         self._repeated: set[tuple[Hashable, ...]] = set()
         self._changed = ""
 
     def forget(self) -> None:
-        """Release the real model's values."""
+        """Release the real model and its memory."""
         self._model = None
 
     def trace(self, args: tuple[object, ...], kwargs: dict[str, object], *, training: bool | None = None) -> Traced:
-        """Return the graph for a microbatch like this one.
+        """Return the graph for microbatches of this signature.
 
         Raises:
             ParallelError: The outer forward cannot be recorded, or differs between calls. The message names the line.
@@ -157,7 +157,7 @@ class Tracer:
                 except _InBlockError as failed:
                     if self._model is None:
                         raise self._without_values(failed) from failed.__cause__
-                # Outside of the handler, or Python would show the second error "during handling of" the first.
+                # Trace outside of the handler, or Python would show the second error "during handling of" the first.
                 with stand_ins(self._real, self._device):
                     return self._trace_real(args, kwargs, training)
             except _ShutError as shut:
@@ -179,7 +179,7 @@ class Tracer:
                 ) from error
 
     def _run_plain(self, args: tuple[object, ...], kwargs: dict[str, object], training: bool | None) -> None:
-        """Run the plain model, to raise its own error."""
+        """Run the plain model, so that it raises its own error."""
         if self._model is None:
             return
         kept = untouched(self._model, training), attributes_kept(self._model), generators_kept(), torch.enable_grad()
@@ -190,7 +190,7 @@ class Tracer:
             self._model.forward(*own_args, **own_kwargs)
 
     def _forget_blocks(self, changed: list[nn.Module]) -> None:
-        """Run the blocks with one of these modules again.
+        """Forget results of the blocks that contain one of these modules.
 
         Only a block's output shapes are cached, and changes elsewhere at most change its arguments.
         """
@@ -199,7 +199,7 @@ class Tracer:
             del self._ran[key]
 
     def note_changed(self, text: str) -> None:
-        """Note a change for the error without a new graph."""
+        """Remember a change, to name it in the error if a new graph is impossible."""
         self._changed = text
 
     def _without_values(self, failed: Exception) -> ParallelError:
@@ -240,7 +240,7 @@ class Tracer:
 
         def record(begin: Callable[[GraphRecorder], None], *, with_reads: bool = True) -> Traced:
             with untouched(model, training):
-                # The forward may change its arguments in place, and the second run must start with the same.
+                # Copy the arguments: the forward may change them, and the second run must start with the same values.
                 own_args, own_kwargs = map_tensors((args, kwargs), torch.clone)
                 return self._record(model, own_args, own_kwargs, names_by_tensor(model), begin, with_reads)
 
@@ -248,9 +248,9 @@ class Tracer:
             return self._twice(model, record, put_back)
 
     def _twice(self, model: nn.Module, record: Record, put_back: Callable[[], None]) -> Traced:
-        """Return the trace of `record`, after a second run has confirmed it.
+        """Return the trace of a run, after a second run has confirmed it.
 
-        A stage runs it repeatedly. `put_back` restores the model's attributes.
+        A stage runs the trace repeatedly, so both runs must be equal. `put_back` restores the model's attributes.
         """
         cannot = f"{type(model).__name__} can't be cut into stages"
 
@@ -288,7 +288,7 @@ class Tracer:
                 "stage would not do so again. Do it inside a block, or in the loop, before step()."
             )
         calls = tuple(traced.calls())
-        # A graph for another mode or number of rows often has an earlier one's calls. Then both count as two runs.
+        # A graph for another mode or number of rows often has the calls of an earlier one, and needs no second run.
         is_new = calls not in self._repeated
         if is_new and (line := traced.difference(record(lambda recorder: None, with_reads=False))) is not None:
             raise ParallelError(
@@ -305,7 +305,7 @@ class Tracer:
         return traced
 
     def _settles(self, model: nn.Module, key: tuple[int, str], traced: Traced, record: Record) -> bool:
-        """Return True if only a first call sets the attribute.
+        """Return True if only the first call of the model sets the attribute.
 
         A second call must not change it, as in a model that notes what kind of problem its labels are.
         """
@@ -387,7 +387,7 @@ class Tracer:
         reason = (
             str(error) if isinstance(error, CannotRecordError) else "what it does next depends on a tensor's values"
         )
-        # An opened module that cannot be traced can be a block instead. The outermost forward cannot.
+        # If an opened module cannot be traced, it becomes a block. The outermost forward cannot become a block.
         cannot = needs_values or isinstance(error, CannotRecordError)
         if cannot and own_line is None and (name := recorder.opened_now):
             raise _ShutError(name, f"{where}: {reason}") from error
@@ -401,7 +401,7 @@ class Tracer:
 
 
 class _ShutError(Exception):
-    """A failure to trace an opened module."""
+    """The error that an opened module cannot be traced."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name} can't be cut: {reason}")
@@ -410,16 +410,16 @@ class _ShutError(Exception):
 
 
 class _InBlockError(Exception):
-    """A failure of a block on fake tensors."""
+    """The error that a block fails on fake tensors."""
 
 
 def key_of(args: tuple[object, ...], kwargs: dict[str, object], training: bool | None) -> Hashable:
-    """Return a key of calls that share a graph."""
+    """Return a key that is equal for calls that share a graph."""
     return signature((args, kwargs)), training
 
 
 def _check_hooks(model: nn.Module) -> None:
-    """Refuse hooks of the whole model, which is never called."""
+    """Refuse hooks on the whole model, which stages never call."""
     for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
         for hook in getattr(model, table).values():
             raise ParallelError(
@@ -429,8 +429,8 @@ def _check_hooks(model: nn.Module) -> None:
 
 
 def _not_collected(error: BaseException) -> str:
-    """Return the output of transformers that is missing, or ""."""
+    """Return the name of an output that transformers did not collect, or ""."""
     values = (value for frame, _ in traceback.walk_tb(error.__traceback__) for value in frame.f_locals.values())
-    # Only of dataclasses, because other objects may compute an attribute.
+    # Look only at dataclasses, because other objects may compute an attribute.
     outputs = ((value, name) for value in values if is_dataclass(value) for name in ("hidden_states", "attentions"))
     return next((name for value, name in outputs if getattr(value, name, None) == ()), "")

@@ -1,9 +1,9 @@
-"""The agent on each node of a run: starts commands, reports their ends, sends files. Standard library only.
+"""The agent on each node of a run, which starts commands, reports their exits and sends files. Standard library only.
 
     supervisor  ── link (ssh, srun, a socket) ──  guardian ── agent ── commands
                      frames, pings both ways        │           └ mirror: files of the run, back to the supervisor
-                                                    └ kills everything below it when the agent is gone
+                                                    └ kills all of the agent's processes when the agent is gone
 
-Nodes need no installation: `boot` is sent through the link, and finds the library or receives it. When the link ends in any
-way, the agent ends all its commands, removes temporary files, and exits.
+Nodes need no installation: `boot` is sent through the link and finds or receives the library. If the link ends for any
+reason, the agent ends all of its commands, removes temporary files, and exits.
 """

@@ -1,4 +1,4 @@
-"""The agent: handles requests, starts and ends commands, and exits with the link."""
+"""The agent of a node, which handles requests, starts and ends commands, and exits when the link closes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from paceline.remote.agent.send_queue import LIVE, SendQueue
 from paceline.remote.wire import Frames, Header, WireError, ping_s
 from paceline.system import processes
 
-#: How long killed processes may take to disappear.
+#: Seconds to wait for killed processes to disappear.
 _GONE_S = 5.0
 
 
 class Agent:
-    """One node's agent.
+    """The agent of one node.
 
-    settings: `silence_s`: after so long without a message the supervisor counts as gone.
+    settings: `silence_s`: seconds without a message after which the supervisor counts as gone.
     """
 
     def __init__(self, read_fd: int, write_fd: int, guardian: socket.socket, settings: dict[str, Any]) -> None:
@@ -47,14 +47,14 @@ class Agent:
         self._relay = Relay(self._out)
         self._meter: LoadMeter | None = None
         self._scratch: list[str] = []
-        #: The run whose processes belong to this agent, whoever started them.
+        #: Id of the run whose processes this agent manages, even those that an engine has started.
         self._run_id: str | None = None
         self._leaving = False
 
     def run(self) -> int:
         """Serve requests until the link closes, then end all processes. Return the exit code."""
-        # Wakes poll() when a child ends: Python writes a byte into this pipe for each handled signal. Both ends are
-        # non-blocking: bytes that don't fit are redundant.
+        # This pipe wakes poll() when a child ends: Python writes a byte for each handled signal. Both ends are
+        # non-blocking, since bytes that don't fit into the pipe are redundant.
         wake, waker = os.pipe()
         os.set_blocking(waker, False)
         os.set_blocking(wake, False)
@@ -69,13 +69,13 @@ class Agent:
                 if wake in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake, 4096)
-                # Before reading requests, which may ask about the end of a command.
+                # Reap before reading requests, which may ask about a command that has just ended.
                 self._reap()
                 self._relay.look(ready)
                 if self._mirror is not None and self._mirror.has_failed:
                     return 1
                 if self._guardian.fileno() in ready:
-                    return 1  # it is gone, and nothing else would clean up
+                    return 1  # the guardian is gone, which would clean up after this agent
                 if self._read in ready:
                     data = os.read(self._read, 1 << 18)
                     if not data:
@@ -98,7 +98,7 @@ class Agent:
         return {fd for fd, _ in poll.poll(ping_s(self._settings["silence_s"]) * 1000 / 2)}
 
     def _leave(self) -> None:
-        # The mirror first: it reads output of the commands, and must not wait for a link that is gone.
+        # Close the mirror first: it sends output of the commands, and must not wait for a link that is gone.
         if self._mirror is not None:
             self._mirror.close()
         processes.kill_descendants(os.getpid(), wait_s=_GONE_S)
@@ -112,7 +112,7 @@ class Agent:
     def _reap(self) -> None:
         ends, replies = self._commands.reap()
         for header in ends:
-            # First send its output: the mirror looks once more, and reports the end after that.
+            # Let the mirror report the exit, after it has sent the rest of the command's output.
             if self._mirror is not None:
                 self._mirror.tell(header)
             else:
@@ -160,7 +160,7 @@ class Agent:
         self._commands.run(header["id"], header["argv"], data)
 
     def _op_call(self, header: Header, data: bytes) -> None:
-        # In a thread: it may wait for a lock, while the link needs service.
+        # Use a thread: the function may wait for a lock, and the agent has to serve the link meanwhile.
         threading.Thread(target=self._call, args=(header,), name="paceline-call", daemon=True).start()
 
     def _call(self, header: Header) -> None:
@@ -176,7 +176,7 @@ class Agent:
         self._commands.stop(header["request"])
 
     def _op_signal(self, header: Header, data: bytes) -> Header:
-        # Only processes below, or those that a container engine's daemon has started for the run: a pid may be reused.
+        # Signal only descendants, and the run's processes that a container engine has started: a pid may be reused.
         pid = header["pid"]
         is_ours = pid in self._ours() or pid in processes.belonging("PACELINE_RUN_ID", header["run_id"])
         return {"ok": is_ours and processes.send(pid, header["number"])}
@@ -188,12 +188,12 @@ class Agent:
         return {"left": self._kill(self._ours)}
 
     def _op_adopt(self, header: Header, data: bytes) -> Header:
-        """Own processes that an engine starts for a run on this node, and kill those of an earlier agent."""
+        """Manage processes that an engine will start for a run on this node. Kill those of an earlier agent."""
         self._run_id = header["run_id"]
         return {"left": self._kill(self._adopted)}
 
     def _op_end_run(self, header: Header, data: bytes) -> Header:
-        """Kill leftovers of an ended run, whoever started them."""
+        """Kill leftover processes of an ended run, even those of another agent."""
         return {"left": self._kill(lambda: processes.belonging("PACELINE_RUN_ID", header["run_id"]))}
 
     def _ours(self) -> list[int]:
@@ -203,7 +203,7 @@ class Agent:
         return [] if self._run_id is None else processes.belonging("PACELINE_RUN_ID", self._run_id)
 
     def _kill(self, which: Callable[[], list[int]]) -> int:
-        """Kill processes and those that they start meanwhile. Return how many survive `_GONE_S`."""
+        """Kill the processes that `which` returns until none exists or `_GONE_S` is over. Return how many remain."""
         deadline = time.monotonic() + _GONE_S
         while (left := which()) and time.monotonic() < deadline:
             for pid in left:
@@ -240,17 +240,17 @@ class Agent:
         return {"found": machine.free_ports(header["count"])}
 
     def _op_scratch(self, header: Header, data: bytes) -> Header:
-        """Create a folder that the agent removes, with the socket of the remote shell."""
+        """Create a folder, which the agent removes at its end, with the socket of the remote shell."""
         path = header["path"]
-        with contextlib.suppress(FileExistsError):  # that of another agent on the same machine
-            # Record it before creating it, for the cleanup.
+        with contextlib.suppress(FileExistsError):  # another agent on the same machine has created the folder
+            # Report the path before creating the folder, so that the guardian removes it even after a crash.
             self._guardian.sendall(os.fsencode(path) + b"\0")
             self._scratch.append(path)
             os.mkdir(path, 0o700)
         found = os.lstat(path)
         if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
             raise PermissionError(errno.EACCES, "belongs to another user, or others can write to it", path)
-        # Not by its pid: hosts that share a folder may have agents with the same pid.
+        # Name the socket at random, not by pid: hosts that share a folder may have agents with the same pid.
         self._relay.listen(os.path.join(path, f"agent-{os.urandom(4).hex()}"))
         return {"socket": self._relay.path}
 

@@ -1,15 +1,15 @@
-"""The first program on a node, which needs nothing but Python.
+"""The first program on a node, which needs only Python.
 
 The supervisor (paceline.remote.link.bootstrap) sends this file's text and calls `boot` with these settings:
 
-    nonce       marks lines for the supervisor in the output of the node's shell
-    digest      of the library
+    nonce       prefix of lines for the supervisor in the output of the node's shell
+    digest      hash of the library
     shared      a folder with the library if the node sees the supervisor's files, or None
     folder      otherwise the library is in <folder>/lib/<digest>/paceline
     agent       settings of the agent
 
-It writes a line if it needs the library, and a line once it has the library or an error. Python 3.6 syntax, so an interpreter
-that is too old can report that.
+It writes a line if it needs the library, and a line once it has the library or an error. The code is Python 3.6, so
+that an interpreter that is too old can report its version.
 """
 
 import io
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 OLDEST = (3, 10)
 
-#: A file beside the package with the last hash and the `state_of` that it belongs to.
+#: A file beside the package, which caches its hash and the `state_of` the package for which the hash is valid.
 _KNOWN = ".paceline-digest"
-#: A file written so recently may change without a trace: timestamps have a resolution of up to 2 s.
+#: Seconds after a write in which a file may change unnoticed, since timestamps have a resolution of up to 2 s.
 _STEADY_S = 3.0
 
 
 def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
-    """Find or receive the library, then become the agent."""
-    # Frames use a copy of standard output.
+    """Find or receive the library, then become the node's agent."""
+    # Frames are written to a copy of standard output.
     link = os.dup(1)
-    # Other output must not mix with frames.
+    # Redirect standard output, so that other output does not mix with frames.
     os.dup2(2, 1)
 
     def say(**told: "Any") -> None:
@@ -51,7 +51,7 @@ def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
     found = None
     try:
         os.makedirs(top, 0o700, exist_ok=True)
-        # Create it first: other users can't replace a folder of ours.
+        # Create the folder before the check: other users can't replace a folder of ours.
         check_owner(top)
         for folder in (settings["shared"], mine):
             if folder and found is None and digest_in(folder, is_ours=folder == mine) == settings["digest"]:
@@ -73,7 +73,7 @@ def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
 
 
 def digest_in(folder: str, is_ours: bool = False) -> "Optional[str]":  # noqa: UP045
-    """Return the `digest` of the package in a folder.
+    """Return the `digest` of the package `paceline` in a folder, or None without a package.
 
     It is cached (`known_digest`) in our own folders and in workspaces, which link to the package, but never beside an
     installation.
@@ -85,11 +85,11 @@ def digest_in(folder: str, is_ours: bool = False) -> "Optional[str]":  # noqa: U
 def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
     """Return the `digest` of a package in our own folder, from the cache if its files are unchanged.
 
-    Reading a thousand files takes ten times as long as checking their status.
+    The cache is worth it: reading a thousand files takes ten times as long as checking their status.
     """
     package, path = os.path.join(folder, "paceline"), os.path.join(folder, _KNOWN)
     try:
-        # Check before reading: later writes then show as changes.
+        # Get the state before hashing the files, so that a later write is detected as a change.
         now, (files, changed) = time.time(), state_of(package)
     except OSError:
         return digest(package)
@@ -107,7 +107,7 @@ def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
             with open(beside, "w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
                 file.write(f"{found}\n{files}")
             os.rename(beside, path)
-        except OSError:  # full or read-only disk: do without
+        except OSError:  # the disk is full or read-only: don't cache
             try:
                 os.unlink(beside)
             except OSError:
@@ -116,21 +116,21 @@ def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
 
 
 def state_of(package: str) -> "Tuple[str, float]":  # noqa: UP006
-    """Return a text that changes with any file of a package, and the time of the last change."""
+    """Return a text that changes if any file of a package changes, and the time of the last change."""
     lines, last = [], 0.0
     for path in files_of(package):
         about = os.stat(path)
-        # ctime: unlike mtime, it can't be set by users.
+        # Use ctime, since users can set mtime.
         lines.append(f"{path[len(package) :]!r} {about.st_size} {about.st_ino} {about.st_ctime_ns}")
         last = max(last, about.st_ctime)
     return "\n".join(lines), last
 
 
 def files_of(package: str) -> "Iterator[str]":
-    """Yield the path of each file of a package, except bytecode, and pages and examples for readers."""
+    """Yield the path of each file of a package, except bytecode, documentation and examples."""
     for directory, folders, files in os.walk(package):
         skipped = {"__pycache__", "docs", "examples"} if directory == package else {"__pycache__"}
-        # Sorted: os.walk uses the order of the disk, but the hash must not depend on it.
+        # Sort the names: os.walk uses the disk's order, on which the hash must not depend.
         folders[:] = sorted(set(folders) - skipped)
         for name in sorted(files):
             if not name.endswith((".pyc", ".pyo")):
@@ -141,7 +141,7 @@ def digest(package: str) -> "Optional[str]":  # noqa: UP045
     """Return a hash of the names and contents of a package's files, or None without a package."""
     if not os.path.isdir(package):
         return None
-    import hashlib  # loads OpenSSL, which few agents need
+    import hashlib  # imported here because it loads OpenSSL, which few agents need
 
     total = hashlib.sha256()
     try:
@@ -155,7 +155,7 @@ def digest(package: str) -> "Optional[str]":  # noqa: UP045
 
 
 def check_owner(folder: str) -> None:
-    """Refuse another user's folder in a place like /tmp, since programs are run from it."""
+    """Refuse another user's folder in a shared parent such as /tmp, since programs are run from the folder."""
     found = os.lstat(folder)
     parent = os.stat(os.path.dirname(os.path.abspath(folder)))
     if not parent.st_mode & stat.S_IWOTH:
@@ -180,7 +180,7 @@ def unpack(data: bytes, folder: str, wanted: str) -> None:
             archive.extractall(beside)
         package = os.path.join(folder, "paceline")
         if os.path.isdir(folder) and digest(package) != wanted:
-            # It is incomplete: many machines delete old files in /tmp.
+            # The stored library is incomplete, since many machines delete old files in /tmp.
             os.rename(folder, beside + "-old")
             shutil.rmtree(beside + "-old", ignore_errors=True)
         try:

@@ -1,4 +1,4 @@
-"""Commands that an agent has started, or the supervisor of a run on this machine."""
+"""Start and reap commands, for agents and for supervisors that start workers on their own machine."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from paceline.system import processes
 
 
 class Waited(NamedTuple):
-    """A synchronous command: its request, and the files of its output."""
+    """A synchronous command, with the number of its request and the files of its output."""
 
-    # Not a dataclass: importing that module takes a fifth of an agent's start, which each run waits for.
+    # Not a dataclass: importing `dataclasses` takes a fifth of an agent's start, for which each run waits.
 
     request: int
     stdout: IO[bytes]
@@ -25,10 +25,10 @@ class Waited(NamedTuple):
 
 
 class Commands:
-    """Starts commands, each in a session of its own, and records their ends."""
+    """A starter of commands, each in a separate session, which also records their exits."""
 
     def __init__(self) -> None:
-        #: pid -> its tag
+        #: pid -> tag of the command
         self._running: dict[int, str] = {}
         self._waited: dict[int, Waited] = {}
 
@@ -36,7 +36,7 @@ class Commands:
         """Start a command whose output the kernel appends to the file `log`. Return its pid.
 
         Raises:
-            OSError: It can't be started.
+            OSError: The command can't be started.
         """
         file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -47,11 +47,11 @@ class Commands:
         return pid
 
     def run(self, request: int, argv: Sequence[str], data: bytes) -> int:
-        """Start a command whose output is returned with its end. Return its pid.
+        """Start a command whose output `reap` returns with its exit. Return its pid.
 
-        data: Its input.
+        data: Standard input of the command.
         """
-        # Files, not pipes, so nothing has to be read or written while it runs.
+        # Use files instead of pipes, so that nothing has to be read or written while the command runs.
         stdout, stderr = _unnamed(), _unnamed()
         try:
             with _unnamed() as stdin:
@@ -75,7 +75,7 @@ class Commands:
                     pass
 
     def reap(self) -> tuple[list[Header], list[Frame]]:
-        """Return the ends of commands, and replies for synchronous ones, each once."""
+        """Return the exits of commands since the last call, and the replies for synchronous commands."""
         ends, replies = [], []
         for pid, status, peak in processes.reaped():
             code = processes.shell_exit_code(status)
@@ -92,13 +92,13 @@ class Commands:
 
 def _spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, stdin: int, stdout: int, stderr: int) -> int:
     try:
-        # A session of its own: signals to its group reach its children, and not this process.
+        # In a separate session, signals to the command's group reach its children, but not this process.
         process = subprocess.Popen(
             list(argv), cwd=cwd, env=dict(env), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
         )
-    except ValueError as error:  # a NUL
+    except ValueError as error:  # a NUL character in a word
         raise OSError(errno.EINVAL, str(error), argv[0] if argv else "") from None
-    # All children are reaped together (`reap`), adopted orphans too.
+    # Keep Popen from reaping: `reap` reaps all children together, including adopted orphans.
     process.returncode = 0
     return process.pid
 
@@ -106,7 +106,7 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, stdin: 
 def _unnamed() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("paceline"), "w+b", buffering=0)
-    import tempfile  # importing it costs more than it saves where memory files exist
+    import tempfile  # imported here because it is slow to load and not needed where memfd_create exists
 
     return tempfile.TemporaryFile(buffering=0)
 

@@ -1,14 +1,14 @@
-"""Run a command beside a worker, on the worker's node, controlled through files.
+"""Run a command of `paceline exec` on a worker's node, controlled through files.
 
     python -I -S .../paceline/remote/agent/execute.py CHANNEL OUTPUT
 
     CHANNEL/request.json   {"argv", "terminal": [rows, columns] or null, "term"}
-    CHANNEL/in_<n>.json    input, in order: {"data"}, {"end": true}, {"size": [rows, columns]},
+    CHANNEL/in_<n>.json    messages, in order: {"data"}, {"end": true}, {"size": [rows, columns]},
                            {"read": bytes of OUTPUT} or {"gone": true}
     OUTPUT                 output, one line each: {"out": ...}, {"err": ...}, finally {"exit": code}
 
-Bytes are base64. On {"gone"}, on removal of the folder, or on a signal, the command gets a hang-up, and its leftovers are
-killed. Its environment and working directory are those of this program.
+Bytes are base64. On {"gone"}, on removal of the folder, or on a signal, the command gets SIGHUP, and its leftovers are
+killed. The command inherits this program's environment and working directory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any
 
 if __name__ == "__main__":
-    # Started by its path, isolated from the script's environment: only the library is added.
+    # -I isolates this program from the script's environment, so add the library to sys.path here.
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.system import processes
@@ -37,20 +37,20 @@ from paceline.system.files import OwnFolder
 
 _LOOK_S = 0.02
 _HANG_UP_S = 1.0
-#: How long children may still write after the command's end.
+#: Seconds in which children may still write after the command has ended.
 _DRAIN_S = 0.5
-#: On a busy machine the reader may be late for the command's own output, at most 64 KiB in a pipe.
+#: Limits for reading the command's own output after its end: seconds on a busy machine, and the capacity of a pipe.
 _LATE_S, _PIPE_BYTES = 30.0, 1 << 16
 _CHUNK = 1 << 14
-#: The command has to wait when so much output is unread.
+#: Bytes of output that the client has not read, above which the command has to wait.
 _AHEAD_BYTES = 8 << 20
 
 
 class CommandFiles:
-    """The files of one command."""
+    """The files through which one command is controlled."""
 
     def __init__(self, folder: str, output: str) -> None:
-        # In a shared folder, a member could have replaced it since the supervisor's check.
+        # Check the folder again: a member of its group could have replaced it since the supervisor's check.
         self._folder = OwnFolder(Path(folder), shut=False)
         fd = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._output: IO[bytes] = os.fdopen(fd, "ab", buffering=0)
@@ -62,10 +62,10 @@ class CommandFiles:
 
     def say(self, **told: object) -> None:
         line = json.dumps(told).encode() + b"\n"
-        # Endless output must not fill the disk.
+        # Wait for the reader, so that endless output does not fill the disk.
         while self._written - self._read > _AHEAD_BYTES and not self._is_over:
             time.sleep(_LOOK_S)
-        # Two threads write, one per output: keep lines intact.
+        # Two threads write, one for each output, and the lock keeps their lines intact.
         with self._lock, contextlib.suppress(OSError):
             self._written += self._output.write(line)
 
@@ -80,7 +80,7 @@ class CommandFiles:
             try:
                 found.append(json.loads(self._folder.read(f"in_{self._next}.json")))
             except OSError:
-                # If the folder is gone, so is the client; otherwise the next message is not written yet.
+                # If the folder is gone, the client is gone too; otherwise the next message is not written yet.
                 return found if self._folder.is_there() else [{"gone": True}]
             self._next += 1
             self._read = max(self._read, int(found[-1].get("read", 0)))
@@ -88,7 +88,7 @@ class CommandFiles:
 
 def main(argv: list[str]) -> int:
     channel = CommandFiles(argv[0], argv[1])
-    # Adopt orphans, to find all processes of the command at the end.
+    # Adopt orphans, so that all processes of the command are found at the end.
     processes.become_subreaper()
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -105,7 +105,7 @@ def main(argv: list[str]) -> int:
                 ended.set()
             run.take(told)
     code = run.code()
-    # From here on don't wait for the reader: the command or the client is gone.
+    # From here on, don't wait for the client to read output: the command or the client is gone.
     channel.let_go()
     if code is None:
         run.hang_up()
@@ -129,21 +129,21 @@ class _Run:
         self._readers: list[_Reader] = []
 
     def code(self) -> int | None:
-        """Return the exit code as a shell reports it, or None while it runs."""
+        """Return the exit code as in a shell, or None while the command runs."""
         code = self.process.poll()
         return None if code is None else processes.shell_code(code)
 
     def take(self, told: dict[str, Any]) -> None:
-        """Handle a message."""
+        """Handle a message of the client."""
         raise NotImplementedError
 
     def hang_up(self) -> None:
-        # It leads a session, so its group has all its children that have not left.
+        # The command leads a session, so its group has all of its children that have not changed their group.
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGHUP)
 
     def drain(self) -> None:
-        """Wait for the rest of its output, within limits: a leftover process may hold it open."""
+        """Wait for the rest of the command's output, within limits: a leftover process may keep the pipe open."""
         for reader in self._readers:
             reader.drain()
 
@@ -159,12 +159,12 @@ class _Reader(threading.Thread):
     def __init__(self, channel: CommandFiles, fd: int, name: str) -> None:
         super().__init__(daemon=True)
         self._channel, self._fd, self._name = channel, fd, name
-        # Held between reading from the pipe and writing the message.
+        # This lock is held between reading from the pipe and writing the message.
         self._at_it = threading.Lock()
         self._count = 0
 
     def run(self) -> None:
-        with contextlib.suppress(OSError):  # the last process of the terminal has ended
+        with contextlib.suppress(OSError):  # reading fails when the last process of the terminal has ended
             while True:
                 select.select([self._fd], [], [])
                 with self._at_it:
@@ -175,9 +175,9 @@ class _Reader(threading.Thread):
                     self._count += len(data)
 
     def drain(self) -> None:
-        """Wait until the content of the pipe is forwarded, and a moment longer, within limits.
+        """Wait until the content of the pipe is forwarded, at least `_DRAIN_S` and at most `_LATE_S` longer.
 
-        A process may hold the pipe open or write without end.
+        The limits are needed because a leftover process may keep the pipe open or write without end.
         """
         begun, deadline = self._count, time.monotonic() + _LATE_S
         self.join(_DRAIN_S)
@@ -197,7 +197,7 @@ class _Pipes(_Run):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            # A session of its own, so that one signal reaches all its children.
+            # Use a separate session, so that one signal reaches the command and its children.
             start_new_session=True,
         )
         assert self.process.stdout is not None
@@ -208,7 +208,7 @@ class _Pipes(_Run):
     def take(self, told: dict[str, Any]) -> None:
         stdin = self.process.stdin
         assert stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # it has closed its input
+        with contextlib.suppress(OSError, ValueError):  # the command has closed its input
             if "data" in told:
                 view = memoryview(base64.b64decode(told["data"]))
                 while view:
@@ -224,7 +224,7 @@ class _Terminal(_Run):
         self._resize(channel.request["terminal"])
         try:
             self.process = subprocess.Popen(
-                # The session's first process to open the terminal makes it the controlling one.
+                # The first process of the session that opens the terminal makes it the controlling terminal.
                 [sys.executable, "-I", "-S", __file__, "--on-terminal", os.ttyname(theirs), *channel.request["argv"]],
                 stdin=theirs,
                 stdout=theirs,
@@ -233,7 +233,7 @@ class _Terminal(_Run):
                 start_new_session=True,
             )
         finally:
-            # While this side holds the other end of the terminal open, reading never ends.
+            # Close the command's end of the terminal here, or reading would never end.
             os.close(theirs)
         self._read(self._fd, "out")
 
@@ -244,7 +244,7 @@ class _Terminal(_Run):
                 while view:
                     view = view[os.write(self._fd, view) :]
             elif told.get("end"):
-                # Ctrl-D: end of input on a terminal.
+                # Ctrl-D means end of input on a terminal.
                 os.write(self._fd, b"\x04")
             elif "size" in told:
                 self._resize(told["size"])
@@ -257,10 +257,10 @@ class _Terminal(_Run):
 
 
 def _on_terminal(path: str, argv: list[str]) -> None:
-    """Become the command, with this terminal as controlling terminal."""
-    # Opening a terminal makes it the controlling one; the copy is not needed.
+    """Replace this process by the command, with the terminal at `path` as controlling terminal."""
+    # Opening the terminal makes it the controlling terminal; the descriptor is not needed.
     os.close(os.open(path, os.O_RDWR))
-    # Python ignores SIGPIPE, which exec passes on.
+    # Restore default handlers: Python ignores SIGPIPE, and exec would pass this on.
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTSTP):
         signal.signal(number, signal.SIG_DFL)
     try:

@@ -1,4 +1,4 @@
-"""The agent's requests about files on its node, and atomic writes of files and trees."""
+"""Handle the agent's requests about files on its node, and write files and trees atomically."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from paceline.remote.wire import Header
 
 
 class FileRequests:
-    """Handler of file requests.
+    """A handler of requests about files.
 
-    fail: Answers a request with an error.
+    fail: A callback that answers a request with an error.
     """
 
     def __init__(self, out: SendQueue, fail: Callable[[int, Exception], None]) -> None:
@@ -25,14 +25,14 @@ class FileRequests:
         self._arrivals: dict[int, AtomicWrite] = {}
 
     def drop(self) -> None:
-        """Remove incomplete files."""
+        """Remove files and trees that have arrived only partly."""
         for arrival in self._arrivals.values():
             arrival.drop()
 
     def op_file(self, header: Header, data: bytes) -> Header:
         whole = AtomicWrite(header["path"], "replace")
         try:
-            # A single file is a tree of one entry.
+            # Write the single file as a tree of one entry.
             entry = {"name": ".", "kind": "file", "mode": header["mode"], "mtime": time.time_ns(), "end": True}
             whole.take(entry, data)
             whole.finish()
@@ -48,7 +48,7 @@ class FileRequests:
         request = header["of"]
         arrival = self._arrivals.get(request)
         if arrival is None:
-            return  # it has failed, which was reported
+            return  # the tree has failed, which was reported already
         try:
             if header["kind"] == "finish":
                 arrival.finish()
@@ -67,7 +67,7 @@ class FileRequests:
         return {}
 
     def op_link(self, header: Header, data: bytes) -> Header:
-        # symlink refuses an existing name: create it beside, then rename.
+        # `symlink` refuses an existing name, so create the link under another name, then rename it.
         beside = f"{header['path']}.{os.getpid()}"
         os.symlink(header["target"], beside)
         os.replace(beside, header["path"])
@@ -81,7 +81,7 @@ class FileRequests:
 
     def op_sees(self, header: Header, data: bytes) -> Header:
         try:
-            # Limited: another file of any size may be at this path.
+            # Limit the read: another file of any size may be at this path.
             with open(header["path"], encoding="utf-8") as file:
                 return {"ok": file.read(1 << 12) == header["token"]}
         except (OSError, ValueError):
@@ -100,9 +100,9 @@ class FileRequests:
 
 
 class AtomicWrite:
-    """A tree or file that is being received.
+    """A tree or file that arrives in pieces and gets its name when complete.
 
-    how: "keep" an existing path (whose name is its content), "replace" it, or "merge" each file into the folder.
+    how: "keep" an existing folder (if its name is a content hash), "replace" it, or "merge" each file into it.
     """
 
     def __init__(self, path: str, how: str) -> None:
@@ -116,7 +116,7 @@ class AtomicWrite:
         self._folders: list[tuple[str, Header]] = []
 
     def take(self, entry: Header, data: bytes) -> None:
-        """Receive an entry, parents before children; `name` is "." for the top. Its last piece has `end`."""
+        """Receive a piece of an entry, parents before children. The top is named "."; a file's last piece has `end`."""
         path = os.path.normpath(os.path.join(self._top, entry["name"]))
         if entry["kind"] == "more":
             assert self._file is not None, "a piece of no file"
@@ -125,7 +125,7 @@ class AtomicWrite:
             os.makedirs(path, exist_ok=True)
             self._folders.append((path, entry))
         elif entry["kind"] == "link":
-            # A link can't be overwritten: create it beside, then rename.
+            # A link can't be overwritten, so create it under another name, then rename it.
             beside = self._beside(path)
             os.symlink(entry["target"], beside)
             os.replace(beside, path)
@@ -137,8 +137,8 @@ class AtomicWrite:
             self._close(self._file)
 
     def finish(self) -> None:
-        """Give the tree its name."""
-        # At the end, since new files change a folder's time; from the inside out, since closed folders block access.
+        """Give the complete tree its final name."""
+        # Set them last, since new files change a folder's time; innermost first, since modes may block access.
         for path, entry in reversed(self._folders):
             if self._how != "merge" or path != self._top:
                 os.chmod(path, entry["mode"])
@@ -146,20 +146,20 @@ class AtomicWrite:
         if self._how == "merge":
             return
         if self._how == "replace" and os.path.isdir(self._path) and not os.path.islink(self._path):
-            # A rename only replaces an empty folder: move the old one away first.
+            # A rename can replace only an empty folder, so move the old folder away first.
             old = f"{self._top}-old"
             os.rename(self._path, old)
             remove(old)
         try:
             os.rename(self._top, self._path)
         except OSError:
-            # Another run has written the same tree.
+            # Another run may have written the same tree meanwhile.
             if not os.path.isdir(self._path):
                 raise
             remove(self._top)
 
     def drop(self) -> None:
-        """Remove everything that has not got its final name."""
+        """Remove the files that do not have their final names yet."""
         if self._file is not None:
             self._file.close()
             with contextlib.suppress(OSError):
@@ -168,7 +168,7 @@ class AtomicWrite:
             remove(self._top)
 
     def _beside(self, path: str) -> str:
-        # The tree is in a folder beside, since its names may have the maximum length.
+        # Use a short temporary name, since `path` may have the maximum length already.
         return os.path.join(os.path.dirname(path), f".new-{self._token}-file") if self._how == "merge" else path
 
     def _write(self, file: IO[bytes], data: bytes) -> None:
@@ -180,23 +180,23 @@ class AtomicWrite:
         entry, self._file = self._entry, None
         beside = self._beside(entry["path"])
         try:
-            # Before the rename: readers never see another mode.
+            # Set the mode before the rename, so that readers never see another mode.
             os.fchmod(file.fileno(), entry["mode"])
         finally:
             file.close()
-        # After the last write, which changes the time.
+        # Set the time after the last write, which changes it.
         os.utime(beside, ns=(entry["mtime"], entry["mtime"]))
         os.replace(beside, entry["path"])
 
 
 def remove(path: str) -> None:
-    """Remove a tree, read-only folders too, or a file. Ignore a missing path."""
+    """Remove a file or a tree, including read-only folders. Ignore a missing path."""
     if os.path.islink(path) or os.path.isfile(path):
         with contextlib.suppress(OSError):
             os.unlink(path)
         return
     shutil.rmtree(path, ignore_errors=True)
-    # The first try fails only for read-only folders.
+    # The first try usually fails only for read-only folders, so make them writable and retry.
     if os.path.isdir(path):
         for directory, _, _ in os.walk(path):
             with contextlib.suppress(OSError):
@@ -205,12 +205,12 @@ def remove(path: str) -> None:
 
 
 def census(path: str) -> tuple[int, int]:
-    """Return the number of files and links below `path`, and the bytes of files; (-1, -1) if not a folder."""
+    """Return (number of files and links, total bytes) below `path`; (-1, -1) if it is not a folder."""
     if not os.path.isdir(path):
         return -1, -1
     count = size = 0
     for directory, folders, files in os.walk(path):
-        # os.walk lists links to folders among the folders, without entering them.
+        # os.walk lists links to folders among the folders and does not enter them, so count these links here.
         for name in (*files, *(name for name in folders if os.path.islink(os.path.join(directory, name)))):
             found = os.lstat(os.path.join(directory, name))
             count += 1

@@ -1,6 +1,6 @@
 """The agent's parent, which cleans up processes and temporary files when the agent ends in any way.
 
-The two watch each other through a socket pair, which the kernel closes with their processes.
+Guardian and agent watch each other through a socket pair, which the kernel closes when one of them ends.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from paceline.system import processes
 
 
 def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
-    """Fork into a guardian and an agent on this link. Never return.
+    """Fork into a guardian and an agent that uses the given link. Never return.
 
-    settings: `silence_s`, `library`, `folder`.
+    settings: `silence_s`, `library`, `folder` of the agent.
     """
-    # Inherited from the starting process: this process must not count as one of the run.
+    # Drop inherited variables of a run, so that this process does not count as a process of that run.
     for name in processes.RUN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(processes.with_home(os.environ))
-    # Only the end of the link ends the agent. An engine signals all processes (srun before a time limit), but workers need
-    # their grace period. Handlers, since commands would inherit ignored signals.
+    # The agent ends only with the link. An engine signals all processes (srun before a time limit), but workers need
+    # their grace period. Use handlers instead of SIG_IGN, which commands would inherit.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     processes.become_subreaper()
-    # After the handlers, which fork copies; before any thread, which fork would lose.
+    # Fork after the handlers are set, so that both processes have them, and before any thread starts.
     guardians, agents = socket.socketpair()
     agent = os.fork()
     if agent == 0:
@@ -40,7 +40,7 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
             processes.become_subreaper()
             code = Agent(read_fd, write_fd, agents, settings).run()
         except BaseException:
-            # To standard error, whose end the supervisor keeps. `_exit` skips the parent's exit handlers.
+            # Print to standard error, whose last bytes the supervisor keeps. `_exit` skips the parent's exit handlers.
             import traceback
 
             traceback.print_exc()
@@ -52,14 +52,14 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
 
 
 def _guard(agent: int, agents: socket.socket) -> int:
-    """Collect from the agent which files to remove; after its end clean up. Return the exit code."""
+    """Collect paths to remove from the agent. After the agent's end, kill its processes and remove the paths."""
     heard = b""
     while True:
         data = agents.recv(1 << 16)
         if not data:
             break
         heard += data
-    # The socket is closed, but the agent may still run.
+    # The agent has closed the socket, but may still run.
     processes.send(agent, signal.SIGKILL)
     processes.kill_descendants(os.getpid())
     for path in heard.split(b"\0")[:-1]:
@@ -68,7 +68,7 @@ def _guard(agent: int, agents: socket.socket) -> int:
 
 
 def _let_go(*fds: int) -> None:
-    """Close this process's copy of the link, so that only the agent holds it."""
+    """Close this process's copies of the link's descriptors, so that only the agent keeps the link open."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):
         os.dup2(null, fd)

@@ -1,4 +1,4 @@
-"""Facts about the agent's machine: network, ports, disks, processes killed for memory."""
+"""Facts about the agent's machine, such as network interfaces, free ports, disks and OOM kills."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from paceline.remote.wire import Header
 from paceline.system import processes
 from paceline.system.lock_holder import user_name
 
-#: Below Linux's range for outgoing connections (32768 and up), above most services.
+#: Ports to choose from, below Linux's range for outgoing connections (32768 and up), above most services.
 _PORTS = range(20000, 32000)
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 
-#: More than a worker's error report takes.
+#: Bytes that are enough for a worker's error report.
 REPORT_BYTES = 1 << 14
 
 
@@ -46,7 +46,7 @@ def about(settings: dict[str, object]) -> Header:
 
 
 def interfaces() -> dict[str, tuple[str, int]]:
-    """Return {name: (IPv4 address, prefix length)} of interfaces with an address; Linux only."""
+    """Return {name: (IPv4 address, prefix length)} of network interfaces; {} unless this is Linux."""
     found: dict[str, tuple[str, int]] = {}
     if not sys.platform.startswith("linux"):
         return found
@@ -59,7 +59,7 @@ def interfaces() -> dict[str, tuple[str, int]]:
                 address = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)[20:24]
                 mask = fcntl.ioctl(asked.fileno(), _SIOCGIFNETMASK, request)[20:24]
             except OSError:
-                continue  # it has no address
+                continue  # the interface has no address
             found[name] = (socket.inet_ntoa(address), int.from_bytes(mask, "big").bit_count())
     return found
 
@@ -67,7 +67,7 @@ def interfaces() -> dict[str, tuple[str, int]]:
 def free_ports(count: int, taken: Container[int] = ()) -> list[int]:
     """Return up to `count` ports on which no process listens now, none of them in `taken`."""
     found: list[int] = []
-    # From a random start, so that simultaneous or repeated calls get different ports.
+    # Start at a random port, so that simultaneous or repeated calls get different ports.
     start = int.from_bytes(os.urandom(4), "big") % len(_PORTS)
     for step in range(len(_PORTS)):
         if len(found) == count:
@@ -80,7 +80,7 @@ def free_ports(count: int, taken: Container[int] = ()) -> list[int]:
 
 def _is_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
-        # Without it a port would look taken for a minute after its last connection.
+        # Without SO_REUSEADDR, a port would look used for a minute after its last connection.
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             tried.bind(("", port))
@@ -90,10 +90,10 @@ def _is_free(port: int) -> bool:
 
 
 def disk_of(path: str) -> tuple[int, int, int]:
-    """Return (free bytes for the user, all bytes, number of the file system) of the disk of `path`.
+    """Return (free bytes for the user, total bytes, number of the file system) of the disk of `path`.
 
     Raises:
-        OSError: The folder does not exist.
+        OSError: The path does not exist.
     """
     found = os.statvfs(path)
     # f_bavail excludes blocks reserved for root.
@@ -101,7 +101,7 @@ def disk_of(path: str) -> tuple[int, int, int]:
 
 
 def disks_here(paths: Iterable[str]) -> dict[str, tuple[int, int, int]]:
-    """Return {path: `disk_of`} without missing paths."""
+    """Return {path: result of `disk_of`} for the paths that exist."""
     found = {}
     for path in paths:
         with contextlib.suppress(OSError):
@@ -110,19 +110,19 @@ def disks_here(paths: Iterable[str]) -> dict[str, tuple[int, int, int]]:
 
 
 def is_low(free: int, total: int) -> bool:
-    """Return whether a disk is almost full: less than 5 % free, within bounds.
+    """Return whether a disk is almost full, which means less than 5 % free, within bounds.
 
-    At least 2 GB or, on a small disk, a tenth; at most 20 GB.
+    The bounds of the threshold are 2 GB (on a small disk a tenth of it) and 20 GB.
     """
     gb = 10**9
     return free < min(max(total / 20, 2 * gb), 20 * gb, total / 10)
 
 
 def oom_kills() -> int:
-    """Return how many processes the kernel has killed for memory so far, as far as known.
+    """Return how many processes the OOM killer has killed so far, as far as known.
 
-    The sum of oom_kill in /proc/vmstat (the machine), and in memory.events (cgroup v2) or memory.oom_control (v1) of this
-    process's group. The latter shows a container's or batch system's limit on kernels without the former.
+    The sum of oom_kill in /proc/vmstat (machine) and in memory.events (cgroup v2) or memory.oom_control (v1) of this
+    process's group, which shows a container's or batch system's limit on kernels whose /proc/vmstat lacks it.
     """
     return sum(_count(path) for path in ["/proc/vmstat", *_group_files()])
 

@@ -1,7 +1,7 @@
-"""Update the supervisor's copy of a run's folder during the run, in a thread.
+"""Update the supervisor's copy of a run's folder during the run, in a thread of the agent.
 
-Live, several times a second and before the end of a command is reported: logs, metrics, reports of workers, notes. With lower
-priority: checkpoints and outputs that are unchanged for two seconds.
+Logs, metrics, reports and notes are sent several times a second, and before a command's exit is reported. With lower
+priority, checkpoints and outputs are sent once they are unchanged for two seconds.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from paceline.remote.replica.changes import (
 from paceline.remote.wire import Frame, Header
 from paceline.system.gaps import Keeper
 
-#: How often to look for new lines and files.
+#: Seconds between checks for new lines of logs, and for changes of checkpoints and outputs.
 LOOK_S, SURVEY_S = 0.2, 2.0
-#: Longest pause before sending a file again that did not fit on the supervisor's disk.
+#: Most seconds before a file that did not fit on the supervisor's disk is sent again.
 _LONGEST_S = 60.0
 #: Files to which other nodes and the supervisor append too.
 _SHARED = (NOTES, DRIVER_LOG)
 
 
 class Mirror(threading.Thread):
-    """The mirror of a run's folder.
+    """A thread that mirrors a run's folder to the supervisor.
 
-    have: The supervisor's state, name -> stamp (`paceline.remote.replica.changes`).
-    takes_files: Send checkpoints and outputs; one node of those that share a folder does.
+    have: Name -> stamp of the files that the supervisor has (`paceline.remote.replica.changes`).
+    takes_files: Whether to send checkpoints and outputs, set on one of the nodes that share a folder.
     log_limit: Bytes of each worker's log to keep; 0 for no limit.
     """
 
@@ -58,15 +58,15 @@ class Mirror(threading.Thread):
         self.top, self._out = run_dir, out
         self.attempt, self.takes_files = attempt, takes_files
         self._jobs: collections.deque[Header] = collections.deque()
-        # Guards the jobs and `_closed`, which the agent's thread also changes. It adds to `_again` without the lock: dict
-        # insertion is atomic, and a delay of one look does no harm. Everything else belongs to this thread.
+        # Guards `_jobs` and `_closed`, which the agent's thread also changes. It adds to `_again` without it: dict
+        # insertion is atomic, and a short delay does no harm. Only this thread uses the other attributes.
         self._changed = threading.Condition()
         self._closed = False
         self._changes = Changes(run_dir, have, shared=_SHARED)
         self._changes.skip(_SHARED)
         #: The current pass over the user's files.
         self._files: Iterator[Frame | None] = iter(())
-        #: name -> when to send it again
+        #: Name of a file -> time at which to send the file again.
         self._again: dict[str, float] = {}
         self._tries: dict[str, int] = {}
         self.has_failed = False
@@ -74,17 +74,17 @@ class Mirror(threading.Thread):
         self._keepers: dict[str, Keeper] = {}
 
     def tell(self, header: Header) -> None:
-        """Send this header after everything written so far.
+        """Send a frame with this header after all files that were written so far.
 
-        With `all`, checkpoints and outputs are included; with `last` also files in the script's working directory, which is
-        cleaned up for that.
+        With `all`, checkpoints and outputs precede; with `last` also those of the script's working directory, which is
+        cleaned up before.
         """
         with self._changed:
             self._jobs.append(header)
             self._changed.notify_all()
 
     def send_again(self, name: str) -> None:
-        """Send a file again later: the supervisor had no space for it."""
+        """Send a file again later because the supervisor could not store it."""
         tries = self._tries[name] = self._tries.get(name, 0) + 1
         self._again[name] = time.monotonic() + min(QUIET_S * 2 ** (tries - 1), _LONGEST_S)
 
@@ -97,9 +97,9 @@ class Mirror(threading.Thread):
         try:
             self._run()
         except BrokenPipeError:
-            pass  # the agent detects it too
+            pass  # the link is closed, which the agent detects too
         except BaseException:
-            # Ends would not be reported any more: the agent must exit.
+            # Make the agent exit, since without the mirror no command's exit would be reported.
             self.has_failed = True
             raise
 
@@ -108,7 +108,7 @@ class Mirror(threading.Thread):
         while not self._closed:
             with self._changed:
                 if not self._jobs and not (busy and self._out.has_room(BULK)):
-                    # While sending files, until the next piece fits.
+                    # While files are being sent, wait only until the next piece fits.
                     self._changed.wait(0.01 if busy else LOOK_S)
                 jobs = list(self._jobs)
                 self._jobs.clear()
@@ -128,30 +128,30 @@ class Mirror(threading.Thread):
                 self._files, busy = self._changes.large(), True
             if busy and self._out.has_room(BULK):
                 try:
-                    # One piece, then check for new lines of logs again.
+                    # Send one piece, then check for new lines of logs again.
                     self._put([next(self._files)], BULK)
                 except StopIteration:
                     busy, survey_at = False, time.monotonic() + SURVEY_S
 
     def _put(self, frames: Iterable[Frame | None], kind: int) -> None:
-        """Send frames, each once there is room for it.
+        """Send frames, each once the queue has room for it.
 
         Raises:
-            BrokenPipeError: The receiver is gone.
+            BrokenPipeError: The supervisor is gone.
         """
         for found in frames:
             if found is not None:
                 self._out.put({"op": "file", **found[0]}, found[1], kind=kind, wait=True)
 
     def _send_left(self) -> None:
-        """Send the user's files and the script's working directory, which is cleaned up."""
+        """Send the user's files, clean up the script's working directory, and send what it still has."""
         from paceline.runs import work_dir  # imported late, for a fast start
         from paceline.runs.folder import RunFolder
 
         folder = RunFolder(Path(self.top))
-        with contextlib.suppress(OSError):  # full disk: send the existing files
+        with contextlib.suppress(OSError):  # the disk is full: send the existing files
             work_dir.rescue_outputs(folder)
-        # Before cleaning up the working directory, to whose files outputs may link.
+        # Send outputs before cleaning up the working directory, since they may link to files in it.
         self._put(self._changes.large(final=True), BULK)
         work_dir.clean(folder)
         self._put(self._changes.large(True, (WORK,)), BULK)
@@ -162,7 +162,7 @@ class Mirror(threading.Thread):
         self._put(self._changes.small(self._live_names(f"attempts/{self.attempt}")), LIVE)
 
     def _take_back(self, now: float) -> None:
-        """Mark files as unsent that did not fit, once it is time to retry."""
+        """Mark files that the supervisor could not store as unsent, once it is time to retry them."""
         for name, due in list(self._again.items()):
             if now >= due:
                 del self._again[name]
@@ -190,23 +190,23 @@ class Mirror(threading.Thread):
                 )
 
     def _say(self, text: str) -> None:
-        """Append a line to the driver's log, which has lines of all nodes."""
+        """Append a line to logs/driver.log, which has lines of all nodes."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         try:
             with open(os.path.join(self.top, "logs", "driver.log"), "a", encoding="utf-8") as file:
                 file.write(f"{stamp}Z {text}\n")
         except OSError:
-            pass  # a full disk, which others report
+            pass  # a full disk is reported elsewhere
 
     def _live_names(self, attempts: str) -> Iterator[str]:
-        # Include output of `paceline exec`, whose client reads the supervisor's copy.
+        # `hidden=()` includes output of `paceline exec`, whose client reads the supervisor's copy.
         for name in small_names(self.top, (attempts, "metrics", "prepared", "logs"), NODE_FILES, hidden=()):
             if not name.startswith(LIVE_LOGS):
                 yield name
 
     def _send_all(self, is_last: bool) -> None:
-        """Send everything that is unsent: nothing changes any more."""
-        self._put(self._files, BULK)  # a file may be half sent
+        """Send all files that are unsent, including checkpoints and outputs that have just changed."""
+        self._put(self._files, BULK)  # the current pass may have sent a part of a file
         self._take_back(math.inf)
         if self.takes_files and is_last:
             self._send_left()

@@ -2,7 +2,7 @@
 
     mpirun, node 0 ── rsh.py HOST COMMAND... ── socket ── agent 0 ── link ── supervisor ── link ── agent of HOST: sh -c
 
-As a program it replaces ssh: it takes a host and a command, and exits with the command's exit code.
+Run as a program, this file takes a host and a command like ssh, and exits with the command's exit code.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ SOCKET_VARIABLE = "PACELINE_AGENT_SOCKET"
 
 
 class Relay:
-    """The agent's side: receives requests of `rsh.py` on a socket and forwards them."""
+    """The agent's side of the remote shell, which forwards requests of `rsh.py` from a socket to the supervisor."""
 
     def __init__(self, out: SendQueue) -> None:
         self._out = out
         self.path = ""
         self._listener: socket.socket | None = None
-        #: file descriptor -> number of the request, its socket, the bytes received
+        #: File descriptor -> (number of the request, its socket, the bytes received so far).
         self._asking: dict[int, tuple[int, socket.socket, bytes]] = {}
         self._count = 0
 
@@ -43,7 +43,7 @@ class Relay:
         return [*([self._listener.fileno()] if self._listener else []), *self._asking]
 
     def look(self, ready: set[int]) -> None:
-        """Accept a program, or read its request."""
+        """Accept a connection of `rsh.py`, or read requests from the connections that are ready."""
         if self._listener is not None and self._listener.fileno() in ready:
             asking, _ = self._listener.accept()
             self._count += 1
@@ -67,7 +67,7 @@ class Relay:
             data = asking.recv(1 << 16)
         except OSError:
             data = b""
-        # The program was killed before its answer: it never closes its side itself.
+        # The program was killed before its answer, since it never closes its side itself.
         if not data:
             del self._asking[fd]
             asking.close()
@@ -86,7 +86,7 @@ class Relay:
 
 
 def main(argv: list[str]) -> int:
-    """Run `rsh.py HOST COMMAND...`. As for ssh, a shell there parses the joined words after the host."""
+    """Run `rsh.py HOST COMMAND...`. As with ssh, a shell on the host parses the joined words of the command."""
     if len(argv) < 2:
         print("usage: rsh.py HOST COMMAND...", file=sys.stderr)
         return 255
@@ -117,5 +117,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # Started by its path, so this folder is first on sys.path, where it could shadow modules.
+    # Run by its path, this file has its folder first on sys.path, so modules of this folder must not shadow others.
     sys.exit(main(sys.argv[1:]))

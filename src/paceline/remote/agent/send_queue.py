@@ -1,6 +1,6 @@
-"""The writing side of a link, for supervisor and agent: urgent frames first, with little delay.
+"""The writing side of a link, for supervisor and agent, which sends urgent frames first.
 
-When nothing else is sent, it sends a ping every few seconds as a sign of life.
+When there is nothing to send, it sends a ping every few seconds, which proves that this side lives.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ import threading
 
 from paceline.remote.wire import Header, frame
 
-#: Priorities of frames. LIVE: lines of logs and metrics, ends of commands, in order. BULK: files, in order.
+#: Priorities of frames. LIVE: lines of logs and metrics, exits of commands, in order. BULK: files, in order.
 URGENT, LIVE, BULK = range(3)
-#: Limit for queued bytes of a priority; small, since urgent frames wait behind written ones.
+#: Bytes of a priority that may be queued before writers of files have to wait.
 _ROOM_BYTES = 1 << 20
 
 
 class SendQueue(threading.Thread):
-    """A thread that writes frames to a file descriptor. Frames after the other side's end are dropped."""
+    """A thread that writes frames to a file descriptor. It drops frames once the other side is gone."""
 
     def __init__(self, fd: int, ping_s: float) -> None:
         super().__init__(name="paceline-link-out", daemon=True)
         self._fd, self._ping_s = fd, ping_s
         self._queues: tuple[collections.deque[bytes], ...] = tuple(collections.deque() for _ in range(3))
         self._sizes = [0, 0, 0]
-        # Guards all of these; notified when a frame is queued or written, or at the end. Writers waiting for room wait for
-        # this thread, which holds it while taking the next frame, never while writing.
+        # Guards the queues, sizes and flags; notified when a frame is queued or taken, or at the end. Senders wait for
+        # this thread, which holds the lock while it takes the next frame, never while it writes.
         self._changed = threading.Condition()
         self._closing = self._closed = False
 
     def put(self, header: Header, data: bytes = b"", *, kind: int = URGENT, wait: bool = False) -> None:
-        """Queue a frame. With `wait`, first wait for room among those of its priority.
+        """Queue a frame. With `wait`, first wait for room among the frames of its priority.
 
         Raises:
-            BrokenPipeError: With `wait`: the other side is gone.
+            BrokenPipeError: The link is closed. Without `wait`, the frame is dropped instead.
         """
         text = frame(header, data)
         with self._changed:
-            # Only senders of files wait for room: they read as fast as the link writes, and hold little in memory. Requests,
+            # Only senders of files wait for room: they read as fast as the link writes, with little memory. Requests,
             # answers and ends of commands must never block.
             while wait and self._sizes[kind] >= _ROOM_BYTES and not self._closed:
                 self._changed.wait()
@@ -52,7 +52,7 @@ class SendQueue(threading.Thread):
 
     def has_room(self, kind: int) -> bool:
         """Return whether a frame of this priority would be queued at once."""
-        # Without the lock: the answer may be outdated anyway, and `put` waits.
+        # No lock is needed: the answer may be outdated at once anyway, and `put` waits for room.
         return self._sizes[kind] < _ROOM_BYTES
 
     def finish(self) -> None:
@@ -69,8 +69,8 @@ class SendQueue(threading.Thread):
 
     def run(self) -> None:
         while (text := self._next()) is not None:
-            # Without the lock: the other side may block for seconds while threads go on queueing. Frames are written
-            # completely, so an urgent frame waits for at most one.
+            # Write without the lock: writing may block for seconds while other threads queue frames. Frames are written
+            # completely, so an urgent frame waits for at most one frame.
             try:
                 view = memoryview(text)
                 while view:

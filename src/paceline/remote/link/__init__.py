@@ -1,4 +1,4 @@
-"""Nodes that an agent on each looks after: shared by the targets whose nodes are other machines."""
+"""Links to the agents that Paceline starts on nodes, for all targets whose nodes are other machines."""
 
 from paceline.remote.foreign_python import bootstrap_words
 from paceline.remote.link.link import CommandEnd, Link

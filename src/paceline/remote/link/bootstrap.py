@@ -1,4 +1,4 @@
-"""Turn a program just started on a node into an agent (the node's side: `paceline.remote.agent.boot`)."""
+"""Turn a newly started Python on a node into an agent. `paceline.remote.agent.boot` is the node's side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.remote.foreign_python import library_digest, packed_library, strea
 from paceline.remote.link.messages import LinkError
 from paceline.system import frames, processes
 
-#: How much output of the node's shell and of the connecting program to keep.
+#: Bytes of standard error to keep, of the connecting program and the node's shell, for error messages.
 _SAID_BYTES = 1 << 14
 
 
@@ -38,12 +38,12 @@ class Ends:
         """Start a program, such as `ssh host ...`, whose standard streams are the link.
 
         Raises:
-            LinkError: It can't be started.
+            LinkError: The program can't be started.
         """
         try:
             process = subprocess.Popen(
                 list(argv),
-                # Not marked as a supervisor or a process of the run: it must neither be spared nor be killed as an orphan.
+                # Without the run's variables, so that Paceline does not kill the program as an orphan of a run.
                 env=processes.of_no_run(environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -56,7 +56,7 @@ class Ends:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        # Duplicates: the file objects would close theirs when collected, while threads use them.
+        # Duplicate the descriptors: garbage-collected file objects would close theirs while threads still use them.
         fds = [os.dup(file.fileno()) for file in (process.stdout, process.stdin, process.stderr)]
         for file in (process.stdin, process.stdout, process.stderr):
             file.close()
@@ -64,7 +64,7 @@ class Ends:
 
     @classmethod
     def of_socket(cls, sock: socket.socket) -> Ends:
-        """Use a socket whose other end is a program's standard input and output. Takes over the socket."""
+        """Use a socket that is connected to a program's standard input and output. Takes ownership of the socket."""
         sock.setblocking(True)
         fd = sock.detach()
         return cls(fd, fd)
@@ -75,7 +75,7 @@ class Ends:
         poll.register(wanted, select.POLLOUT if writes else select.POLLIN)
         if self.stderr_fd is not None:
             poll.register(self.stderr_fd, select.POLLIN)
-        # poll takes milliseconds
+        # `poll` takes milliseconds.
         ready = {fd for fd, _ in poll.poll(timeout_s * 1000)}
         if self.stderr_fd in ready:
             self.hear_stderr()
@@ -87,10 +87,10 @@ class Ends:
             self.hear_stderr()
 
     def hear_stderr(self) -> None:
-        """Collect the last part of standard error."""
+        """Read what is available of standard error, and keep its last `_SAID_BYTES`."""
         assert self.stderr_fd is not None
         data = os.read(self.stderr_fd, 1 << 14)
-        # At its end poll would always report it as ready.
+        # Stop polling standard error at its end: `poll` would report it as ready forever.
         if not data:
             self.stderr_fd = None
         self.said += data
@@ -111,12 +111,12 @@ class Ends:
 
 
 def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any], timeout_s: float) -> bytes:
-    """Start the agent. Return the first bytes of its frames.
+    """Start the agent. Return the bytes of its first frames that were read already.
 
     settings: `folder`, `shared` and `agent` of `paceline.remote.agent.boot`.
 
     Raises:
-        LinkError: Python is missing or too old, the disk is full, or there is no answer.
+        LinkError: Python is missing or too old, the disk is full, or the node does not answer in time.
     """
     nonce = f"PACELINE-{secrets.token_hex(8)}"
     talk = _Talk(ends, name, nonce, time.monotonic() + timeout_s, timeout_s)
@@ -126,7 +126,7 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
     answer = talk.answer()
     if answer.get("wanted"):
         data = packed_library(library_dir)
-        # The node reads exactly this many bytes: frames follow in the same stream.
+        # Send the size too: the node must not read further, since frames follow in the same stream.
         talk.write(frames.frame(data))
         answer = talk.answer()
     if error := answer.get("error"):
@@ -145,7 +145,7 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
 
 
 class _Talk:
-    """A conversation before the first frame, with a deadline."""
+    """The exchange with the node's program before the first frame, with a deadline."""
 
     def __init__(self, ends: Ends, name: str, nonce: str, deadline: float, timeout_s: float) -> None:
         self._ends, self._name, self._nonce = ends, name, nonce.encode()
@@ -153,7 +153,7 @@ class _Talk:
         self.heard = b""
 
     def write(self, data: bytes) -> None:
-        # Non-blocking, while reading standard error: a login banner may fill that pipe, and the shell would then stop
+        # Read standard error between non-blocking writes: a login banner may fill its pipe, and the shell would stop
         # reading.
         view = memoryview(data)
         os.set_blocking(self._ends.write_fd, False)
@@ -162,7 +162,7 @@ class _Talk:
                 if self._wait(writes=True):
                     view = view[os.write(self._ends.write_fd, view) :]
         except LinkError:
-            raise  # timeout (an OSError too)
+            raise  # a timeout, which would match OSError too
         except OSError:
             self._fail("ended")
         finally:
@@ -170,7 +170,7 @@ class _Talk:
             os.set_blocking(self._ends.write_fd, True)
 
     def answer(self) -> dict[str, Any]:
-        """Return the next line of the node's program, without the shell's output."""
+        """Return the next JSON line of the node's program. Skip output of the login shell."""
         while (line := self._line()) is None:
             if self._wait():
                 data = os.read(self._ends.read_fd, 1 << 16)
@@ -181,7 +181,7 @@ class _Talk:
         return told
 
     def _line(self) -> bytes | None:
-        # A login shell may print anything before; the secret nonce marks our lines.
+        # A login shell may print text before our program's lines, which begin with the secret nonce.
         _, found, rest = self.heard.partition(self._nonce + b" ")
         if not found or b"\n" not in rest:
             return None
@@ -195,9 +195,9 @@ class _Talk:
         return self._ends.wait(left, writes=writes)
 
     def _fail(self, how: str) -> None:
-        """Raise the reason why there is no agent."""
+        """Raise a LinkError with the reason why no agent has started."""
         ends = self._ends
-        # Its standard output closes slightly before it exits, and the exit code tells more.
+        # Wait for the exit code, which explains more: the program closes its standard output slightly before it exits.
         code = ends.exit_code(2.0) if how == "ended" else None
         ends.hear_rest(0.2)
         shell = self.heard.decode(errors="replace").strip()
@@ -208,7 +208,7 @@ class _Talk:
         elif code == 127 or (code == 126 and lines):
             text = f"no Python was found there (exit code {code}). Name the path of one, 3.10 or later."
         elif "no attribute 'buffer'" in said:
-            # In Python 2 sys.stdin has no buffer, and the first read fails.
+            # In Python 2, sys.stdin has no attribute `buffer`, so the program's first read fails.
             text = "its Python is Python 2, and Paceline needs 3.10 or later. Name another."
         else:
             text = (

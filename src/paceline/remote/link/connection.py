@@ -1,13 +1,13 @@
-"""The frames of one link, both ways: requests, answers, events and pings.
+"""The connection of a link, which carries requests, answers, events and pings as frames.
 
-    any thread   ask          -> SendQueue, a thread of its own    -> the node
+    any thread   ask          -> SendQueue, a separate thread      -> the node
     reader       poll, take   <-                                   <- the node
                    an immediate answer: settles its request
                    events, answers in order              -> _inward -> filer: stores files, calls `hear`
 
-The reader only waits for a disk if `_inward` is full, so answers and pings overtake files. An answer "in order" counts once
-all earlier files are stored, so the filer handles it. Only the reader ends the connection: it records the reason, ends the
-program and tells the filer (None). Requests are ended when the filer is done, since it may still settle some.
+The reader waits for a disk only if `_inward` is full: answers and pings pass files. An answer "in order" counts when
+all earlier files are stored, so the filer delivers it. The reader ends the connection: it records the reason, ends the
+program and puts None into `_inward`. Requests end after the filer, which may still deliver some answers.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from paceline.remote.link.messages import LinkError, Pending, Requests
 from paceline.remote.wire import Frame, Frames, Header, WireError, ping_s
 from paceline.system import processes
 
-#: Most frames waiting to be stored: 16 MiB.
+#: The most frames that wait to be stored, together 16 MiB.
 _WAITING = 64
 
 
 class AgentConnection:
-    """A connection that reads and writes frames in threads, after `start`.
+    """A connection to an agent, whose threads read and write frames after `start`.
 
-    hear: Called in order with each frame that is not an answer.
+    hear: A callback that receives each frame that is not an answer, in order.
 
-    Four kinds of threads meet here. The reader takes frames; their arrival is the sign of life. The filer passes them to
-    `hear`, which may write files for a while. A third thread writes (`SendQueue`). All others ask and wait; the reader
-    delivers the answer at once, or the filer after the files sent before it.
+    Four kinds of threads use a connection. The reader receives frames; bytes prove that the node lives. The filer calls
+    `hear`, which may write files for a while. A third one sends (`SendQueue`). Other threads ask and wait; the reader
+    delivers the answer at once, or the filer delivers it after the files sent before the answer.
     """
 
     def __init__(self, ends: Ends, name: str, silence_s: float, hear: Callable[[Header, bytes], None]) -> None:
         self.lost: str | None = None
-        # Written by the reader and by askers; two numbers that are only compared need no lock.
+        # The reader writes `_heard`, threads that ask write the other. Comparing two numbers needs no lock.
         self._heard = self._waited_in_vain = time.monotonic()
         self.out = SendQueue(ends.write_fd, ping_s(silence_s))
         self.requests = Requests()
         self._ends, self._name, self._silence_s, self._hear = ends, name, silence_s, hear
         self._frames = Frames()
         self._inward: queue.Queue[Frame | None] = queue.Queue(_WAITING)
-        #: This side has closed the connection: its end is not a loss.
+        #: Whether this side has closed the connection, so that its end does not count as a loss of the node.
         self.is_closing = False
         self._over = threading.Event()
         self._reader = threading.Thread(target=self._read, name=f"paceline-link-{name}", daemon=True)
         self._filer = threading.Thread(target=self._file, name=f"paceline-files-{name}", daemon=True)
 
     def start(self, first: bytes) -> None:
-        """Start the threads. `first` are bytes that were read already."""
+        """Start the threads. `first` are bytes of frames that `bootstrap` has already read."""
         self._first = first
         self.out.start()
         self._filer.start()
@@ -81,7 +81,7 @@ class AgentConnection:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether an answer timed out and nothing has arrived since: further requests are pointless."""
+        """Whether an answer timed out and nothing arrived since, so that further requests are pointless."""
         return self._waited_in_vain > self._heard
 
     def wait_for(self, pending: Pending, what: str, timeout_s: float | None) -> Frame:
@@ -106,7 +106,7 @@ class AgentConnection:
         self._close_fds()
 
     def close(self, wait_s: float) -> None:
-        """End the connection from this side; the agent was told, or detects it."""
+        """End the connection from this side. The agent ends on a request or when the link closes."""
         self.is_closing = True
         self.out.finish()
         if not self._over.wait(wait_s):
@@ -124,17 +124,17 @@ class AgentConnection:
         except OSError as error:
             why = f"the link broke: {error.strerror or error}"
         try:
-            # Record the reason first: threads woken below read it.
+            # Record the reason first: threads that wake up below read `lost`.
             if not self.is_closing:
                 self.lost = f"{self._name}: {why}"
             self.out.drop()
             self._end_program(2.0 if self.is_closing else 0.2)
-            # After all frames that arrived: the filer stores them before it ends.
+            # None comes after all frames that arrived, so the filer stores these frames before it ends.
             self._inward.put(None)
-            # In a thread: answers may wait for files, and this thread goes on meanwhile.
+            # Use a thread: some answers wait for files to be stored, and the reader must not wait for them.
             threading.Thread(target=self._end_requests, daemon=True).start()
         finally:
-            # End the writer first: the kernel reuses the number of a closed descriptor.
+            # Join the sending thread before closing the descriptors: the kernel reuses their numbers for other files.
             self.out.join(5.0)
             self._close_fds()
             self._over.set()
@@ -154,13 +154,13 @@ class AgentConnection:
                 if not data:
                     return self._why_ended()
                 self._take(data)
-                # Check here, since storing files may take a while.
+                # Read the clock after `_take`, which may wait for files to be stored.
                 self._heard = time.monotonic()
             elif time.monotonic() - self._heard > self._silence_s:
                 return f"nothing heard for {self._silence_s:g} s."
 
     def _take(self, data: bytes) -> None:
-        # Any byte is a sign of life, so pings carry nothing.
+        # Any received byte proves that the node lives, so a ping has no content.
         for header, content in self._frames.feed(data):
             if header.get("op") == "ping":
                 continue
@@ -191,7 +191,7 @@ class AgentConnection:
     # --- the end
 
     def _end_program(self, wait_s: float) -> None:
-        """End the local program, unless it ends by itself; its peer then sees the end of the link."""
+        """End the local program unless it exits within `wait_s`. The agent then detects the end of the link."""
         process = self._ends.process
         if process is None:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._ends.read_fd)) as mine:

@@ -1,7 +1,7 @@
-"""Copies of a run's folder on nodes that do not see the supervisor's: create, follow, fetch, remove.
+"""Create, mirror, fetch and remove copies of a run's folder on nodes that do not see the supervisor's folder.
 
-A copy stays on its node if the agent or the supervisor was killed. `clear_node` fetches its unique files and removes it: on
-request for all such runs, and before the next run on the node if only little is missing.
+A copy stays on its node if the agent or the supervisor was killed. `clear_node` fetches its files and removes it: on
+request for all such runs, and before the next run on the node if at most `_IN_PASSING_BYTES` are missing here.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from paceline.system.files import read_json
 from paceline.system.names import counted, some
 from paceline.system.units import size_text
 
-#: Tolerance for the clocks of two nodes, and between the files of one checkpoint.
+#: Tolerance in ns for clock differences between nodes, and for times between the files of one checkpoint.
 _CLOCKS_NS = 60 * 10**9
 
-#: How many bytes of an ended run the next run fetches; more only on request.
+#: The most bytes of an ended run that the next run fetches. A larger rest is fetched by `paceline prune` only.
 _IN_PASSING_BYTES = 64 << 20
 
-#: A run's folder -> names of checkpoints that its scripts have removed, as far as this process knows.
+#: Run folder -> names of checkpoints that the run's scripts have removed, as far as this process knows.
 _REMOVED: dict[str, set[str]] = {}
 
 
 class Copies:
-    """One folder per node, at the same path on all; some nodes may share one.
+    """The copies of a run's folder on its nodes, at the same path on all nodes. Some nodes may share a folder.
 
-    Nodes that share a folder are a group, named by its lowest rank; one node of each sends checkpoints and outputs.
+    Nodes that share a folder are a group, named by its lowest rank. One node per group sends checkpoints and outputs.
 
-    top: Absolute path on each node, for files that outlive the run.
+    top: Absolute path of Paceline's folder on each node, for runs and snapshots.
     """
 
     def __init__(self, links: Sequence[Link], folder: RunFolder, top: str) -> None:
@@ -55,9 +55,9 @@ class Copies:
         self._log_limit = int((record.get("job") or {}).get("log_limit") or 0)
         self._target = str(record.get("target") or "NAME")
         self._replica = Replica(folder.path, removed=_REMOVED.setdefault(str(folder.path), set()))
-        self._replica.close()  # left by a killed supervisor
+        self._replica.close()  # removes incomplete files of a killed supervisor
         self._groups: dict[int, int] = {}
-        #: groups with processes started since the last fetch
+        #: Groups with processes that started since the last fetch.
         self._unfetched: set[int] = set()
 
     def send(self) -> None:
@@ -70,27 +70,27 @@ class Copies:
         on_each(links, self._clear)
         sent = on_each(links, lambda link: send_run(link, f"{token}-{ranks[link]}", self._folder, self._top, self.path))
         all_or_error(links, sent, f"the run could not be sent to {self.path}")
-        # Write all marks before listing any: a list without one would split a shared folder into two groups.
+        # Write all mark files before listing any: a list that lacks a mark would split a shared folder into two groups.
         listed = on_each(links, lambda link: link.names_in(f"{self.path}/.nodes"))
         marks = all_or_error(links, listed, "the run's folder is gone")
-        # Only the marks of this call: a killed supervisor may have left some.
+        # Use only the mark files of this call: a killed supervisor may have left others.
         seen = [[int(name.partition("-")[2]) for name in names if name.startswith(token)] for names in marks]
-        # Each node sees at least its own mark, so no list is empty.
+        # Each node sees at least its own mark file, so no list is empty.
         self._groups = {rank: min(others) for rank, others in enumerate(seen)}
         self._even_out()
         self._send_carried()
 
     def _clear(self, link: Link) -> None:
-        """Fetch and remove leftovers of killed agents and supervisors on a node, and log those that stay."""
+        """Fetch and remove run copies that killed agents and supervisors left on a node, and log the results."""
         runs_dir, own = self._folder.path.parent, self._folder.run_id
         for left in clear_node(link, self._top, runs_dir, but=own, most_bytes=_IN_PASSING_BYTES):
             if not left.is_foreign:
                 say(f"{link.name}: {left.text()}")
 
     def _even_out(self) -> None:
-        """Let all groups start with the same checkpoints.
+        """Give all groups of nodes the same checkpoints.
 
-        A group that was lost may return with unsent checkpoints, and its ranks would resume from another step.
+        A group that was lost may return with checkpoints that only it has, and would resume from another step.
 
         Raises:
             TargetError: Checkpoints can't be fetched or sent.
@@ -102,7 +102,7 @@ class Copies:
         has = [self._without_removed(link, names) for link, names in zip(leaders, has, strict=True)]
         if len(leaders) < 2:
             return
-        # Only checkpoints that may be newer than all here: the script may have removed older ones, and no rank resumes from
+        # Fetch only checkpoints that may be newer than ours: the script may have removed older ones, and no rank loads
         # them.
         newest_ns = max((path.stat().st_mtime_ns for path in here.rglob("*") if path.is_file()), default=0)
         late = [
@@ -119,7 +119,7 @@ class Copies:
             all_or_error(leaders, sent, f"the run could not be sent to {self.path}")
 
     def _without_removed(self, link: Link, names: Mapping[str, Stamp]) -> dict[str, Stamp]:
-        """Remove checkpoints that the run removed while the node was away. Return the node's others."""
+        """Remove checkpoints that the run removed while the node was lost. Return the node's other checkpoints."""
         over = {name for name in names if f"checkpoints/{name}" in self._replica.removed}
         for name in over:
             if not os.path.lexists(self._folder.checkpoints / name):
@@ -127,10 +127,10 @@ class Copies:
         return {name: stamp for name, stamp in names.items() if name not in over}
 
     def _send_carried(self) -> None:
-        """Send each group once the folders and packages of this machine that the job names.
+        """Send the folders and packages of this machine that the job names, once to each group of nodes.
 
         Raises:
-            DataError, EnvironmentSpecError, TransferError: They are missing or unreadable here.
+            DataError, EnvironmentSpecError, TransferError: A folder or package is missing or unreadable here.
         """
         packed = pack_run(self._folder)
         if packed is None:
@@ -140,9 +140,9 @@ class Copies:
         all_or_error(links, sent, "what the job names here could not be sent")
 
     def follow(self, attempt: int) -> None:
-        """Mirror new files from now on; create the folder of an attempt."""
+        """Start to mirror new files of the nodes, and create the folder of an attempt on them."""
         living = [link for link in self._links if link.lost is None]
-        # 0 means no attempt, while the nodes prepare; then there is no folder to create.
+        # Attempt 0 is the preparation of the nodes, which has no folder to create.
         if attempt:
             path = f"{self.path}/attempts/{attempt}"
             made = on_each(living, lambda link: link.make_folders([path]))
@@ -170,18 +170,18 @@ class Copies:
         all_or_error(links, on_each(links, mirror), "the run's folder can't be followed", may_be_lost=True)
 
     def note_start(self, rank: int) -> None:
-        """Record that a process starts on a node: there may be more to fetch."""
+        """Record that a process starts on a node, which may write files that must be fetched."""
         self._unfetched.add(self._groups[rank])
 
     def fetch(self, attempt: int, *, is_last: bool = False) -> None:
-        """Fetch all missing files, unless the run was never sent. `is_last` is as for `LinkFiles.flush`.
+        """Fetch all missing files. Do nothing if the run was never sent. `is_last` is as for `LinkFiles.flush`.
 
         Raises:
-            TargetError: Some can't be fetched; the message says which, and where they are.
+            TargetError: Some files can't be fetched; the message names them or their nodes, and their folder.
         """
         if not self._groups:
             return
-        self.follow(attempt)  # if a node is lost, another of its group sends for both
+        self.follow(attempt)  # if a group's sender is lost, another node of the group becomes the sender
         leaders = self._leaders()
         senders = [self._links[rank] for rank in leaders.values()]
         missing = []
@@ -196,7 +196,7 @@ class Copies:
         if any(link.lost for link in senders) and self._leaders().keys() == leaders.keys():
             self.fetch(attempt, is_last=is_last)  # another node of the group is alive
             return
-        # Groups without a living node: files since the last fetch are out of reach.
+        # In groups without a living node, files written since the last fetch are out of reach.
         missing += [str(self._links[group].lost).rstrip(".") for group in sorted(self._unfetched - set(leaders))]
         if missing:
             raise TargetError(
@@ -205,20 +205,20 @@ class Copies:
             )
 
     def remove(self) -> None:
-        """Remove the copies, except those with unfetched files."""
+        """Remove the copies from the nodes, except copies with unfetched files."""
         done = [self._links[rank] for group, rank in self._leaders().items() if group not in self._unfetched]
         on_each(done, lambda link: link.remove(self.path))
 
     def close(self) -> None:
-        """Remove incomplete files here. Call this after the links are closed."""
+        """Remove incomplete files from the run's folder here. Call this after the links are closed."""
         self._replica.close()
 
     def _leaders(self) -> dict[int, int]:
-        """Return {group: its lowest rank that is not lost}."""
+        """Return {group: lowest rank of its nodes that are not lost}."""
         found: dict[int, int] = {}
         for rank, link in enumerate(self._links):
             if link.lost is None:
-                # Until the marks are compared each node is a group of its own.
+                # Until `send` has compared the mark files, each node is a separate group.
                 found.setdefault(self._groups.get(rank, rank), rank)
         return found
 
@@ -231,9 +231,9 @@ class LeftBehind:
     """A copy of an ended run on a node whose agent or supervisor was killed.
 
     Attributes:
-        missing: Names of files that only the node has.
-        stays: Why the copy still exists; "" once removed.
-        is_foreign: Whether it belongs to another workspace.
+        missing: Names of files that the run's folder here lacks.
+        stays: Why the copy still exists; "" if it was or would be removed.
+        is_foreign: Whether the run belongs to another workspace.
     """
 
     host: str
@@ -245,7 +245,7 @@ class LeftBehind:
     is_foreign: bool = False
 
     def text(self, *, will_be: bool = False) -> str:
-        """Describe the leftovers and their treatment, or `will_be`."""
+        """Describe the copy and what was done with it, or what would be done with `will_be`."""
         files = f"{counted(len(self.missing), 'file')} ({size_text(self.missing_bytes)})" if self.missing else ""
         if self.stays:
             only = f", with {files} that only this node has" if files else ""
@@ -260,17 +260,17 @@ class LeftBehind:
 def clear_node(
     link: Link, top: str, runs_dir: Path, *, but: str = "", most_bytes: int | None = None, dry_run: bool = False
 ) -> Iterator[LeftBehind]:
-    """Fetch leftovers of ended runs from a node's folder and remove them there; yield each such run.
+    """Fetch missing files of ended runs from a node and remove their copies there. Yield each such run.
 
     Runs that are alive or supervised are skipped. Runs of other workspaces stay.
 
     Args:
-        link: To the node.
-        top: The folder on the node, absolute.
-        runs_dir: The runs of this workspace.
+        link: The link to the node.
+        top: Absolute path of Paceline's folder on the node.
+        runs_dir: The folder of this workspace's runs.
         but: The id of a run to skip.
-        most_bytes: Leave a run if more is missing here; None for no limit.
-        dry_run: Change nothing.
+        most_bytes: Leave a copy on the node if more bytes are missing here; None for no limit.
+        dry_run: Report copies without fetching or removing files.
 
     Raises:
         LinkError: The node is lost.
@@ -314,7 +314,7 @@ def _cleared(
         if wanted:
             _fetch(link, found.path, folder, there, wanted)
             note = {f"fetched_later_{link.name}": f"{found.path} of {link.name} was brought home and removed there."}
-            with contextlib.suppress(OSError, PacelineError):  # recorded before, or a full disk
+            with contextlib.suppress(OSError, PacelineError):  # the note exists already, or the disk is full
                 tags_and_properties.add_properties(folder.notes, note)
         link.remove(found.path)
     except OSError as error:
@@ -335,7 +335,7 @@ def _is_of(link: Link, path: str, folder: RunFolder) -> bool:
 def _only_there(there: Mapping[str, Stamp], folder: RunFolder, *, is_single: bool) -> dict[str, int]:
     """Return {name: bytes} of files that the node's copy has and the run's folder here lacks.
 
-    As during the run, the later of two files counts. All attempts add to the same metrics, on any node, so the copy's metrics
+    As during the run, the newer of two files counts. All attempts append to the same metrics, so the copy's metrics
     count only if the run had one attempt (`is_single`).
     """
     found = {}
@@ -350,16 +350,16 @@ def _only_there(there: Mapping[str, Stamp], folder: RunFolder, *, is_single: boo
 
 
 def _fetch(link: Link, path: str, folder: RunFolder, there: Mapping[str, Stamp], wanted: Container[str]) -> None:
-    """Fetch these files of a node's copy.
+    """Fetch the files named in `wanted` from a node's copy.
 
     Raises:
-        OSError: Some can't be fetched.
+        OSError: Some files can't be fetched.
     """
-    # The node sends files that seem to be missing here. Don't name files that it lacks: it would report them as removed.
+    # The node sends files that `known` lacks. Don't add files that the node lacks: it would report them as removed.
     known = {name: stamp for name, stamp in there.items() if name not in wanted}
     for name in there:
         if name in wanted and name.split("/", 1)[0] in SMALL and (here := stamp_of(str(folder.path / name))):
-            known[name] = [*here[:2], 0]  # a growing file continues at its end here
+            known[name] = [*here[:2], 0]  # for a growing file, the node sends only what follows the size here
     replica = Replica(folder.path)
     try:
         link.mirror(path, folder, 0, replica=replica, have=known)

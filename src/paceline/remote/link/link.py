@@ -1,4 +1,4 @@
-"""An agent on a node, as its supervisor uses it."""
+"""A link to an agent on a node, with which the supervisor runs commands and transfers files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.remote.wire import SILENCE_S, Header
 
 @dataclass(frozen=True)
 class CommandEnd:
-    """The end of a synchronous command. `returncode` is that of a shell, 128+n for signal n."""
+    """The result of a synchronous command. `returncode` is as in a shell, 128+n for signal n."""
 
     returncode: int
     stdout: bytes
@@ -31,9 +31,9 @@ class StartedEnd(NamedTuple):
     """The end of a started command.
 
     Attributes:
-        code: As a shell reports it.
-        time: In seconds since the epoch.
-        peak_bytes: Peak memory.
+        code: Exit code as in a shell, 128+n for signal n.
+        time: Time of the exit in seconds since the epoch.
+        peak_bytes: Peak memory of the command.
     """
 
     pid: int
@@ -55,10 +55,10 @@ class Link(LinkFiles):
         self._ends: list[StartedEnd] = []
         #: Guards `_ends`, which the connection's filer fills and the supervisor empties.
         self._lock = threading.Lock()
-        #: Called with frames of the remote shell, and with ends of tagged commands.
+        #: Callbacks that receive frames of the remote shell, and the exits of tagged commands.
         self.on_rsh: Callable[[Header], None] = lambda header: None
         self.on_tagged_end: Callable[[Header], None] = lambda header: None
-        #: Called when `ends` has something new.
+        #: A callback for each exit of an untagged command, which `ends` then returns.
         self.on_end: Callable[[], None] = lambda: None
 
     @classmethod
@@ -76,15 +76,15 @@ class Link(LinkFiles):
     ) -> Link:
         """Open a link over the standard streams of a program, such as `ssh host ...` of `bootstrap_words`.
 
-        name: Of the node, for messages.
-        library_dir: Contains `paceline`.
-        folder: On the node, for the library; `~` is expanded there.
+        name: The node's name, for error messages.
+        library_dir: The folder that contains the package `paceline`.
+        folder: The folder on the node for the library; the node expands `~`.
         shared_library: Whether the node may see `library_dir`.
-        env: Of the program; None for this process's.
+        env: Environment variables of the program; None for those of this process.
         silence_s: Seconds without a message after which each side counts the other as lost.
 
         Raises:
-            LinkError: The agent does not start; with the program's output.
+            LinkError: The agent does not start; the error has the program's output.
         """
         return cls.over(
             Ends.of_program(argv, os.environ if env is None else env, name),
@@ -120,10 +120,10 @@ class Link(LinkFiles):
         except BaseException:
             link._connection.give_up()
             raise
-        # Bytes that `bootstrap` has read after the last answer begin the frames.
+        # `bootstrap` may have read bytes after its last answer; these begin the first frame.
         link._connection.start(first)
         deadline = time.monotonic() + timeout_s
-        # In short waits, since the loss of a link sets no event.
+        # Wait in short steps, since the loss of the link does not set the event.
         while not link._said_hello.wait(0.1) and not link.lost and time.monotonic() < deadline:
             pass
         if not link._said_hello.is_set():
@@ -139,7 +139,7 @@ class Link(LinkFiles):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether an answer timed out and nothing has arrived since: further requests only take time."""
+        """Whether an answer timed out and nothing arrived since, so that further requests only take time."""
         return self._connection.is_stuck
 
     # --- commands
@@ -148,23 +148,23 @@ class Link(LinkFiles):
         """Run a short command in the agent's environment; kill it after `timeout_s`.
 
         Raises:
-            LinkError: The node is lost, or the time is up.
+            LinkError: The node is lost, or the command took longer than `timeout_s`.
         """
         pending = self._connection.requests.new()
         self._connection.out.put({"op": "run", "id": pending.number, "argv": list(argv)}, input)
         try:
             answer, data = self._connection.wait_for(pending, shlex.join(argv), timeout_s)
         except LinkError:
-            # The result is not needed any more: let the agent kill the command.
+            # Ask the agent to kill the command, since nothing waits for its result now.
             self._connection.out.put({"op": "stop", "request": pending.number})
             raise
-        # One frame has both outputs, standard output first.
+        # The frame's data is standard output, then standard error.
         return CommandEnd(answer["code"], data[: answer["out"]], data[answer["out"] :])
 
     def call(self, function: str, given: Any, *, timeout_s: float = 20.0) -> Any:
-        """Call a library function `module:name` of one JSON value in the agent's process.
+        """Call a library function `module:name` with one JSON value in the agent's process.
 
-        It may block, but must not start processes: the agent would report their ends.
+        The function may block, but must not start processes, since the agent would report their exits.
         """
         answer, _ = self._connection.ask("call", timeout_s=timeout_s, function=function, given=given)
         return answer["found"]
@@ -172,9 +172,9 @@ class Link(LinkFiles):
     def start(
         self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, log: str, exact: bool = False, tag: str = ""
     ) -> int:
-        """Start a command with output to the file `log` there. Return its pid.
+        """Start a command on the node, with its output in the node's file `log`. Return the command's pid.
 
-        Its environment is the agent's own (unless `exact`), updated with `env`. The end of a tagged command goes to
+        Its environment is the agent's (empty with `exact`), updated with `env`. The exit of a tagged command goes to
         `on_tagged_end` instead of `ends`.
         """
         answer, _ = self._connection.ask(
@@ -185,8 +185,8 @@ class Link(LinkFiles):
     def signal(self, pid: int, number: int, *, run_id: str = "", wait: bool = True) -> bool:
         """Send a signal to a process below the agent. Return False if there is no such process.
 
-        run_id: Of a run whose processes may also be signaled.
-        wait: For the answer; otherwise return True.
+        run_id: The id of a run whose processes may also be signaled.
+        wait: Wait for the agent's answer; otherwise return True at once.
         """
         if not wait:
             self._connection.out.put({"op": "signal", "pid": pid, "number": int(number), "run_id": run_id})
@@ -198,21 +198,21 @@ class Link(LinkFiles):
         return bool(self._connection.ask("alive", timeout_s=3.0, pid=pid)[0]["ok"])
 
     def ends(self) -> list[StartedEnd]:
-        """Return the commands that have ended, each once, after storing the files that they wrote."""
+        """Return the commands that ended since the last call. The files that they wrote are stored here."""
         with self._lock:
             found, self._ends = self._ends, []
             return found
 
     def kill_all(self) -> None:
-        """Kill everything that the agent has started."""
+        """Kill all processes that the agent has started."""
         self._connection.ask("kill_all", timeout_s=5.0)
 
     def adopt(self, run_id: str) -> None:
-        """Let the agent own processes of the run that an engine starts on its node, and kill existing ones."""
+        """Let the agent manage the run's processes that an engine will start on its node. Kill existing ones."""
         self._connection.ask("adopt", timeout_s=10.0, run_id=run_id)
 
     def end_run(self, run_id: str) -> int:
-        """Kill leftovers of an ended run on the node. Return how many processes survive."""
+        """Kill leftover processes of an ended run on the node. Return how many processes survive."""
         return int(self._connection.ask("end_run", timeout_s=10.0, run_id=run_id)[0]["left"])
 
     def answer_rsh(self, number: int, code: int, text: str = "") -> None:
@@ -220,21 +220,21 @@ class Link(LinkFiles):
         self._connection.out.put({"op": "rsh_done", "number": number, "code": code, "text": text})
 
     def close(self, wait_s: float = 6.0) -> None:
-        """End the agent and everything that it has started. Idempotent."""
-        # First, since the agent ends right after its answer, and must not count as lost.
+        """End the agent and all processes that it has started. Idempotent."""
+        # Set this first: the agent ends right after its answer, and must not count as lost.
         self._connection.is_closing = True
         try:
-            # A stuck node gets no more time than it takes to send the request.
+            # Don't wait for a stuck node; 0.1 s suffice to send the request.
             self._connection.ask("close", timeout_s=0.1 if self.is_stuck else wait_s)
         except (LinkError, OSError):
-            # It did not answer, so don't wait again when the connection closes.
+            # The agent did not answer, so don't wait for it again when the connection closes.
             wait_s = 0.1
         self._connection.close(wait_s)
-        # After the connection, whose filer has stored the remaining frames.
+        # Close the replica after the connection, whose filer stores the remaining files.
         if self._replica is not None:
             self._replica.close(self._rank)
 
-    # --- events, in order, in a thread of their own
+    # --- events, handled in order in the connection's filer thread
 
     def _hear(self, header: Header, data: bytes) -> None:
         op = header.get("op")
@@ -246,10 +246,10 @@ class Link(LinkFiles):
             else:
                 with self._lock:
                     self._ends.append(StartedEnd(header["pid"], header["code"], header["time"], header["peak"]))
-                # Without the lock: the callback may call `ends`, which takes it.
+                # Call this without the lock: the callback may call `ends`, which takes the lock.
                 self.on_end()
         elif op == "hello":
-            # Set before the event: `open` returns on the event, and its caller reads this.
+            # Set `hello` before the event: `open` returns on the event, and its caller reads `hello`.
             self.hello = Hello.from_frame(header)
             self._said_hello.set()
         elif op in ("rsh", "rsh_gone"):

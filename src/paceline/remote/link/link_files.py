@@ -1,4 +1,4 @@
-"""Files on a node: the part of a link that concerns the node's disk."""
+"""The file operations of a link, such as sending and mirroring files of a node."""
 
 from __future__ import annotations
 
@@ -27,58 +27,58 @@ class LinkFiles:
     _connection: AgentConnection
 
     def __init__(self) -> None:
-        #: Receives the run's files once a mirror exists.
+        #: The local copy of the run's files, once `mirror` was called.
         self._replica: Replica | None = None
         self._rank = self._group = 0
         self._mirrored = ""
         self._trouble: dict[str, OSError | ValueError] = {}
 
     def put_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
-        """Write a file atomically, and create its folder."""
+        """Write a file on the node atomically, and create its folder."""
         self._connection.ask("file", data, timeout_s=60.0, path=path, mode=mode)
 
     def put_tree(
         self, source: Path, path: str, *, how: str = "replace", skip: Callable[[str], bool] = lambda name: False
     ) -> None:
-        """Send a folder atomically, with links, modes and times.
+        """Send a folder to the node atomically, with symbolic links, modes and times.
 
-        how: "keep" an existing path (whose name is its content), "replace" it, or "merge" files into it.
-        skip: Names, relative to `source`, that are not sent.
+        how: "keep" an existing folder (if its name is a content hash), "replace" it, or "merge" files into it.
+        skip: Returns whether to leave out a path, given relative to `source`.
         """
         self._put(entries(source, skip), path, how)
 
     def put_files(self, files: Mapping[str, Path], path: str) -> None:
-        """Send these files, by their names, as a folder that replaces `path` atomically.
+        """Send files, given as {relative name: local path}, as a folder that replaces `path` atomically.
 
         Raises:
-            OSError: Also if a file can't be read here.
+            OSError: A file can't be read here, or the agent failed.
         """
         self._put(entries_of(files), path, "replace")
 
     def _put(self, frames: Iterable[Frame], path: str, how: str) -> None:
         pending = self._connection.requests.new()
-        # The same priority as its entries: frames keep their order within a priority, so this one arrives first.
+        # Use the entries' priority: frames of one priority keep their order, so this frame arrives before the entries.
         self._connection.out.put({"op": "tree", "id": pending.number, "path": path, "how": how}, kind=BULK)
-        # The link is lost; `wait_for` gives the reason, unlike a broken pipe.
+        # A broken pipe means a lost link; `wait_for` below raises an error with the reason.
         with contextlib.suppress(BrokenPipeError):
             for header, data in frames:
                 if pending.is_done:
-                    break  # an error, such as a full disk
+                    break  # the node has answered early: an error, such as a full disk
                 self._send_entry(pending, header, data)
             self._send_entry(pending, {"kind": "finish"}, b"")
-        # No time limit: large folders take long, and the loss of the node ends the wait.
+        # Wait without a time limit: large folders take long, and the loss of the node ends the wait.
         self._connection.wait_for(pending, f"put {path}", None)
 
     def _send_entry(self, pending: Pending, header: Header, data: bytes) -> None:
-        # Wait for room, so that large folders take little memory.
+        # Wait for room in the queue, so that large folders take little memory.
         self._connection.out.put({"op": "entry", "of": pending.number, **header}, data, kind=BULK, wait=True)
 
     def make_folders(self, paths: Sequence[str], mode: int = 0o777) -> None:
-        """Create folders and their parents."""
+        """Create folders and their parents on the node."""
         self._connection.ask("mkdirs", timeout_s=20.0, paths=list(paths), mode=mode)
 
     def make_link(self, path: str, target: str) -> None:
-        """Create a symbolic link, replacing an existing one."""
+        """Create a symbolic link on the node, replacing an existing link."""
         self._connection.ask("link", timeout_s=20.0, path=path, target=target)
 
     def make_scratch(self, path: str) -> str:
@@ -90,17 +90,17 @@ class LinkFiles:
         return str(header["socket"])
 
     def remove(self, path: str) -> None:
-        """Remove a tree, and stop mirroring it."""
+        """Remove a file or folder from the node, and stop mirroring it."""
         self._connection.ask("remove", timeout_s=600.0, path=path)
         if path == self._mirrored:
             self.drop_mirror()
 
     def drop_mirror(self) -> None:
-        """Stop mirroring: the next mirrored folder of this link belongs to another run."""
+        """Forget the mirrored folder, so that this link can mirror the folder of another run."""
         self._replica, self._mirrored = None, ""
 
     def names_in(self, path: str) -> list[str]:
-        """Return the names in a folder, sorted."""
+        """Return the sorted names of a folder's entries on the node."""
         return list(self._connection.ask("list", path=path)[0]["names"])
 
     def exists(self, path: str) -> bool:
@@ -111,11 +111,11 @@ class LinkFiles:
         return bool(self._connection.ask("sees", path=path, token=token)[0]["ok"])
 
     def inode(self, path: str) -> int:
-        """Return the inode of a path, which all machines that mount the file system share; 0 if it is missing."""
+        """Return the inode of a path, the same on all machines that mount its file system; 0 if it is missing."""
         return int(self._connection.ask("inode", path=path)[0]["found"])
 
     def have(self, path: str) -> dict[str, list[int]]:
-        """Return {name: stamp} of everything below a folder (`paceline.remote.replica.changes`); {} if it is missing."""
+        """Return {name: stamp} of all files below a folder (`remote.replica.changes`); {} if the folder is missing."""
         found: dict[str, list[int]] = self._connection.ask("have", timeout_s=120.0, path=path)[0]["found"]
         return found
 
@@ -125,15 +125,15 @@ class LinkFiles:
         return count, size
 
     def disk(self, path: str) -> tuple[int, int, int]:
-        """Return the free bytes, all bytes and the file system's number of a folder's disk."""
+        """Return (free bytes, total bytes, number of the file system) of a folder's disk."""
         free, total, number = self._connection.ask("disk", timeout_s=5.0, path=path)[0]["found"]
         return free, total, number
 
     def load(self, gpus: Sequence[str], workers: Mapping[str, object] | None = None) -> dict[str, object]:
         """Return the node's load since the last call (`paceline.observe.node.load`).
 
-        gpus: The devices to include; None for all.
-        workers: As for `LoadMeter.look`.
+        gpus: The devices to include; an empty list for all devices.
+        workers: The argument of `LoadMeter.look`.
         """
         asked = None if workers is None else dict(workers)
         found: dict[str, object] = self._connection.ask("load", timeout_s=2.0, gpus=list(gpus), workers=asked)[0][
@@ -142,7 +142,7 @@ class LinkFiles:
         return found
 
     def oom_kills(self) -> int:
-        """Return how many processes the node's kernel has killed for memory, as far as known."""
+        """Return how many processes the node's OOM killer has killed, as far as known."""
         return int(self._connection.ask("oom_kills", timeout_s=3.0)[0]["found"])
 
     def free_ports(self, count: int) -> list[int]:
@@ -162,16 +162,16 @@ class LinkFiles:
         log_limit: int = 0,
         have: Mapping[str, list[int]] | None = None,
     ) -> None:
-        """Mirror the files that the run writes on the node, from now on.
+        """Start to mirror the files that the run writes on the node.
 
-        replica: Shared by the links to one folder.
-        rank: Of the node.
-        group: Of the nodes that share a folder.
-        takes_files: Include checkpoints and outputs.
+        replica: The local copy to update, shared by all links of a run; None to create one.
+        rank: The node's rank.
+        group: Number of the group of nodes that share a folder.
+        takes_files: Whether to include checkpoints and outputs.
         log_limit: Bytes of each worker's log that the node keeps; 0 for no limit.
-        have: Name -> stamp of files not to send; by default those here.
+        have: Name -> stamp of files that the node need not send; None for the files in `folder`.
         """
-        # Links to one folder share a replica, so each names the sender of its files.
+        # Links of one run share a replica, so each link passes its rank and group with every file.
         self._rank, self._group, self._mirrored = rank, group, remote_run_dir
         is_first = self._replica is None
         self._replica = self._replica or replica or Replica(folder.path)
@@ -188,14 +188,14 @@ class LinkFiles:
         )
 
     def flush(self, *, is_last: bool = False) -> None:
-        """Wait until all files of the run on the node are here, including checkpoints and outputs.
+        """Wait until the run's files on the node are stored here, including checkpoints and outputs.
 
-        is_last: The run has ended there: also fetch the script's working directory.
+        is_last: Whether the run has ended on the node: also fetch the script's working directory.
 
         Raises:
-            OSError: Some can't be written here.
+            OSError: Some files can't be written here.
         """
-        # In order: the answer must not overtake files sent before it, which may still wait to be written here.
+        # Require order: the answer must not overtake earlier files, which may still wait to be written here.
         pending = self._connection.requests.new(in_order=True)
         self._trouble.clear()
         self._connection.out.put({"op": "flush", "id": pending.number, "last": is_last})
@@ -207,11 +207,11 @@ class LinkFiles:
             return
         try:
             self._replica.apply(header, data, rank=self._rank, group=self._group)
-            # Only the last piece completes a file.
+            # A file is complete only with its last piece.
             if header["how"] != "part" or header.get("end"):
                 self._trouble.pop(header["file"], None)
         except (OSError, ValueError) as error:
-            # For example a full disk. The node retries with a backoff; `flush` reports files still missing at the end.
+            # The disk may be full. The node retries with a backoff; `flush` reports files that are still missing.
             self._trouble[str(header.get("file"))] = error
             self._connection.out.put({"op": "again", "file": header.get("file")})
 
@@ -223,19 +223,19 @@ class LinkFiles:
 
 
 def entries(source: Path, skip: Callable[[str], bool] = lambda name: False) -> Iterator[Frame]:
-    """Yield frames for everything below `source` except `skip`, folders before their content.
+    """Yield frames for all entries below `source` except `skip`, folders before their content.
 
-    Files that vanish meanwhile are omitted; files that shrink end early.
+    Files that vanish meanwhile are omitted; files that shrink meanwhile are sent with their new size.
     """
     yield _about(".", "dir", os.stat(source)), b""
     yield from _below(str(source), "", skip)
 
 
 def entries_of(files: Mapping[str, Path]) -> Iterator[Frame]:
-    """Yield frames of a read-only tree of these files, by their names in it, following links.
+    """Yield frames of a read-only tree, given as {name in the tree: local path}. Follow symbolic links.
 
     Raises:
-        OSError: A file can't be read: an incomplete tree would look complete.
+        OSError: A file can't be read. It is not skipped, since an incomplete tree would look complete.
     """
     yield {"name": ".", "kind": "dir", "mode": 0o755, "mtime": 0}, b""
     made = set()
@@ -246,21 +246,21 @@ def entries_of(files: Mapping[str, Path]) -> Iterator[Frame]:
                 made.add(folder)
                 yield {"name": str(folder), "kind": "dir", "mode": 0o755, "mtime": 0}, b""
         for header, data in _file(os.path.realpath(path), name):
-            # Runs share such a tree, so it is read-only; of the modes only the executable bit is kept.
+            # Runs share such a tree, so its files are read-only. Of their modes, only the executable bit is kept.
             mode = 0o555 if header.get("mode", 0) & 0o100 else 0o444
             yield header | ({"mode": mode} if "mode" in header else {}), data
 
 
 def _below(folder: str, name: str, skip: Callable[[str], bool]) -> Iterator[Frame]:
     with os.scandir(folder) as found:
-        # List it completely before descending: a deep tree would hold a descriptor per level.
+        # List the folder completely before descending, or a deep tree would keep one open descriptor per level.
         inside = sorted(found, key=lambda entry: entry.name)
     for entry in inside:
         mine = os.path.join(name, entry.name)
         if skip(mine):
             continue
         try:
-            # First, since is_dir and is_file follow links: a link to a folder would be sent as a folder.
+            # Check for links first: is_dir and is_file follow links, so a link to a folder would be sent as a folder.
             if entry.is_symlink():
                 yield {"name": mine, "kind": "link", "target": os.readlink(entry.path)}, b""
             elif entry.is_dir():
@@ -269,14 +269,14 @@ def _below(folder: str, name: str, skip: Callable[[str], bool]) -> Iterator[Fram
             elif entry.is_file():
                 yield from _file(entry.path, mine)
         except FileNotFoundError:
-            # It vanished meanwhile, such as a temporary file of a running script.
+            # The file vanished meanwhile, such as a temporary file of a running script.
             continue
 
 
 def _file(path: str, name: str) -> Iterator[Frame]:
     with open(path, "rb", buffering=0) as file:
         about = _about(name, "file", os.fstat(file.fileno()))
-        # Read one piece ahead, so the last one can be marked; an empty file is one empty piece.
+        # Read one piece ahead, so the last piece can be marked as the end; an empty file is one empty piece.
         data = file.read(CHUNK_BYTES) or b""
         is_first = True
         while True:

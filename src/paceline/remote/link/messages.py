@@ -1,4 +1,4 @@
-"""Pending requests of a link, its error, and the agent's description of its node."""
+"""Pending requests of a link, the error LinkError, and an agent's description of its node."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paceline.remote.wire import Frame, Header
 
 
 class Pending:
-    """A request without an answer yet."""
+    """A request that may still get an answer."""
 
     def __init__(self, number: int, in_order: bool) -> None:
         self.number = number
-        #: Whether the answer counts only after all earlier files are stored.
+        #: Whether the answer is delivered only after all earlier files are stored.
         self.in_order = in_order
         self.answer: Frame | None = None
         self._done = threading.Event()
@@ -45,7 +45,7 @@ class Requests:
     def new(self, *, in_order: bool = False) -> Pending:
         with self._lock:
             pending = Pending(next(self._count), in_order)
-            # Under the lock of `end`: either `end` ends the request, or the end is visible here.
+            # `end` takes this lock too: either `end` ends this request, or `_over` is already set here.
             if self._over:
                 pending.settle(None)
             else:
@@ -67,21 +67,21 @@ class Requests:
             self._pending.pop(pending.number, None)
 
     def end(self) -> None:
-        """End all requests: no answer will arrive any more."""
+        """End all requests without an answer, because the link has ended."""
         with self._lock:
             self._over = True
             left = list(self._pending.values())
             self._pending.clear()
-        # Without the lock: waiting threads wake up, and may send another request at once.
+        # Release the lock before: threads that wake up may send another request, which takes the lock.
         for pending in left:
             pending.settle(None)
 
 
 class LinkError(EngineError):
-    """The error that a node's agent can't be started, or does not answer any more.
+    """The error that a node's agent can't be started, or no longer answers.
 
-    stderr: Output of the connecting program.
-    exit_code: Of that program; None if it has not ended.
+    stderr: Standard error of the connecting program, such as ssh.
+    exit_code: The connecting program's exit code; None if it has not ended.
     """
 
     def __init__(self, message: str, stderr: str = "", exit_code: int | None = None) -> None:
@@ -95,13 +95,13 @@ class Hello:
     """An agent's description of its node.
 
     Attributes:
-        python: The agent's interpreter and its version.
-        gpus: Device numbers.
-        interfaces: Name -> (IPv4 address, prefix length).
-        env: The environment that the node gives to programs.
-        time: Its clock at this message, in seconds since the epoch.
-        library: The folder there that contains `paceline`.
-        folder: The expanded `folder`.
+        python: Path and version of the agent's interpreter.
+        gpus: Device numbers of the GPUs.
+        interfaces: Name of a network interface -> (IPv4 address, prefix length).
+        env: Environment variables of the node's shell.
+        time: The node's clock at this message, in seconds since the epoch.
+        library: The folder on the node that contains the package `paceline`.
+        folder: The absolute path of the argument `folder` of `Link.open`.
     """
 
     host: str

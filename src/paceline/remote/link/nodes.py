@@ -1,4 +1,4 @@
-"""The nodes of a run, with an agent on each (`paceline.targets.base.Nodes`)."""
+"""The nodes of a run that have an agent each, as a `paceline.targets.base.Nodes`."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from paceline.remote.link.link import Link
 
 
-#: How long to reuse the answer whether a process is alive.
+#: Seconds for which the answer whether a process is alive is reused.
 _FRESH_S = 0.3
 
 
 class AgentNodes:
-    """Nodes with one link each, in order of rank.
+    """The nodes of a run, with one link to each node's agent, in order of rank.
 
-    ports: Free on the first node, or how many to find there.
+    ports: Free ports of the first node, or the number of ports to find there.
     folder: Absolute path on each node, for the run's files if the node does not see the run's own folder.
-    python: The interpreter for jobs that name none; None for the first agent's.
-    is_shared: Whether nodes see the supervisor's folders; None to find out.
-    on_close: Returns the nodes.
-    on_hang: Records for other runs since when this one hangs; None to clear.
-    starter: Starts MPI workers instead of mpirun; the workers are the agents' as always.
+    python: The interpreter for jobs that name no interpreter; None for that of the first agent.
+    is_shared: Whether the nodes see the supervisor's folders; None to test this.
+    on_close: Returns the nodes to their engine, called by `close`.
+    on_hang: Records since when this run hangs, for waiting runs; its argument None clears the record.
+    starter: The program that starts MPI workers instead of mpirun. The agents still manage the workers.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class AgentNodes:
     ) -> None:
         assert len(links) == len(nodes), "one agent a node"
         self.nodes = tuple(_with_network(node, link) for node, link in zip(nodes, links, strict=True))
-        #: For the supervisor: seconds of silence after which a node is lost.
+        #: Seconds without a message after which a node is lost, which the supervisor reads.
         self.silence_s = max(link.silence_s for link in links)
         self.ports = tuple(links[0].free_ports(ports) if isinstance(ports, int) else ports)
         self._links, self._python, self._on_close = tuple(links), python, on_close
@@ -68,25 +68,25 @@ class AgentNodes:
         self._top, self._is_shared = folder.rstrip("/") or "/", is_shared
         self._folder: RunFolder | None = None
         self._run_dir = ""
-        #: of the run's folder, unless the nodes see it
+        #: Copies of the run's folder, unless the nodes see the supervisor's folder.
         self._copies: Copies | None = None
         self._calls: RshCalls | None = None
         self._attempt = 0
         self._started: set[tuple[int, int]] = set()
         self._over: set[tuple[int, int]] = set()
-        #: (node rank, pid) -> time of the query, and whether it was alive
+        #: (node rank, pid) -> time of the last query, and whether the process was alive then.
         self._looked: dict[tuple[int, int], tuple[float, bool]] = {}
-        #: name of a node -> its count at the first and the last query
+        #: Name of a node -> its OOM kills at the first and at the last query.
         self._oom_kills: dict[str, tuple[int, int]] = {}
         self._closed = False
-        #: Called in another thread when a command has ended.
+        #: A callback that links call in their threads when a command has ended.
         self.on_news: Callable[[], None] = lambda: None
-        # Through `_tell`, since `on_news` is set later than this callback.
+        # Use `_tell`, since the supervisor sets `on_news` later than this callback is installed.
         for link in self._links:
             link.on_end = self._tell
 
     def renew_ports(self) -> None:
-        """Choose other ports on the first node: another program has taken one."""
+        """Choose other ports on the first node because another program uses one of them."""
         self.ports = tuple(self._links[0].free_ports(len(self.ports)))
 
     def send(self, folder: RunFolder, library_dir: Path) -> RemotePaths:
@@ -123,7 +123,7 @@ class AgentNodes:
         )
 
     def _sees_source(self, folder: RunFolder) -> bool:
-        """Return whether the nodes see the user's source folder; True if this machine does not."""
+        """Return whether the nodes see the source folder. If this machine lacks it, return whether they share ours."""
         source = place(read_json(folder.job)).source
         if not self._is_shared or not os.path.isdir(source):
             return bool(self._is_shared)
@@ -155,7 +155,7 @@ class AgentNodes:
             )
         except LinkError as error:
             raise OSError(errno.EHOSTUNREACH, str(error)) from error
-        # Pids are reused: an earlier end belongs to another process.
+        # Pids are reused, so an earlier exit with this pid belongs to another process.
         self._started.add((command.node_rank, pid))
         self._over.discard((command.node_rank, pid))
         if self._copies is not None:
@@ -167,11 +167,11 @@ class AgentNodes:
         if (node_rank, pid) in self._over or link.lost:
             return False
         try:
-            # Processes started by the agent report their end.
+            # Don't wait for processes that the agent has started, since it reports their exits.
             wait = (node_rank, pid) not in self._started and not link.is_stuck
             return link.signal(pid, number, run_id=self._folder.run_id if self._folder else "", wait=wait)
         except (LinkError, OSError):
-            return link.lost is None  # it is slow, but the signal may still arrive
+            return link.lost is None  # the node is slow, but the signal may still arrive
 
     def is_alive(self, pid: int, node_rank: int) -> bool:
         if (node_rank, pid) in self._over or self._links[node_rank].lost:
@@ -214,7 +214,7 @@ class AgentNodes:
             if isinstance(found, int):
                 first, _ = self._oom_kills.get(link.name, (found, found))
                 self._oom_kills[link.name] = (first, found)
-        # Relative to each node's first answer: nodes that do not answer or are lost must not change the sum.
+        # Count from each node's first answer, so that nodes that are lost or don't answer don't change the sum.
         return sum(last - first for first, last in self._oom_kills.values())
 
     def is_disk_full(self) -> bool:
@@ -232,7 +232,7 @@ class AgentNodes:
             raise OSError(errno.EHOSTUNREACH, str(error)) from error
 
     def loads(self, workers: Mapping[int, Mapping[str, object]]) -> dict[int, dict[str, object]]:
-        """Return the load of each node and its workers, except nodes that do not answer."""
+        """Return {node rank: load of the node and its workers} of the nodes that answer."""
         asked = [
             (node, link) for node, link in zip(self.nodes, self._links, strict=True) if not (link.lost or link.is_stuck)
         ]
@@ -253,10 +253,10 @@ class AgentNodes:
             return
         self._closed = True
         try:
-            # End all writers, fetch their last files, then remove them there.
+            # End all processes, fetch the last files that they wrote, then remove the copies.
             self.kill_all()
             if self._copies is not None:
-                with contextlib.suppress(TargetError, EngineError):  # files that can't be fetched stay
+                with contextlib.suppress(TargetError, EngineError):  # files that can't be fetched stay on the nodes
                     self._copies.fetch(self._attempt, is_last=True)
                 self._copies.remove()
             on_each(self._links, lambda link: link.close())
@@ -273,9 +273,9 @@ class AgentNodes:
         return [link for link in self._links if link.lost is None]
 
     def _make_scratch(self) -> tuple[str, str]:
-        """Create a folder with the same short path on all nodes, in memory if possible.
+        """Create a folder with the same short path on all nodes, in /dev/shm if possible, else in /tmp.
 
-        Return it with the socket of the first node's agent for the remote shell.
+        Return its path, and the path of the remote shell's socket of the first node's agent.
         """
         name = f"paceline-{secrets.token_hex(4)}"
         path = f"/dev/shm/{name}"
@@ -299,7 +299,7 @@ def _disks_of(link: Link, paths: Sequence[str]) -> dict[str, tuple[int, int, int
 
 
 def _with_network(node: Node, link: Link) -> Node:
-    """Return the node with the interface and network of its address, if its machine has it."""
+    """Return the node with the interface and network of its address, or unchanged if no interface has the address."""
     for interface, (address, prefix) in link.hello.interfaces.items():
         if address == node.address:
             network = ipaddress.ip_network(f"{address}/{prefix}", strict=False)
@@ -308,9 +308,9 @@ def _with_network(node: Node, link: Link) -> Node:
 
 
 def script_python(given: str | None, submitter: str | None, links: Sequence[Link]) -> str | None:
-    """Return the interpreter for scripts that name none: the target's; else the submitting program's, if all nodes have it.
+    """Return the interpreter for scripts that name none: the target's, else the submitter's if all nodes have it.
 
-    None means that of the agents. With `submitter` None, the submitting program's is not tried.
+    None means the agents' interpreter. If `submitter` is None, only the target's is considered.
     """
     if given is not None or submitter is None:
         return given

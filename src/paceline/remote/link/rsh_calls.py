@@ -1,4 +1,4 @@
-"""The supervisor's part of the remote shell between nodes (`paceline.remote.agent.rsh`)."""
+"""The supervisor's side of the remote shell between nodes (`paceline.remote.agent.rsh`)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from paceline.remote.agent.rsh import SOCKET_VARIABLE
 from paceline.remote.link.link import Link
 from paceline.remote.wire import Header
 
-#: How long Open MPI's daemon on a node may take to end after mpirun.
+#: Seconds that Open MPI's daemon on a node may take to end after mpirun has ended.
 _ENDING_S = 2.0
 
 
 def make_remote_shell(link: Link, scratch: str, socket: str, python: str) -> tuple[str, ...]:
-    """Install a program on a node that takes `HOST COMMAND...`. Return its command line.
+    """Install a remote shell on a node, called as `HOST COMMAND...`. Return its command line.
 
-    Its path has no space, since PRRTE does not support quotes.
+    Its path must not have a space, since PRRTE does not support quotes.
 
-    socket: Of the node's agent.
-    python: Runs the program, unless `REMOTE_SHELL_PYTHON` names another.
+    socket: Path of the agent's socket on the node.
+    python: The interpreter, unless the variable `REMOTE_SHELL_PYTHON` names another.
     """
     path = f"{scratch}/rsh"
     program = shlex.quote(f"{link.hello.library}/paceline/remote/agent/rsh.py")
@@ -38,27 +38,27 @@ def make_remote_shell(link: Link, scratch: str, socket: str, python: str) -> tup
 
 
 class _Call:
-    """A command requested by a node. `pid` is on `link`'s node, 0 until it has started."""
+    """A command that a node has requested. `pid` is its process on the node of `link`, 0 before the start."""
 
     def __init__(self, asking: Link, number: int) -> None:
         self.asking, self.number = asking, number
         self.link: Link | None = None
         self.pid = 0
-        #: The requesting program is gone: hang the command up as soon as it has a pid.
+        #: Whether the requesting program is gone, so that the command gets SIGHUP as soon as it has a pid.
         self.is_hung_up = False
 
 
 class RshCalls:
-    """Starts commands on behalf of other nodes, and reports their ends.
+    """A starter of commands that nodes request to run on other nodes.
 
-    log: Receives their output, on each node.
-    shells: Node rank -> the shell for the command line there, and its environment (`Command.shells`).
+    log: Path of the file on each node that receives the commands' output.
+    shells: Node rank -> the shell and environment for command lines on that node (`Command.shells`).
 
         requesting node's link   rsh       -> recorded, then a thread starts the command on the other node
-                                 rsh_gone  -> a thread hangs it up
-        the other's link         its end   -> answer to the requesting node
+                                 rsh_gone  -> a thread sends SIGHUP to it
+        the other's link         its exit  -> answer to the requesting node
 
-    The three arrive in any order, since each link has a thread: a command may end before its start is answered, and the
+    They arrive in any order, since each link has a thread: a command may end before its start is answered, and the
     requesting program may be killed meanwhile. The thread that removes a call from `_calls`, under the lock, finishes it.
     """
 
@@ -77,11 +77,11 @@ class RshCalls:
         def hear(header: Header) -> None:
             tag = f"{asking.name} {header['number']}"
             if header["op"] == "rsh":
-                # Here, in the order of frames: the thread of a hang-up may be faster than that of the call.
+                # Record the call in this thread, which gets frames in order: the thread of a hang-up may be faster.
                 with self._lock:
                     self._calls[tag] = _Call(asking, header["number"])
             work, given = (self._hang_up, (tag,)) if header["op"] == "rsh_gone" else (self._start, (tag, header))
-            # In a thread: if a node calls itself, this thread has to read the answer.
+            # Use another thread: if a node calls itself, this thread has to read the answer.
             threading.Thread(target=work, args=given, name="paceline-rsh", daemon=True).start()
 
         return hear
@@ -108,15 +108,15 @@ class RshCalls:
             return
         with self._lock:
             call.link, call.pid = link, pid
-            # Missing from the table if it has ended already.
+            # The call is missing from the table if its command has ended already.
             late = self._calls.pop(tag, None) if call.is_hung_up else None
         if late is not None:
             _hang_up(link, pid)
 
     def _hang_up(self, tag: str) -> None:
-        """Send the command a hang-up, as after the death of an ssh client."""
+        """Send SIGHUP to the command, as sshd does after the death of an ssh client."""
         if self.shells:
-            # Or mpirun's container has ended, and its remote commands are ending: a container being removed can't take a
+            # If mpirun's container has ended, let its remote commands end: a container being removed can't receive a
             # signal.
             deadline = time.monotonic() + _ENDING_S
             while tag in self._calls and time.monotonic() < deadline:
@@ -127,7 +127,7 @@ class RshCalls:
                 return
             call.is_hung_up = True
             if call.link is None:
-                return  # `_start` will hang it up
+                return  # `_start` sends the SIGHUP
             del self._calls[tag]
         _hang_up(call.link, call.pid)
 
@@ -154,4 +154,4 @@ def _hang_up(link: Link, pid: int) -> None:
     try:
         link.signal(pid, signal.SIGHUP)
     except (OSError, TargetError):
-        pass  # it is lost with its node
+        pass  # the node is lost, and the command with it

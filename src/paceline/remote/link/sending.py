@@ -1,4 +1,4 @@
-"""Send a run's files to nodes that do not see the supervisor's."""
+"""Send a run's files to nodes that do not see the supervisor's folders."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Folders that later attempts resume from, which a new node lacks.
+#: Folders with files that later attempts need, which are sent to each node.
 _CARRIED = ("checkpoints", "metrics", "outputs")
 _EMPTY = ("logs", "outputs", "metrics", "checkpoints", "attempts", "prepared")
 
 
 def on_each(links: Sequence[Link], work: Callable[[Link], T]) -> list[T | Exception]:
-    """Call `work` for each link in parallel. Return results in their order, exceptions included.
+    """Call `work` for each link in parallel. Return the results or exceptions in the order of the links.
 
     A slow node does not delay the others.
     """
@@ -50,13 +50,13 @@ def on_each(links: Sequence[Link], work: Callable[[Link], T]) -> list[T | Except
 def all_or_error(
     links: Sequence[Link], found: Sequence[T | Exception], what: str, *, may_be_lost: bool = False
 ) -> list[T]:
-    """Return the results of `on_each`, without lost nodes if they may be lost.
+    """Return the results of `on_each`, omitting lost nodes if `may_be_lost`, or raise the first error.
 
     Raises:
-        TargetError: A call failed; the message names the first such node.
+        TargetError: A call failed; the message names the first node with a failure.
     """
     for link, one in zip(links, found, strict=True):
-        # First, since a LinkError is an OSError too.
+        # Check for LinkError first, since it is an OSError too.
         if isinstance(one, LinkError):
             if may_be_lost and link.lost:
                 continue
@@ -70,7 +70,7 @@ def all_or_error(
 
 
 def see_same(links: Sequence[Link], folder: Path) -> bool:
-    """Return whether every node sees this very folder."""
+    """Return whether every node sees the same folder at this path as this machine."""
     token = secrets.token_hex(16)
     mark = folder / f".seen-{token[:8]}"
     mark.write_text(token)
@@ -82,11 +82,11 @@ def see_same(links: Sequence[Link], folder: Path) -> bool:
 
 
 def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -> None:
-    """Send a run to a node: its record, its snapshot, and the files of earlier attempts.
+    """Send a run's record, snapshot and files of earlier attempts to a node.
 
-    mark: Name of a file in `.nodes` with the place of the run's record, which identifies nodes that share a folder.
+    mark: Name of a file to write in `.nodes`, by which nodes that share a folder are found; it has the run's `home_of`.
     """
-    # Private: the folder may be in /tmp, and has the run's files.
+    # Make the folder private: it may be in /tmp, and will have the run's files.
     link.make_folders([top], 0o700)
     link.make_folders([f"{top}/snapshots", f"{top}/runs", *(f"{run_dir}/{name}" for name in _EMPTY)])
     link.put_file(f"{run_dir}/.nodes/{mark}", home_of(folder).encode())
@@ -99,41 +99,41 @@ def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -
         source = folder.snapshot.resolve()
         target = f"{top}/snapshots/{source.name}"
         if (there := link.census(target)) != census(os.fspath(source)):
-            # Incomplete: old files in /tmp get deleted.
+            # The node's snapshot is missing or incomplete, since some machines delete old files in /tmp.
             link.put_tree(source, target, how="keep" if there == (-1, -1) else "replace")
         link.make_link(f"{run_dir}/snapshot", target)
 
 
 def home_of(folder: RunFolder) -> str:
-    """Return the name that distinguishes this workspace's copies on a node from others."""
+    """Return "host:runs folder", which tells this workspace's run copies on a node from those of others."""
     return f"{socket.gethostname()}:{folder.path.parent}"
 
 
 def send_left(link: Link, source: Path, path: str) -> None:
-    """Send a node the files of earlier attempts in a folder, in addition to its own."""
+    """Send a node a folder's files of earlier attempts. Files that only the node has stay there."""
     if source.is_dir() and any(source.iterdir()):
         link.put_tree(source, path, how="merge", skip=_lies_in(source, link.have(path)))
 
 
 def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
-    """Send a node the files that the job names on this machine, without trees that it has."""
+    """Send a node the files that the job names on this machine, except trees that the node has."""
     for tree, files in packed.files.items():
         target = f"{top}/{FOLDER}/{tree}"
         count, size = packed.size(tree)
         there = link.census(target)
-        # It may have more files: an install from a folder leaves some.
+        # The node's tree may have more files than were sent, since an install from a folder adds files.
         if there[0] < count or there[1] < size:
             link.put_files(files, target)
-    # Last, since the manifest points to the trees.
+    # Send the manifest last, since it refers to the trees.
     link.put_file(f"{run_dir}/carried.json", json.dumps(packed.manifest.to_json()).encode())
 
 
 def _lies_in(source: Path, have: Mapping[str, list[int]]) -> Callable[[str], bool]:
-    """Return a predicate: whether the node has a file of `source` unchanged."""
+    """Return a predicate that tells whether the node has the current version of a file in `source`."""
 
     def is_there(name: str) -> bool:
         path = source / name
-        # Size and mtime, not the inode, which differs between machines.
+        # Compare size and mtime only, since the inode differs between machines.
         return not path.is_dir() and (stamp_of(os.fspath(path)) or [])[:2] == have.get(name, [])[:2]
 
     return is_there

@@ -1,7 +1,7 @@
 """Apply changes (`paceline.remote.replica.changes`) of another machine to the copy of a run's folder here.
 
-The other side is not trusted: its names and links never lead out of the folder or to files that only this machine writes, and
-nothing is written through links. Incomplete files are in `.incoming` within the folder: on the same file system, and included
+The other side is not trusted: its names and links can't lead out of the folder or to files that only we write, and
+nothing is written through links. Incomplete files are in `.incoming` in it: on the same file system, and included
 in any cleanup. Frames are idempotent, except lines appended to a file that both sides write.
 """
 
@@ -26,17 +26,17 @@ INCOMING = ".incoming"
 
 
 class ReplicaError(ValueError):
-    """The error that the other side sent something forbidden or invalid."""
+    """The error that the other side sent a forbidden or invalid change."""
 
 
 class Replica:
     """A copy of a run's folder. Thread-safe.
 
-    take_record: Stores an arrived record of the run; None if the supervisor is here and the folders are those of its nodes.
-    Of two nodes' files with one name the later counts, of equally old ones that of the lower rank; and exclusions of nodes
+    take_record: Stores an arrived record of the run; None if the supervisor is here and its nodes send the changes.
+    Then, of two nodes' files with one name, the newer counts, if equally old that of the lower rank; and excluded files
     are recorded.
-    known: The state that has arrived, from which the other side derives changes; updated.
-    removed: Names of the user's files that were removed there and thus here; updated.
+    known: Name -> stamp of the files that have arrived, from which the other side derives changes; updated.
+    removed: Names of the user's files that were removed on the other side and therefore here; updated.
     """
 
     def __init__(
@@ -50,18 +50,18 @@ class Replica:
         self.known = {} if known is None else known
         self.removed = set() if removed is None else removed
         self._take_record, self._of_nodes = take_record, take_record is None
-        # Each of several links calls it in a thread.
+        # Several links call this replica, each in its thread.
         self._lock = threading.Lock()
         self._failed: dict[str, OSError] = {}
         self._origin: dict[str, int] = {}
-        #: (group, name, inode) -> bytes appended here
+        #: (group, name, inode) -> offset in the node's file up to which it was appended here.
         self._appended: dict[tuple[int, str, int], int] = {}
-        #: (group, name) -> inode of a growing file
+        #: (group, name) -> inode of a growing file on the node.
         self._inodes: dict[tuple[int, str], int] = {}
         self._left: set[tuple[str, str]] = set()
 
     def have(self) -> dict[str, Stamp]:
-        """Return {name: stamp} of mirrored files already present, logs excluded. The remote inode is unknown, so it is 0."""
+        """Return {name: stamp} of mirrored files that exist here, except logs. The unknown remote inode is 0."""
         found: dict[str, Stamp] = {}
         for folder in {*SMALL, *LARGE} - {"logs"}:
             for directory, names, files in os.walk(self.top / folder):
@@ -71,10 +71,10 @@ class Replica:
         return found
 
     def apply(self, header: Header, data: bytes = b"", *, rank: int = 0, group: int = 0) -> None:
-        """Apply a frame.
+        """Apply the change in a frame to the run's folder.
 
-        rank: Of the sending node.
-        group: The same for nodes that share a folder.
+        rank: Rank of the sending node.
+        group: A number that is equal for nodes that share a folder.
 
         Raises:
             ReplicaError: The frame is forbidden or invalid.
@@ -97,7 +97,7 @@ class Replica:
             raise ReplicaError(f"what came is not a change of a file: {dict(header)}") from error
 
     def close(self, rank: int | None = None) -> None:
-        """Discard incomplete files of this node, or of all."""
+        """Delete incomplete files of the node with this rank, or of all nodes."""
         with self._lock, contextlib.suppress(OSError):
             for name in os.listdir(self.top / INCOMING):
                 if rank is None or name.startswith(f"{rank}-"):
@@ -108,7 +108,7 @@ class Replica:
 
     def _grow(self, header: Header, data: bytes, rank: int, group: int) -> None:
         name, inode = header["file"], header["ino"]
-        # Another node of the group may have sent this file, or more of it.
+        # Another node of the group may have sent this file already, or more of it.
         cut = header["cut"] == "shrunk" or (header["cut"] == "new" and self._inodes.get((group, name)) != inode)
         _write(self._path(name), data, header["at"], os.O_CREAT | (os.O_TRUNC if cut else 0))
         self._inodes[group, name] = inode
@@ -132,7 +132,7 @@ class Replica:
             self._failed.pop(key, None)
             _unlink(beside)
             return
-        if key in self._failed:  # the rest of data that did not fit on the disk
+        if key in self._failed:  # a further piece of a file that did not fit on the disk
             if is_last:
                 raise self._failed.pop(key)
             return
@@ -140,7 +140,7 @@ class Replica:
             os.makedirs(os.path.dirname(beside), exist_ok=True)
             _write(beside, data, at, 0 if at else os.O_CREAT | os.O_TRUNC)
         except FileNotFoundError as error:
-            # On a repeated frame it is complete and has its name already.
+            # If the frame is a repetition, the file is complete and has its final name already.
             if (stamp_of(self._path(name)) or [])[:2] != header["stamp"][:2]:
                 raise ReplicaError(f"of {name!r} the beginning has not come") from error
             return
@@ -177,7 +177,7 @@ class Replica:
         elif target is None:
             raise ReplicaError(f"the link {name!r} to {header['target']!r} leads out of the run's folder")
         elif self._is_later(header, rank):
-            # Named after its rank, for `close` of that node's link.
+            # The name begins with the node's rank, so that `close` finds the file.
             beside = os.path.join(self.top, INCOMING, f"{rank}-link")
             os.makedirs(os.path.dirname(beside), exist_ok=True)
             _unlink(beside)
@@ -201,13 +201,13 @@ class Replica:
         if is_behind_link or self._origin.get(name, rank) != rank:
             return
         if not os.path.islink(path) and (stamp_of(path) or [])[:2] != header["stamp"][:2]:
-            return  # a newer one; a link is compared by its age here
-        with contextlib.suppress(OSError):  # a folder with files of other nodes
+            return  # the file here is another one than the removed one
+        with contextlib.suppress(OSError):  # the folder has files of other nodes
             (os.rmdir if stat.S_ISDIR(_mode(path)) else os.unlink)(path)
             self.removed.add(name)
 
     def _note_left(self, header: Header, data: bytes, rank: int, group: int) -> None:
-        """Record exclusions of a node; a run's own supervisor elsewhere has recorded them itself."""
+        """Record a file that a node excluded. If the supervisor is not here, it has recorded the file itself."""
         if self._of_nodes and (header["file"], header["why"]) not in self._left:
             self._left.add((header["file"], header["why"]))
             append_line(RunFolder(self.top).left_out, {"name": header["file"], "why": header["why"]})
@@ -215,7 +215,7 @@ class Replica:
     # --- paths
 
     def _check(self, name: str, how: str) -> None:
-        """Refuse a name that the other side must not write."""
+        """Raise ReplicaError for a name that the other side must not write."""
         parts = name.split("/")
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise ReplicaError(f"the name {name!r} is not that of a file below a folder")
@@ -229,7 +229,7 @@ class Replica:
             raise ReplicaError(f"the name {name!r} is not one that the other side may send")
 
     def _path(self, name: str) -> str:
-        """Return the path of a name. Create its folders, replacing links of the user's."""
+        """Return the path of a name. Create its folders, replacing links that the user's script made."""
         path, (*above, last) = str(self.top), name.split("/")
         for part in above:
             path = os.path.join(path, part)
@@ -241,9 +241,9 @@ class Replica:
         return os.path.join(path, last)
 
     def _put(self, beside: str, path: str) -> None:
-        """Give a complete file its name."""
+        """Give a complete file its final name."""
         if stat.S_ISDIR(_mode(path)):
-            # Another node may have sent its content; with a single source, it was removed there.
+            # A folder is in the way. Another node may have sent its content; a single source has removed the folder.
             os.rmdir(path) if self._of_nodes else shutil.rmtree(path)
         os.replace(beside, path)
 
@@ -259,7 +259,7 @@ class Replica:
 
 
 def _write(path: str, data: bytes, at: int | None, flags: int) -> None:
-    """Write at an offset, or append if the flags say so; never through a link."""
+    """Write at an offset, or append if `at` is None. Never follow a link."""
     fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
     try:
         view = memoryview(data)
@@ -272,7 +272,7 @@ def _write(path: str, data: bytes, at: int | None, flags: int) -> None:
 
 
 def _mode(path: str) -> int:
-    """Return the mode of a path, of a link itself; 0 if it is missing."""
+    """Return the mode of a path without following a link; 0 if the path is missing."""
     try:
         return os.lstat(path).st_mode
     except OSError:

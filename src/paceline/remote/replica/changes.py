@@ -1,23 +1,23 @@
-"""List changes below a run's folder since the last listing, as frames (`paceline.remote.wire`) about one name each.
+"""List changes of a run's folder since the last listing, as frames (`paceline.remote.wire`) about one file each.
 
     how    "grow"    bytes at the offset `at` of an append-only file with inode `ino`. `cut`: the other side's copy is void,
                      since this file was replaced ("new") or truncated ("shrunk")
-           "append"  the same for a file to which both sides append: append it
+           "append"  bytes of a file to which both sides append: append them
            "part"    a piece, at `at`, of a file sent completely: all pieces of an attempt have one `key`. The last has
                      `end` and `mode`, and completes the file; `drop` discards the pieces
            "link"    with `target`; "dir"
-           "gone"    the user has removed it
-           "left"    it is excluded because of `why`: a link out of the run, a pipe (`paceline.system.links`)
+           "gone"    the user's script has removed the file
+           "left"    the file is excluded because of `why`: a link out of the run, a pipe (`paceline.system.links`)
 
-`stamp` describes the file when it was read: [size, ctime in ns, inode]. For a growing file, the size is the amount sent. A
+`stamp` describes a file when it was read: [size, mtime in ns, inode]. For a growing file, size is the amount sent. A
 file that grew continues; one that was truncated or replaced is sent again. (A file truncated in place that outgrows its old
-size between two looks counts as grown; no program of Paceline's does that.)
+size between two listings counts as grown; no program of Paceline does that.)
 
-    small    logs, metrics, reports, notes: at each look
-    large    the user's files: once unchanged for a while, or at the end
-    record   state.json is read first and sent last: readers of a run's end have everything before it
+    small    logs, metrics, reports, notes: at each call
+    large    the user's files: once they are unchanged for a while, or at the end
+    record   state.json is read first and sent last, so that readers of a final state have all earlier changes
 
-Login hosts run this text with their own Python, 3.6 or later: standard library only, annotations in quotes.
+Login hosts run this text with their own Python, 3.6 or later, so it needs only the standard library.
 """
 
 import itertools
@@ -27,7 +27,7 @@ import stat
 import time
 from typing import Container, Iterator, List, Sequence  # noqa: UP035
 
-if "entries" not in globals():  # there the texts of these modules precede this one
+if "entries" not in globals():  # on login hosts, the text of these modules precedes the text of this module
     from paceline.remote.wire import CHUNK_BYTES, Frame, Header
     from paceline.system.links import Entry, entries, open_below, target_in
 
@@ -40,23 +40,23 @@ SMALL = ("attempts", "metrics", "prepared", "logs")
 LARGE, WORK = ("artifacts", "checkpoints", "outputs", "uploads"), "work"
 RECORD, NOTES, DRIVER_LOG = "state.json", "notes.jsonl", "logs/driver.log"
 FILES = ("data.json", "environment.json", "events.jsonl", "left_out.jsonl", NOTES)
-#: Where nodes write and their supervisor does not see it, only these are sent; it creates links of this name itself.
+#: Top-level files that nodes send to their supervisor, and the prefix of live logs, which the supervisor links itself.
 NODE_FILES, LIVE_LOGS = ("environment.json", NOTES), "logs/rank_"
 #: Suffixes of append-only small files.
 GROWING = (".log", ".jsonl", ".txt")
-#: Output of `paceline exec`, for its caller only.
+#: Prefix of output files of `paceline exec`, which only its caller reads.
 COMMANDS = "exec_"
 #: Seconds that a user's file must be unchanged before it is sent.
 QUIET_S = 2.0
-#: After so many unchanged names a pass over the user's files yields to its caller.
+#: Number of names after which a pass over the user's files yields None, so that its caller can do other work.
 _PAUSE = 500
 
 
 class Changes:
-    """The changes below `top`.
+    """A detector of changes below the folder `top`.
 
-    known: Name -> stamp of the other side's copy; updated with each frame. Inode 0, from a look at the copy alone, matches
-    any file.
+    known: Name -> stamp of the other side's copy; updated with each frame. Inode 0, for an unknown inode,
+    matches any file.
     shared: Files to which both sides append.
     """
 
@@ -76,7 +76,7 @@ class Changes:
             self.known[name] = stamp_of(os.path.join(self.top, name)) or [0, 0, 0]
 
     def small(self, names: "Iterator[str]") -> "Iterator[Frame]":
-        """Yield the changes of these files, unconditionally."""
+        """Yield the changes of small files, even if they have just changed."""
         for name in names:
             path = os.path.join(self.top, name)
             stamp = stamp_of(path)
@@ -94,9 +94,9 @@ class Changes:
                 yield from self.whole(Entry(name, "dir" if os.path.isdir(path) else "file", real=name), as_it_is=True)
 
     def large(self, final: bool = False, folders: "Sequence[str]" = LARGE) -> "Iterator[Frame | None]":
-        """Yield changes and removals of the user's files, once unchanged for a while; None for a pause.
+        """Yield changes and removals of the user's files, once unchanged for a while. None allows a pause.
 
-        final: Nothing changes any more. Then yield everything, exclusions too.
+        final: Whether the files no longer change. Then yield all changes, and excluded files too.
         """
         present: set[str] = set()
         for folder in folders:
@@ -104,7 +104,7 @@ class Changes:
                 if len(present) % _PAUSE == _PAUSE - 1:
                     yield None
                 if entry.kind == "left":
-                    # Before the end it may be a link to a file still to be written.
+                    # Before the end, an excluded entry may be a link to a file that is still to be written.
                     if final and (entry.name, entry.why) not in self._left:
                         self._left.add((entry.name, entry.why))
                         yield {"file": entry.name, "how": "left", "why": entry.why}, b""
@@ -122,10 +122,10 @@ class Changes:
     def record(self, ends: "Container[str]") -> "tuple[Header, bytes, bool]":
         """Return the run's record as header and bytes of a frame, and whether its status is in `ends`.
 
-        The caller sends it after all changes that existed when it was read, and updates `known`.
+        The caller sends the record after all changes that preceded this call, and updates `known`.
 
         Raises:
-            OSError: It can't be read.
+            OSError: The record can't be read.
         """
         with open(os.path.join(self.top, RECORD), "rb") as file:
             data, found = file.read(), os.fstat(file.fileno())
@@ -133,7 +133,7 @@ class Changes:
         return dict(header, stamp=_stamp(found)), data, json.loads(data.decode()).get("status") in ends
 
     def whole(self, entry: "Entry", as_it_is: bool = False) -> "Iterator[Frame]":
-        """Yield a file, link or folder. If it changed meanwhile, discard it, unless `as_it_is`."""
+        """Yield the frames of a file, link or folder. Discard a file that changes meanwhile, unless `as_it_is`."""
         name = entry.name
         if entry.kind != "file":
             stamp = stamp_of(os.path.join(self.top, entry.real or name)) or [0, 0, 0]
@@ -144,12 +144,12 @@ class Changes:
         header: Header = {"file": name, "how": "part", "key": next(self._keys)}
         at = 0
         try:
-            # Without following links: the path may lead elsewhere by now.
+            # Don't follow links: a folder of the path may have been replaced by a link meanwhile.
             with open(open_below(self.top, entry.real), "rb", buffering=0) as file:
                 before = os.fstat(file.fileno())
                 header["stamp"] = _stamp(before)
                 data = os.pread(file.fileno(), min(CHUNK_BYTES, before.st_size), 0)
-                # A file truncated meanwhile ends at its new end.
+                # A file that was truncated meanwhile is sent up to its new end.
                 while data and at + len(data) < before.st_size:
                     yield dict(header, at=at), data
                     at += len(data)
@@ -183,20 +183,20 @@ class Changes:
                     data = os.pread(file.fileno(), min(CHUNK_BYTES, found.st_size - at), at)
                     if not (data or cut):
                         return
-                    # Update first: the consumer may not resume this generator.
+                    # Update `known` before the yield: the consumer may not resume this generator.
                     self.known[name] = [at + len(data), 0, found.st_ino]
                     yield dict(header, at=at, ino=found.st_ino, cut=cut), data
                     at, cut = next_data(file.fileno(), at + len(data), found.st_size), ""
                     self.known[name] = [at, 0, found.st_ino]
         except OSError:
-            return  # removed or unreadable: continue with other files
+            return  # the file was removed or is unreadable: continue with other files
 
     def _is_known(self, name: str, stamp: Stamp) -> bool:
         known = self.known.get(name)
         return known is not None and known[:2] == stamp[:2] and known[2] in (0, stamp[2])
 
     def _rests(self, name: str, stamp: Stamp) -> bool:
-        """Return whether a file is unchanged for some seconds, by this machine's clock: file times may be another's."""
+        """Return whether a file is unchanged for `QUIET_S` by our clock. File times may come from another clock."""
         last, since = self._resting.get(name, (None, 0.0))
         if last != stamp:
             since = time.monotonic()
@@ -204,11 +204,11 @@ class Changes:
         return time.monotonic() - since >= QUIET_S
 
     def _gone(self, present: "set[str]", folders: "Sequence[str]") -> "Iterator[Frame]":
-        """Yield removals: a script removes old checkpoints, so the other side need not keep them."""
+        """Yield removals of the user's files, such as old checkpoints that the script deletes."""
         if not os.path.isdir(os.path.join(self.top, "checkpoints")):
             return  # the folder itself is removed at the end of the run, not by the script
         looked_at = [folder for folder in folders if folder in LARGE]
-        for name in sorted(self.known, reverse=True):  # content before its folder
+        for name in sorted(self.known, reverse=True):  # a folder's content before the folder
             if name.split("/", 1)[0] in looked_at and name not in present:
                 yield {"file": name, "how": "gone", "stamp": self.known.pop(name)}, b""
 
@@ -216,7 +216,7 @@ class Changes:
 def small_names(
     top: str, folders: "Sequence[str]" = SMALL, files: "Sequence[str]" = FILES, hidden: "Sequence[str]" = (COMMANDS,)
 ) -> "Iterator[str]":
-    """Yield names of small files below these folders and beside them, in order.
+    """Yield names of small files below `folders`, in order, then the names `files`.
 
     A log's truncation (`gap_0.json`) precedes the log itself (`rank_0.log`).
 
@@ -232,7 +232,7 @@ def small_names(
 
 
 def stamp_of(path: str) -> "Stamp | None":
-    """Return [size, ctime in ns, inode], which identifies a file's state; None if it is missing."""
+    """Return [size, mtime in ns, inode], which identifies a file's version; None if the file is missing."""
     try:
         return _stamp(os.lstat(path))
     except OSError:
@@ -250,5 +250,5 @@ def next_data(fd: int, offset: int, size: int) -> int:
 
 
 def _stamp(found: os.stat_result) -> Stamp:
-    # A folder never changes: its content has its own names.
+    # A folder's stamp is constant: changes of its content have frames of their own.
     return [0, 0, 0] if stat.S_ISDIR(found.st_mode) else [found.st_size, found.st_mtime_ns, found.st_ino]

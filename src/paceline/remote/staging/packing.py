@@ -1,4 +1,4 @@
-"""Find the files of this machine that a job needs elsewhere, as named trees. Files are read for the names, not copied."""
+"""Find the local files that a job needs on other machines, as trees named by their content, without copying."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     from paceline.data.transfer.listing import FileInfo
 
 
-#: Folder in a workspace, or in `paceline/` of a datastore.
+#: Folder of the trees in a workspace, or in `paceline/` of a datastore.
 FOLDER = "carried"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """Trees of a job. `files` is {tree: {relative name: file}} of trees to transport."""
+    """The manifest of a job's trees, and in `files` {tree: {relative name: file}} of the trees to send."""
 
     manifest: Manifest
     files: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
 
     def size(self, tree: str) -> tuple[int, int]:
-        """Return (number of files, bytes)."""
+        """Return (number of files, bytes) of a tree."""
         return len(self.files[tree]), sum(path.stat().st_size for path in self.files[tree].values())
 
 
 def pack_run(folder: RunFolder, *, reached: str | None = None) -> Packed | None:
-    """Pack the job of a run, or return None if nothing is needed. Arguments and errors as for `pack`."""
+    """Find the files of a run's job like `pack`, or return None if the job needs no files beside its snapshot."""
     job = stored(folder).job
     if job is None or not (job.inputs or job.environment.needs_build or any(_sent(folder))):
         return None
@@ -55,11 +55,11 @@ def pack_run(folder: RunFolder, *, reached: str | None = None) -> Packed | None:
 
 
 def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
-    """Find all files that a job needs beside its snapshot.
+    """Find all local files that a job needs beside its snapshot.
 
-    A run that was itself transported here forwards its trees.
+    A run that came from another machine forwards the trees that came with it.
 
-    reached: A datastore that both sides see although it is a folder.
+    reached: The name of a datastore that is a folder which the other machine sees too.
 
     Raises:
         DataError, EnvironmentSpecError: A file that the job names is missing here.
@@ -69,7 +69,7 @@ def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
     # The job's paths belong to the submitting machine: forward the trees that came with the run.
     if (told := read_json(folder.carried)) is not None:
         manifest = Manifest.from_json(told)
-        # The next nodes read trees in a datastore from there too.
+        # Trees in a datastore need no forwarding: the next nodes read them from the datastore.
         trees = manifest.trees if manifest.store is None else []
         return Packed(manifest=manifest, files={tree: tree_files(workspace, tree) for tree in trees})
     packing = _Packing(workspace, reached)
@@ -96,7 +96,7 @@ def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
 
 
 def _sent(folder: RunFolder) -> Iterator[NotCopied]:
-    """Yield files that were not copied but are sent; nothing for a run transported here, whose manifest has them."""
+    """Yield the parts of the source that were not copied into the snapshot but are sent to the nodes."""
     return (one for one in linked.read(folder.linked) if one.is_sent)
 
 
@@ -109,10 +109,10 @@ def add_json(archive: tarfile.TarFile, name: str, value: Any) -> None:
 
 
 def local_places(environment: EnvironmentSpec) -> Iterator[Path]:
-    """Yield local archives, folders and channels of an environment.
+    """Yield the paths of an environment's local archives, folders and channels.
 
     Raises:
-        EnvironmentSpecError: A place does not exist.
+        EnvironmentSpecError: A path does not exist.
     """
     from paceline.environments.key import paths_of
 
@@ -125,7 +125,7 @@ def local_places(environment: EnvironmentSpec) -> Iterator[Path]:
 
 
 class _Packing:
-    # Imported here, since most runs take no data along.
+    # The methods import what they need, since most runs send no files.
 
     def __init__(self, workspace: Path, reached: str | None) -> None:
         self._workspace, self._reached = workspace, reached
@@ -140,7 +140,7 @@ class _Packing:
     def add_output(self, reference: DataReference) -> None:
         (source,) = reference.sources
         record, _ = self._place(source)
-        # The other side writes to a shared datastore itself.
+        # The other machine writes to a shared datastore itself.
         if record.kind == "local" and (source.datastore is None or source.datastore != self._reached):
             self.home.append(reference.name)
 
@@ -152,18 +152,18 @@ class _Packing:
         is_whole = True
         for source in reference.sources:
             record, path = self._place(source)
-            # A remote store is reachable from both sides; only its record travels.
+            # Both machines reach a remote store, so only its record is sent.
             if record.kind != "local":
                 is_whole = False
                 continue
             infos = list_files([source], self._workspace)
             found += infos
             top = Path(record.root or "/")
-            # A path of a single file is a name in the tree, not the tree's top.
+            # The path of a single file is translated to a file in the tree, that of a folder to the tree's top.
             name = infos[0].relative if is_single_file(infos, [source], self._workspace) else ""
             self._add(place_in(record, path), {info.relative: top / path_in_store(info) for info in infos}, name)
         if is_whole:
-            # A dataset's files count by content, as at its registration.
+            # Fingerprint a dataset's files by content, as at the dataset's registration.
             self.contents[reference.name] = (
                 content_fingerprint(with_content(found, self._workspace)) if reference.dataset else fingerprint(found)
             )
@@ -177,7 +177,7 @@ class _Packing:
             self._add(str(path), {path.name: path}, path.name)
 
     def add_linked(self, source: Path, one: NotCopied, *, named: bool) -> None:
-        """Add files that a run's working folder links to on this machine, omitting vanished ones."""
+        """Add source files that were not copied, to which the working folder links. Omit vanished files."""
         try:
             files = dict(linked.sent_files(source, one.path, named=named))
         except OSError as error:
@@ -207,7 +207,7 @@ class _Packing:
 
 
 def tree_name(files: Mapping[str, Path], workspace: Path) -> str:
-    """Return a name that is equal for equal files with equal names."""
+    """Return a hash of the names and contents of files, which is the name of their tree."""
     from paceline.data.datasets.content import with_content
     from paceline.data.transfer.listing import FileInfo
 
@@ -215,10 +215,10 @@ def tree_name(files: Mapping[str, Path], workspace: Path) -> str:
         FileInfo(datastore=None, path=f"{path}", size=path.stat().st_size, version="", relative=name)
         for name, path in sorted(files.items())
     ]
-    # With a version, so that a change of the format changes the names.
+    # The hash includes a format version, so that a change of the format changes the names.
     digest = hashlib.sha256(b"paceline carried 1\0")
     for info in with_content(infos, workspace):
-        # The executable bit is the only part of the mode that is kept, so it counts.
+        # Of the mode, only the executable bit is sent, so only this bit is hashed.
         runs = os.access(info.path, os.X_OK)
         digest.update(f"{info.relative}\0{info.version}\0{runs:d}\0\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]
@@ -226,17 +226,17 @@ def tree_name(files: Mapping[str, Path], workspace: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The trees of a job as plain data, `carried.json` in a run's folder.
+    """The description of a job's trees, stored as `carried.json` in a run's folder.
 
     Attributes:
-        places: Path (or pattern) on the submitting machine -> (tree, name in it; "" for all).
-        stores: Datastore -> its record, for all that the job names.
-        linked: Path relative to the source folder -> the same, for files sent without being copied; "" for an empty folder's
+        places: Path (or pattern) on the submitting machine -> (tree, name in the tree; "" for its top).
+        stores: Datastore -> its record, for all datastores that the job names.
+        linked: Path relative to the source folder -> as in `places`, for files only sent; "" for an empty folder's
             tree.
         programs: Tree -> names of executable files, since datastores lose modes.
-        contents: Input -> fingerprint of its files, if transported completely.
-        home: Outputs for folders of the submitting machine, in order.
-        store: Record of the datastore with the trees; None if they are in the workspace.
+        contents: Input -> fingerprint of its files, if all of them are sent.
+        home: Names of outputs that will be stored in folders of the submitting machine, in order.
+        store: Record of the datastore with the trees; None if the trees are in the workspace.
     """
 
     places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -270,7 +270,7 @@ class Manifest:
 
 
 def place_in(record: StoreRecord, path: str) -> str:
-    """Return the key in `Manifest.places` of a path in a local store."""
+    """Return the absolute path of a path in a local store, which is its key in `Manifest.places`."""
     return f"{record.root.rstrip('/')}/{clean_path(path, record.title).strip('/')}"
 
 

@@ -1,4 +1,4 @@
-"""Translate a run's job for a machine without the submitting machine's files."""
+"""Translate the paths of a run's job for a machine that does not see the submitting machine's files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from paceline.remote.staging.packing import FOLDER, Manifest, place_in
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
 
-#: Name of a datastore, private to the run, for a tree.
+#: Prefix of the name of a tree's datastore, which is private to the run.
 _PREFIX = "carried-"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrived:
-    """The files of a run that came to this machine.
+    """The files that came to this machine with a run, and the translation of paths to them.
 
-    stores_dir: The folder with the records of the job's datastores and of one for each tree: the workspace, or the run's
-    folder if the workspace here is another one.
+    stores_dir: The folder with the records of the job's datastores and of one per tree: the workspace, or the run's
+    folder if files came with the run.
     """
 
     manifest: Manifest
@@ -35,26 +35,26 @@ class Arrived:
     stores_dir: Path
 
     def reference(self, reference: DataReference) -> DataReference:
-        """Return a reference with its files' places here; outputs are unchanged."""
+        """Return a reference with the paths of its files on this machine. Outputs are unchanged."""
         if reference.is_output or not self.manifest.places:
             return reference
         sources = tuple(self._source(source) for source in reference.sources)
         mode = reference.mode
         if all(_is_tree(source) for source in sources):
-            # Local files are read-only and private: don't copy them again.
+            # Trees in the workspace are local, read-only and private to us, so don't copy them again.
             mode = "mount" if self.manifest.store is None else "download"
         return replace(reference, sources=sources, mode=mode)
 
     def is_carried(self, reference: DataReference) -> bool:
-        """Return whether some of the reference's files came with the run."""
+        """Return whether some files of a reference came with the run."""
         return any(_is_tree(source) for source in self.reference(reference).sources)
 
     def goes_home(self, reference: DataReference) -> bool:
-        """Return whether it is an output that will be stored on the submitting machine."""
+        """Return whether a reference is an output that will be stored on the submitting machine."""
         return reference.is_output and reference.name in self.manifest.home
 
     def environment(self, environment: EnvironmentSpec) -> EnvironmentSpec:
-        """Return the environment with local places of its packages; fetch those in a datastore.
+        """Return the environment with local paths of its packages. Fetch packages that are in a datastore.
 
         Raises:
             TransferError: They can't be fetched.
@@ -64,9 +64,9 @@ class Arrived:
         return moved(environment, self._path) if self.manifest.places else environment
 
     def linked(self) -> dict[str, Path | None]:
-        """Return {path relative to the source folder: place here} of uncopied files; None for an empty folder.
+        """Return {path in the source folder: path on this machine, None for an empty folder} of files not copied.
 
-        Fetch those in a datastore.
+        Fetch files that are in a datastore.
 
         Raises:
             TransferError: They can't be fetched.
@@ -79,16 +79,16 @@ class Arrived:
         return found
 
     def as_submitted(self, value: Any) -> Any:
-        """Translate local places in JSON back to those of the submitting machine, for the run's records."""
+        """Translate local paths in JSON back to paths of the submitting machine, for the run's records."""
         if isinstance(value, Mapping):
             return {name: self.as_submitted(one) for name, one in value.items()}
-        # A string is a sequence of strings: stop the recursion.
+        # Exclude strings: a string is a sequence of strings, so the recursion would not end.
         if isinstance(value, Sequence) and not isinstance(value, str):
             return [self.as_submitted(one) for one in value]
         if isinstance(value, str):
             for path, (tree, name) in self.manifest.places.items():
                 here = str(self._folder(tree) / name)
-                # Places also occur in URLs, where a space is %20.
+                # Paths also occur in URLs, where a space is %20.
                 value = value.replace(here, path).replace(quote(here), quote(path))
         return value
 
@@ -117,7 +117,7 @@ class Arrived:
         """Fetch a tree, completely or not at all.
 
         Raises:
-            TransferError: It can't be fetched, or differs from the sent one.
+            TransferError: The tree can't be fetched, or its content differs from the content that was sent.
         """
         from paceline.data.stores.filesystem import Store
         from paceline.data.transfer.listing import list_source
@@ -127,7 +127,7 @@ class Arrived:
         top = self._folder(tree)
         if top.is_dir():
             return
-        # With the pid: two runs may fetch the same tree.
+        # The temporary name includes the pid, since two runs may fetch the same tree.
         beside = top.with_name(f".{top.name}.{os.getpid()}")
         try:
             with Store(tree_record(self.manifest, tree, self.workspace)) as store:
@@ -137,7 +137,7 @@ class Arrived:
                     if (beside / name).is_file():
                         (beside / name).chmod(0o755)
                 files = {info.relative: beside / info.path for info in infos}
-                # Others may write to the datastore, and files of the tree are imported, installed or unpickled.
+                # Check the content: others may write to the datastore, and the run imports or unpickles these files.
                 if tree_name(files, self.workspace) != tree:
                     raise TransferError(
                         f"{store.title} has other files than were sent. Remove that folder, find out who has written to it, and "
@@ -153,12 +153,12 @@ class Arrived:
 
 
 def as_here(folder: RunFolder) -> Arrived:
-    """Return the files that came with a run to this machine; without any, an identity translation."""
+    """Return the files that came to this machine with a run. Without such files, paths are not translated."""
     told, workspace = read_json(folder.carried), folder.path.parent.parent
     if told is None:
         return Arrived(manifest=Manifest(), workspace=workspace, stores_dir=workspace)
     manifest = Manifest.from_json(told)
-    # In the run's own folder: the workspace here may have another datastore of the same name.
+    # Write the records into the run's own folder: this workspace may have another datastore of the same name.
     for name in manifest.stores:
         write_record(folder.path, manifest.record(name))
     for tree in manifest.trees:
@@ -167,7 +167,7 @@ def as_here(folder: RunFolder) -> Arrived:
 
 
 def tree_record(manifest: Manifest, tree: str, workspace: Path) -> StoreRecord:
-    """Return a tree's place as a datastore."""
+    """Return the record of a datastore whose root is a tree."""
     name = f"{_PREFIX}{tree}"
     if manifest.store is None:
         return StoreRecord(name=name, url=str(workspace / FOLDER / tree))

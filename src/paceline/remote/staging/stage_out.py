@@ -1,4 +1,4 @@
-"""Prepare outputs for folders of the submitting machine, on the machine of the run's supervisor."""
+"""Prepare outputs on the supervisor's machine, to be stored in folders of the submitting machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.system.files import read_json, write_json
 
 
 def leave(reference: DataReference, folder: RunFolder, say: Callable[[str], None]) -> tuple[tuple[str, str], ...]:
-    """Record the files of an output folder, by which the submitting machine checks its copy; resolve links.
+    """Record an output's files, so that the submitting machine can check its copy. Resolve links.
 
     As for stored outputs, names outside of the run's files are excluded. Report them to `say`, and return each with the
     reason.
@@ -29,7 +29,7 @@ def leave(reference: DataReference, folder: RunFolder, say: Callable[[str], None
         files, left_out = output_files(reference, folder.path)
         for name, why in left_out:
             say(left_out_text(reference, name, why))
-        # Most outputs are plain files and stay unchanged.
+        # Most outputs have only plain files, and need no change.
         if left_out or _has_links(path):
             _make_plain(path, files)
         found = {name: _size(path / name) for name, _ in files}
@@ -52,7 +52,7 @@ def _has_links(top: Path) -> bool:
 
 
 def _make_plain(top: Path, files: list[tuple[str, Path]]) -> None:
-    """Replace the folder's content by exactly these files: link targets may exist here only."""
+    """Replace a folder's content by exactly these files, copying link targets, which only this machine may have."""
     beside = top.with_name(f".{top.name}.plain")
     shutil.rmtree(beside, ignore_errors=True)
     try:
@@ -65,7 +65,7 @@ def _make_plain(top: Path, files: list[tuple[str, Path]]) -> None:
                 os.link(file, target, follow_symlinks=False)
             except OSError:
                 shutil.copyfile(file, target, follow_symlinks=False)
-        # rmtree refuses a link, whose target belongs to someone else.
+        # Only unlink a link, whose target is not part of the output. rmtree would refuse a link.
         top.unlink() if top.is_symlink() else shutil.rmtree(top)
         os.rename(beside, top)
     finally:
@@ -73,6 +73,6 @@ def _make_plain(top: Path, files: list[tuple[str, Path]]) -> None:
 
 
 def _size(file: Path) -> int:
-    # Open it: report an unreadable file now, before it is missing at home.
+    # Open the file to report an unreadable file now, not when the submitting machine misses it.
     with open(file, "rb") as opened:
         return os.fstat(opened.fileno()).st_size

@@ -1,13 +1,13 @@
-"""Store outputs in folders of the submitting machine, for runs supervised elsewhere. Any reader of the run does it.
+"""Store outputs of runs supervised elsewhere in folders of the submitting machine. Any reader of a run stores them.
 
-    there    uploads/<output>/      as the workers have left it, and
-             prepared/left.json     its files, when the run stores outputs: {"model": {"a/1.pt": 99}} (`stage_out`)
+    there    uploads/<output>/      the output as the workers have left it, and
+             prepared/left.json     names and sizes of its files: {"model": {"a/1.pt": 99}} (`stage_out`)
     here     home.json              from submission {"host": ..., "folders": {"model": inode}}; once all files are here, also
                                     "end", the final record, and "stored": {"model": {"files": 1, "bytes": 99}}
 
-A run's record arrives last. If outputs have to be stored, it waits in `home.json` and the run is Finalizing: nothing more is
-fetched, and the next reader stores the outputs under the run's lock, then writes the end. If it is killed, the next one
-repeats that: files already in the store are recognized by content.
+A run's record arrives last. If outputs must be stored, it waits in `home.json`, and the run is Finalizing. Nothing
+is fetched then; the next reader stores the outputs under the run's lock, then writes the record. If killed, another
+reader repeats this; files already in the store are recognized by content.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from paceline.runs.record import RunRecord, parse_utc, utc_now
 from paceline.system import locks
 from paceline.system.files import json_lines, read_json, write_json, write_whole
 
-#: Fields of the state that a remote supervisor may set. `owner`, `scratch_dir` (removed with the run) and `sweep` stay as
+#: State fields that a remote supervisor may set. `owner`, `scratch_dir` (removed with the run) and `sweep` stay as
 #: submitted: they determine what this machine runs, writes and removes.
 _TAKEN = (
     *("status", "started_utc", "ended_utc", "waiting_for", "attempts", "size", "exit_code", "failure", "canceled_by"),
@@ -42,7 +42,7 @@ _TAKEN = (
 
 
 def expect(folder: RunFolder, outputs: Sequence[str]) -> None:
-    """Record before sending a run that these outputs will be stored here, after the checks of any run.
+    """Check outputs before a run is sent, and record that this machine will store them.
 
     Raises:
         DataError, TransferError: An output can't be stored.
@@ -59,12 +59,12 @@ def expect(folder: RunFolder, outputs: Sequence[str]) -> None:
 
 
 def take_record(folder: RunFolder, data: bytes) -> None:
-    """Store an arrived state, but a final one only if no outputs have to be stored first.
+    """Store a run's state from its supervisor. A final state waits if outputs have to be stored first.
 
-    Only the course of the run is taken (`_TAKEN`).
+    Only the fields `_TAKEN` are accepted.
 
     Raises:
-        ReplicaError: It is not a run's state, or has a value that no supervisor writes.
+        ReplicaError: The data is not a run's state, or has a value that no supervisor writes.
     """
     record, told = _checked(folder, data), read_json(folder.home)
     waits = told is not None and bool(read_json(folder.left))
@@ -76,7 +76,7 @@ def take_record(folder: RunFolder, data: bytes) -> None:
         if record.is_terminal:
             folder.home.unlink(missing_ok=True)
         return
-    # The last of its state changes is still to come, too.
+    # Drop the event of the final state too: `_end` writes it after storing the outputs.
     events = [event for event in json_lines(folder.events) if event.get("status") not in states.TERMINAL]
     write_whole(folder.events, "".join(json.dumps(event) + "\n" for event in events))
     write_json(folder.home, {**told, "end": record.state_json()}, sync=True, mode=store.record_mode(record))
@@ -84,7 +84,7 @@ def take_record(folder: RunFolder, data: bytes) -> None:
 
 
 def _checked(folder: RunFolder, data: bytes) -> RunRecord:
-    """Return the submitted record with the course of the run from the arrived one."""
+    """Return the submitted record, updated with the fields `_TAKEN` of the arrived record."""
     stored = store.stored(folder)
     try:
         found = json.loads(data)
@@ -111,7 +111,7 @@ def _checked(folder: RunFolder, data: bytes) -> RunRecord:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Return whether a JSON value has this type; of a dataclass, in the form of its `to_json`."""
+    """Return whether a JSON value has this type. For a dataclass, the value has the form of its `to_json`."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -134,19 +134,19 @@ def _fits(value: object, hint: Any) -> bool:
 
 
 def is_over(folder: RunFolder) -> bool:
-    """Return whether all files have arrived but outputs have to be stored."""
+    """Return whether all files of a run have arrived, but its outputs have to be stored."""
     return "end" in (read_json(folder.home) or {})
 
 
 def settle(folder: RunFolder) -> bool:
-    """Return `is_over`, after storing outputs and the run's end unless another process does.
+    """Store a run's outputs and final record if `is_over`, unless another process does. Return `is_over`.
 
     Raises:
         OSError: The run's folder can't be written.
     """
     if not is_over(folder):
         return False
-    # Users with read access take no lock, and leave it to the owner.
+    # Users who can only read the run leave the storing to its owner.
     fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is not None:
         try:
@@ -159,14 +159,14 @@ def settle(folder: RunFolder) -> bool:
 
 
 class _CanceledError(Exception):
-    """The error that the run was canceled while its outputs were being stored."""
+    """The error that a run was canceled while its outputs were being stored."""
 
 
 def _settle(folder: RunFolder, told: dict[str, Any]) -> None:
-    """Store outputs and the end. The caller holds the run's lock."""
+    """Store a run's outputs and its final record. The caller holds the run's lock."""
     record = store.stored(folder)
     if record.is_terminal:
-        folder.home.unlink()  # unfinished work of a killed process
+        folder.home.unlink()  # a killed process wrote the final record, but did not delete this file
         return
     left = _outputs(record, read_json(folder.left))
     by = _by_whom(folder, record, told, left)
@@ -198,10 +198,10 @@ def _settle(folder: RunFolder, told: dict[str, Any]) -> None:
 
 
 def _store(folder: RunFolder, reference: DataReference, told: dict[str, Any]) -> None:
-    """Store an output, unless it is stored, and remove its files here.
+    """Store an output, unless it is stored already, and remove its files from the run's folder.
 
     Raises:
-        DataError, TransferError: It can't be stored.
+        DataError, TransferError: The output can't be stored.
     """
     from paceline.data.transfer.upload import upload_output
 
@@ -219,7 +219,7 @@ def _store(folder: RunFolder, reference: DataReference, told: dict[str, Any]) ->
             begun=begun,
         )
         stored[reference.name] = {"files": uploaded.files, "bytes": uploaded.bytes}
-        # After each output, so that a kill before the next one does not repeat it.
+        # Record each stored output at once, so that it is not stored again if this process is killed.
         write_json(folder.home, told, sync=True)
     shutil.rmtree(path, ignore_errors=True)
     begun.unlink(missing_ok=True)
@@ -229,7 +229,7 @@ def _check_whole(folder: RunFolder, reference: DataReference) -> None:
     top, files = folder.uploads / reference.name, read_json(folder.left)[reference.name]
     for path in (folder.uploads, top):
         if path.is_symlink():
-            path.unlink()  # which nobody has left
+            path.unlink()  # runs never leave a link here
     top.mkdir(parents=True, exist_ok=True)  # an output without files never arrives
     for path in list(top.rglob("*")):
         if path.is_symlink() or (not path.is_dir() and str(path.relative_to(top)) not in files):
@@ -248,7 +248,7 @@ def _check_cancel(folder: RunFolder) -> None:
 
 
 def _end(folder: RunFolder, now: RunRecord, end: RunRecord, failure: FailureReport | None, *, canceled: bool) -> None:
-    """Write the run's end, or the result of storing if the run succeeded."""
+    """Write the final record: the run's own result, or for a completed run the result of storing its outputs."""
     changes: dict[str, object] = {"failure": end.failure, "exit_code": end.exit_code, "ended_utc": end.ended_utc}
     status = end.status
     if status == states.COMPLETED and canceled:
@@ -263,7 +263,7 @@ def _end(folder: RunFolder, now: RunRecord, end: RunRecord, failure: FailureRepo
 
 
 def _registered(folder: RunFolder, record: RunRecord) -> list[str]:
-    """Register datasets of outputs in this workspace. Return errors."""
+    """Register the outputs of a run as datasets in this workspace, if asked. Return error messages."""
     references = record.job.inputs if record.job else ()
     if not any(reference.registered for reference in references) or os.stat(folder.path).st_uid != os.geteuid():
         return []
@@ -277,9 +277,9 @@ def _registered(folder: RunFolder, record: RunRecord) -> list[str]:
 def _by_whom(
     folder: RunFolder, record: RunRecord, told: Mapping[str, Any], left: Sequence[DataReference]
 ) -> str | None:
-    """Return what storing waits for, or None if this process can do it.
+    """Return why the outputs have to be stored by another user or machine, or None if this process can store them.
 
-    Other users may share the workspace, but not the datastore's folder, or have another one at its place.
+    Other users may share the workspace, but lack the datastore's folder, or have another folder at its path.
     """
     if os.stat(folder.path).st_uid != os.geteuid():
         return f"waits for a look at the run by {record.submitted_by or 'the submitting user'}"
@@ -293,7 +293,7 @@ def _by_whom(
 
 
 def _inode(reference: DataReference, folder: RunFolder) -> int | None:
-    """Return the inode of an output's folder, which other machines share; None if it is missing."""
+    """Return the inode of an output's folder, to compare between machines; None if the folder is missing."""
     from paceline.data.stores.filesystem import place_of
 
     try:
@@ -309,7 +309,7 @@ def _outputs(record: RunRecord, names: Sequence[str] | Mapping[str, object]) -> 
 
 
 def _finalizing(record: RunRecord) -> RunRecord:
-    """Return the final record as that of a run that is still storing outputs."""
+    """Return a copy of the final record with the status of a run that is still storing outputs."""
     return dataclasses.replace(record, status=states.FINALIZING, exit_code=None, failure=None, ended_utc=None)
 
 
@@ -319,7 +319,7 @@ def _text(outputs: Sequence[DataReference], waits: str | None) -> str:
 
 
 def _say(folder: RunFolder, text: str) -> None:
-    """Write to the supervisor's log, in its format."""
+    """Append a line to the supervisor's log, in the format of that log."""
     _append(folder.driver_log, f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())}Z {text}\n")
 
 

@@ -1,1 +1,1 @@
-"""A folder that builds and serves away from this workspace: Dockerfile, exact versions, models, script and server."""
+"""Write a folder that builds and serves a model elsewhere: Dockerfile, exact versions, models, script and server."""

@@ -20,7 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE / "library"
-# A run has all of Paceline instead.
+# Without this folder, the program is part of a run, which has all of Paceline.
 if LIBRARY.is_dir():
     sys.path.insert(0, str(LIBRARY))
 
@@ -43,7 +43,7 @@ def main() -> int:
             f"--host {arguments.host} can be reached from other machines: set PACELINE_KEY to the key of requests, or "
             "say --no-key."
         )
-    # The server writes into a private folder: this one may be read-only.
+    # The server writes into a private folder, because the package's folder may be read-only.
     with tempfile.TemporaryDirectory(prefix="paceline-service-") as folder:
         return serve(Path(folder), arguments, key)
 
@@ -65,17 +65,17 @@ def serve(folder: Path, arguments: argparse.Namespace, key: str) -> int:
             json.dump(keys, file)
         config["keys_file"] = str(path)
     is_run = bool(os.environ.get("PACELINE_RUN_ID"))
-    # The server refuses a public address without a key, but accepts an inherited socket.
+    # The server refuses to open a public address without a key, but accepts a socket that it inherits.
     if is_run or (arguments.no_key and not key):
         listener = socket.create_server((arguments.host, arguments.port), backlog=2048)
         port = listener.getsockname()[1]
         config["listen_fd"] = listener.detach()
     config |= {"host": arguments.host, "port": arguments.port, "workers": arguments.workers or config["workers"]}
-    # Hide the keys from the script's processes.
+    # Hide the keys from the processes that run the script.
     for name in ("PACELINE_KEY", "PACELINE_SECONDARY_KEY"):
         os.environ.pop(name, None)
     if LIBRARY.is_dir():
-        # For the script's processes.
+        # Let the script's processes import Paceline.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(LIBRARY), os.environ.get("PYTHONPATH"))))
     if is_run:
         # The service's supervisor parses this line to find the server, even if it can't resolve the node's name

@@ -1,4 +1,4 @@
-"""Package versions for a packaged model: those of its run, and the server's."""
+"""Package versions for a packaged model: those of its run and of the server."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from paceline.errors import ServiceError
 from paceline.job.environment import EnvironmentSpec
 from paceline.system.plugins import version_of
 
-#: Packages of the server; uvicorn's extras make it faster if they are installed.
+#: Packages that the server needs. uvicorn's extras make it faster if they are installed.
 _SERVER = ("starlette", "uvicorn", "httptools", "uvloop")
-#: Framework -> distribution, if it is not named as its module.
+#: Framework -> its distribution, where this is not named as the framework's module.
 _FRAMEWORKS = {"sklearn": "scikit-learn", "scikit-learn": "scikit-learn", "pytorch": "torch", "tfkeras": "tensorflow"}
 
 
@@ -25,7 +25,7 @@ _FRAMEWORKS = {"sklearn": "scikit-learn", "scikit-learn": "scikit-learn", "pytor
 class PackageVersions:
     """Packages in exact versions.
 
-    constraints: versions of the requirements' own dependencies.
+    constraints: exact versions of the packages that the requirements depend on.
     """
 
     requirements: tuple[str, ...]
@@ -33,7 +33,7 @@ class PackageVersions:
 
 
 def server_versions() -> PackageVersions:
-    """Return the server's packages in the versions installed here."""
+    """Return the packages that the server needs, in the versions that are installed here."""
     here = {name: metadata.version(name) for name in _closure(_SERVER)}
     return PackageVersions(
         tuple(f"{name}=={here[name]}" for name in _SERVER if name in here),
@@ -46,7 +46,7 @@ def of_environment(
 ) -> PackageVersions:
     """Return the packages that the model's script needs.
 
-    environment: Of the run; in exact versions if it was built.
+    environment: The run's environment. Its packages have exact versions if it was built.
     packages: "name==version" of everything installed in its interpreter. Of an interpreter without a built environment, only
         imports of the source and the model's framework count: it has much that no script needs.
 
@@ -79,7 +79,7 @@ def of_environment(
 
 
 def merged(model: PackageVersions, server: PackageVersions) -> PackageVersions:
-    """Return both together. The model's versions win over the server's."""
+    """Merge the packages of both. The model's versions take precedence over the server's."""
     own = {_name(line) for line in (*model.requirements, *model.constraints)}
     requirements = [*model.requirements]
     taken = {_name(line) for line in requirements}
@@ -105,7 +105,7 @@ def _modules(source: Path | None) -> set[str]:
         try:
             tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError):
-            continue  # not every file is a module of the script
+            continue  # not every file with this ending can be parsed as a module of the script
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 modules |= {alias.name.partition(".")[0] for alias in node.names}
@@ -118,7 +118,7 @@ def _imported(source: Path | None, framework: str | None) -> Iterable[str]:
     modules = _modules(source) - {*sys.stdlib_module_names, "paceline", "azureml"}
     if framework:
         modules.add(framework.lower())
-    # This interpreter knows the distributions of its modules; other names are mostly the same.
+    # This interpreter's metadata map modules to distributions; other modules mostly have their distribution's name.
 
     known = metadata.packages_distributions() if modules else {}
     distributions = (known.get(module) or [_FRAMEWORKS.get(module, module)] for module in modules)
@@ -133,7 +133,7 @@ def _closure(names: Iterable[str]) -> list[str]:
         if name in seen or version_of(name) is None:
             continue
         seen[name] = None
-        # Skip extras.
+        # Skip requirements that belong to an extra.
         todo += [line for line in metadata.requires(name) or () if "extra ==" not in line]
     return list(seen)
 
@@ -141,7 +141,7 @@ def _closure(names: Iterable[str]) -> list[str]:
 def _public(line: str) -> str:
     """Return "torch==2.5.0" for "torch==2.5.0+cpu".
 
-    A local version label is often available only from its own index, and a version without one matches any.
+    A version with a local label is often only in an index of its own, and a version without label matches any label.
     """
     return line.partition("+")[0]
 

@@ -29,11 +29,11 @@ from paceline.serving.api import ServedModel, ServerConfig
 from paceline.system.files import remove_tree, write_json
 from paceline.system.names import is_one_line
 
-#: The package itself: this file is at services/package/ in it.
+#: The folder of the package `paceline`: this file is at services/package/ in it.
 _LIBRARY = Path(__file__).resolve().parents[2]
-#: The name of an image, with its registry, tag and digest.
+#: Matches the name of an image, with its registry, tag and digest.
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
-#: Parts of Paceline that a server needs. The azureml names need all of it.
+#: Parts of Paceline that a server needs. A script that imports azureml needs all of Paceline.
 _PARTS = ("__init__.py", "py.typed", "errors.py", "system", "serving")
 
 DOCKERIGNORE = "README.md\nDockerfile\n.dockerignore\n**/__pycache__\n"
@@ -50,12 +50,12 @@ def package(
     overwrite: bool = False,
     elsewhere: bool = False,
 ) -> Path:
-    """Write the folder, whole or not at all.
+    """Write the folder of a packaged service, complete or not at all.
 
     name: Name of the service; by default the first model's.
     base: Base image; by default Python's, in the version of the run.
     overwrite: Replace the folder of an earlier package.
-    elsewhere: Write for a run, which has Paceline and builds the environment.
+    elsewhere: Write the folder for a run, whose node has Paceline and builds the environment.
 
     Raises:
         UserError: A model or script is missing, the environment can't be installed elsewhere, or the folder is in use.
@@ -63,7 +63,7 @@ def package(
     check_workers(workers)
     if name is not None and not is_one_line(name):
         raise ServiceError(f"name={name!r} has a line break or a control character. Write it without.")
-    # A backslash at the end would join the line of the Dockerfile with the next.
+    # A backslash at the end would join this line of the Dockerfile with the next one.
     if base is not None and not _IMAGE.fullmatch(base):
         raise ServiceError(f"base={base!r} must be the name of an image, such as 'python:3.12-slim'.")
     folder = folder.expanduser().absolute()
@@ -78,7 +78,7 @@ def package(
                 workspace_dir,
                 spec,
                 found_models,
-                # The package is often written into the script's folder.
+                # Leave out the package itself: users often write it into the script's folder.
                 leave_out=(beside, folder),
                 name=name or found_models[0].name,
                 workers=workers,
@@ -168,7 +168,7 @@ def _fill(
 
 
 def _check_lines(both: versions.PackageVersions) -> None:
-    """Refuse package names that would add lines."""
+    """Raise if a package's name has a line break, which would add lines to the files."""
     for line in (*both.requirements, *both.constraints):
         if not is_one_line(line):
             raise ServiceError(
@@ -182,7 +182,7 @@ def _copy_model(folder: Path, index: int, model: FoundModel) -> ServedModel:
     if model.id is None:
         model.copy_into(place)
     else:
-        # Files in the registry are read-only and shared by versions.
+        # Make the copies writable: files in the registry are read-only, and versions share them.
         shutil.copytree(model.path, place, copy_function=_copy_writable)
     hashes = None
     if model.digests:
@@ -222,7 +222,7 @@ def _python_version(known: Mapping[str, object], environment: EnvironmentSpec | 
 
 
 def dockerfile(base: str) -> str:
-    """Return the Dockerfile. Packages come first: they change less often than the model."""
+    """Return the Dockerfile. It installs packages first, because these change less often than the model."""
     return f"""\
 FROM {base}
 WORKDIR /service

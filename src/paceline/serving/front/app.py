@@ -41,17 +41,17 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
-#: Most characters of a request's id (431 beyond, as in Azure's server).
+#: Most characters of a request's id. The server answers a longer id with status 431, as Azure's server does.
 _ID_LIMIT = 100
-#: Seconds to read and discard an unwanted body, so that the client reads the response.
+#: Seconds to read and discard the rest of a refused body, so that the client gets to read the response.
 _LINGER_S = 5.0
-#: Paths without a key: they reveal nothing of the model.
+#: Paths that need no key, because their responses reveal nothing of the model.
 _OPEN = ("/", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
 
-#: Values of `version` in a query for the description of the API.
+#: Values of the query parameter `version` of /swagger.json and /openapi.json.
 _SWAGGERS = ("2", "2.0", "3", "3.0")
 
-#: Response headers that pages of other origins may read.
+#: Response headers that a browser may show to pages of other origins.
 _EXPOSED = b"x-request-id, x-ms-request-id, x-ms-client-request-id, x-ms-run-fn-exec-ms, x-ms-run-function-failed"
 
 _METHODS = {wire.SCORE: "GET, POST, OPTIONS", wire.INFER: "POST"}
@@ -63,9 +63,9 @@ _CLOSE = (b"connection", b"close")
 
 
 class RefusedError(Exception):
-    """A request that is answered without a model.
+    """A refused request, which the front answers itself, without a model.
 
-    unread: part of its body may still arrive.
+    unread: a part of the request's body may still arrive.
     """
 
     def __init__(self, status: int, message: str, *headers: tuple[bytes, bytes], unread: bool = False) -> None:
@@ -74,7 +74,7 @@ class RefusedError(Exception):
 
 
 class _Exchange:
-    """A request with its arrival time and common response headers."""
+    """A request, with its arrival time and the headers that all its responses have."""
 
     __slots__ = ("began", "ids", "receive", "scope", "send")
 
@@ -91,17 +91,17 @@ class App:
         self.keys: tuple[bytes, ...] = ()
         self.is_draining = False
         self.connections: set[Any] = set()
-        #: Path -> operation of the model.
+        #: Path -> operation that the model runs for requests to this path.
         self._operations: dict[str, int] = {"/score": wire.SCORE}
         self._documents: wire.Documents = {}
         self._wants_head = False
         self._config: ServerConfig | None = None
         self._others = _routes(self)
-        # A counter in place of a random id for each request.
+        # Ids of requests are a counter after a random prefix, which takes less time than random ids.
         self._ids, self._id_prefix = 0, os.urandom(8).hex().encode()
 
     def serve(self, config: ServerConfig, keys: tuple[bytes, ...]) -> None:
-        """Serve this configuration, whose model processes are ready."""
+        """Serve requests by this configuration, whose model processes are ready."""
         self._config, self.keys = config, keys
         process = self.pool.ready
         if process is None:
@@ -113,12 +113,12 @@ class App:
                 self._operations[f"{base}/infer"] = wire.INFER
 
     def bases(self) -> list[str]:
-        """Return the paths of the served models in the Open Inference Protocol."""
+        """Return the base paths of the served models in the Open Inference Protocol."""
         paths = [(f"/v2/models/{model.name}", model.version) for model in (self._config.models if self._config else ())]
         return [base for path, version in paths for base in (path, f"{path}/versions/{version}")]
 
     def document(self, name: str) -> object:
-        """Return a document of the model process, or None."""
+        """Return the model process's document of this name ("swagger3"), or None."""
         return self._documents.get(name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -135,13 +135,13 @@ class App:
                     return
                 reply = await self._ask(scope, receive, headers_in, operation)
             if scope["state"]["connection"].is_lost:
-                # Of pipelined requests, uvicorn reports only the last one.
+                # uvicorn reports a disconnect only to the last one of pipelined requests, so mark this request here.
                 vars(getattr(receive, "__self__", self))["disconnected"] = True
                 raise _gone()
         except RefusedError as refused:
             await self._refuse(exchange, refused)
             return
-        # 502 and 504 come from the front, which does not know the operation.
+        # The front makes the bodies of 502 and 504 without knowing the path, so convert them to its protocol.
         body = in_words_of(path, reply.body) if reply.status in (502, 504) else reply.body
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers] or [_JSON]
         headers += exchange.ids
@@ -155,7 +155,7 @@ class App:
         self._note(exchange, reply.status, len(body), _NAMES[operation], reply.ran_us)
 
     def _admit(self, exchange: _Exchange, given: dict[bytes, bytes]) -> wire.Reply | None:
-        """Check keys and origin, and answer a preflight request.
+        """Check the request's key and origin, and answer a preflight request.
 
         Raises:
             RefusedError: The key is missing or wrong, or a page of a forbidden origin sends a request without key.
@@ -215,14 +215,14 @@ class App:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether a model has been ready."""
+        """Whether a model has ever been ready."""
         return self._config is not None
 
     async def _body(self, receive: Receive, given: dict[bytes, bytes]) -> bytes:
-        """Read the body.
+        """Read the request's body.
 
         Raises:
-            RefusedError: It is too large, or the client has disconnected.
+            RefusedError: The body is too large, or the client has disconnected.
         """
         limit = self.pool.config.max_body_bytes
         length = given.get(b"content-length", b"")
@@ -230,7 +230,7 @@ class App:
             raise _too_large(limit)
         parts: list[bytes] = []
         count, more = 0, True
-        # `paceline.serving.front.connections` limits the time of a body.
+        # `paceline.serving.front.connections` limits the time in which a body must arrive.
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -295,24 +295,24 @@ class App:
         return headers
 
     def _note(self, exchange: _Exchange, status: int, size: int, name: str, ran_us: int | None = None) -> None:
-        """Log and count a response."""
+        """Log a response, and count it in the metrics."""
         scope, ids = exchange.scope, exchange.ids
-        # Such as 408, after which the application sees a closed connection.
+        # The connection's own status, such as 408, counts: the application saw only a closed connection.
         status = scope["state"]["connection"].status or status
         took = time.perf_counter() - exchange.began
         self.metrics.count(name, status, took, ran_us)
-        # Monitors send these every few seconds.
+        # Don't log requests to these paths: monitors send them every few seconds.
         if self.access.is_on and scope["path"] not in _OPEN:
             self.access.add(scope["method"], scope["raw_path"], status, size, took, ids[0][1] if ids else b"-")
 
     def note_refused(self, status: int) -> None:
-        """Count a response to an incomplete request head."""
+        """Count a response to a request whose head never arrived as a whole."""
         self.metrics.count("other", status, 0.0, None)
         self.access.add("-", b"-", status, 0, 0.0, b"-")
 
 
 def in_words_of(path: str, body: bytes) -> bytes:
-    """Return an error's body in the path's protocol."""
+    """Return an error's body in the format of the path's protocol."""
     return in_protocol(body) if path.startswith("/v2") else body
 
 
@@ -343,13 +343,13 @@ _LOOKED_AT = frozenset(
 
 
 def _wanted(scope: Scope) -> dict[bytes, bytes]:
-    """Return the relevant headers.
+    """Return those headers of a request that the front uses.
 
     Raises:
         RefusedError: Headers and path together are too long.
     """
     headers: list[tuple[bytes, bytes]] = scope["headers"]
-    # Name, value, ": " and the end of the line.
+    # The 4 bytes beside name and value are ": " and the line's end.
     size = sum(len(name) + len(value) + 4 for name, value in headers)
     if size + len(scope["raw_path"]) + len(scope["query_string"]) > HEAD_BYTES:
         raise RefusedError(431, f"path and headers have more than {HEAD_BYTES} bytes.", unread=True)
@@ -432,7 +432,7 @@ def _routes(app: App) -> Starlette:
     }
     routes = [Route(path, function) for path, function in paths.items()]
     for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-        # Paths of existing models have been handled above.
+        # These routes see only other paths: paths of existing models have been handled above.
         routes += [
             Route(path, model),
             Route(f"{path}/ready", model),

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-#: Seconds for a request's head, and for a client to read some of its response.
+#: Seconds in which a request's head must arrive, and in which a client must read some of its response.
 HEAD_S, READ_S = 15.0, 60.0
-#: Seconds for a body, plus one second for each so many received bytes.
+#: Seconds in which a body must arrive, plus one second for each `BODY_BYTES_PER_S` that were received.
 BODY_S, BODY_BYTES_PER_S = 30.0, 64 << 10
 _LOOK_S = 1.0
 #: Most bytes of path and headers together, which are held in memory.
@@ -51,7 +51,7 @@ def protocol(limit: int, log: Callable[[int], None]) -> type[asyncio.Protocol]:
             self.heard, self.head, self.coming = 0, 0, 0
             self.on_lost: Callable[[], None] | None = None
             self.is_lost = False
-            #: Status sent in place of the application's response to an aborted request.
+            #: Status of the response that replaces the application's response to an aborted request.
             self.status: int | None = None
             super().connection_made(transport)
             if len(self.connections) > limit:
@@ -65,13 +65,13 @@ def protocol(limit: int, log: Callable[[int], None]) -> type[asyncio.Protocol]:
 
         def send_400_response(self, msg: str) -> None:
             is_head = self.cycle is None or self.cycle.response_complete
-            if is_head and self.head + self.coming > HEAD_BYTES:  # the parser has limits of its own
+            if is_head and self.head + self.coming > HEAD_BYTES:  # the parser also reports heads over its own limits
                 self.refuse(431, _LARGE)
             else:
                 self.refuse(400, raw_answer("400 Bad Request", msg))
 
         def refuse(self, status: int, answer: bytes) -> None:
-            """Respond in place of the application, and close the connection."""
+            """Respond in place of the application, then close the connection."""
             cycle = self.cycle
             if cycle is None or cycle.response_complete:
                 log(status)
@@ -105,7 +105,7 @@ def raw_answer(status: str, message: str, headers: str = "") -> bytes:
 
 
 async def watch(connections: set[Any]) -> None:
-    """Close stalled connections, until cancelled: incomplete requests and unread responses."""
+    """Close connections with an incomplete request or an unread response after a time limit, until cancelled."""
     slow: dict[Any, _Slow] = {}
     unread: dict[Any, tuple[int, float]] = {}
     while True:
@@ -128,7 +128,7 @@ async def watch(connections: set[Any]) -> None:
                 unread.pop(each, None)
             cycle = each.cycle
             is_body = cycle is not None and not cycle.response_complete
-            # uvicorn has its own timer for connections that are idle after a response.
+            # Skip connections that are idle after a response: uvicorn has a timer for these.
             if (is_body and (not cycle.more_body or cycle.response_started)) or (
                 not is_body and each.timeout_keep_alive_task is not None
             ):
@@ -145,9 +145,9 @@ async def watch(connections: set[Any]) -> None:
 
 
 class _Slow(NamedTuple):
-    """A request that was incomplete at the last check.
+    """A request that was incomplete at the last check of its connection.
 
-    request: None while its head is incomplete.
+    request: None while the request's head is incomplete.
     """
 
     request: Any

@@ -39,13 +39,13 @@ from paceline.serving.front.process import StartedModel
 
 _log = logging.getLogger("paceline.serving")
 
-#: Most connections, and open files besides.
+#: Most connections at a time, and the number of other files that the server has open.
 _CONNECTIONS, _OTHER_FILES = 20000, 128
 #: Seconds in which idle connections may still send a request while the server drains.
 _IDLE_S = 0.5
 _FLUSH_S = 0.2
 
-#: Settings that can't change while a server listens; settings that do not affect how a model is loaded.
+#: Settings that can't change while a server listens, then those that change without loading the model again.
 _FIXED = ("host", "listen_fd", "heartbeat_fd")
 _LIGHT = (
     *("workers", "max_batch", "max_queue", "max_body_bytes", "timeout_s", "load_timeout_s", "keys_file", "tls_cert"),
@@ -71,7 +71,7 @@ def serve(
     group = ServerGroup(config_file, config, listener)
     if (factory := group.web.get_loop_factory()) is None:
         return asyncio.run(group.live(keys, started, model_dir))
-    # `asyncio.run` accepts a loop factory since Python 3.12.
+    # Python has `asyncio.run` with a loop factory since 3.12.
     loop = factory()
     try:
         asyncio.set_event_loop(loop)
@@ -127,7 +127,7 @@ class ServerGroup:
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
         generation = self.pool.begin(self._config, model_dir, started)
-        # If a supervisor holds the socket, connections wait there until the model is loaded.
+        # While the model loads, connections wait in the socket if a supervisor holds it.
         web = self._accept() if self._config.heartbeat_fd is None else None
         background = [
             asyncio.ensure_future(each)
@@ -176,12 +176,12 @@ class ServerGroup:
         self._state = state.READY
         host, port = self._address()
         _log.info("serving %s at %s://%s:%d/score", self._config.name, self._scheme, _bracketed(host), port)
-        # Objects that exist now live as long as the server: exclude them from garbage collection.
+        # Exclude all present objects from garbage collection: they live as long as the server.
         gc.collect()
         gc.freeze()
         self._write()
 
-    # A new configuration
+    # Load a new configuration
 
     async def _reload_when_asked(self) -> None:
         while True:
@@ -229,7 +229,7 @@ class ServerGroup:
         self.app.serve(config, keys)
         _log.info("serving revision %r", config.revision)
 
-    # The end
+    # End the server
 
     def _hand_over(self) -> None:
         self._hands_over = True
@@ -245,7 +245,7 @@ class ServerGroup:
         if not self._hands_over:
             while _has_waiting(self._listener) and time.monotonic() < deadline:
                 await asyncio.sleep(0.005)
-            # asyncio has not yet passed the last accepted connections to the server.
+            # Let asyncio pass the last accepted connections to the server first.
             await asyncio.sleep(0.01)
         self._server.stop_listening()
         quiet_since = time.monotonic()
@@ -262,14 +262,14 @@ class ServerGroup:
                     break
                 await asyncio.sleep(0.01)
 
-    # The state
+    # Report the state
 
     @property
     def _scheme(self) -> str:
         return "http" if self._config.tls_cert is None else "https"
 
     def _address(self) -> tuple[str, int]:
-        with contextlib.suppress(OSError):  # closed at the end
+        with contextlib.suppress(OSError):  # the socket is closed at the end
             host, port, *_ = self._listener.getsockname()
             self._known = (str(host), int(port))
         return self._known
@@ -306,7 +306,7 @@ class ServerGroup:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server without signal handlers: the group has its own."""
+    """A uvicorn server that leaves signals to the group, which has its own handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -324,7 +324,7 @@ def _has_waiting(listener: socket.socket) -> bool:
 
 
 def _is_busy(connection: Any) -> bool:
-    """Return True while a request is incomplete or not answered."""
+    """Return True while the connection has a request that is incomplete or not answered."""
     cycle = connection.cycle
     if cycle is not None and not cycle.response_complete:
         return True
@@ -340,7 +340,7 @@ def _loads_the_same(one: ServerConfig, other: ServerConfig) -> bool:
 
 
 def _connection_limit() -> int:
-    """Raise the limit on open files, and return the connections."""
+    """Raise the limit on open files, and return how many connections it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _CONNECTIONS + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -359,7 +359,7 @@ async def send_heartbeats(fd: int) -> None:
     """Write a heartbeat byte into a pipe each second, until cancelled."""
     os.set_blocking(fd, False)
     while True:
-        # The pipe is full or closed.
+        # An error means that the pipe is full or closed: the heartbeat is lost, and the server goes on.
         with contextlib.suppress(OSError):
             os.write(fd, b".")
         await asyncio.sleep(_PAUSE_S)

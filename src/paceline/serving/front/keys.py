@@ -38,10 +38,10 @@ def read_keys(path: str) -> tuple[bytes, ...]:
 
 
 def is_right(header: bytes | None, keys: tuple[bytes, ...]) -> bool:
-    """Return True if the header is `Bearer` with one of the keys. Compares in constant time."""
+    """Return True if the header is `Bearer` with a valid key. The comparison takes constant time."""
     kind, _, given = (header or b"").partition(b" ")
     given = given.strip()
-    # Compare all keys, for constant time.
+    # Compare the header with all keys, so that the time does not reveal which key matched.
     right = [hmac.compare_digest(given, key) for key in keys]
     return any(right) and kind.lower() == b"bearer"
 
@@ -51,9 +51,9 @@ def is_allowed(origin: str, origins: Collection[str]) -> bool:
 
 
 def refusal(given: Mapping[bytes, bytes], host: str, origins: Collection[str]) -> tuple[int, str] | None:
-    """Return status and reason of a refusal, or None.
+    """Return status and reason if the request must be refused, else None.
 
-    given: its headers `host`, `origin` and `sec-fetch-site`. host: listening address. origins: allowed origins.
+    given: the request's `host`, `origin` and `sec-fetch-site`. host: listening address. origins: allowed origins.
     """
     named = given.get(b"host", b"").decode("latin-1")
     if named and is_loopback(host):
@@ -70,7 +70,7 @@ def refusal(given: Mapping[bytes, bytes], host: str, origins: Collection[str]) -
     if origin:
         if origin.partition("://")[2].lower() != named.lower() and not is_allowed(origin, origins):
             return 403, f"a page of {origin!r} may not ask. Let it with --allow-origin {origin}, or send no Origin."
-    # Resources that a page loads without a script, such as pictures, have no Origin header.
+    # Browsers send no Origin header for resources that a page loads without a script, such as pictures.
     elif given.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
         return 403, "a page of another site may not ask. Let its scripts with --allow-origin ORIGIN."
     return None

@@ -46,7 +46,7 @@ class Metrics:
         self._ran: defaultdict[str, Histogram] = defaultdict(Histogram)
 
     def count(self, path: str, status: int, seconds: float, ran_us: int | None) -> None:
-        """Count a response, and the model's microseconds."""
+        """Count a response, and the microseconds that the model took for it."""
         self._requests[path, status] += 1
         self._took[path].add(seconds)
         if ran_us is not None:
@@ -95,9 +95,9 @@ class Metrics:
 
 
 class AccessLog:
-    """A buffered log with a line for each request.
+    """A buffered access log, with a line for each request.
 
-    fd: where to write. is_on: False writes nothing.
+    fd: descriptor to write to. is_on: if False, nothing is written.
     """
 
     def __init__(self, fd: int, is_on: bool) -> None:
@@ -119,14 +119,14 @@ class AccessLog:
             try:
                 os.write(self._fd, text)
             except OSError:
-                pass  # the reader of the log is gone
+                pass  # the process that read the log has ended
 
 
 _second = (0, "")
 
 
 def _stamp() -> str:
-    """Return the time in UTC, formatting the seconds only once a second."""
+    """Return the present time in UTC. The seconds are formatted only once a second."""
     global _second
     now = time.time()
     whole = int(now)
@@ -136,6 +136,6 @@ def _stamp() -> str:
 
 
 def _shown(text: bytes) -> str:
-    """Escape control characters, with which a client could forge log lines."""
+    """Escape control characters in a text of a client, which could forge log lines."""
     line = text.decode("latin-1")
     return line if line.isascii() and line.isprintable() else ascii(line)[1:-1]

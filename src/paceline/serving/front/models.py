@@ -1,4 +1,4 @@
-"""The models' files: verified by their hashes, and laid out as scoring scripts expect them."""
+"""The files of the models: they are verified by hashes, and laid out as scoring scripts expect."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _PIECE = 1 << 20
 _TICK_NS = 2_000_000_000
 
 
-#: (device, inode, size, time of change) -> digest, to skip unchanged files.
+#: (device, inode, size, time of change) of a file -> its digest, so that unchanged files are not read again.
 _known: dict[tuple[int, ...], str] = {}
 
 
 def verify(config: ServerConfig) -> None:
-    """Compare each model's files with its list of hashes.
+    """Compare the files of each model with the model's list of hashes.
 
     Raises:
         ServingError: A file is changed, missing or not listed, or the list is unreadable.
@@ -59,7 +59,7 @@ def digest(path: str) -> str:
             return _known[stamp]
         while piece := file.read(_PIECE):
             sha256.update(piece)
-        # Do not cache a file that changed meanwhile, or within the clock's resolution.
+        # Do not cache the digest of a file that changed during the read, or within the clock's resolution.
         if _stamp(file.fileno()) == stamp and time.time_ns() - stamp[3] > _TICK_NS:
             _known[stamp] = sha256.hexdigest()
     return sha256.hexdigest()
@@ -67,12 +67,12 @@ def digest(path: str) -> str:
 
 def _stamp(fd: int) -> tuple[int, int, int, int]:
     status = os.fstat(fd)
-    # ctime, because mtime can be reset.
+    # Use ctime, because a program can reset mtime.
     return (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
 
 
 def lay_out(config: ServerConfig, folder: Path) -> str | None:
-    """Return the value of AZUREML_MODEL_DIR. They are links below `azureml-models`, where the SDK has folders."""
+    """Link the models below `azureml-models`, as the SDK lays them out, and return AZUREML_MODEL_DIR."""
     if not config.models:
         return None
     root = folder / "azureml-models"
@@ -85,7 +85,7 @@ def lay_out(config: ServerConfig, folder: Path) -> str | None:
         place.parent.mkdir(parents=True, exist_ok=True)
         beside = place.with_name(f".{place.name}.{os.getpid()}")
         beside.symlink_to(target, target_is_directory=target.is_dir())
-        # Replaces the link to a previous model.
+        # This replaces the link to the model of a previous configuration.
         os.replace(beside, place)
     if len(config.models) > 1:
         return str(root)

@@ -26,18 +26,18 @@ from paceline.serving.model.answers import error
 
 _log = logging.getLogger("paceline.serving")
 
-#: Logged if the client disconnected before the response, as in nginx.
+#: Status that is logged if the client disconnected before the response, as in nginx.
 GONE = 499
 
-#: Seconds before a process that failed to load is restarted; doubled each time.
+#: Seconds until a process that failed to load is started again: the first pause, doubled each time up to the last.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 30.0
 _TICK_S = 0.05
-#: Ticks between checks of memory.
+#: Ticks of the watch loop between checks of memory.
 _MEMORY_TICKS = 10
 
 
 class Waiting:
-    """A queued request. `future` gets the response, or None after a timeout."""
+    """A request in the queue. `future` gets the response, or None if the request timed out."""
 
     __slots__ = ("call", "future", "number", "since")
 
@@ -46,30 +46,30 @@ class Waiting:
         self.since = time.monotonic()
 
     def answer(self, reply: wire.Reply | None) -> None:
-        if not self.future.done():  # the client may have disconnected
+        if not self.future.done():  # the client may have disconnected, which ends the future
             self.future.set_result(reply)
 
 
 class Generation:
-    """The processes of one configuration.
+    """The processes that serve one configuration.
 
-    loaded: done when all are ready, or with the exception of a process that failed to load.
+    loaded: done when all processes are ready, or with the exception of the first that failed to load.
     """
 
     def __init__(self, config: ServerConfig, model_dir: str | None) -> None:
         self.config, self.model_dir = config, model_dir
         self.processes: list[ModelProcess] = []
         self.loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Mark the exception as retrieved.
+        # Retrieve the exception, so that asyncio does not report it as never retrieved.
         self.loaded.add_done_callback(lambda future: future.cancelled() or future.exception())
 
 
 class LoadError(Exception):
-    """A model process failed to load; the message is the reason."""
+    """The failure of a model process to load. The message is the reason."""
 
 
 class Pool:
-    """All model processes and queued requests.
+    """All model processes of a service, and the queue of its requests.
 
     changed: called after each start, readiness or end of a process.
     """
@@ -78,18 +78,18 @@ class Pool:
         self.current: Generation | None = None
         self.next: Generation | None = None
         self.queue: deque[Waiting] = deque()
-        #: Reason of a replacement -> count.
+        #: Reason of a replacement -> number of processes that were replaced for it.
         self.restarts: Counter[str] = Counter()
         self.batches = 0
         self.is_closing = False
-        #: All live processes, including retired ones that still answer requests.
+        #: All live processes, including those that still answer requests but get no new ones.
         self._alive: set[ModelProcess] = set()
         self._folder, self._changed = folder, changed
         self._in_hand: dict[int, Waiting] = {}
         self._numbers = 0
         self._pause_s = _FIRST_PAUSE_S
         self._ticks = 0
-        #: Loading process -> the process over the memory limit that it will replace.
+        #: Process that is loading -> the process over the memory limit that it will replace.
         self._successor_of: dict[ModelProcess, ModelProcess] = {}
         self._starting: set[asyncio.Task[None]] = set()
 
@@ -104,13 +104,13 @@ class Pool:
 
     @property
     def ready(self) -> ModelProcess | None:
-        """Return a ready process, or None."""
+        """Return a model process that is ready, or None."""
         return next((each for each in self.processes if each.state == process.READY), None)
 
     # Requests
 
     def submit(self, operation: int, head: bytes, body: bytes) -> Waiting | None:
-        """Queue a request. Return it, or None if the queue is full."""
+        """Queue a request, and return it. Return None if the queue is full."""
         queue = self.queue
         if len(queue) >= self.config.max_queue:
             return None
@@ -125,7 +125,7 @@ class Pool:
         return waiting
 
     def forget(self, waiting: Waiting) -> None:
-        """Drop a disconnected client's request, and notify its process."""
+        """Drop the request of a disconnected client, and tell the process that runs it."""
         if waiting.future.done():
             return
         waiting.answer(error(GONE, "the client has disconnected."))
@@ -174,7 +174,7 @@ class Pool:
         return generation
 
     def switch(self) -> None:
-        """Make the next generation the present one. Old processes end after their requests."""
+        """Make the next generation the present one. Processes of the old one end after their requests."""
         assert self.current is not None
         assert self.next is not None
         old, self.current, self.next = self.current, self.next, None
@@ -184,20 +184,20 @@ class Pool:
         self._changed()
 
     def give_up(self) -> None:
-        """End the next generation."""
+        """End the next generation, and keep the present one."""
         generation, self.next = self.next, None
         for each in generation.processes if generation else ():
             each.kill("given up")
 
     def adjust(self, config: ServerConfig) -> None:
-        """Apply a configuration that loads the same model."""
+        """Apply a new configuration that loads the same model, without a restart."""
         assert self.current is not None
         generation = self.current
         generation.config = config
         for each in generation.processes:
             each.config = config
         extra = len(generation.processes) - config.workers
-        # Idle ones first.
+        # Retire idle processes first.
         for each in sorted(generation.processes, key=lambda each: bool(each.in_hand))[: max(0, extra)]:
             each.retire("fewer processes were asked for")
             generation.processes.remove(each)
@@ -205,7 +205,7 @@ class Pool:
             self._start(generation)
 
     def cut_off(self) -> None:
-        """Answer open requests with an error, and end their processes."""
+        """Answer open requests with an error, and kill their processes."""
         self.is_closing = True
         for waiting in self.queue:
             waiting.answer(error(503, "the server ends."))
@@ -215,7 +215,7 @@ class Pool:
                 each.kill("the server ends")
 
     async def close(self) -> None:
-        """Kill all processes."""
+        """Kill all processes, and wait for their end."""
         self.is_closing = True
         for task in self._starting:
             task.cancel()
@@ -273,7 +273,7 @@ class Pool:
         if one in generation.processes:
             generation.processes.remove(one)
         self._successor_of.pop(one, None)
-        # Its replacement may already be part of the generation.
+        # Another process that loads already may be the replacement of this one.
         is_followed = one in self._successor_of.values() or one.is_retired
         if not is_followed and not self.is_closing and generation in (self.current, self.next):
             self._replace(generation, one)
@@ -296,11 +296,11 @@ class Pool:
         task.add_done_callback(self._starting.discard)
 
     async def _again(self, generation: Generation, pause_s: float) -> None:
-        """Replace an ended process, once the model's files match their hashes again."""
+        """Replace an ended process, once the model's files match their hashes."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(pause_s)
-            # The number of workers may have been reduced meanwhile.
+            # Start none if the configuration has changed or the number of workers was reduced meanwhile.
             if (
                 self.is_closing
                 or generation not in (self.current, self.next)
@@ -325,7 +325,7 @@ class Pool:
         now = time.monotonic()
         limit = self.config.timeout_s
         for each in self._alive:
-            # A thread can't be stopped, so kill the process.
+            # A thread that runs the model can't be stopped, so kill its process.
             if each.in_hand and now - each.since > limit:
                 each.kill_for("time-out", f"it had no answer after {limit:g} s")
             elif each.state == process.LOADING and now - each.started_at > each.config.load_timeout_s:
@@ -346,7 +346,7 @@ class Pool:
             if size > 2 * limit:
                 each.kill_for("memory", text)
             elif each not in self._successor_of.values():
-                # It serves until its replacement is ready.
+                # The process serves until its replacement is ready.
                 each.cause = "memory"
                 _log.warning("model process %d is replaced: %s", each.pid, text)
                 self.restarts["memory"] += 1
@@ -355,6 +355,6 @@ class Pool:
 
 def _lost(one: ModelProcess) -> wire.Reply:
     if one.cause == "time-out":
-        # The text of Azure's server, which responds with 500.
+        # The text is that of Azure's server, but that server responds with status 500.
         return error(504, f"Scoring timeout after {one.config.timeout_s * 1000:g} ms", in_script=True)
     return error(502, f"the model process ended while it had this request: {one.reason}.")

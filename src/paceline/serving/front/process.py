@@ -28,12 +28,12 @@ LOADING, READY, RETIRING, ENDED = "loading", "ready", "retiring", "ended"
 
 
 class StartedModel:
-    """A process that loads while the front is importing."""
+    """A model process that loads while the front is importing its own packages."""
 
     def __init__(
         self, config: ServerConfig, folder: Path, model_dir: str | None, output: IO[bytes] | None = None
     ) -> None:
-        """Start the process, with its output in a file."""
+        """Start the process. A file gets its output."""
         self.config = config
         placed = _placed(config, folder)
         self.at = time.monotonic()
@@ -43,7 +43,7 @@ class StartedModel:
             shared.truncate(1)
             #: A byte of memory shared with the process: 1 if no client waits for the result.
             self.flag = mmap.mmap(shared.fileno(), 1)
-            # Spawned, not forked: torch and CUDA do not survive a fork.
+            # Start a new interpreter instead of a fork, because torch and CUDA do not survive a fork.
             self.process = subprocess.Popen(
                 [
                     config.python or sys.executable,
@@ -72,9 +72,9 @@ class StartedModel:
 
 
 class ModelProcess(asyncio.Protocol):
-    """The front's end of the socket.
+    """The front's side of a model process: its socket, its state and its open requests.
 
-    on_change: called with this process at each change: ready, failed to load, answered, gone.
+    on_change: called with this process whenever it gets ready, fails to load, answers or ends.
     on_reply: called with the number and the response of each request.
     """
 
@@ -95,17 +95,17 @@ class ModelProcess(asyncio.Protocol):
         self.wants_head = False
         self.batch = 1
         self.load_s = 0.0
-        #: Number of each open request -> when it was sent.
+        #: Numbers of the open requests that the process has.
         self.in_hand: Sequence[int] = ()
         self._unwanted: set[int] = set()
         self._flag = started.flag
         self.since = 0.0
-        #: Why the front ends it, and the label of the reason in the metrics.
+        #: Reason for which the front ends the process, and the label of this reason in the metrics.
         self.reason: str | None = None
         self.cause = "died"
-        #: It ends as planned, without a replacement.
+        #: Whether the process ends as planned, without a replacement.
         self.is_retired = False
-        #: Its readiness has not been reported yet.
+        #: Whether the pool has not yet handled the process's readiness.
         self.is_new = True
         self._on_change, self._on_reply = on_change, on_reply
         self._got = bytearray()
@@ -116,7 +116,7 @@ class ModelProcess(asyncio.Protocol):
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=link)
 
     def give(self, calls: Sequence[tuple[int, bytes]]) -> None:
-        """Send packed requests to an idle process."""
+        """Send packed requests to the process, which must be idle."""
         self.in_hand = [number for number, _ in calls]
         self.since = time.monotonic()
         self._unwanted.clear()
@@ -125,18 +125,18 @@ class ModelProcess(asyncio.Protocol):
         self._transport.write(b"".join((wire.FRAME.pack(wire.CALLS, sum(map(len, parts))), *parts)))
 
     def forget(self, number: int) -> None:
-        """Set the process's flag once all its requests have lost their clients."""
+        """Mark the result as unwanted once all of the process's clients have disconnected."""
         self._unwanted.add(number)
         if self._unwanted.issuperset(self.in_hand):
             self._flag[0] = 1
 
     @property
     def is_idle(self) -> bool:
-        # The socket of a killed process may close before its end is visible here.
+        # Check the socket too: that of a killed process may close before the process's end is visible here.
         return self.state == READY and not self.in_hand and not self._transport.is_closing()
 
     def retire(self, reason: str) -> None:
-        """End the process once it is idle."""
+        """End the process as soon as it is idle."""
         if self.state == ENDED:
             return
         self.state, self.reason, self.is_retired = RETIRING, self.reason or reason, True
@@ -185,9 +185,9 @@ class ModelProcess(asyncio.Protocol):
         self._on_change(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # It may have closed the socket without ending.
+        # The process may have closed the socket without ending, so kill it.
         kill_group(self.pid)
-        # The kernel closes the socket before it frees the memory, which may take long.
+        # Wait for its end: the kernel closes the socket before it frees the memory, which may take long.
         _after(0, self._wait_for_end)
 
     def _wait_for_end(self) -> None:
@@ -204,7 +204,7 @@ class ModelProcess(asyncio.Protocol):
         self._on_change(self)
 
     def resident_bytes(self) -> int:
-        """Return the resident memory, or 0 if unknown."""
+        """Return the process's resident memory in bytes, or 0 if unknown."""
         try:
             with open(f"/proc/{self.pid}/statm", "rb") as file:
                 return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -217,7 +217,7 @@ def _after(seconds: float, call: Callable[[], None]) -> None:
 
 
 def ending(code: int) -> str:
-    """Describe how a process ended. code: from `subprocess`."""
+    """Describe how a process ended. code: its return code, as in `subprocess`."""
     if code >= 0:
         return f"it ended with exit code {code}"
     try:
@@ -227,7 +227,7 @@ def ending(code: int) -> str:
 
 
 def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
-    """Return the configuration with folders as in the SDK.
+    """Return the configuration with the script's working folder laid out as in the SDK.
 
     With SOURCE_VARIABLE, a script runs in the parent of its source folder, and opens `./<source>/file`. Its own files are linked
     there.
@@ -236,8 +236,8 @@ def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
     if not name or config.source_dir is None or config.working_dir is not None:
         return config
     if name != os.path.basename(os.path.normpath(f"/{name}")):
-        return config  # not the name of a folder
-    # One folder for each source: during an update two revisions are served.
+        return config  # the variable is not the name of a folder
+    # Each source has a folder of its own, because during an update two revisions are served.
     root = folder / "shared" / f"app-{zlib.crc32(config.source_dir.encode()):08x}"
     root.mkdir(parents=True, exist_ok=True)
     for link, target in {
@@ -264,7 +264,7 @@ def _environment(config: ServerConfig, folder: Path, model_dir: str | None) -> M
         environment["PACELINE_MODEL_DIR"] = environment["AZUREML_MODEL_DIR"] = model_dir
     environment.pop("__PYVENV_LAUNCHER__", None)
     if config.python is not None:
-        # Add only Paceline, nothing else of the front's environment.
+        # Add only Paceline to the model process's path, and nothing else of the front's environment.
         path = [str(library_dir(folder)), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
     return environment

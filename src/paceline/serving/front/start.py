@@ -24,7 +24,7 @@ _BACKLOG = 2048
 
 
 def run(config_file: Path) -> int:
-    """Serve until a signal. Return the exit code."""
+    """Run a server from the command line until a signal. Return its exit code."""
     config_file = config_file.absolute()
     folder = config_file.parent
     config: ServerConfig | None = None
@@ -63,7 +63,7 @@ def run(config_file: Path) -> int:
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """Return a listening socket, new or inherited as `listen_fd`.
+    """Return a listening socket: a new one, or the one inherited as `listen_fd`.
 
     Raises:
         ServingError: The port is taken, the address is not one of this machine, or `listen_fd` is not a listening socket.
@@ -89,7 +89,7 @@ def listen(config: ServerConfig) -> socket.socket:
 
 
 def failed(config: ServerConfig | None, error: str) -> state.ServerState:
-    """Return the state of a server that failed to start."""
+    """Return the state to report for a server that failed to start."""
     return {
         "pid": os.getpid(),
         "scheme": "http",

@@ -24,7 +24,7 @@ from paceline.system.lazy_import import load_triton_before_tensorflow
 def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
     watch_client(int(sys.argv[2]))
-    # Some engines signal all processes of a service. The front ends this one after its last response, by closing the socket.
+    # Ignore signals that engines send to all processes: the front ends this process by closing the socket.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _die_with(os.getppid())
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _serve(link: socket.socket, setup: wire.ModelSetup) -> bool:
-    """Load the model and serve until the front closes the socket. Return False if it can't be loaded."""
+    """Load the model, and serve until the front closes the socket. Return False if the model can't be loaded."""
     try:
         model = load(setup)
         ready = wire.LoadedModel(model.kind, model.wants_head, model.is_batched, model.documents())
@@ -61,7 +61,7 @@ def _serve(link: socket.socket, setup: wire.ModelSetup) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """Describe a failure to load in one line."""
+    """Describe in one line why the model failed to load."""
     if isinstance(error, PacelineError):
         return str(error)
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -79,7 +79,7 @@ def told(error: BaseException) -> str:
 
 
 def _die_with(parent: int) -> None:
-    """Let the kernel kill this process with the front (prctl(2))."""
+    """Let the kernel kill this process when its parent, the front, dies (prctl(2))."""
     if sys.platform.startswith("linux"):
         import ctypes
 
@@ -89,7 +89,7 @@ def _die_with(parent: int) -> None:
 
 
 def _end_all() -> None:
-    """Kill this process group, with all of user code's processes."""
+    """Kill this process group, which has all processes that user code has started."""
     sys.stdout.flush()
     sys.stderr.flush()
     if os.getpgid(0) == os.getpid():

@@ -22,12 +22,12 @@ from paceline.serving.wire import ModelCall, Reply
 
 _HOMES = ("azureml.contrib.services", "azureml_inference_server_http.api")
 
-#: Attribute of a function that takes the raw request.
+#: Attribute that marks a function that takes the raw request.
 _RAW = "__paceline_rawhttp__"
 
 
 def rawhttp(function: object) -> object:
-    """Let `run` take the request object instead of its body."""
+    """Let a script's `run` take the request object instead of the request's body."""
     setattr(function, _RAW, True)
     return function
 
@@ -37,7 +37,7 @@ def is_raw(function: object) -> bool:
 
 
 class AMLRequest:
-    """A request with the attributes of Flask's that scoring scripts use.
+    """A request with those attributes of Flask's requests that scoring scripts use.
 
     method, path, full_path, url, headers (any case), data (bytes), args (query: name -> first value), mimetype.
     """
@@ -79,7 +79,7 @@ class AMLRequest:
 
 
 class Arguments(dict[str, str]):
-    """The query's parameters: the first value of each; `getlist` has all."""
+    """A query's parameters: an item is a name's first value, `getlist` returns all."""
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Arguments(dict[str, str]):
 
 
 class AMLResponse:
-    """A response with a status and headers of the script's choice.
+    """A response with the status and headers that the script chooses.
 
     message: text, bytes or a list of them; with json_str, any JSON-serializable value; None for an empty object.
     """
@@ -128,8 +128,8 @@ def is_json_type(mimetype: str) -> bool:
 
 
 def install() -> None:
-    """Make these modules importable, as in a worker."""
-    # By path, not by import: this package is also shipped without its siblings.
+    """Make the replaced modules importable, as in a run's worker."""
+    # Add the folder by its path instead of importing it: this package is also shipped without its siblings.
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     shim = os.path.join(package, "compat", "shim", "azureml_names")
     if os.path.isdir(shim) and shim not in sys.path:
@@ -186,7 +186,7 @@ class Headers(MutableMapping[str, str]):
         return self._found[name.lower()][1]
 
     def __setitem__(self, name: str, value: str) -> None:
-        # A line feed would start another header (header injection).
+        # Refuse a line feed in a header: it would start another header (header injection).
         if any(character in "\r\n\0" for character in name + value):
             raise ValueError(f"header {name!r}: a name or a value with a line feed can't be sent")
         self._found[name.lower()] = (name, value)

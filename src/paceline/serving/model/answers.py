@@ -1,4 +1,4 @@
-"""Responses of a model process, and JSON encoding of results."""
+"""Responses of a model process, and the JSON encoding of results."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any, NoReturn
 
 from paceline.serving.wire import Reply
 
-#: Response to a request after an exception in user code. Only the log has the traceback.
+#: Body of the response to a request that raised an exception in user code. Only the log has the traceback.
 FAILED_TEXT = "An unexpected error occurred in scoring script. Check the logs for more info."
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class InputError(Exception):
-    """A request that can't be answered.
+    """A mistake in a request, because of which the model can't answer it.
 
     status: HTTP status; the message is for the client.
     """
@@ -35,23 +35,23 @@ class InputError(Exception):
 
 
 class OutputError(Exception):
-    """A result that JSON can't represent; the message names it."""
+    """A result that JSON can't represent. The message names the value."""
 
 
 def error(status: int, message: str, *, in_script: bool = False) -> Reply:
-    """Return an error in the format of Azure's server."""
+    """Return an error as a body in the format of Azure's server."""
     headers = [("content-type", "application/json"), *[("x-ms-run-function-failed", "True")] * in_script]
     return Reply(status, json.dumps({"message": message}).encode(), headers)
 
 
 def in_protocol(body: bytes) -> bytes:
-    """Convert an error's body for the inference protocol."""
+    """Convert the body of an error to the format of the inference protocol."""
     message = json.loads(body)["message"]
     return json.dumps({"error": message, "message": message}).encode()
 
 
 def message_of(body: bytes, longest: int = 300) -> str:
-    """Return the message in the body of an error."""
+    """Return the message that is in the body of an error."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         if isinstance(message := json.loads(body)["message"], str):
             return message
@@ -62,7 +62,7 @@ def parsed(body: bytes) -> Any:
     """Parse the JSON body of a request.
 
     Raises:
-        InputError: It is empty, not UTF-8, not JSON, nested too deeply, or has NaN or an infinity.
+        InputError: The body is empty, not UTF-8, not JSON, nested too deeply, or has NaN or an infinity.
     """
     if not body:
         raise InputError("the body is empty; it should be JSON.")
@@ -80,22 +80,22 @@ def as_json(value: object) -> bytes:
     """Encode a result as JSON, with arrays, tensors, frames and dataclasses.
 
     Raises:
-        OutputError: A value has no JSON form, such as NaN; the message has its place.
+        OutputError: A value has no JSON form, such as NaN. The message tells where the value is.
     """
     try:
         return json.dumps(value, default=plain, allow_nan=False).encode()
     except RecursionError:
         raise OutputError("the result is nested too deeply, or holds itself.") from None
     except (TypeError, ValueError) as reason:
-        # Search the place of the fault only after the fast path has failed.
+        # Search for the value at fault only after the fast path has failed.
         where = _fault(value, "the result")
         raise OutputError(where or f"the result is not JSON: {reason}.") from None
 
 
 def plain(value: Any) -> object:
-    """Convert a value that `json` does not know; its `default` function."""
-    # By methods, not classes, to import no library.
-    for name in ("tolist", "to_pylist"):  # numpy's, torch's; pyarrow's
+    """Convert a value that `json` does not know, as the `default` of `json.dumps`."""
+    # Recognize values by their methods, not by classes, so that no library is imported.
+    for name in ("tolist", "to_pylist"):  # of numpy and torch; of pyarrow
         method = getattr(value, name, None)
         if callable(method):
             return value.detach().tolist() if getattr(value, "requires_grad", False) else method()
@@ -116,7 +116,7 @@ def _no_bytes(value: bytes | bytearray) -> NoReturn:
     raise TypeError("bytes are no JSON; return AMLResponse, or encode them as base64")
 
 
-#: Conversions to JSON by type; the first that fits counts.
+#: Type -> function that converts its values for JSON. The first type that fits is used.
 _CONVERTED: tuple[tuple[type | tuple[type, ...], Callable[[Any], object]], ...] = (
     (enum.Enum, lambda value: value.value),
     ((dt.datetime, dt.date, dt.time), lambda value: value.isoformat()),
@@ -153,11 +153,11 @@ def _fault(value: object, where: str) -> str | None:
 
 
 def show(error: BaseException) -> None:
-    """Print an exception to standard error, from the user's code on."""
+    """Print an exception to standard error, with the traceback from the user's code on."""
     at = error.__traceback__
     while at is not None and at.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen")):
         at = at.tb_next
-    # Without frames of user code show all frames; a SyntaxError has its place in the message.
+    # Without a frame of user code, show all frames. A SyntaxError has its location in the message.
     whole = None if isinstance(error, SyntaxError) else error.__traceback__
     traceback.print_exception(type(error), error, at or whole)
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""A model served directly: rows at /score, tensors at /v2/models/NAME/infer.
+"""A model served without a script: rows at /score, tensors at /v2/models/NAME/infer.
 
 /score   {"data": [[...], ...]}, or the list alone; {"NAME": [...], ...} for a model with several inputs. "method" or "outputs"
          selects outputs. The response is {"predict": [...]}, with a key for each output
@@ -23,7 +23,7 @@ _FAILED = "the model failed on this input. Check the logs for more info."
 
 
 class _Request(NamedTuple):
-    """A parsed request, with the number of rows."""
+    """A parsed request, with the number of its rows."""
 
     inputs: dict[str, Array]
     wanted: list[str]
@@ -82,7 +82,7 @@ class AsItIs:
         return [replies[at] for at in range(len(calls))]
 
     def _kind(self, request: _Request, at: int) -> Hashable:
-        """Return the batching key: only rows may differ."""
+        """Return a key. Requests with equal keys, which differ only in rows, are batched."""
         if not self.is_batched or request.rows < 0:
             return at
         shapes = [(name, value.dtype.str, value.shape[1:]) for name, value in request.inputs.items()]
@@ -94,7 +94,7 @@ class AsItIs:
         try:
             results = [self._runner.run(first.inputs, first.wanted)] if len(group) == 1 else self._together(group)
         except Exception as reason:
-            if len(group) > 1:  # one bad input must not fail the others
+            if len(group) > 1:  # run each request alone, so that one bad input does not fail the others
                 return [reply for request in group for reply in self._run([request])]
             if isinstance(reason, InputError):
                 return [_refused(first.is_infer, reason.status, str(reason))]
@@ -108,7 +108,7 @@ class AsItIs:
         outputs = self._runner.run(joined, group[0].wanted)
         rows = sum(request.rows for request in group)
         if any(getattr(value, "shape", (len(value),))[:1] != (rows,) for value in outputs.values()):
-            # The first dimension of the output is not rows: stop batching.
+            # The output's first dimension is not the rows, so it can't be split: stop batching.
             self.is_batched = False
             return [self._runner.run(request.inputs, request.wanted) for request in group]
         parts, at = [], 0

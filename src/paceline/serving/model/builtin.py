@@ -1,4 +1,4 @@
-"""Models without an entry script: find the file and choose its runner."""
+"""Load models without a scoring script: find the file and choose its runner."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load_builtin(setup: ModelSetup) -> Servable:
     """
     (model,) = setup.config.models
     path, kind = model_file(model.path, model.framework)
-    # Several processes of a revision share one file of weights.
+    # Let all processes of a revision map the same file of weights.
     shared = setup.shared if setup.config.workers > 1 else None
     status = os.stat(path)
     key = f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
@@ -66,7 +66,7 @@ def _runner(path: str, kind: str, shared: str | None, key: str) -> Runner:
 
 
 def model_file(path: str, framework: str | None) -> tuple[str, str]:
-    """Find the file that holds the model. Return its path and kind.
+    """Find the file that holds the model. Return its path and its kind.
 
     path: the file, or a folder to search. framework: a key of `FRAMEWORKS`, if known.
     """
@@ -96,7 +96,7 @@ def model_file(path: str, framework: str | None) -> tuple[str, str]:
 
 
 def _check_torchscript(path: str) -> None:
-    """Raise unless the file is TorchScript."""
+    """Raise ServingError unless the file is TorchScript."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if any("/code/" in name for name in archive.namelist()):

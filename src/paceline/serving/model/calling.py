@@ -1,4 +1,4 @@
-"""Calls of a scoring script's function, for one request or for several."""
+"""Call the function of a scoring script, for one request or for several."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from paceline.serving.wire import INFER, ModelCall, Reply
 
 
 class Script:
-    """A script that answers by the function `name`.
+    """A loaded script, which answers requests by its function `name`.
 
-    With `NAME_batch` it gets all waiting requests.
+    If it has a function `NAME_batch`, that function gets all waiting requests.
     """
 
     wants_head = False
@@ -33,7 +33,7 @@ class Script:
         self.is_batched = self._many is not None and config.max_batch > 1
 
     def _arguments(self, call: ModelCall) -> dict[str, object]:
-        """Return the arguments of the function for a request, by name.
+        """Return the function's arguments for a request, by name.
 
         Raises:
             InputError: The request does not fit the function.
@@ -47,7 +47,7 @@ class Script:
         return _failed(raised)
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
-        """Return a response to each request; for an invalid one, the reason."""
+        """Return a response to each request. An invalid request gets the reason."""
         items: list[dict[str, object]] = []
         replies: list[Reply | None] = []
         for call in calls:
@@ -70,7 +70,7 @@ class Script:
         return _answered(result, before)
 
     def _together(self, items: list[object]) -> list[Reply]:
-        """Call the batch function; if it fails, retry each item alone."""
+        """Call the batch function. If it fails, call it again with each item alone."""
         if not items:
             return []
         before = time.perf_counter()
@@ -91,7 +91,7 @@ def _answered(result: Any, before: float) -> Reply:
     ran_us = int((time.perf_counter() - before) * 1e6)
     if isinstance(result, AMLResponse):
         return result.reply(ran_us)
-    if callable(getattr(result, "get_wsgi_response", None)):  # Flask's Response, of a script that uses Flask
+    if callable(getattr(result, "get_wsgi_response", None)):  # Response of Flask, if a script uses Flask
         headers = [(name, value) for name, value in result.headers.items() if name.lower() != "content-length"]
         return Reply(result.status_code, result.get_data(), headers, ran_us)
     try:
@@ -107,7 +107,7 @@ def _failed(raised: Exception) -> Reply:
 
 
 def values_of(call: ModelCall) -> dict[str, object]:
-    """Return the query's parameters, parsed if possible."""
+    """Return the parameters of the query, with values parsed as JSON where possible."""
     values: dict[str, list[object]] = {}
     for name, text in urllib.parse.parse_qsl(call.head.get("query", ""), keep_blank_values=True):
         try:
@@ -119,7 +119,7 @@ def values_of(call: ModelCall) -> dict[str, object]:
 
 
 def parameters(function: Callable[..., object], path: str) -> list[inspect.Parameter]:
-    """Return a function's parameters that have names.
+    """Return the parameters of a function, which must all have names.
 
     Raises:
         ServingError: A parameter can't be passed by name.

@@ -37,9 +37,9 @@ _DICTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
 class Hint(NamedTuple):
-    """A converted type hint.
+    """A converted type hint: a check of JSON values, and a JSON Schema.
 
-    read: converts a JSON value, or raises InputError with its place. schema: JSON Schema.
+    read: converts a JSON value, or raises InputError with the value's location. schema: JSON Schema.
     """
 
     read: Read
@@ -48,9 +48,9 @@ class Hint(NamedTuple):
 
 
 class Hints:
-    """The type hints of one function.
+    """A converter for the type hints of one function.
 
-    schemas: of named types, which other schemas refer to.
+    schemas: schemas of the named types, to which other schemas refer.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Hints:
         self._known: dict[object, Hint] = {}
 
     def of(self, hint: Any) -> Hint:
-        """Convert a type hint.
+        """Convert a type hint to its check and schema.
 
         Raises:
             ServingError: The hint has no JSON form.
@@ -100,7 +100,7 @@ class Hints:
         )
 
     def _object(self, kind: Any) -> Hint:
-        """Convert a class with named fields. It may contain itself, so register it before its fields."""
+        """Convert a class with named fields. A field may have the class's own type, so register the class first."""
         if kind in self._known:
             return self._known[kind]
         name = kind.__name__
@@ -114,7 +114,7 @@ class Hints:
             fields = read_fields(value, where, readers, needed)
             try:
                 return kind(**fields)
-            except ValueError as reason:  # from a check in the class
+            except ValueError as reason:  # a check in the class has failed
                 raise InputError(f"{where or 'the body'}: {reason}") from None
 
         self._known[kind] = Hint(read, {"$ref": f"#/components/schemas/{name}"}, f"an object ({name})")
@@ -136,10 +136,10 @@ def object_schema(fields: dict[str, Hint], needed: set[str]) -> dict[str, object
 
 
 def read_fields(value: object, where: str, fields: dict[str, Read], needed: set[str]) -> dict[str, object]:
-    """Convert the fields of an object.
+    """Convert the fields of a JSON object by their hints.
 
     Raises:
-        InputError: It is not an object, a key is unknown or missing, or a value is not valid.
+        InputError: The value is not an object, a key is unknown or missing, or a field's value is not valid.
     """
     at = f"{where}." if where else ""
     if not isinstance(value, dict):
@@ -154,7 +154,7 @@ def read_fields(value: object, where: str, fields: dict[str, Read], needed: set[
 
 
 def shown(value: object) -> str:
-    """Describe a value in a message, shortened and in JSON terms."""
+    """Describe a value in an error message, shortened and in JSON's terms."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
@@ -168,7 +168,7 @@ def _wrong(value: object, where: str, wanted: str) -> InputError:
 
 
 def _only(kind: type, title: str, name: str) -> Hint:
-    """Return the hint of a value of exactly this type."""
+    """Return the hint for values of exactly this type, without its subclasses."""
 
     def read(value: object, where: str) -> object:
         if type(value) is not kind:
@@ -207,7 +207,7 @@ def _bytes(value: object, where: str) -> bytes:
 def _time(kind: type[dt.datetime] | type[dt.date], title: str, form: str) -> Hint:
     def read(value: object, where: str) -> object:
         try:
-            # Python 3.10 does not accept "Z".
+            # Python 3.10 does not accept the "Z" for UTC.
             return kind.fromisoformat(cast(str, value).replace("Z", "+00:00"))
         except (AttributeError, TypeError, ValueError):
             raise _wrong(value, where, title) from None
@@ -215,7 +215,7 @@ def _time(kind: type[dt.datetime] | type[dt.date], title: str, form: str) -> Hin
     return Hint(read, {"type": "string", "format": form}, title)
 
 
-#: Types without item types.
+#: Hints for types that have no item types.
 _PLAIN: dict[object, Hint] = {
     str: _only(str, "a text", "string"),
     bool: _only(bool, "true or false", "boolean"),
@@ -234,7 +234,7 @@ def _list(each: Hint, kind: Any) -> Hint:
     def read(value: object, where: str) -> object:
         if not isinstance(value, list):
             raise _wrong(value, where, "a list")
-        # Fast path for the common case: error places are only needed for errors.
+        # Convert plain numbers at once: the location of each item is only needed for an error.
         if read_one is _float and set(map(type, value)) <= {float, int} and all(map(math.isfinite, value)):
             return kind(map(float, value))
         items = [read_one(item, f"{where}[{at}]") for at, item in enumerate(value)]
@@ -270,7 +270,7 @@ def _dict(each: Hint) -> Hint:
 
 def _union(parts: list[Hint]) -> Hint:
     title = " or ".join(dict.fromkeys(hint.title for hint in parts))
-    # Try float last: it would convert whole numbers.
+    # Try float last, because it would convert whole numbers.
     order = sorted(parts, key=lambda hint: hint.read is _float)
 
     def read(value: object, where: str) -> object:
@@ -280,7 +280,7 @@ def _union(parts: list[Hint]) -> Hint:
                 return hint.read(value, where)
             except InputError as reason:
                 reasons.append(reason)
-        # If exactly one part failed inside the value, report that reason.
+        # If exactly one alternative failed inside the value, report its reason.
         inside = [reason for reason in reasons if not str(reason).startswith(f"{where} should be")]
         raise inside[0] if len(inside) == 1 else _wrong(value, where, title)
 
@@ -292,7 +292,7 @@ def _one_of(values: Sequence[object], meant: Sequence[object]) -> Hint:
 
     def read(value: object, where: str) -> object:
         for each, stands_for in zip(values, meant, strict=True):
-            # 1 == True, but their types differ.
+            # Compare the types too: 1 == True, but one is a number and the other is not.
             if type(value) is type(each) and value == each:
                 return stands_for
         raise _wrong(value, where, title)
@@ -312,7 +312,7 @@ def _array(hint: object, shape: tuple[int | None, ...] | None) -> Hint:
     is_tensor = getattr(typing.get_origin(hint) or hint, "__name__", None) == "Tensor"
     dtype = None
     if len(arguments := typing.get_args(hint)) == 2 and (inner := typing.get_args(arguments[1])):
-        # Ignore numpy's abstract scalar types, such as `number`: no array can have them.
+        # Ignore numpy's abstract scalar types, such as `number`: no array can have such a type.
         dtype = inner[0] if isinstance(inner[0], type) and not inspect.isabstract(inner[0]) else None
     title = "a list of numbers" if shape is None else f"numbers of shape {_shape(shape)}"
 
@@ -357,7 +357,7 @@ def _shape(shape: Sequence[int | None]) -> str:
 
 
 def _fields(kind: Any) -> tuple[dict[str, object], set[str]]:
-    """Return the hints of a class's fields, and the names of those without a default."""
+    """Return the hints of a class's fields, and the names of fields without a default."""
     hints = typing.get_type_hints(kind, include_extras=True)
     if dataclasses.is_dataclass(kind):
         own = {each.name: each for each in dataclasses.fields(kind) if each.init}
@@ -370,7 +370,7 @@ def _fields(kind: Any) -> tuple[dict[str, object], set[str]]:
 
 
 def _bare(hint: object) -> object:
-    """Strip Required and NotRequired, which `typing` has since Python 3.11."""
+    """Remove Required and NotRequired from a hint. `typing` has them since Python 3.11."""
     name = getattr(typing.get_origin(hint), "_name", None)
     return typing.get_args(hint)[0] if name in ("Required", "NotRequired", "ReadOnly") else hint
 

@@ -20,7 +20,7 @@ def load_script(setup: ModelSetup) -> Servable:
     """Import the script, run its `init()`, and return the servable.
 
     Raises:
-        ServingError: The file is missing, it has neither `run` nor `predict`, or its signature can't be called.
+        ServingError: The file is missing, has neither `run` nor `predict`, or the signature is not supported.
         BaseException: Any exception of the script.
     """
     config = setup.config
@@ -46,7 +46,7 @@ def load_script(setup: ModelSetup) -> Servable:
     if callable(getattr(module, "predict", None)):
         from paceline.serving.model.typed import TypedScript
 
-        # Check the signature before loading the model.
+        # Check the signature of the function before `init()` loads the model, which may take long.
         script = TypedScript(module, config)
         if has_init:
             module.init()
@@ -57,15 +57,15 @@ def load_script(setup: ModelSetup) -> Servable:
 
 
 def _imported(path: str) -> ModuleType:
-    # The module name of Azure's server; `if __name__ == "__main__"` blocks do not run.
+    # Azure's server uses this module name, so `if __name__ == "__main__"` blocks do not run.
     spec = importlib.util.spec_from_file_location("entry_module", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Register before execution: pickles and dataclasses look up their module.
+    # Register the module before its code runs: pickles and dataclasses look up their module.
     sys.modules["entry_module"] = module
     spec.loader.exec_module(module)
-    # A script from Azure's designer wraps another.
+    # A script from Azure's designer wraps another script, which has the function `run`.
     driver = getattr(module, "driver_module", None)
     if isinstance(driver, ModuleType) and hasattr(driver, "run"):
         module.run = driver.run  # type: ignore[attr-defined]
@@ -76,13 +76,13 @@ def load(setup: ModelSetup) -> Servable:
     """Load the script or the model of a setup.
 
     Raises:
-        PacelineError: It can't be served; the message has the reason.
+        PacelineError: The script or model can't be served. The message has the reason.
         BaseException: Any exception of user code.
     """
     folder = setup.config.working_dir or setup.config.source_dir
     if folder is not None:
         os.chdir(folder)
-    # `python -m` has put the server's working folder first; its files are not the script's.
+    # `python -m` has put the working folder first in `sys.path`, but its files are not the script's.
     sys.path[:] = [entry for entry in sys.path if entry not in ("", STARTED_IN)]
     if setup.config.entry_script is not None:
         return load_script(setup)

@@ -87,9 +87,9 @@ class SdkScript(Script):
 
 
 def _is_of_the_input(raised: Exception) -> bool:
-    """Return True if inference-schema failed before run().
+    """Return True if inference-schema refused the input before it called run().
 
-    Only its own function in the traceback shows that; the exceptions are of any type.
+    Only a frame of its function in the traceback shows that, because it raises exceptions of any type.
     """
     return any(
         frame.f_code.co_name == "_deserialize_input_argument" and frame.f_globals.get("__name__") == _DECORATORS

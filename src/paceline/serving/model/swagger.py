@@ -1,4 +1,4 @@
-"""OpenAPI documents of a script, from the decorators of inference-schema if it has them."""
+"""OpenAPI documents of a script, made by its decorators of inference-schema if it has any."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def swagger2(title: str, version: str, input_schema: object, output_schema: obje
 def openapi(
     title: str, version: str, input_schema: object, output_schema: object, schemas: dict[str, object] | None = None
 ) -> dict[str, object]:
-    """Return an OpenAPI 3.0 document of /score."""
+    """Return an OpenAPI 3.0 document that describes /score."""
 
     def content(name: str) -> dict[str, object]:
         return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
@@ -107,7 +107,7 @@ def _paths(healthy: object, body: Mapping[str, object], answer: object, wrong: o
 def _schema_util() -> Any:
     import sys
 
-    # A decorated script has imported it.
+    # A script with these decorators has imported inference_schema.
     if "inference_schema" not in sys.modules:
         return None
     try:

@@ -50,7 +50,7 @@ def read_request(body: bytes, inputs: list[TensorInfo]) -> tuple[dict[str, Array
 
 
 def named(tensors: dict[str, Array], inputs: list[TensorInfo]) -> dict[str, Array]:
-    """Return the tensors under the model's own names.
+    """Return a request's tensors under the names that the model uses.
 
     Raises:
         InputError: A tensor is missing, unknown, or has another shape.
@@ -69,13 +69,13 @@ def named(tensors: dict[str, Array], inputs: list[TensorInfo]) -> dict[str, Arra
 
 
 def check_known(what: str, names: Iterable[str], known: Sequence[str]) -> None:
-    """Raise InputError if the model has no input or output of a name."""
+    """Raise InputError if the model has no input or output of one of these names."""
     if unknown := [name for name in names if name not in known]:
         raise InputError(f"the model has no {what} {unknown[0][:100]!r}. It has {', '.join(known)}.")
 
 
 def fits(shape: Sequence[int], wanted: Sequence[int | None], any_size: int | None) -> bool:
-    """Return whether a shape has the wanted sizes."""
+    """Return True if a shape has the wanted number of dimensions and sizes."""
     return len(shape) == len(wanted) and all(want in (any_size, got) for want, got in zip(wanted, shape, strict=True))
 
 
@@ -114,7 +114,7 @@ def tensor(name: str, value: Any) -> dict[str, object]:
     """Encode an output for the protocol.
 
     Raises:
-        InputError: It is not a tensor.
+        InputError: The output is not a tensor.
     """
     array = np.asarray(value)
     data = array.reshape(-1).tolist()
@@ -124,7 +124,7 @@ def tensor(name: str, value: Any) -> dict[str, object]:
 
 
 def datatype_of(dtype: Any) -> str:
-    """Return the protocol's datatype of an array; objects count as texts."""
+    """Return the protocol's datatype of an array. Arrays of objects count as texts."""
     return "BYTES" if dtype.kind in "USO" else DATATYPES.get(dtype.name, "FP64")
 
 

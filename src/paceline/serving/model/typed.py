@@ -46,12 +46,12 @@ class TypedScript(Script):
         self._needed = {each.name for each in own_parameters if each.default is inspect.Parameter.empty}
         try:
             returned = hints.of(said.get("return", Any)).schema
-        except ServingError:  # used only for the document
+        except ServingError:  # the returned type is only used for the document
             returned = {}
         self._document = swagger.openapi(
             config.name, config.version, object_schema(fields, self._needed), returned, hints.schemas
         )
-        # OpenAPI 3.1 uses JSON Schema.
+        # OpenAPI 3.1 uses JSON Schema, as the hints do.
         self._document["openapi"] = "3.1.0"
 
     def documents(self) -> Documents:

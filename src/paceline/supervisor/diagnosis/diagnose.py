@@ -1,8 +1,9 @@
 """The worker that failed first, and the reason: pure functions from facts to the failure report.
 
-The first to exit is often not the first to fail. When a worker dies, the others' collectives end with "connection closed by
-peer", and they exit at once, while the culprit may still be printing its traceback. So workers are ordered by when their
-exception left the script, else when their process ended. Those whose error says that they lost a peer come last.
+The first worker to exit is often not the first to fail. When a worker dies, the collectives of the others end with
+"connection closed by peer", and they exit at once, while the failed worker may still be printing its traceback. So
+workers are ordered by the time when their exception left the script, else when their process ended. Workers whose
+error says that they lost a peer come last.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ class ErrorFile(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerEnd:
-    """One worker's end, as known at the end of the attempt.
+    """The end of one worker, as known at the end of the attempt.
 
-    exit_code: as a shell reports it; None while it ran. error: its error file. ended_at, error_at: Unix times. stopped: Paceline
-    ended it. stack: its position when a signal such as SIGSEGV ended it. printed: exception line and traceback at the end of its
-    log, for programs without the worker's Python.
+    exit_code: as a shell reports it; None while the worker runs. error: its error file. ended_at, error_at: Unix times.
+    stopped: Paceline ended it. stack: its calls when a signal such as SIGSEGV ended it. printed: exception line and
+    traceback at the end of its log, for programs without the worker's Python.
     """
 
     rank: int
@@ -73,7 +74,7 @@ class WorkerEnd:
 
     @property
     def failed(self) -> bool:
-        """Whether it failed by itself, and was not stopped."""
+        """Whether the worker failed by itself, and Paceline did not stop it."""
         return self.error is not None or (self.exit_code not in (0, None) and not self.stopped)
 
     @property
@@ -83,23 +84,23 @@ class WorkerEnd:
 
     @property
     def said(self) -> str:
-        """Its exception's text, else its last lines."""
+        """The text of the worker's exception, else the last lines of its log."""
         if self.error is None:
             return "\n".join(self.last_lines)
         return f"{self.error.get('exception', '')}\n{(self.error.get('message') or {}).get('message', '')}"
 
     @property
     def is_victim(self) -> bool:
-        """Whether its own text says that it lost another worker."""
+        """Whether the worker's own error text says that it lost another worker."""
         if self.error is not None:
             return bool(LOST_PEER.search(self.said))
-        # SIGKILL and SIGSEGV are causes of their own, even if the log has other errors.
+        # SIGKILL and SIGSEGV are causes by themselves, even if the log has other errors.
         return bool(LOST_PEER.search("\n".join(self.last_lines[-10:]))) and self.exit_code not in (137, 139)
 
     @property
     def signal(self) -> int | None:
-        """The signal that ended it, or None."""
-        # Signals go to 64: an exit code such as 255 is the script's own.
+        """The number of the signal that ended the worker, or None."""
+        # Signal numbers end at 64: an exit code such as 255 is the script's own.
         if self.error is None and self.exit_code is not None and 128 < self.exit_code < 128 + 65:
             return self.exit_code - 128
         return None
@@ -108,7 +109,7 @@ class WorkerEnd:
 def first_failure(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
     """Return the worker to blame, or None if no worker failed by itself."""
     left = _left_early(ends)
-    # Such a process waits for the others, and is ended with them: not a failure of its own.
+    # A worker whose script ended early waits for the others and is ended with them, which is not its own failure.
     failed = [end for end in ends if end.failed and not (end.rank in left and end.signal == signal.SIGTERM)]
     # False sorts before True: victims are blamed last.
     return min(failed, key=lambda end: (end.is_victim, end.failed_at, end.rank), default=None)
@@ -123,7 +124,7 @@ def worker_report(
     disk_full: bool = False,
     clash: tuple[WorkerEnd, str] | None = None,
 ) -> FailureReport | None:
-    """Return the report on an attempt with a failed worker, or None.
+    """Return the failure report of an attempt with a failed worker, or None.
 
     oom_killed: whether the kernel killed a process for memory. disk_full: whether the run folder's disk is full. clash: the
     worker that could not get a port, and a sentence; it failed first.
@@ -158,7 +159,7 @@ def worker_report(
 
 
 def gone_before(first: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
-    """Return a sentence, after a space, on workers that ended early and caused `first`; or ""."""
+    """Return a sentence, after a space, on workers that ended early and so caused the failure of `first`; or ""."""
     if not first.is_victim:
         return ""
     if gone := [end.rank for end in ends if end.exit_code == 0 and not end.stopped]:
@@ -169,11 +170,11 @@ def gone_before(first: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
 
 
 def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:
-    """Return the key of the cause, and a sentence."""
+    """Return the key of the failure's cause, and a sentence."""
     exception, _ = _exception(end)
     has_own = end.error is not None and end.error.get("type") != "SystemExit"
     if not has_own and exception is not None:
-        # Printed by a program without the worker's Python.
+        # A program without the worker's Python printed the exception.
         is_memory = exception.partition(":")[0].endswith(("MemoryError", "OutOfMemoryError"))
         return ("memory", f"out of memory: {exception}") if is_memory else ("exception", exception)
     if end.error is not None and not has_own:
@@ -194,7 +195,7 @@ def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:
 
 
 def _exception(end: WorkerEnd) -> tuple[str | None, str | None]:
-    """Return the exception's last line and traceback; after sys.exit, those in the log."""
+    """Return the exception's last line and traceback; after sys.exit, those printed in the log."""
     if end.error is None or end.error.get("type") == "SystemExit":
         return end.printed if end.printed is not None and end.signal is None else (None, None)
     extra = (end.error.get("message") or {}).get("extraInfo") or {}
@@ -202,7 +203,7 @@ def _exception(end: WorkerEnd) -> tuple[str | None, str | None]:
 
 
 def _left_early(ends: Sequence[WorkerEnd]) -> set[int]:
-    """Return the ranks whose script ended while others still needed them."""
+    """Return the ranks whose script ended while other ranks still waited for them."""
     said = (str((end.error.get("message") or {}).get("message", "")) for end in ends if end.error and end.is_victim)
     return {int(rank) for text in said for rank in _SHUT_DOWN.findall(text)}
 
@@ -216,7 +217,7 @@ def _suffered(end: WorkerEnd) -> bool:
 
 
 def _victim_text(end: WorkerEnd, of_first: str | None) -> str:
-    """Return a worker's fate after the first failure, whose exception was `of_first`."""
+    """Return what happened to a worker after the first failure, whose exception was `of_first`."""
     exception, _ = _exception(end)
     if end.stopped and not end.failed:
         return "was ended by Paceline because of it."

@@ -1,8 +1,8 @@
-"""Traces that explain an attempt's end: crashes, stalled operations, lone training, taken ports.
+"""Read traces that explain an attempt's end: crashes, stalled operations, lone training, taken ports.
 
 Crash: the format of the standard library's faulthandler. Stall: lines {time_s, operation, name, process_set, waited_s,
 missing_ranks, resolved}, one when a collective is late and one when it completes (`paceline.collectives.liveness`). Lone
-training: `alone_<rank>.json` of a worker that knew no other (`paceline.worker.alone`).
+training: `alone_<rank>.json` of a worker that knew no other worker (`paceline.worker.alone`).
 
 Ports: a free port may be taken between its lease and the worker's listen. Messages of torch 2.13 and TensorFlow 2.21 (whose gRPC
 JAX shares):
@@ -32,7 +32,7 @@ from paceline.system.files import read_json
 
 #: Number of innermost calls of a crash to report; faulthandler writes them first.
 _FRAMES = 15
-#: Files of the outermost calls, which start the script.
+#: Files of the outermost calls, which start the script and are not reported.
 _OURS = "/paceline/worker/"
 _TRACEBACK = "Traceback (most recent call last)"
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?::|$)")
@@ -41,7 +41,7 @@ _MARK = re.compile(r"^(?:\[rank \d+\] |\[rank\d+\]:\s?|\[\w+\d+\]:)+")
 _FRAMES_OF_RICH = ("╭", "│", "╰", "┌", "└", "+", "|")
 #: Exceptions of launchers that report a failed rank.
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException")
-#: Lines that may follow the exception's: its message, or a farewell.
+#: Most lines that may follow the exception's line: the rest of its message, or a program's last output.
 _MOST_BEHIND = 8
 #: Number of late operations to name; the others are counted.
 _SHOWN = 3
@@ -101,9 +101,9 @@ def printed_traceback(lines: Sequence[str]) -> tuple[str, str] | None:
         return None
     is_launcher = found[-1][0].rpartition(".")[2] in _LAUNCHERS
     if not is_launcher and sum(bool(line.strip()) for line in plain[found[-1][2] + 1 :]) > _MOST_BEHIND:
-        return None  # the program went on
+        return None  # the program continued after this exception
     causes = [one for one in found if one[0].rpartition(".")[2] not in _LAUNCHERS]
-    # Reports of a lost rank came later, whatever the order of the lines.
+    # Reports of a lost peer are consequences of the cause, whatever the order of the lines.
     causes = [one for one in causes if not LOST_PEER.search(plain[one[2]])] or causes
     _, start, end = causes[0 if is_launcher else -1] if causes else found[-1]
     return plain[end].strip(), "\n".join(plain[start : end + 1])
@@ -123,7 +123,7 @@ def stalled_text(path: Path) -> str | None:
             entry = (float(told["time_s"]) - float(told["waited_s"]), sorted(map(int, told["missing_ranks"])))
             is_done = bool(told.get("resolved"))
         except (ValueError, TypeError, KeyError):
-            continue  # half a line: the rank was killed while writing
+            continue  # the line is incomplete: the rank was killed while writing
         late.pop(key, None)
         if not is_done:
             late[key] = entry
@@ -140,7 +140,7 @@ def stalled_text(path: Path) -> str | None:
 
 
 def alone_text(job: Job, folder: RunFolder, attempt: int) -> str | None:
-    """Return the warning that no worker of a completed attempt knew of another, or None."""
+    """Return the warning that the workers of a completed attempt trained without knowing each other, or None."""
     if job.world_size < 2 or job.distributed_backend == "ps":
         return None
     found = [read_json(folder.worker_alone(attempt, rank)) for rank in range(job.world_size)]
@@ -163,7 +163,7 @@ def find_clash(
     """Return the first worker that failed because a port of the launch was taken, with a sentence, or None.
 
     log_lines: some hundred last lines of a rank's log. holder: the current listener of a port, if visible. Scripts that fail with
-    ports of their own are excluded, as are those without a launcher.
+    ports of their own are excluded, as are scripts without a launcher.
     """
     if not launch.job.has_launcher:
         return None
@@ -174,7 +174,7 @@ def find_clash(
         if port is None:
             port = _named(launch, [line for line in log_lines(end.rank) if _IN_USE.search(line)])
         if port is None:
-            # Python's OSError names no port: it was a leased one if another program listens there.
+            # Python's OSError names no port: assume a leased port if another program listens there.
             port = next((port for port in launch.ports if holder(port)), None)
         if port is not None:
             return end, _text(launch, port, holder(port))
@@ -224,7 +224,7 @@ def _connections(name: str) -> list[list[str]]:
 
 def _has_open(pid: str, links: set[str]) -> bool:
     folder = f"/proc/{pid}/fd"
-    with contextlib.suppress(OSError):  # of another user, or gone
+    with contextlib.suppress(OSError):  # another user's process, or an ended one
         for name in os.listdir(folder):
             with contextlib.suppress(OSError):
                 if os.readlink(f"{folder}/{name}") in links:

@@ -1,4 +1,4 @@
-"""Findings on an attempt at its end, and the failure report that follows from them."""
+"""Collect the facts on an attempt at its end, and derive the failure report from them."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from paceline.system import linked
 from paceline.system.files import read_json
 from paceline.system.run_variables import EXIT_RESIZE
 
-#: Lines at the end of a log to search for a port that the exception does not name.
+#: Lines at the end of a log in which to search for a port that the exception does not name.
 _PORT_LINES = 200
 #: Lines to search for a crash: faulthandler may have appended dozens of threads.
 _CRASH_LINES = 400
-#: How mpirun ends its other workers after losing one, or a node.
+#: Signals by which mpirun ends its other workers after it has lost a worker or a node.
 _BY_LAUNCHER = frozenset({signal.SIGTERM, signal.SIGKILL})
-#: The kernel counts kills of all users; a worker that stayed smaller was not the victim.
+#: The kernel counts memory kills of all users; a worker that stayed smaller than this was not killed for memory.
 _SMALL = 64 << 20
 #: The beginning of torch's error for a GPU out of memory.
 _OF_GPU = re.compile(r"\b(CUDA|HIP) out of memory")
-#: mpirun's words for that.
+#: mpirun's message on a lost node.
 _LOST_DAEMON = re.compile(r"\b(PRTE|PRRTE|ORTE) has lost communication with a remote daemon")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """The facts on an attempt.
+    """The facts on an attempt at its end.
 
-    is_here: its nodes are this machine. started: ranks whose processes existed. launcher_code: mpirun's exit code; None without
-    it, or while it runs. exit_codes, ended_at, errors: of ranks that ended, or raised. asked: when a rank was told to end. lost:
-    node rank -> how the loss was noticed. driver_from: the attempt's offset in the driver's log. samples: load of nodes and
-    workers, the newest last. peaks: rank -> peak memory in bytes.
+    is_here: its nodes are this machine. started: ranks whose processes existed. launcher_code: mpirun's exit code; None
+    without mpirun, or while it runs. exit_codes, ended_at, errors: by rank. asked: rank -> when the rank was told to end.
+    lost: node rank -> how the loss was noticed. driver_from: the attempt's offset in the driver's log. samples: load of
+    nodes and workers, the newest last. peaks: rank -> peak memory in bytes.
     """
 
     launch: Launch
@@ -66,12 +66,12 @@ class Findings:
     peaks: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def ends(self) -> list[WorkerEnd]:
-        """Return each worker's end, as far as known."""
+        """Return each worker's end, as far as it is known."""
         return [self._end_of(place) for place in self.launch.places]
 
     def may_be_oom(self, rank: int) -> bool:
-        """Return whether the kernel may have killed this worker for memory."""
-        # For a worker in a container, the peak belongs to the engine's client.
+        """Return whether the kernel may have killed this worker because memory ran out."""
+        # For a worker in a container, the measured peak is that of the engine's client.
         is_small = self.launch.prepared[0].container is None and 0 < self.peaks.get(rank, 0) < _SMALL
         return self.is_oom() and not is_small
 
@@ -89,13 +89,13 @@ class Findings:
         exit_code = self.exit_codes.get(rank)
         stopped = rank in self.asked
         if stopped and error is not None:
-            # A script that ended before it was told to end failed by itself.
+            # A script that raised an error before it was told to end has failed by itself.
             own = error.get("time", 0.0) < self.asked[rank]
             stopped, error = (False, error) if own else (True, None)
             exit_code = error.get("exit_code", 1) if error else exit_code
         elif error is not None and (exit_code is None or exit_code > 128):
-            # The exception came first, even if native code then aborted the interpreter. On a lost node, the process's own exit
-            # code never arrives.
+            # The exception came first, even if native code then aborted the interpreter. A lost node never sends a process's
+            # exit code.
             exit_code = error.get("exit_code", 1)
         lines = last_lines(self.folder.rank_log(self.launch.attempt, rank), _CRASH_LINES)
         return WorkerEnd(
@@ -106,13 +106,13 @@ class Findings:
             ended_at=self.ended_at.get(rank),
             stopped=stopped,
             stack=crash_stack(lines),
-            # A worker's own Python reported its exception itself.
+            # A worker's own Python has reported its exception in the error file.
             printed=printed_traceback(self._with_below(rank, lines)) if exit_code and not stopped else None,
             last_lines=tuple(lines[-20:]),
         )
 
     def _with_below(self, rank: int, lines: list[str]) -> list[str]:
-        """Return the end of a worker's log merged with those of ranks that it started."""
+        """Return the end of a worker's log merged with the logs of the ranks that it started."""
         attempt, count = self.launch.attempt, len(self.launch.places)
         ranks = [one for one in self.folder.ranks_with_log(attempt) if one % count == rank]
         if len(ranks) == 1:
@@ -154,9 +154,9 @@ def report(found: Findings) -> FailureReport | None:
 
 
 def _with_own_paths(failed: FailureReport, found: Findings, at: work_dir.Place) -> FailureReport:
-    """Replace paths of the copy, which goes with the run, by the user's own paths."""
+    """Replace paths in the copy of the source, which is removed with the run, by the user's own paths."""
     work = f"{found.launch.run_dir}/work"
-    # If links surround the copy, the path behind `work` is the user's.
+    # If links surround the copy, the part of a path after `work` is the user's path.
     own = "" if at.copy else at.source
 
     def shown(text: str) -> str:
@@ -168,7 +168,7 @@ def _with_own_paths(failed: FailureReport, found: Findings, at: work_dir.Place) 
 
 
 def _with_memory(failed: FailureReport, found: Findings) -> FailureReport:
-    """Return the report of an out-of-memory worker with the sizes of the memory's holders."""
+    """Add to the report of an out-of-memory worker the sizes of whatever used the memory."""
     if failed.cause != "memory" or failed.rank is None:
         return failed
     plan = read_json(found.folder.memory_plan(found.launch.attempt, failed.rank))
@@ -176,7 +176,7 @@ def _with_memory(failed: FailureReport, found: Findings) -> FailureReport:
     peak, by_kernel = found.peaks.get(failed.rank, 0), failed.signal is not None
     on_gpu = _OF_GPU.search(failed.exception or "") is not None
     text = memory_text(failed.rank, found.samples, nodes, plan, peak_bytes=peak, by_kernel=by_kernel, on_gpu=on_gpu)
-    # An exception's line may lack a full stop.
+    # The message may be an exception's line without a full stop.
     message = failed.message if failed.message.endswith((".", "!", "?")) else f"{failed.message}."
     return dataclasses.replace(failed, message=f"{message} {text}") if text else failed
 
@@ -184,7 +184,7 @@ def _with_memory(failed: FailureReport, found: Findings) -> FailureReport:
 def may_have_lost_a_node(found: Findings) -> bool:
     """Return whether an unnoticed loss of a node may explain all failures.
 
-    That is so if nothing is known of some of its workers, and no other has failed by itself.
+    That is so if nothing is known of some of its workers, and no other worker has failed by itself.
     """
     if found.is_here or found.lost or len(found.launch.nodes) == 1:
         return False
@@ -202,10 +202,10 @@ def may_have_lost_a_node(found: Findings) -> bool:
 
 
 def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None:
-    """Return the report of a lost node, unless a worker had failed by itself before."""
+    """Return the report of a lost node, or None if a worker had failed by itself before."""
     lost = lost_nodes(found)
     own = [end for end in ends if end.error is not None and not end.stopped and not end.is_victim]
-    # Workers of an elastic run that left for more nodes, as asked, have not failed.
+    # Workers of an elastic run that left for more nodes, as requested, have not failed.
     if found.launch.job.node_range is not None:
         own = [end for end in own if end.exit_code != EXIT_RESIZE]
     if not lost or own:
@@ -225,10 +225,10 @@ def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None
 
 
 def lost_nodes(found: Findings) -> Mapping[int, str]:
-    """Return the lost nodes, and how the losses were noticed.
+    """Return node rank -> how the loss was noticed, for each lost node.
 
-    A stand-in on this machine cannot be lost; in an elastic run, which can be tried here, one counts as lost if SIGKILL ended all
-    its workers, and not for memory.
+    A simulated node on this machine cannot be lost. But elastic runs can be tried here: a node then counts as lost if
+    SIGKILL ended all its workers, and memory was not the reason.
     """
     launch = found.launch
     if found.lost or not found.is_here or launch.job.node_range is None or len(launch.nodes) == 1:
@@ -243,7 +243,7 @@ def lost_nodes(found: Findings) -> Mapping[int, str]:
     if not gone or any(found.may_be_oom(rank) for node in gone for rank in ranks[node]):
         return found.lost
     if len(gone) == len(ranks):
-        # A launcher that lost one may kill all others.
+        # A launcher that lost one node may kill the workers of all others.
         gone = [min(gone, key=lambda node: min(killed[rank] for rank in ranks[node]))]
     return dict.fromkeys(gone, "all its workers were killed by SIGKILL")
 
@@ -303,7 +303,7 @@ def _launcher_report(found: Findings, missing: list[int]) -> FailureReport:
     )
 
 
-#: Slurm's words if its plugin is there and the library is not.
+#: Slurm's message if its PMIx plugin is installed and the PMIx library is missing.
 _NO_PMIX = re.compile(
     r"load PMIx library|Couldn't find the specified plugin name for mpi/pmix|cannot (?:find|create) .*mpi/pmix"
 )
@@ -320,5 +320,5 @@ def _noticed(driver: tuple[str, ...]) -> tuple[int, int] | None:
 
 
 def how_lost(how: str, name: str) -> str:
-    """Return the target's words on a lost node, for a sentence that names it."""
+    """Return how the target describes a lost node, for a sentence that names the node."""
     return how.removeprefix(f"{name}: ").rstrip(".")

@@ -1,4 +1,4 @@
-"""Hints in failure reports: what to do about a framework's error, and where missing files are."""
+"""Add hints to failure reports: what to do about a framework's error, and where missing files are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GPU = (
     "Each worker sees its own GPU alone, as cuda:0. For a script that takes the device of its LOCAL_RANK, "
     "say gpu_visibility='node' (--gpu-visibility node)."
 )
-#: CUDA's words for a kernel with a wrong value. No traceback shows the script's line.
+#: CUDA's message on a kernel with a wrong value. No traceback shows the line of the script.
 _IN_A_KERNEL = re.compile(r"CUDA error: (device-side assert triggered|an illegal memory access was encountered)")
 _ASSERTION = re.compile(r"Assertion `(.+)` failed")
 _KERAS = (
@@ -26,7 +26,7 @@ _KERAS = (
     "tf_keras (pip_packages=['tf_keras'], environment_variables={'TF_USE_LEGACY_KERAS': '1'}); a training loop of the "
     "script's own with strategy.run; or horovod.keras with distributed_backend='mpi'. See docs/estimators.md."
 )
-#: Keras 3's words to a script for Keras 2, with names of Keras in them.
+#: Keras 3's error messages in a script for Keras 2, with names of Keras in them.
 _OF_KERAS_2 = re.compile(
     r"Trainer\.compile\(\) got an unexpected keyword argument|Argument\(s\) not recognized: \{'(lr|decay)'"
     r"|`keras\.optimizers\.legacy` is not supported|module 'keras[\w.]*' has no attribute"
@@ -34,7 +34,7 @@ _OF_KERAS_2 = re.compile(
     r"|object has no attribute '(fit|predict|evaluate)_generator'|passed to BatchNormalization: \{'fused'"
     r"|Could not interpret optimizer identifier: <tensorflow\.python\.training"
 )
-#: The same without such names; they count if the traceback mentions Keras.
+#: Further such messages without names of Keras; they count if the traceback mentions Keras.
 _PERHAPS_OF_KERAS_2 = re.compile(
     r"'list' object is not callable|object has no attribute '(lr|get_weights|set_weights|ref|get_session)'"
 )
@@ -43,14 +43,14 @@ _LEGACY_KERAS = (
     "environment_variables={'TF_USE_LEGACY_KERAS': '1'}."
 )
 
-#: Innermost calls of a process that died while loading Triton's library.
+#: Innermost calls of a process that died while it loaded Triton's library.
 _LOADING_TRITON = re.compile(r'in create_module\n(  File "<frozen [^\n]*\n)*  File "[^"\n]*/triton/')
 _TRITON = (
     "It died while it loaded Triton's library, as a process does that has loaded TensorFlow before it. torch.compile and "
     "paceline.parallel load Triton; torch.utils.tensorboard loads TensorFlow. Write `import triton` above `import tensorflow`: "
     "in this order both work."
 )
-#: Open MPI's words for two processes without a common transport.
+#: Open MPI's error messages for two processes without a common transport.
 _UNREACHABLE = re.compile(r"MPI_ERR_INTERN|MPI_ERR_UNREACH|MPI_ERR_SPAWN|unable to reach each other|unreachable proc")
 _SPAWN = (
     "On one machine the ranks have Open MPI's shared memory alone, and listen on no port. A script that starts processes by MPI "
@@ -58,7 +58,7 @@ _SPAWN = (
     "(--env OMPI_MCA_btl=self,vader,tcp)."
 )
 
-#: Exception pattern -> edit. The first match counts.
+#: Pattern of an exception -> the edit that fixes it. The first match counts.
 _EDITS = (
     (
         r"module 'numpy' has no attribute '(float|int|bool|object|str|complex|long|unicode)'",
@@ -143,7 +143,7 @@ def with_hints(
 ) -> FailureReport:
     """Return the report with a hint in its message.
 
-    stalled: what ranks waited for at the end. missing: where a missing file is.
+    stalled: the operation that ranks waited for at the end. missing: the sentence on where a missing file is.
     """
     hints = (
         missing,
@@ -174,7 +174,7 @@ def _of_gpus(report: FailureReport, job: Job) -> str | None:
 
 
 def _of_kernels(report: FailureReport, job: Job) -> str | None:
-    """Explain errors of kernels, which surface at a later line and name no value."""
+    """Explain errors of CUDA kernels, which surface at a later line and name no value."""
     if not _IN_A_KERNEL.search(report.exception or ""):
         return None
     failed = _ASSERTION.search("\n".join(report.last_lines))
@@ -192,7 +192,7 @@ def _of_kernels(report: FailureReport, job: Job) -> str | None:
 
 def _of_triton(report: FailureReport) -> str | None:
     """Return the import order that works if TensorFlow's library was loaded before Triton's."""
-    # SIGSEGV ends Triton 3.7, abort() ends 3.9.
+    # The signal is SIGSEGV with Triton 3.7, and SIGABRT (from abort()) with 3.9.
     is_loading = report.signal in ("SIGSEGV", "SIGABRT") and _LOADING_TRITON.search(report.traceback or "")
     return _TRITON if is_loading else None
 
@@ -214,7 +214,7 @@ def _of_spawning(report: FailureReport, job: Job) -> str | None:
 
 
 def _of_keras_2(report: FailureReport, job: Job) -> str | None:
-    """Explain what Keras 3 removed: `opt.variables()`, `opt.lr`, `experimental_run_tf_function`."""
+    """Explain which features Keras 3 removed: `opt.variables()`, `opt.lr`, `experimental_run_tf_function`."""
     said = report.exception or ""
     if job.environment_variables.get("TF_USE_LEGACY_KERAS") == "1":
         return None
@@ -251,13 +251,13 @@ def missing_text(
     is_shared: bool,
     exists: Callable[[str], bool] = os.path.lexists,
 ) -> str | None:
-    """Return where a missing file is, and the option that brings it; None for a file that is nowhere.
+    """Return where a missing file is, and the option that brings it; None if the file was found nowhere.
 
     Args:
         exception: The exception's last line.
         job: The job of the run.
-        at: The place of the copy, and its original folder.
-        not_copied: Names of that folder that were not copied.
+        at: The position of the copy, and its original folder.
+        not_copied: Files of the original folder that were not copied.
         is_shared: Whether the nodes have the user's own folders, to which the copy links.
         exists: Whether a path of this machine exists.
     """
@@ -265,7 +265,7 @@ def missing_text(
     if file is not None:
         names = [file[1]]
     elif module is not None:
-        # A package's folder or file, from the working directory and from the script's folder.
+        # The module may be a folder or file in the working directory or in the script's folder.
         name = module[1].partition(".")[0]
         names = [
             name,
@@ -274,7 +274,7 @@ def missing_text(
         ]
     else:
         return None
-    # A supervisor on a cluster may not see the user's folders.
+    # A supervisor on a cluster may have no access to the user's folders.
     sees_source = exists(at.source)
     for name in names:
         path = os.path.normpath(os.path.join(at.source, job.working_directory or "", _users_own(name)))
@@ -288,7 +288,7 @@ def missing_text(
         if job.working_directory is None and inside.split(os.sep)[0] == ".." and exists(path):
             above = os.path.commonpath((path, at.source))
             return f"It is there as {path!r}, above the source folder, which alone is copied. Give source_directory={above!r}."
-    # The installed version of a package may lack a part.
+    # The module may be a missing part of a package whose version differs.
     if module is None or "." in module[1] or module[1] in sys.stdlib_module_names:
         return None
     name = _DISTRIBUTIONS.get(module[1], module[1])
@@ -296,7 +296,7 @@ def missing_text(
 
 
 def _users_own(name: str) -> str:
-    """Return the user's own path for one in a run's working directory (`paceline.runs.work_dir`)."""
+    """Return the user's own path for a path in a run's working directory (`paceline.runs.work_dir`)."""
     return re.sub(r"^.*/runs/[^/]+/work(?=/)", "", name)
 
 
@@ -316,13 +316,13 @@ def _of_not_copied(
     whole = os.path.normpath(os.path.join(typed, os.path.relpath(one.path, inside)))
     if is_shared:
         if one.is_linked:
-            return None  # a link leads to it: the missing file is another one
+            return None  # a link leads to the file, so the missing file is another one
         return f"It is there as {path!r}, among {one.why}, which a run does not see. Bring them: --link {whole}."
     there = f"It is there as {path!r} on the submitting machine"
     if not is_there:
         there = f"{one.path!r} lies on the submitting machine"
         if one.is_sent:
-            return None  # its content is not known here
+            return None  # the content of that folder is not known here
     if not one.is_sent:
         return f"{there}, and was not sent: {one.kept_back or one.why}. Send it: --send {whole} (send=[{one.path!r}])."
     parts = os.path.relpath(inside, one.path).split(os.sep)

@@ -1,7 +1,7 @@
-"""Holders of the memory when a worker ran out of it, from earlier samples: pure functions.
+"""Describe what held the memory when a worker ran out of it, from earlier samples: pure functions.
 
-The kernel kills at once, but samples are seconds apart. So the text has the last sample with its age, and the kernel's facts on
-the ended process.
+The kernel kills at once, but samples are seconds apart. So the text gives the last sample with its age, and the kernel's
+facts on the ended process.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from paceline.observe.load_watch import Sample
 
 _GIB = 1 << 30
-#: Factor and seconds that make growth; smaller changes may come from the start.
+#: Factor and seconds from which an increase counts as growth; smaller increases may come from the start.
 _GROWN, _GROWN_S = 1.3, 20.0
-#: A peak this many times the last sample was reached after it.
+#: A peak more than this many times the last sample was reached after the sample.
 _BEYOND = 1.05
-#: A rank with this many times the memory is a different kind of rank.
+#: A rank with this many times the memory of other ranks is a different kind of rank.
 _LARGER = 1.5
-#: Share of a node's memory in other hands that is worth a sentence.
+#: Share of a node's memory, used by other programs, that is worth a sentence.
 _OTHERS = 0.3
-#: A node below this share of used memory had room.
+#: A node with less than this share of its memory in use had free memory.
 _ROOM = 0.6
 
 
@@ -94,8 +94,8 @@ def _growth(series: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float,
 
 
 def _on_node(rank: int, samples: Sequence[Sample], node_ranks: Mapping[int, int], by_kernel: bool) -> list[str]:
-    """Return sentences on the node's workers, a larger one, and other programs' memory."""
-    # Ended ranks are missing in the last sample.
+    """Return sentences on the memory of the node's workers, of a larger worker, and of other programs."""
+    # The last sample lacks ranks that had ended.
     seen = [sample for sample in samples if "memory_gib" in sample.ranks.get(rank, {})] or samples[-1:]
     if not seen:
         return []

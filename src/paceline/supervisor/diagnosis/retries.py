@@ -1,4 +1,4 @@
-"""The failures that another attempt may fix: pure functions of the report."""
+"""Decide which failures another attempt may fix: pure functions of the failure report."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from paceline.runs.failure import FailureReport
 
 #: Causes outside the script: another attempt may succeed.
 RETRIED = frozenset({"node_lost", "preempted", "port", "killed", "launcher"})
-#: Causes that usually come again, retried only with `restart_on_exception`.
+#: Causes that usually occur again, retried only with `restart_on_exception`.
 RETRIED_IF_ASKED = frozenset({"exception", "memory"})
-#: Causes after which the nodes are released, and others requested.
+#: Causes after which the run releases its nodes and requests others.
 NODES_GONE = frozenset({"node_lost", "preempted"})
 
 _OF_SOURCE = frozenset({"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"})
@@ -33,7 +33,7 @@ def comes_again(report: FailureReport) -> bool:
     """
     if report.exception is None or report.exception.partition(":")[0] not in _OF_SOURCE:
         return False
-    # Of chained exceptions, the last one left the script.
+    # Of chained exceptions, only the last one left the script.
     frames = _FRAME.findall((report.traceback or "").rpartition(_TRACEBACK)[2])
     return all(
         function == "<module>" or file.startswith("<frozen importlib") or file.endswith("importlib/__init__.py")

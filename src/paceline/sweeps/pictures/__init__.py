@@ -1,6 +1,6 @@
 """Pictures of a sweep, as PNG files and as one HTML file.
 
-`figure_data` computes the marks and their places from 0 to 1. `svg` and `png` draw them, in a process that `run` starts.
+`figure_data` computes marks with positions from 0 to 1. `svg` and `png` draw the marks, in a process that `run` starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LIMIT_S = 120  # Drawing thousands of trials takes seconds; after this time it h
 
 
 def run(folder: RunFolder) -> None:
-    """Draw the pictures in a process of their own. Errors are logged and do not fail the sweep."""
+    """Draw the pictures in a separate process. Errors are logged and do not fail the sweep."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "paceline.sweeps.pictures", str(folder.path)],

@@ -1,7 +1,7 @@
 """Draw a sweep's pictures: `python -m paceline.sweeps.pictures RUN_DIR`.
 
-They are written into the sweep's outputs.
-This is a process of its own, because drawing takes more memory than the sweep's controller, and may crash.
+The pictures are written into the sweep's outputs.
+The controller runs this module in a separate process, because drawing takes much memory and may crash.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline.sweeps.spec import SweepSpec
 
 
 def main(argv: list[str]) -> int:
-    # The controller stops this process in time. If the controller was killed, another one draws the pictures again.
+    # The controller stops this process at the limit. A killed controller can't, so this alarm ends the process.
     signal.alarm(LIMIT_S + 10)
     folder = RunFolder(Path(argv[0]))
     spec = SweepSpec.from_json(store.stored(folder).sweep or {})
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     _load_without_documentation()
     drawn = draw.sketched(f"Sweep {folder.run_id}: {len(trials)} trials", spec, trials)
     draw.into(folder.outputs, drawn)
-    # In the log as well as on the page, for users who look for the files.
+    # Print remarks to the log as well as the page, for users who look for missing files.
     for remark in (*drawn.remarks, draw.without_png()):
         if remark:
             say(remark)
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 
 def _load_without_documentation() -> None:
-    """Load matplotlib, if there, without the texts for `help()`."""
+    """Import matplotlib, if installed, without building its docstrings."""
     # If the import fails, drawing reports it.
     with contextlib.suppress(Exception):
         from matplotlib import artist
@@ -54,5 +54,5 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # At once: Python would free matplotlib object by object.
+    # Exit at once, because Python would free matplotlib's objects one by one.
     os._exit(code)

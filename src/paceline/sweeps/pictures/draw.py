@@ -1,4 +1,4 @@
-"""Writes a sweep's pictures into a folder."""
+"""Functions that write a sweep's pictures into a folder."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from paceline.system.files import write_whole
 PAGE = "sweep.html"
 TABLE = "importance.csv"
 
-#: The live page serves these as files.
+#: Script and style of the HTML page. The live web page serves them as files.
 SCRIPT, STYLE = (Path(__file__).with_name(f"pictures.{kind}") for kind in ("js", "css"))
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The importance of hyperparameters by metric, and remarks about missing ones."""
+    """The importance of hyperparameters by metric, and remarks about metrics without it."""
 
     found: tuple[tuple[str, tuple[Importance, ...]], ...] = ()
     remarks: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ def page(sketch: Sketch) -> str:
         )
     if sketch.lines:
         parts.append(f"<h2>Trials</h2>{_table(sketch.columns, list(reversed(sketch.lines)))}")
-    # Only numbers, so nothing can close the element.
+    # The JSON has only numbers, so no text in it can close the script element.
     places = json.dumps({line.number: [_short(place) for place in line.places] for line in sketch.lines})
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

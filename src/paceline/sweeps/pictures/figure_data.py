@@ -1,4 +1,4 @@
-"""Data of a sweep's figures: marks, lines and places, for any file format."""
+"""Data of a sweep's figures: marks and lines with positions from 0 to 1, for any file format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.sweeps.trial import Goal, Trial, is_better, ordered
 #: Limit of trials to draw, the best ones. More lines are hard to tell apart and slow in a browser.
 MOST = 1000
 
-#: Colours from the worst trial to the best: readable on white, and in order for the colour-blind.
+#: Colours from the worst trial to the best: readable on white, and distinct for colour-blind readers.
 _SHADES = ((0xC9, 0xD3, 0xDF), (0x7F, 0xBF, 0xC9), (0x2C, 0x7F, 0xB8), (0x1B, 0x2A, 0x7A))
 FAILED = "#d62728"
 BEST = "#1b2a7a"
@@ -45,8 +45,8 @@ class Line:
     """A trial in the parallel coordinates and in the table.
 
     Attributes:
-        places: Its place on each column, or None.
-        texts: Its text in each column.
+        places: The trial's position on each column from 0 to 1, or None without a value.
+        texts: The trial's value in each column, as text.
         shade: From 0, the worst, to 1, the best; None without a value of the metric.
     """
 
@@ -62,8 +62,8 @@ class History:
     """A metric over the trials' numbers.
 
     Attributes:
-        points: (number, place, status) of each trial.
-        best: (number, place) of each trial that was the best so far.
+        points: (trial number, position, status) of each trial.
+        best: (trial number, position) of each trial that was better than all earlier trials.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Front:
 
     Attributes:
         points: (number, places, status) of each trial.
-        best: Places of the Pareto front, from left to right.
+        best: Positions of the trials on the Pareto front, from left to right.
     """
 
     across: Column
@@ -95,9 +95,9 @@ class Sketch:
         title: The sweep's id and progress.
         lines: Trials, the worst first, so that the best are drawn on top.
         count: Number of all trials; `lines` may hold fewer.
-        fronts: For each pair of neighbouring metrics.
-        importances: For each metric.
-        remarks: Parts that are not drawn, and why.
+        fronts: One figure for each pair of neighbouring metrics.
+        importances: The importance of hyperparameters for each metric.
+        remarks: Sentences about figures that are not drawn, and why.
     """
 
     title: str
@@ -169,7 +169,7 @@ def sketch(
 def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
     """Return a column for each name that varies."""
     dimensions_by_name: dict[str, list[Dimension]] = {}
-    # Names show which branch was chosen.
+    # A choice of branches has no column: the names of its parameters show the branch.
     for dimension in space.parameters:
         dimensions_by_name.setdefault(dimension.name.lstrip("-"), []).append(dimension)
     columns = []
@@ -214,7 +214,7 @@ def _history(name: str, goal: Goal, valued: Sequence[tuple[Trial, float]]) -> Hi
     for trial, value in valued:
         if not best or is_better(value, best[-1][1], goal):
             best.append((trial, value))
-    # Thin out many trials: a picture is a few hundred points wide.
+    # Draw only some of many trials, because a picture is only a few hundred pixels wide.
     apart = -(-len(valued) // (2 * MOST))
     return History(
         name=name,
@@ -242,7 +242,7 @@ def _is_log(dimension: Dimension) -> bool:
 
 
 def shade(place: float | None) -> str:
-    """Return the colour of a place from 0 to 1."""
+    """Return the colour of a trial whose metric is at this position from 0 to 1."""
     if place is None:
         return GREY
     at = min(max(place, 0.0), 1.0) * (len(_SHADES) - 1)
@@ -264,7 +264,7 @@ class Numbers:
 
     Attributes:
         low: Finite and below high; above 0 if is_log.
-        is_log: Each power of ten takes the same space.
+        is_log: Whether the axis is logarithmic.
     """
 
     low: float
@@ -272,9 +272,9 @@ class Numbers:
     is_log: bool = False
 
     def place(self, value: object) -> float | None:
-        """Return the place from 0 to 1, or None.
+        """Return the value's position on the axis from 0 to 1, or None.
 
-        Values that are not finite have no place, nor do values up to 0 on a logarithmic axis.
+        Values that are not finite have no position, nor do values up to 0 on a logarithmic axis.
         """
         if not is_number(value) or (self.is_log and value <= 0):
             return None
@@ -282,7 +282,7 @@ class Numbers:
         return min(max((at - low) / (high - low), 0.0), 1.0)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return (place, text) of each tick, in ascending order."""
+        """Return (position, text) of each tick, in ascending order."""
         numbers = self._powers() if self.is_log else self._steps()
         found = [(place, f"{number:.4g}") for number in numbers if (place := self.place(number)) is not None]
         # A narrow logarithmic axis may hold no power of ten.
@@ -315,14 +315,14 @@ class Options:
     texts: tuple[str, ...]
 
     def place(self, value: object) -> float | None:
-        """Return the place from 0 to 1, or None for other values."""
+        """Return the option's position on the axis from 0 to 1, or None for other values."""
         text = text_of(value)
         if text not in self.texts:
             return None
         return (self.texts.index(text) + 0.5) / len(self.texts)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return (place, text) of each tick; many are thinned."""
+        """Return (position, text) of each tick. With many options, only some have ticks."""
         apart = math.ceil(len(self.texts) / _MOST_TEXTS)
         return [((n + 0.5) / len(self.texts), text) for n, text in enumerate(self.texts) if n % apart == 0]
 
@@ -343,14 +343,14 @@ def axis_of(
 def numbers_axis(numbers: Sequence[float], *, is_log: bool | None = None) -> Numbers:
     """Return the axis for these finite numbers.
 
-    By default, `is_log` is chosen by the range. It is False if a number is not above 0.
+    By default, a wide range of positive numbers gets a logarithmic axis. Numbers up to 0 never do.
     """
     low, high = min(numbers, default=0.0), max(numbers, default=1.0)
     if is_log is None:
         is_log = low > 0 and high / low >= _LOG_RATIO
     is_log = is_log and low > 0
     if high <= low or not math.isfinite(high - low) or math.log10(high - low) < -300:
-        # A single value is in the middle. The range of doubles is clipped.
+        # Put a single value in the middle of the axis, within the range of doubles.
         room = abs(low) / 2 or 0.5
         low, high = (low / 2, low * 2) if is_log else (max(low - room, -1e300), min(high + room, 1e300))
     return Numbers(low, high, is_log)

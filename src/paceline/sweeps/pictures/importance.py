@@ -21,10 +21,10 @@ from paceline.sweeps.trial import Trial
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-#: Fewer trials say nothing about importance, and more take seconds without changing the result.
+#: Fewer trials give no reliable importance, and more trials take seconds without changing the result.
 LEAST = 10
 _MOST = 300
-#: Half of Optuna's default, in half the time. Shares differ by less than one per cent.
+#: Number of trees: half of Optuna's default and half of its time. Shares differ by less than 1%.
 _TREES = 32
 
 
@@ -34,7 +34,7 @@ class Importance:
 
     Attributes:
         trials: Number of trials that were used.
-        is_conditional: Some trials lack it, and the share is among the others.
+        is_conditional: Whether some trials lack the hyperparameter; the share is computed from the others.
     """
 
     name: str
@@ -61,7 +61,7 @@ def importances(trials: Sequence[tuple[Trial, float]], space: Space) -> tuple[Im
     count with what they reached. A hyperparameter of a branch is judged among the trials that have it.
     """
     valued = [(trial, value) for trial, value in trials if trial.chosen]
-    # Evenly: later trials of a sampler differ from the first ones.
+    # Take every n-th trial, because later trials of a sampler differ from the first trials.
     valued = valued[:: -(-len(valued) // _MOST)] if valued else []
     if len(valued) < LEAST or len({value for _, value in valued}) < 2:
         return ()
@@ -99,7 +99,7 @@ def _shares(valued: Sequence[tuple[Trial, float]], dimensions: Sequence[Dimensio
         warnings.simplefilter("ignore")
         evaluator = optuna.importance.FanovaImportanceEvaluator(n_trees=_TREES, seed=0)
         shares = optuna.importance.get_param_importances(study, evaluator=evaluator, params=list(distributions))
-    # Without variance, shares are NaN.
+    # If the metric has no variance, the shares are NaN.
     return {key: float(share) if math.isfinite(share) else 0.0 for key, share in shares.items()}
 
 
@@ -114,12 +114,12 @@ def _distribution(dimension: Dimension) -> BaseDistribution:
 
 
 def _scaled(dimension: Dimension, raw: Raw) -> Raw:
-    # fANOVA weighs equal lengths of a range equally. For these, the logarithms are uniform.
+    # fANOVA weighs equal lengths of a range equally, so pass logarithms where these are uniform.
     expression = dimension.expression
     return math.log(raw) if isinstance(expression, Uniform) and expression.is_log else raw
 
 
 def _name(dimension: Dimension, plain: Sequence[str]) -> str:
-    """Return the name, with its branch if ambiguous."""
+    """Return the hyperparameter's name, with its branch if the name is ambiguous."""
     name = dimension.name.lstrip("-")
     return name if plain.count(name) == 1 else dimension.key.lstrip("-")

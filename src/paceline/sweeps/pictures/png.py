@@ -17,7 +17,7 @@ HISTORY, FRONT, PARALLEL, IMPORTANCE = "history.png", "front.png", "parallel_coo
 _LONGEST = 24
 #: matplotlib's names of SVG's dashes.
 _DASHES = {"": "-", "3 3": ":", "7 4": "--"}
-#: Place below the axes for trials without a value.
+#: Position below the axes for trials without a value.
 _NONE = -0.07
 
 
@@ -29,7 +29,7 @@ def write(sketch: Sketch, folder: Path) -> list[Path]:
         OSError: A file cannot be written.
     """
     with warnings.catch_warnings():
-        # About missing characters, and a cache folder that is not writable.
+        # Ignore matplotlib's warnings about missing characters and an unwritable cache folder.
         warnings.simplefilter("ignore")
         paths: list[Path] = []
         if sketch.histories:
@@ -47,7 +47,7 @@ def _figure(width: float, height: float, panels: int = 1) -> tuple[Any, list[Any
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # Without pyplot, which keeps figures and may look for a display.
+    # Do not use pyplot, which keeps figures in memory and may look for a display.
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(panels, 1, squeeze=False)[:, 0])
@@ -116,7 +116,7 @@ def _parallel(columns: Sequence[Column], lines: Sequence[Line]) -> Any:
     panel.set(xlim=(-0.5, len(columns) - 0.8), ylim=(-0.12, 1.04), yticks=[])
     panel.set_xticks(xs, [_short(column.name) for column in columns], fontsize=8)
     panel.xaxis.tick_top()
-    # After the move: the labels above the axis are other objects.
+    # Get the labels after moving the ticks, because labels above the axis are other objects.
     _name(*panel.get_xticklabels())
     panel.tick_params(length=0)
     for side in panel.spines.values():
@@ -154,7 +154,7 @@ def _ticks(panel: Any, ticks: Sequence[tuple[float, str]]) -> None:
 
 
 def _name(*texts: Any) -> None:
-    """Draw these texts literally: a `$` is no formula."""
+    """Make matplotlib draw these texts literally, so that `$` begins no formula."""
     for text in texts:
         text.set_parse_math(False)
 
@@ -165,7 +165,7 @@ def _short(text: str, longest: int = _LONGEST) -> str:
 
 
 def _save(figure: Any, path: Path) -> Path:
-    # To another name first: viewers never see half a picture.
+    # Write to another name first, so that viewers never see an incomplete picture.
     beside = path.with_name(f".{path.name}.new")
     try:
         figure.savefig(beside, format="png", dpi=150)

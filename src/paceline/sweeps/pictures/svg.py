@@ -17,21 +17,21 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 90, 34, 44
 #: Distance below the axes for trials without a value.
 _NONE = 22
 _LONGEST = 16
-#: Texts for screen readers. The table beside a picture has the numbers.
+#: Texts for screen readers. The page's table of trials has the numbers.
 _SAID = {
     "parallel": "A line for each trial, through its hyperparameters to its metric",
     "history": "The metric of each trial, and the best so far",
     "front": "Two metrics of the trials against each other",
     "importance": "The share of each hyperparameter",
 }
-#: More lines are drawn thinner.
+#: Number of lines above which lines are drawn thinner.
 DENSE = 250
 
 
 def parallel(columns: Sequence[Column], lines: Sequence[Line]) -> str:
     """Draw a line for each trial, through its hyperparameters to its metric.
 
-    `data-trial` is its number. A trial without a value on a column passes below its axis.
+    A line's `data-trial` is the trial's number. Where a trial has no value, its line passes below the axis.
     """
     apart = max(92.0, (WIDTH - _LEFT - _RIGHT) / max(1, len(columns) - 1))
     width = round(_LEFT + _RIGHT + apart * (len(columns) - 1))
@@ -53,7 +53,7 @@ def parallel(columns: Sequence[Column], lines: Sequence[Line]) -> str:
             _text(x - 6, bottom - place * _HEIGHT + 4, text, "tick", "end") for place, text in column.axis.ticks()
         ]
         parts.append(_text(x, _TOP - 14, column.name, "name", "middle"))
-        # The area in which the mouse selects a part of the axis.
+        # An invisible rectangle in which the mouse selects a part of the axis.
         parts.append(
             f'<rect class="brush" data-axis="{n}" data-name="{escape(visible(column.name))}" x="{x - 10:.1f}" y="{_TOP}" '
             f'width="20" height="{_HEIGHT}"/>'
@@ -136,7 +136,7 @@ def _mark(number: int, x: float, y: float, status: str) -> str:
     if status == states.FAILED:
         cross = f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"
         return f'<path {whose} d="{cross}" fill="none" stroke="{FAILED}">{title}</path>'
-    # Stopped or live: not its final value.
+    # Draw a hollow circle for a stopped or live trial, whose value is not final.
     return f'<circle {whose} cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="#fff" stroke="{GREY}">{title}</circle>'
 
 

@@ -1,1 +1,1 @@
-"""Policies: which trials are stopped early, judged by the curves of all. Pure functions: nothing here stops anything."""
+"""Policies that decide from all trials' curves which trials to stop early. The controller stops the trials."""

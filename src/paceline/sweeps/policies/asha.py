@@ -73,7 +73,7 @@ class ASHA(NamedPolicy):
         for trial in trials:
             if trial.is_over or self.promote:
                 continue
-            # All rungs, not only the last: better trials may have come to an early rung since.
+            # Check all reached rungs, because better trials may have reached an early rung in the meantime.
             for rung in self._ladder.up_to(len(trial.curve)):
                 if rung not in rungs:
                     rungs[rung] = _there(rung, trials, goal)
@@ -86,7 +86,7 @@ class ASHA(NamedPolicy):
         own = trial.best(goal, rung)
         # With fewer than eta results there is no best 1 / eta.
         keep = len(there) // self.eta
-        # A trial without a finite value runs on.
+        # A trial without a finite value continues.
         if own is None or not keep or cost(own, goal) <= there[keep - 1]:
             return None
         return (
@@ -96,7 +96,7 @@ class ASHA(NamedPolicy):
 
     @property
     def pauses(self) -> bool:
-        """Whether trials wait at rungs. Without `promote` they only stop."""
+        """Whether trials wait at rungs. Without `promote`, the policy only stops trials."""
         return self.promote
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
@@ -129,7 +129,7 @@ class ASHA(NamedPolicy):
 
 
 def _there(rung: int, trials: Sequence[Trial], goal: Goal) -> list[float]:
-    """Return all trials' best costs at a rung, ascending."""
+    """Return the best costs of all trials that have reached a rung, ascending."""
     bests = (trial.best(goal, rung) for trial in trials if len(trial.curve) >= rung)
     return sorted(cost(value, goal) for value in bests if value is not None)
 
@@ -160,7 +160,7 @@ class Hyperband(NamedPolicy):
     eta: int = 3
 
     def __post_init__(self) -> None:
-        # For its checks.
+        # Create an ASHA policy only to check the values.
         ASHA(first=self.first, eta=self.eta, last=self.last)
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
@@ -173,7 +173,7 @@ class Hyperband(NamedPolicy):
         return reasons
 
     def _brackets(self) -> int:
-        # One for each rung below last: another one would have no rung.
+        # There is one bracket for each rung below `last`; a further bracket would have no rung.
         return max(1, len(Ladder(first=self.first, eta=self.eta, last=self.last).up_to(self.last)))
 
     def _bracket_of(self, number: int, brackets: int) -> int:

@@ -14,7 +14,7 @@ from paceline.errors import SweepError
 from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Goal, Next, Trial
 
-#: A rung beyond any trial: a trial at it runs to its own end.
+#: A rung that no trial reaches: a trial promoted to this rung runs until its script ends.
 TO_ITS_END = 1 << 40
 
 
@@ -24,7 +24,7 @@ class Judgement:
 
     Attributes:
         rung: Number of values up to which the trial may continue, or None to pause it.
-        why: A sentence.
+        why: The reason for the decision, as a sentence.
     """
 
     rung: int | None = None
@@ -37,7 +37,7 @@ class PausingPolicy(Protocol):
 
     @property
     def pauses(self) -> bool:
-        """Whether it pauses at all. ASHA without promotion only stops."""
+        """Whether the policy pauses trials. ASHA without promotion only stops trials."""
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
         """Return trial number -> decision, for live trials at a rung."""
@@ -57,7 +57,7 @@ class PausingPolicy(Protocol):
         """Return whether a trial without a process may continue later."""
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return the argument for a run up to `rung`, or None."""
+        """Return the script argument (name, value) that ends a run at the next rung above `rung`, or None."""
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
         """Return why a waiting trial was not continued."""
@@ -72,7 +72,7 @@ def pausing(policy: object) -> PausingPolicy | None:
 
 
 def budget(policy: object, rung: int = 0) -> dict[str, int]:
-    """Return the argument that sets a run's length, or {}. The argument is passed like a hyperparameter."""
+    """Return the script argument that sets a run's length, or {}. It is passed like a hyperparameter."""
     pausing_policy = pausing(policy)
     argument = None if pausing_policy is None else pausing_policy.argument(rung)
     return {} if argument is None else {argument[0]: argument[1]}

@@ -105,7 +105,7 @@ class MedianStopping(NamedPolicy):
                 for other in trials
                 if other.number != trial.number and len(other.curve) >= interval
             ]
-            averages = [average for average in averages if not math.isnan(average)]  # a NaN is no opinion
+            averages = [average for average in averages if not math.isnan(average)]  # a NaN average can't be compared
             if averages and is_better(median := statistics.median(averages), own, goal):
                 reasons[trial.number] = (
                     f"MedianStopping: its best of {own:g} after {interval} values is worse than the median of the "
@@ -150,7 +150,7 @@ class TruncationSelection(NamedPolicy):
             bests = (other.best(goal, interval) for other in trials if len(other.curve) >= interval)
             worst = sorted((cost(value, goal) for value in bests if value is not None), reverse=True)
             count = len(worst) * self.truncation_percentage // 100
-            # Ties at the edge stay: none is worse than the other.
+            # Trials whose cost equals the first kept trial's continue, because they are not worse.
             if count and cost(own, goal) > worst[count]:
                 reasons[trial.number] = (
                     f"TruncationSelection: its best of {own:g} after {interval} values is among the worst "
@@ -187,7 +187,7 @@ class Bandit(NamedPolicy):
 
     def __post_init__(self) -> None:
         check_intervals("Bandit", self.evaluation_interval, self.delay_evaluation)
-        # With bool(): callers of the SDK pass 0 for the slack they do not want.
+        # Use bool(), because callers of the Azure SDK pass 0 for the unused slack.
         if bool(self.slack_factor) == bool(self.slack_amount):
             raise SweepError(
                 "Bandit: give slack_factor or slack_amount, one of them and above 0, such as slack_factor=0.1; given are "
@@ -220,6 +220,6 @@ class Bandit(NamedPolicy):
         if self.slack_amount:
             return leader - self.slack_amount if goal == "maximize" else leader + self.slack_amount
         assert self.slack_factor
-        # Worse is towards zero for a positive maximum or a negative minimum.
+        # Worse values are nearer to zero for a positive maximum or a negative minimum.
         down = (leader > 0) == (goal == "maximize")
         return leader / (1 + self.slack_factor) if down else leader * (1 + self.slack_factor)

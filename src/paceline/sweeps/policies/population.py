@@ -39,9 +39,9 @@ class PopulationBasedTraining(NamedPolicy):
     Args:
         interval: Number of values between two exchanges.
         last: Number of values after which trials end by themselves.
-        quantile: Share that is replaced, and share that is copied; up to 0.5. A trial is ranked by its last value.
+        quantile: Share of trials to replace and of trials to copy, up to 0.5. Trials are ranked by their last values.
         factors: A hyperparameter of a copy is multiplied by one of them; see `paceline.sweeps.policies.population`.
-        resample: Probability that it is drawn from the space instead.
+        resample: Probability that a hyperparameter is drawn from the space instead.
         mutate: Names of hyperparameters that change; None for all. A copy takes the others, such as a number of layers,
             unchanged.
         budget: The script's argument, such as "--epochs", that sets after how many values in all it ends. Without it, a
@@ -99,7 +99,7 @@ class PopulationBasedTraining(NamedPolicy):
         judgements: dict[int, Judgement] = {}
         for trial in trials:
             end = self._end(len(trial.legs))
-            # At `last` the script ends by itself.
+            # Do not pause at `last`, where the script ends by itself.
             if not self.budget and not trial.is_over and len(trial.curve) >= end and end < self.last:
                 judgements[trial.number] = Judgement(
                     why=f"PBT: the end of generation {len(trial.legs)}, at {end} values"
@@ -114,7 +114,7 @@ class PopulationBasedTraining(NamedPolicy):
             return None
         for generation in sorted({len(trial.legs) for trial in trials}):
             there = [trial for trial in trials if len(trial.legs) >= generation]
-            # Only when all have ended, so that the seed determines what a sweep does.
+            # Wait until all trials of the generation have ended, so that the seed determines the results.
             if any(len(trial.legs) == generation and not trial.is_over for trial in there):
                 return None
             for trial in there:
@@ -125,7 +125,7 @@ class PopulationBasedTraining(NamedPolicy):
         return None
 
     def waits(self, trial: Trial) -> bool:
-        """Return whether its next generation is still to come."""
+        """Return whether a trial may still get a next generation."""
         has_ended = self.budget is not None and trial.status == states.COMPLETED
         return trial.is_paused or (has_ended and self._end(len(trial.legs)) < self.last)
 
@@ -161,7 +161,7 @@ class PopulationBasedTraining(NamedPolicy):
         place = order.index(trial) + 1
         count = min(math.ceil(len(order) * self.quantile), len(order) // 2)
         own = _result(trial, generation)
-        # Ties stay: none is worse than the other.
+        # Trials with equal results are not replaced, because neither is worse.
         best = [
             other
             for other in order[:count]
@@ -274,7 +274,7 @@ def _other(expression: Choice, index: int, factor: float, quantile: float) -> in
     if all(map(is_number, options)) and list(options) in (sorted(options), sorted(options, reverse=True)):
         step = _sign(factor) if options[0] <= options[-1] else -_sign(factor)
         return min(max(index + step, 0), len(options) - 1)
-    # Skip the current option.
+    # Draw from the other options: skip the index of the current option.
     other = min(int(quantile * (len(options) - 1)), len(options) - 2)
     return other + (other >= index)
 

@@ -20,7 +20,7 @@ from paceline.sweeps.trial import Goal, Next, Trial, cost
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """The rungs first, first * eta, ... below last."""
+    """The rungs of successive halving: first, first * eta, ... below last."""
 
     first: int
     eta: int
@@ -38,7 +38,7 @@ class Ladder:
         return rungs
 
     def above(self, rung: int) -> int | None:
-        """Return the next rung or `last`, if known."""
+        """Return the next rung above this one, else `last`, which may be None."""
         if rung >= TO_ITS_END:
             return self.last
         rung_above = self.first
@@ -51,7 +51,7 @@ def judge(ladder: Ladder, trials: Sequence[Trial], goal: Goal) -> dict[int, Judg
     """Return the decision on each live trial at a new rung."""
     judgements: dict[int, Judgement] = {}
     known = {trial.number: trial for trial in trials}
-    # The best trial decides first.
+    # Judge the best trial first, so that it gets a free promotion.
     for trial in sorted(trials, key=lambda trial: _order(trial, ladder.reached(trial), goal)):
         rung = ladder.reached(trial)
         if trial.is_over or rung <= trial.rung:
@@ -60,7 +60,7 @@ def judge(ladder: Ladder, trials: Sequence[Trial], goal: Goal) -> dict[int, Judg
         keep = len(there) // ladder.eta
         said = _said(trial, rung, goal)
         is_among = any(other.number == trial.number for other in there[:keep])
-        # A trial that would be promoted at once keeps its nodes.
+        # A trial that would be promoted at once continues without a pause and keeps its nodes.
         if is_among and _promoted(ladder, there, rung) < keep:
             judgements[trial.number] = Judgement(
                 rung=rung, why=f"ASHA: {said} is among the best {keep} of {len(there)}"
@@ -102,7 +102,7 @@ def following(
     if not is_last:
         return None
     for rung in rungs:
-        # A trial below this rung may still change its best, and so the rungs above.
+        # A live trial below this rung may still reach it and change which trials are the best.
         if any(not trial.is_over and trial.rung < rung for trial in trials):
             return None
         if promoted := _promotable(ladder, _ranked(usable, rung, goal), rung, goal, waits):

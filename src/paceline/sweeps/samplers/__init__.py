@@ -1,1 +1,1 @@
-"""Samplers: which point the next trial gets. Random and grid need the standard library alone; the others are Optuna's."""
+"""Samplers, which propose the next trial's point. Random and grid need no package; the others use Optuna."""

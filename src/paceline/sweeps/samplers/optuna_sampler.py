@@ -1,4 +1,4 @@
-"""Model-based samplers of Optuna, with a study in memory.
+"""Model-based samplers that use Optuna with an in-memory study.
 
 A study is rebuilt from the sweep's trials when a sweep continues. A used sampler would propose other points than a new one with
 the same seed, so each trial gets a new sampler, seeded by the sweep's seed and the trial's number.
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 _TRIAL, _STUDY = "trial", "study"
 #: Random trials before the first model: Optuna's default.
 _STARTUP_TRIALS = 10
-#: Limit of trials for the estimator of single parameters: it slows down with more, and choices are settled by then.
+#: Number of trials after which single-parameter estimators are not used: they get slow, and choices are settled.
 _ALONE_TRIALS = 300
-#: The best tenth of these is one trial.
+#: Least number of former results for CMA-ES: the best tenth of 10 trials is one trial.
 _WARM_START_TRIALS = 10
-#: Attempts to get a point that no trial has.
+#: Most attempts to get a point that no trial has.
 _DRAWS = 10
 
 
@@ -43,8 +43,8 @@ class OptunaSampler:
     """A sampler that proposes the points of an Optuna sampler.
 
     Args:
-        make: Seed and number of a trial -> its Optuna sampler.
-        goals: One for each metric. Several make a multi-objective study.
+        make: Returns the Optuna sampler for a trial's seed and number.
+        goals: The goal of each metric. With several metrics, the study is multi-objective.
         prior: Results of former sweeps, which the study gets first.
         keeps_notes: Store the sampler's attributes (Optuna's system attributes), such as the state of a generation, with each
             proposal, and restore them when the study is rebuilt.
@@ -79,13 +79,13 @@ class OptunaSampler:
             self._study.add_trial(frozen(self._space, trial, self._known(trial)))
         #: The sampler's attributes of the study.
         self._seen: dict[str, Any] = {}
-        #: Our trial number -> the study's, and the trial as the study knows it.
+        #: Paceline's trial number -> the number in the study, and -> the trial and result that the study has.
         self._asked: dict[int, int] = {}
         self._told: dict[int, tuple[Trial, tuple[float, ...] | None]] = {}
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
         """Return a new point, or None if none is left."""
-        # A paused trial has continued. A study cannot replace a result, so it is rebuilt.
+        # A paused trial has continued. A study cannot replace a result, so rebuild the study.
         if any(self._has_changed(trial) for trial in trials):
             self._begin()
         for trial in trials:
@@ -99,7 +99,7 @@ class OptunaSampler:
                 return Proposal(chosen=chosen, notes=self._notes(suggestion.number) if self._keeps_notes else {})
             # Samplers ignore failed trials.
             self._study.tell(suggestion.number, state=_optuna().trial.TrialState.FAIL)
-        # The model insists on a known point. `_tell` adds the random one.
+        # The model proposes only known points, so use a random point, which `_tell` adds to the study.
         return self.fresh.propose(number, trials) if self.fresh is not None else None
 
     def _has_changed(self, trial: Trial) -> bool:
@@ -132,7 +132,7 @@ class OptunaSampler:
         if is_known:
             self._told[trial.number] = trial, values
         if trial.number not in self._asked:
-            # A trial of an earlier process, or a user's point.
+            # The study lacks a trial of an earlier process and a user's point, so add it.
             self._asked[trial.number] = len(self._study.get_trials(deepcopy=False))
             self._study.add_trial(frozen(self._space, trial, values, is_running=not is_known))
             for name, value in trial.notes.get(_STUDY, {}).items():
@@ -191,9 +191,9 @@ def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] =
     known = {d.key: distribution(d.expression) for d in dimensions if not isinstance(d.expression, Fixed)}
 
     class Joint(optuna.samplers.TPESampler):  # type: ignore[misc, name-defined]
-        """All parameters at once.
+        """A TPE sampler that models all parameters jointly.
 
-        Optuna would search all trials for the common ones, for each sampler.
+        It skips Optuna's search for the parameters that all trials have in common.
         """
 
         def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, object]:
@@ -201,7 +201,7 @@ def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] =
 
     def make(seed: int, number: int) -> Any:
         is_joint = not has_choice or seed % 2 == 0 or number >= _ALONE_TRIALS
-        # In branches, a trial has only some of the parameters.
+        # With branches, a trial has only some of the parameters.
         kind = Joint if is_joint and not has_branches else optuna.samplers.TPESampler
         return kind(
             seed=seed,
@@ -211,7 +211,7 @@ def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] =
             n_startup_trials=_STARTUP_TRIALS,
         )
 
-    # The point is known from the trial itself.
+    # TPE keeps no notes: the trial itself contains the point.
     return OptunaSampler(space, seed, goals, make, prior, keeps_notes=False)
 
 
@@ -221,7 +221,7 @@ def cmaes(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial]
     Raises:
         SweepError: The space has a choice, there are several metrics, or `cmaes` is not installed.
     """
-    # Only the top level: a branch depends on a choice, which is refused.
+    # Check only the top level, because branches exist only below a choice, which is refused.
     for dimension in space.dimensions:
         if isinstance(dimension.expression, Choice):
             raise SweepError(f"{dimension.name}: the sampler cmaes knows no choice(). Take tpe, or a range of numbers.")
@@ -263,7 +263,7 @@ def own(sampler: Any, space: Space, seed: int, goals: Sequence[Goal], prior: Seq
     """Make a user's own Optuna sampler.
 
     Raises:
-        SweepError: It is neither.
+        SweepError: The object is neither an Optuna sampler class nor a function that makes a sampler.
     """
     if not callable(sampler):
         raise SweepError(

@@ -32,14 +32,14 @@ class Proposal:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """A source of points.
+    """A source of points for trials.
 
     A proposal depends only on the seed, the trial's number and the trials passed in. An interrupted sweep therefore
     continues as an uninterrupted one.
     """
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        """Return the point of trial `number`, or None at the end."""
+        """Return the point of trial `number`, or None if the space has no further point."""
 
 
 def seed_of(seed: int, number: int) -> int:
@@ -64,7 +64,7 @@ class GridSampler:
         self._known: list[Mapping[str, Raw]] = []
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        # Lazily: a grid may be far larger than the sweep.
+        # Generate points lazily, because a grid may be far larger than the sweep.
         number -= self._first
         self._known += itertools.islice(self._points, max(0, number + 1 - len(self._known)))
         return Proposal(chosen=self._known[number]) if number < len(self._known) else None
@@ -74,7 +74,7 @@ class RandomSampler:
     """Independent random points.
 
     Args:
-        repeats: Let a point of a finite space come twice. Else the sampler ends after the last point.
+        repeats: Whether a point of a finite space may come twice. Else the sampler ends after the last point.
     """
 
     def __init__(self, space: Space, seed: int, *, repeats: bool = False) -> None:
@@ -82,7 +82,7 @@ class RandomSampler:
         self._seed = seed
         size = space.size
         self._is_small = not repeats and size is not None and size <= _SMALL
-        # Points of the trials seen so far. Kept, so that a proposal costs the same however long the sweep is.
+        # Points of all earlier trials, kept so that the cost of a proposal does not grow with the sweep.
         self._known: set[str] = set()
         self._told = 0
         self._left: dict[str, Mapping[str, Raw]] | None = None
@@ -93,12 +93,12 @@ class RandomSampler:
         if not self._is_small:
             return Proposal(chosen=self._drawn(source))
         self._tell(trials)
-        # A draw is cheap, but near the end of a space nearly all draws are repeats.
+        # A draw is cheap, but when few points remain, nearly all draws repeat earlier points.
         for _ in range(10):
             drawn = self._drawn(source)
             if self._said(drawn) not in self._known:
                 return Proposal(chosen=drawn)
-        # From the remaining points, so that the last ones take a bounded time.
+        # Then draw from the list of remaining points, which takes a bounded time.
         if self._left is None:
             every = {self._said(point): point for point in self._space.grid()}
             self._left = {said: point for said, point in every.items() if said not in self._known}
@@ -116,7 +116,7 @@ class RandomSampler:
         if len(trials) < self._told:
             self._known, self._told, self._left = set(), 0, None
         for trial in trials[self._told :]:
-            # By values: in a quantized range, many raw values give one value.
+            # Compare values, because many raw values of a quantized range give the same value.
             said = self._said(trial.chosen)
             self._known.add(said)
             if self._left is not None:

@@ -32,7 +32,7 @@ def check_sampler(name: object, space: Space, goals: Sequence[Goal] = ("maximize
             f"sampler={name!r}: write one of {', '.join(NAMES)}, or 'module:function' of one of your own."
             f"{did_you_mean(str(name), NAMES)}"
         )
-    # The controller checks a user's sampler, which is in the source.
+    # Skip a user's sampler ("module:function"): the controller checks it in the source.
     if ":" not in name:
         make_sampler(name, space, 0, goals)
 
@@ -73,7 +73,7 @@ def make_sampler(
 def _loaded(name: str, source: Path | None) -> object:
     module, _, attribute = name.partition(":")
     if source is not None and str(source) not in sys.path:
-        # In front: an installed package of the same name must not hide the module.
+        # Insert at the front, so that no installed package of the same name hides the module.
         sys.path.insert(0, str(source))
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -95,7 +95,7 @@ def check_own(name: str, source: Path) -> None:
     place = source / module.replace(".", "/")
     file = next((path for path in (place.with_name(f"{place.name}.py"), place / "__init__.py") if path.is_file()), None)
     if file is None:
-        # It may be installed: the controller runs with this interpreter.
+        # The module may be installed, because the controller runs with this interpreter.
         if importlib.util.find_spec(module.partition(".")[0]) is None:
             raise SweepError(f"sampler={name!r}: no module {module!r} in {str(source)!r}, and none is installed.")
         return
@@ -115,7 +115,7 @@ def _name_of(node: ast.AST) -> str | None:
 
 
 class Proposals:
-    """The points of a sweep: the user's own first.
+    """The proposals of a sweep: the user's own points first, then the sampler's.
 
     Args:
         source: Folder of a user's own sampler module.
@@ -126,7 +126,7 @@ class Proposals:
     """
 
     def __init__(self, spec: SweepSpec, source: Path, prior: Sequence[Trial] = ()) -> None:
-        # As raw values, so that samplers learn from them.
+        # Convert to raw values, so that samplers learn from the user's points.
         self._points = [spec.space.chosen(point) for point in spec.points]
         self._sampler = make_sampler(
             spec.sampler,
@@ -140,7 +140,7 @@ class Proposals:
         )
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        """Return the point of trial `number`, or None at the end."""
+        """Return the point of trial `number`, or None if the space has no further point."""
         if number < len(self._points):
             return Proposal(chosen=self._points[number])
         return self._sampler.propose(number, trials)

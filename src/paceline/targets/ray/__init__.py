@@ -1,4 +1,4 @@
-"""Runs on an existing Ray cluster: a Ray job supervises the run, a placement group provides its nodes.
+"""The target for existing Ray clusters: a Ray job supervises a run, and a placement group provides its nodes.
 
     settings.py           the settings of such a target
     client.py             the cluster's HTTP interface: jobs, nodes, packages (submitting machine)
@@ -17,7 +17,7 @@
     channel.py            messages of `paceline exec` through that store
     examine.py            links to nodes for the doctor (submitting machine)
 
-Workers never load Ray, nor see its variables.
+Workers neither load Ray nor see its environment variables.
 """
 
 from paceline.targets.ray.target import RayTarget

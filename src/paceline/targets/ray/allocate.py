@@ -17,12 +17,12 @@ from paceline.targets.ray.listener import Taken
 from paceline.targets.ray.placement_group import GroupRequest, Holding, LostError
 
 _LINK_S = 60.0
-#: How often to retry if a node dies between its placement and its first message.
+#: Number of attempts if nodes die between their placement and their first message.
 _TRIES = 3
 
 
 def gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes | None:
-    """Return the nodes once Ray provides them, or None once `waiting` gives up.
+    """Wait until Ray provides the run's nodes, and return them, or None once `waiting` returns True.
 
     Raises:
         TargetError: The cluster can't hold the run.
@@ -32,7 +32,7 @@ def gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes |
         try:
             return _gather(asked, port_count, waiting)
         except LostError as error:
-            # The next try creates a new placement group, for which Ray chooses among living nodes.
+            # The next attempt creates a new placement group, for which Ray chooses among living nodes.
             if not left:
                 raise EngineError(f"{_TRIES} times in a row, Ray gave nodes that died at once: {error}") from error
     raise AssertionError
@@ -56,10 +56,10 @@ def _gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes 
 
 
 class RayNodes(AgentNodes):
-    """Nodes whose loss Ray also reports, perhaps before their link does."""
+    """Nodes with links, whose loss Ray also reports, perhaps earlier than the link."""
 
     holding: Holding
-    #: Ray's node ids by rank; and the ids of nodes that were lost when the group was returned.
+    #: Ray's node ids by rank, and the ids of the nodes that were lost before `close`.
     ids: tuple[str, ...] = ()
     gone: frozenset[str] = frozenset()
 
@@ -67,7 +67,7 @@ class RayNodes(AgentNodes):
         return {**self.holding.lost(), **super().lost()}
 
     def spare(self) -> int:
-        """Return how many more nodes an elastic run could have."""
+        """Return how many more nodes an elastic run could get now."""
         self.holding.lost()  # reads the driver's messages
         return self.holding.spare
 
@@ -80,10 +80,10 @@ class RayNodes(AgentNodes):
 def open_links(
     taken: Mapping[int, Taken], library_dir: Path, folder: str, *, shared_library: bool, silence_s: float
 ) -> list[Link]:
-    """Open links to all nodes at once. Return them in order of rank.
+    """Open links to all nodes in parallel. Return the links in order of rank.
 
     Raises:
-        EngineError: A link failed; the others are closed.
+        EngineError: A link failed; the other links are closed.
     """
     names = _names([taken[rank].told for rank in sorted(taken)])
 
@@ -114,7 +114,7 @@ def open_links(
 
 
 def _names(told: list[Mapping[str, Any]]) -> list[str]:
-    """Return a unique name for each node: its host's, else its address, else both with a number."""
+    """Return unique names of the nodes: host names if unique, else addresses, else addresses with ranks."""
     for key in ("hostname", "address"):
         names = [str(one[key]) for one in told]
         if len(set(names)) == len(names):
@@ -137,7 +137,7 @@ def _nodes(
                 gpus=tuple(told["gpus"]),
             )
         )
-    # End the links before the placement group: Ray kills a task's processes without warning.
+    # AgentNodes closes the links before `on_close`: Ray kills a task's processes without warning.
     on_close: Callable[[], None] = holding.close
     python = script_python(asked.python, asked.submitter, links) or str(taken[0].told["python"])
     found = RayNodes(links, tuple(nodes), port_count, folder=asked.folder, python=python, on_close=on_close)

@@ -1,7 +1,7 @@
-"""A channel for `paceline exec` to a run on a cluster without a shared folder: objects in the datastore.
+"""A channel for `paceline exec` through objects in a datastore, for Ray clusters without a shared folder.
 
-    <prefix>/exec/knock              announces a command; the cluster's side removes it once it has looked
-    <prefix>/exec/<id>/in_<n>        lines of JSON: the request, then input; none for a while: the client is gone
+    <prefix>/exec/knock              announces a command; the cluster's side removes it before it lists commands
+    <prefix>/exec/<id>/in_<n>        messages as JSON: the request, then input; after a silence the client is lost
     <prefix>/exec/<id>/out_<n>       output lines; an empty object ends them
 
 Readers remove the objects that they have read. Objects are encrypted and authenticated (`object_sync.encrypted`) with a key
@@ -9,7 +9,7 @@ of the run, which is in the job's ticket and in a private file of the submitting
 commands, and readers learn nothing. Only the empty object is plain; as first answer it means that the cluster's Python has no
 `cryptography`.
 
-The submitting machine can reach the dashboard and the datastore only, so this is the one way that always works.
+The submitting machine may reach only the dashboard and the datastore, so only a channel of objects always works.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from paceline.runs.remote_status import ExecMessage, ExecRequest
 from paceline.targets.ray.object_sync import run_prefix
 from paceline.targets.ray.store_objects import can_encrypt, decrypted, encrypted, exists, get, put, remove
 
-#: How often the cluster's side polls for announcements in a bucket, which charges for each request.
+#: Seconds between the cluster side's polls for announcements in a bucket, which charges for each request.
 _KNOCK_S = 2.0
-#: How often both sides poll while a command runs.
+#: Seconds between polls of both sides while a command runs.
 _LOOK_S = 0.15
-#: When to announce again: another client's announcement may have been removed together with this one.
+#: Seconds until a command is announced again: the cluster's side may have missed the first announcement.
 _AGAIN_S = 6.0
 _ALIVE_S = 5.0
-#: How long a store may be slow or away.
+#: Seconds for which a store may be slow or unreachable before the other side counts as gone.
 _SILENCE_S = 40.0
-#: How many unread objects may exist before the command has to wait.
+#: Number of unread objects at which the command has to wait.
 _AHEAD = 8
 
 
 class Sealed:
-    """The objects of one direction of one command. `way` is "in" or "out"."""
+    """The encrypted objects of one command in one direction. `way` is "in" or "out"."""
 
     def __init__(self, store: Store, run_id: str, key: str, name: str, way: str) -> None:
         self._store, self._run_id, self._key, self._way = store, run_id, bytes.fromhex(key), way
@@ -59,7 +59,7 @@ class Sealed:
         """Store the next object.
 
         Raises:
-            PacelineError: The store fails; the object stays the next one.
+            PacelineError: The store fails; the next call uses the same object name.
         """
         name = self._name(self.count)
         put(self._store, name, encrypted(json.dumps(messages).encode(), self._key, name))
@@ -90,7 +90,7 @@ class Sealed:
         return messages
 
     def refuse(self) -> None:
-        """Report that this Python can't encrypt."""
+        """Report to the client, by an empty object, that this Python can't encrypt."""
         put(self._store, self._name(0), b"")
 
     def is_full(self) -> bool:
@@ -101,7 +101,7 @@ class Sealed:
         return f"{self._top}/{self._way}_{number:06d}"
 
 
-#: How long to wait for the end of a refused command.
+#: Seconds to wait until the cluster's side has closed a refused command.
 _REFUSED_S = 5.0
 
 
@@ -145,7 +145,7 @@ class StoreChannel:
             self._look(messages)
             self._well_at = time.monotonic()
         except PacelineError:
-            # The store may be away for a moment; messages found before are not lost.
+            # Ignore a short failure of the store. Messages that were read before the failure are returned.
             if time.monotonic() - self._well_at > _SILENCE_S / 2:
                 raise
         self._looked_at = time.monotonic()
@@ -168,10 +168,10 @@ class StoreChannel:
         self._is_closed = True
         deadline = time.monotonic() + _REFUSED_S
         while self._is_refused and not self.is_over and time.monotonic() < deadline:
-            # The other side is closing too: a message would stay in the store until the run's end.
+            # Read until the other side has closed: a {"gone"} message would stay in the store until the run's end.
             self.receive()
             time.sleep(0.02)
-        # After the run's end the message would not be read.
+        # Send {"gone"} only while the run lives, since later no process would read the message.
         is_over = self.is_over or store.has_ended(self._folder)
         with contextlib.suppress(PacelineError, OSError):
             if not is_over:
@@ -190,7 +190,7 @@ class StoreChannel:
 
 
 class StoreListener:
-    """The cluster's side: a thread that relays between the store and the run's folder."""
+    """The cluster's side of channels, a thread that relays messages between the store and the run's folder."""
 
     def __init__(self, record: StoreRecord, folder: RunFolder, key: str) -> None:
         self._record, self._folder, self._key = record, folder, key
@@ -200,7 +200,7 @@ class StoreListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Report that the supervisor has ended, and remove everything."""
+        """Stop the thread, which ends all commands and closes their channels."""
         self._ended.set()
         self._thread.join(30)
 
@@ -231,7 +231,7 @@ class StoreListener:
         knock = _knock(self._folder.run_id)
         if get(store, knock) is None:
             return []
-        # Remove it before listing: later announcements are seen next time.
+        # Remove the announcement before listing commands, so that later announcements are seen next time.
         with contextlib.suppress(FileNotFoundError):
             remove(store, knock)
         new = [name for name in names(store, self._folder.run_id) if name not in self._seen]
@@ -240,7 +240,7 @@ class StoreListener:
 
 
 class _Relay:
-    """The relay of one command."""
+    """A relay of one command's messages between the store and the supervisor's files."""
 
     def __init__(self, store: Store, folder: RunFolder, key: str, name: str) -> None:
         self._store, self._run_id, self._name = store, folder.run_id, name
@@ -252,7 +252,7 @@ class _Relay:
         self._back: list[ExecMessage] = []
 
     def look(self) -> bool:
-        """Relay new messages. Return whether more may come."""
+        """Relay new messages. Return whether more messages may come."""
         try:
             while (messages := self._in.get()) is not None:
                 self._heard = time.monotonic()
@@ -285,7 +285,7 @@ class _Relay:
     def close(self) -> None:
         self._files.close()
         if self._is_over:
-            clear(self._store, self._run_id, self._name)  # the client is gone and won't
+            clear(self._store, self._run_id, self._name)  # the client is gone and can't remove the objects
         else:
             with contextlib.suppress(PacelineError, OSError):
                 self._out.put([])
@@ -312,11 +312,11 @@ def names(store: Store, run_id: str) -> list[str]:
 def clear(store: Store, run_id: str, name: str, *, keep: int | None = None) -> None:
     """Remove a command's objects.
 
-    keep: The number of an input object that the cluster has not read yet.
+    keep: The number of an input object to keep, which the cluster has not read yet; None to remove all.
     """
     top = f"{run_prefix(run_id)}/exec/{name}"
     kept = f"in_{keep:06d}" if keep is not None else None
-    with contextlib.suppress(Exception):  # the run's end removes it with all other objects
+    with contextlib.suppress(Exception):  # remaining objects are removed at the run's end
         if store.kind == "local":
             for path in store.local(top).iterdir():
                 if path.name != kept:

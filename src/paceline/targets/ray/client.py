@@ -1,10 +1,10 @@
 """A client of a Ray cluster's HTTP interface, with the standard library only: jobs, nodes, packages.
 
 Sources: https://docs.ray.io/en/latest/cluster/running-applications/job-submission/openapi.html, and
-ray/dashboard/modules/job/job_head.py for the rest. Tokens: `Authorization: Bearer`; status 401 without a token, 403 with a
+ray/dashboard/modules/job/job_head.py for the rest. Tokens: `Authorization: Bearer`; HTTP 401 without one, 403 with a
 wrong one (Ray 2.52 and later).
 
-All runs of a workspace share one query for jobs in some seconds:
+All runs of a workspace share a query for jobs for some seconds:
 
     <workspace>/engines/ray-<hash of the address>.json     {"told", "time", "jobs": {id: {...}}} or {"told", "error"}
 """
@@ -32,12 +32,12 @@ from paceline.targets.polling import answer, answers_dir
 from paceline.targets.ray.settings import RaySettings, token
 
 _TIMEOUT_S = 20.0
-#: Ray keeps packages in the memory of its head; its own limit is 512 MiB.
+#: Upper bound of a package's size. Ray keeps packages in the memory of its head, with a limit of 512 MiB.
 PACKAGE_BYTES = 256 << 20
 
 
 class UnreachableError(EngineError):
-    """The error that the cluster does not answer; its jobs may be fine."""
+    """The error that the cluster does not answer, which says nothing about its jobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class RayJob:
 
     Attributes:
         status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.
-        driver_host: Where it runs.
+        message, error_type: Ray's description of the state, and its name for the cause of a failure.
     """
 
     submission_id: str
@@ -69,8 +69,8 @@ class RayNode:
     """A node as Ray reports it.
 
     Attributes:
-        total: Amounts by resource name.
-        used: The same; empty if not queried or unknown.
+        total: Resource name -> amount that the node has.
+        used: Resource name -> amount in use; empty if not queried or unknown.
     """
 
     node_id: str
@@ -84,16 +84,16 @@ class RayNode:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an http:// or https:// address is that of this machine."""
+    """Return whether a URL's host is a loopback address of this machine."""
     return listening.is_loopback(urllib.parse.urlsplit(address).hostname or "")
 
 
 class RayClient:
-    """Calls to one cluster. Keeps no connection open."""
+    """A client of one cluster, which opens a connection for each call."""
 
     def __init__(self, settings: RaySettings) -> None:
         self._settings = settings
-        # The shell's proxy leads to other machines: it can't reach this one.
+        # Don't use the environment's proxy for a loopback address, which the proxy can't reach.
         own = [urllib.request.ProxyHandler({})] if is_loopback(settings.address) else []
         self._opener = urllib.request.build_opener(*own, _NoRedirects())
 
@@ -106,7 +106,7 @@ class RayClient:
     def submit(
         self, entrypoint: str, submission_id: str, runtime_env: Mapping[str, Any], metadata: Mapping[str, str]
     ) -> None:
-        """Start a job. Do nothing if its id exists."""
+        """Start a job. Do nothing if a job with this id exists."""
         body = {
             "entrypoint": entrypoint,
             "submission_id": submission_id,
@@ -116,7 +116,7 @@ class RayClient:
         try:
             self._call("POST", "/api/jobs/", body)
         except _AnswerError as error:
-            # The connection may have broken after the first request was received. Then Ray answers 500.
+            # If the connection broke after Ray had received an earlier request, Ray answers the repetition with 500.
             if "already exists" not in error.text and self.job(submission_id) is None:
                 raise
 
@@ -131,11 +131,11 @@ class RayClient:
         return None if found is None else RayJob.from_json(found)
 
     def stop(self, submission_id: str) -> None:
-        """Stop a job by SIGTERM, then SIGKILL. Do nothing if it has ended or is unknown."""
+        """Stop a job by SIGTERM, then SIGKILL. Do nothing if the job has ended or is unknown."""
         self._known("POST", f"/api/jobs/{quote(submission_id, safe='')}/stop")
 
     def logs(self, submission_id: str) -> str:
-        """Return the output of the job's entrypoint; "" if it is gone."""
+        """Return the output of a job's entrypoint; "" if Ray no longer has it."""
         try:
             return str(self._call("GET", f"/api/jobs/{quote(submission_id, safe='')}/logs").get("logs") or "")
         except _AnswerError:
@@ -149,7 +149,7 @@ class RayClient:
     def nodes(self, *, usage: bool = False) -> list[RayNode]:
         """Return the nodes that are alive or died recently.
 
-        usage: Also query the used resources, at the price of another request.
+        usage: Also query the used resources, which takes another request.
         """
         found = self._call("GET", "/api/v0/nodes?limit=10000&detail=1")
         listed = found.get("data", {}).get("result", {}).get("result") or []
@@ -173,7 +173,7 @@ class RayClient:
         return nodes
 
     def _usage(self) -> dict[str, dict[str, Any]]:
-        """Return {node id: {resource: (used, total)}}, a few seconds old."""
+        """Return {node id: {resource: (used, total)}}, which may be a few seconds old."""
         try:
             status = self._call("GET", "/api/cluster_status")["data"]["clusterStatus"]
             return dict(status["loadMetricsReport"]["usageByNode"])
@@ -193,7 +193,7 @@ class RayClient:
     # HTTP
 
     def _known(self, method: str, path: str) -> Any:
-        """Call as `_call`, but return None on HTTP 404."""
+        """Send a request like `_call`, but return None on HTTP 404."""
         try:
             return self._call(method, path)
         except _RefusedError as error:
@@ -202,11 +202,11 @@ class RayClient:
             raise
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
-        """Return the JSON of the answer; {} if it is empty.
+        """Send a request. Return the JSON of the answer; {} if the answer is empty.
 
         Raises:
-            UnreachableError: No connection, no answer in time, or HTTP 5xx.
-            TargetError: The cluster refuses.
+            UnreachableError: The connection fails, the answer takes too long, or its status is HTTP 5xx.
+            TargetError: The cluster refuses the request, or the answer is not JSON.
         """
         settings = self._settings
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
@@ -219,7 +219,7 @@ class RayClient:
                 text = answer.read()
         except urllib.error.HTTPError as error:
             with error:
-                # An error may be a whole HTML page.
+                # Limit the read: the body of an error may be a whole HTML page.
                 raise _refused(
                     settings, error.code, error.read(20_000).decode(errors="replace"), method, path
                 ) from None
@@ -243,14 +243,14 @@ class RayClient:
             headers[name] = _from_place(self._settings.name, name, value)
         named = {name.lower() for name in headers}
         if (secret := token(self._settings)) is not None:
-            # A proxy may consume Authorization: Ray accepts the second header too.
+            # If the proxy uses the header Authorization, send X-Ray-Authorization, which Ray accepts too.
             name = "X-Ray-Authorization" if "authorization" in named else "Authorization"
             headers[name] = f"Bearer {secret}"
         return headers
 
 
 class _AnswerError(PacelineError):
-    """The error of an HTTP status, with the cluster's text."""
+    """The error that the cluster answered with an HTTP error status. It has the cluster's text."""
 
     def __init__(self, message: str, status: int, text: str) -> None:
         super().__init__(message)
@@ -295,7 +295,7 @@ def _refused(settings: RaySettings, status: int, text: str, method: str, path: s
 
 
 def _last_line(text: str) -> str:
-    """Return the last line of a traceback from Ray, which has the error."""
+    """Return the last line of a text from Ray. In a traceback, this line has the error."""
     lines: Sequence[str] = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1].rstrip(".")[:500] if lines else ""
 
@@ -312,7 +312,7 @@ def _from_place(target: str, header: str, value: str) -> str:
 
 
 def send_library(client: RayClient, library_dir: Path) -> str:
-    """Upload `library_dir`'s Paceline unless the cluster has it. Return the URI of its package."""
+    """Upload the Paceline in `library_dir` unless the cluster has this version. Return the URI of the package."""
     # The content determines the name, so only the first run of a version packs and sends it.
     name = f"_ray_pkg_{library_digest(library_dir)[:16]}.zip"
     if not client.has_package(name):
@@ -324,14 +324,14 @@ def send_library(client: RayClient, library_dir: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Jobs:
-    """The cluster's answer. `time` is when it was queried, in seconds since the epoch."""
+    """The jobs in an answer of the cluster. `time` is the time of the query in seconds since the epoch."""
 
     time: float
     jobs: dict[str, RayJob] = field(default_factory=dict)
 
 
 def all_jobs(workspace_dir: Path, address: str, ask: Callable[[], list[RayJob]], prefix: str) -> Jobs:
-    """Return the jobs whose ids begin with `prefix`, at most `FRESH_S` old.
+    """Return the jobs whose ids begin with `prefix`, from an answer that is at most `FRESH_S` old.
 
     Raises:
         UnreachableError: The cluster did not answer the last query.
@@ -344,7 +344,7 @@ def all_jobs(workspace_dir: Path, address: str, ask: Callable[[], list[RayJob]],
 
 
 def _asked(ask: Callable[[], list[RayJob]], prefix: str) -> dict[str, object]:
-    # The time before the call: the answer may lack events during the call.
+    # Use the time before the call, since the answer may lack events during the call.
     asked = time.time()
     try:
         jobs = {job.submission_id: asdict(job) for job in ask() if job.submission_id.startswith(prefix)}

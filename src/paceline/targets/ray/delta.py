@@ -1,9 +1,9 @@
-"""Changes of a run's folder as a sequence of parts, for a store of immutable objects.
+"""Record changes of a run's folder as a sequence of parts, for a store of immutable objects, and replay them.
 
 A part is a list of frames (`paceline.remote.wire`) with the changes of `paceline.remote.replica.changes`. The last part is
-{"over": true}. Nothing is stored twice: logs travel as appended pieces.
+{"over": true}. No data is stored twice: of a log, each part has only the new bytes.
 
-A record never precedes changes that were there when it was read; the end of the run is in the last part but one.
+A run's record follows all changes that preceded its reading. The final record is in the last part but one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DeltaRecorder:
     def __init__(self, top: Path, part_bytes: int = 16 << 20) -> None:
         self._top, self._part_bytes = os.fspath(top), part_bytes
         self._changes = Changes(self._top, {})
-        #: A pass over the user's files, which may take many parts; and whether it began after all changes had ended.
+        #: A pass over the user's files, which may take many parts, and whether it began after the last change.
         self._pass: Iterator[Frame | None] | None = None
         self._pass_is_final = False
 
@@ -36,9 +36,9 @@ class DeltaRecorder:
         self._changes.skip([*small_names(self._top), RECORD])
 
     def part(self, *, is_final: bool = False) -> bytes | None:
-        """Return the changes since the last part, or a piece of them; None without changes.
+        """Return a part with changes since the last part, limited by `part_bytes`; None without changes.
 
-        is_final: Nothing changes any more. Then None means that everything is recorded, the run's end last.
+        is_final: Whether the files no longer change. Then None means that all changes are recorded, the run's end last.
         """
         record = self._record()  # read first: later changes may be newer than the record, never older
         pieces = [frame(*found) for found in self._changes.small(small_names(self._top))]
@@ -62,7 +62,7 @@ class DeltaRecorder:
         size = sum(map(len, pieces))
         while True:
             if self._pass is None:
-                # The run's folder there is removed, so fetch the script's working directory too.
+                # The run's folder on the cluster will be removed, so record the script's working directory too.
                 folders = (*LARGE, WORK) if is_final else LARGE
                 self._pass, self._pass_is_final = self._changes.large(is_final, folders), is_final
             for found in self._pass:
@@ -77,21 +77,21 @@ class DeltaRecorder:
 
 
 def end_part() -> bytes:
-    """Return the last part."""
+    """Return the last part of a sequence, {"over": true}."""
     return frame({"over": True})
 
 
 def ends(part: bytes) -> bool:
-    """Return whether this is the last part.
+    """Return whether a part is the last part of its sequence.
 
     Raises:
-        ValueError: It is not a valid part.
+        ValueError: The part is invalid.
     """
     return any(header.get("over") for header, _ in Frames().feed(part))
 
 
 def replay(part: bytes, replica: Replica) -> bool:
-    """Apply a part to a run's folder. Return whether it was the last.
+    """Apply the changes in a part to a run's folder. Return whether it was the last part.
 
     Raises:
         ValueError: The part is invalid, or has a forbidden change.

@@ -11,13 +11,13 @@ from paceline.job.plan import node_sizes
 from paceline.system.names import some
 from paceline.targets.ray.settings import RaySettings
 
-#: Ray's resolution of amounts.
+#: Resolution of Ray's resource amounts.
 _EPSILON = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeResources:
-    """A living node. `free` is None if unknown."""
+    """The total and free resources of a living node. `free` is None if unknown."""
 
     name: str
     total: Mapping[str, float]
@@ -30,7 +30,7 @@ class NodeResources:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterDemand:
-    """Resources for each node of a run by node rank, large bundles first."""
+    """The resources (bundle) that a run needs on each node, by node rank, large bundles first."""
 
     bundles: tuple[Mapping[str, float], ...] = field(default_factory=tuple)
 
@@ -47,7 +47,7 @@ class ClusterDemand:
         return f"{large} nodes with {amounts(first)} and {count - large} with {amounts(last)}"
 
     def fits(self, nodes: Sequence[Mapping[str, float]]) -> bool:
-        """Return whether enough different nodes have the resources of one bundle each.
+        """Return whether the nodes can hold all bundles, each on a different node.
 
         There are at most two sizes, and nodes for the large one also hold the small one: so counting suffices.
         """
@@ -70,7 +70,7 @@ def demand_of(job: Job, settings: RaySettings) -> ClusterDemand:
 
 
 def too_large(demand: ClusterDemand, nodes: Sequence[NodeResources]) -> str | None:
-    """Return why these nodes can't hold the demand even if idle, or None if they can."""
+    """Return why these nodes can't hold the demand even if idle, or None if they can hold it."""
     if demand.fits([node.total for node in nodes]):
         return None
     names = list(demand.bundles[0])

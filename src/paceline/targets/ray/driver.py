@@ -1,8 +1,8 @@
-"""`python .../driver.py`: a process beside the supervisor that holds a placement group for it.
+"""A program, `python .../driver.py`, that holds a placement group for the supervisor that started it.
 
-The only module that loads Ray. It runs under the cluster's interpreter with the cluster's PYTHONPATH, is started by its path,
+Only this module loads Ray. It runs in the cluster's interpreter with the cluster's PYTHONPATH, is started by its path,
 and imports nothing else of Paceline. Standard input has a request as one line of JSON; standard output reports events as
-lines of JSON. It returns everything and ends when standard input ends or has another line, so it never outlives its
+lines of JSON. It returns its nodes and ends when standard input ends or has another line, so it never outlives its
 supervisor.
 
     {"bundles": [{"CPU": 2}, ...], "name": ..., "port": ..., "token": ...}   the request. "host": where nodes connect to,
@@ -33,20 +33,20 @@ import time
 from typing import Any
 
 _WAIT_S = 1.0
-#: Ray frees returned resources with a delay: how long to wait for more nodes.
+#: Seconds to wait for more nodes, since Ray frees returned resources with a delay.
 _SETTLE_S = 3.0
-#: After this, chosen nodes without a bundle count as taken or lost.
+#: Seconds after which chosen nodes without a bundle count as used by others or lost.
 _PLACE_S = 5.0
-#: How long Ray may list a lost node as alive: its health checks take a minute.
+#: Seconds for which Ray may list a lost node as alive, since its health checks take a minute.
 _AVOID_S = 90.0
 #: Modules that take a quarter of the time of `import ray` and are not used here.
 _LOADED_ON_USE = ("requests", "jsonschema")
 
 
 def hold(host: str, port: int, token: str, rank: int) -> str:
-    """Run an agent on a node, in a Ray worker process. Return how it ended.
+    """Run an agent on a node, in a Ray worker process. Return a text on how the agent ended.
 
-    Sent by value: the node has no Paceline.
+    Ray sends this function by value, since the node has no Paceline.
     """
     import contextlib
     import importlib
@@ -83,7 +83,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
         link = socket.create_connection((host, port), timeout=20)
         link.settimeout(None)
         link.sendall(json.dumps(told).encode() + b"\n")
-        # If Ray ends this worker, for example for memory, the agent and everything below it ends too.
+        # If Ray kills this worker, for example for memory, the kernel kills the guardian, and then the agent ends.
         die_with_ray = f"import ctypes,os;ctypes.CDLL(None).prctl(1,9,0,0,0);os.getppid()=={os.getpid()} or os._exit(1)"
         words = [
             *(sys.executable, "-S", "-c"),
@@ -99,7 +99,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
 
 
 class Driver:
-    """The holder of one placement group. `say` reports events."""
+    """A holder of one placement group. `say` is a callback for events."""
 
     def __init__(self, ray: Any, request: dict[str, Any], say: Any) -> None:
         self._ray = ray
@@ -136,7 +136,7 @@ class Driver:
             self._tell_spare(set(homes.values()))
             for reference in self._ray.wait(list(ranks), timeout=_WAIT_S)[0]:
                 self._say({"is": "ended", "rank": ranks.pop(reference), "why": self._why(reference)})
-            # If a node dies before its task starts, the task waits forever: Ray looks for another node.
+            # Check the nodes too: if a node dies before its task starts, the task waits forever for another node.
             alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
             for reference, rank in list(ranks.items()):
                 if homes[rank] not in alive:
@@ -148,7 +148,7 @@ class Driver:
         groups = importlib.import_module("ray.util.placement_group")
         self._group = groups.placement_group(bundles, strategy="STRICT_SPREAD", name=self._request["name"])
         begun = told = time.monotonic()
-        # Ray's wait takes whole seconds only.
+        # Poll, since Ray's `wait` accepts whole seconds only.
         while not self._group.wait(0):
             now = time.monotonic()
             time.sleep(0.005 if now - begun < _WAIT_S else 0.2)
@@ -164,7 +164,7 @@ class Driver:
     def _place_some(self) -> list[dict[str, float]]:
         """Return as many bundles as nodes are free now, at least `least`, once they are placed.
 
-        Each is bound to a chosen node: Ray might choose nodes whose loss it has not detected.
+        Each bundle is bound to a chosen node, since Ray might choose nodes whose loss it has not detected.
         """
         wanted, least = self._request["bundles"], self._request["least"]
         since = told = time.monotonic()
@@ -176,7 +176,7 @@ class Driver:
                     return placed
                 since = time.monotonic()
             elif now - since > _SETTLE_S and len(found) < least:
-                # Queue it in Ray: autoscaling clusters react to the queue.
+                # Queue the minimum in Ray, since autoscaling clusters react to Ray's queue.
                 if (placed := self._place(wanted[:least], 2 * _PLACE_S)) is not None:
                     return placed
                 since = time.monotonic() - _SETTLE_S
@@ -187,7 +187,7 @@ class Driver:
 
     def _holding(self, bundle: dict[str, float], but: Any = ()) -> list[str]:
         """Return addresses of nodes with room for a bundle, except those in `but` and nodes to avoid."""
-        # By id: a lost node that returns has a new id.
+        # Compare ids: a lost node that returns has a new id.
         avoid = self._request.get("avoid", []) if time.monotonic() - self._begun < _AVOID_S else []
         return [
             node["address"]
@@ -205,7 +205,7 @@ class Driver:
                 self._say({"is": "spare", "count": count})
 
     def close(self) -> None:
-        """Return everything."""
+        """Return the placement group to Ray, and disconnect."""
         if self._group is not None:
             self._ray.util.remove_placement_group(self._group)
         self._ray.shutdown()
@@ -239,7 +239,7 @@ def main() -> int:
     # Running by path puts this folder on sys.path, where its modules could shadow those of Ray.
     if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]
-    # A stop of the Ray job signals all of its processes. The supervisor needs the nodes during the workers' grace period;
+    # Ray signals all processes of a stopped job. The supervisor needs the nodes during the workers' grace period;
     # this process ends with the supervisor.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -272,7 +272,7 @@ def main() -> int:
         if not request:
             return 0
         ray.init(address=os.environ.get("RAY_ADDRESS") or "auto", log_to_driver=False, configure_logging=False)
-        # Ray has installed its own handler.
+        # Ignore SIGTERM again, since ray.init has installed a handler.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         say({"is": "connected", "python": sys.executable, "version": ray.__version__})
         held["driver"] = Driver(ray, request, say)

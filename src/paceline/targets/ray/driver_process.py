@@ -1,4 +1,4 @@
-"""Start the driver process, or adopt the one that the job's script has started.
+"""Start the driver process, or adopt the driver that the job's script has started.
 
 Loading Ray is the slowest step before a run's first line, so the script starts the first driver in parallel with the
 supervisor. The supervisor inherits its pipes as open files:
@@ -21,7 +21,7 @@ from typing import BinaryIO
 from paceline.errors import TargetError
 from paceline.system import processes
 
-#: The pid of the running driver. The first user removes the variable.
+#: The environment variable with the pid of the running driver. The process that adopts the driver removes it.
 DRIVER_VARIABLE = "PACELINE_RAY_DRIVER"
 READS, SAYS = 3, 4
 _END_S = 6.0
@@ -43,7 +43,7 @@ class DriverProcess:
             self.reads.flush()
 
     def end(self) -> None:
-        """Let the driver return everything and end, and wait for its end."""
+        """Let the driver return its nodes and end, and wait for its end."""
         # Other processes hold the first driver's pipe open, so closing it is not enough.
         self.tell(b"end")
         with contextlib.suppress(OSError):
@@ -73,7 +73,7 @@ def driver_path(library_dir: Path) -> Path:
 
 
 def _adopted() -> DriverProcess | None:
-    # Remove it: a second attempt, or a nested run, starts its own driver.
+    # Remove the variable, so that a second attempt or a nested run starts its own driver.
     pid = os.environ.pop(DRIVER_VARIABLE, "")
     try:
         if not pid or not processes.is_alive(int(pid)):
@@ -97,7 +97,7 @@ def _started(ray_python: str, library_dir: Path) -> DriverProcess:
             stdout=subprocess.PIPE,
             env=environment,
             cwd="/",
-            # Signals to the supervisor's group must not reach it; the supervisor ends it by a message.
+            # Signals to the supervisor's group must not reach the driver, which the supervisor ends by a message.
             start_new_session=True,
         )
     except OSError as error:

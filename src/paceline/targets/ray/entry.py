@@ -1,4 +1,4 @@
-"""The entrypoint of a Ray job: a shell script that finds its interpreters and starts the run's supervisor.
+"""The entrypoints of Ray jobs: shell scripts that find the interpreters and start a run's supervisor.
 
 Ray runs the script in the environment of `ray start` on the head, which may have no Python on the PATH. The interpreter that
 has Ray is found in the command line of the raylet, an ancestor of the script.
@@ -16,7 +16,7 @@ from paceline.targets.ray.driver_process import DRIVER_VARIABLE, READS, SAYS
 
 #: Ray's interpreter, with which the supervisor starts the driver.
 RAY_PYTHON_VARIABLE = "PACELINE_RAY_PYTHON"
-#: This node's address in Ray; unset if Ray does not report it.
+#: The address in Ray of the node that runs the script; "" if the script can't find it.
 ADDRESS_VARIABLE = "PACELINE_RAY_ADDRESS"
 #: The folder with `paceline`, as the cluster sees it.
 LIBRARY_VARIABLE = "PACELINE_RAY_LIBRARY"
@@ -80,7 +80,7 @@ def shared_entrypoint(run_dir: Path, library_dir: Path, python: str) -> str:
 def controller_entrypoint(run_dir: Path, library_dir: Path, python: str, token_variable: str | None) -> str:
     """Return the script that runs a sweep's controller on the cluster's head.
 
-    token_variable: Variable that trials read the cluster's token from; Ray itself uses another.
+    token_variable: The variable from which trials read the cluster's token; None if they use RAY_AUTH_TOKEN.
     """
     run, library = shlex.quote(str(run_dir)), shlex.quote(str(library_dir))
     token = f'export {token_variable}="${{{token_variable}:-$RAY_AUTH_TOKEN}}"\n' if token_variable else ""
@@ -108,7 +108,7 @@ def travel_entrypoint(run_id: str, python: str | None, request: str) -> str:
 
 
 def examine_entrypoint(request: str) -> str:
-    """Return the script that holds nodes for `paceline compute doctor`, in a package as `travel_entrypoint`.
+    """Return the script that holds nodes for `paceline compute doctor`. It runs in the package with `paceline`.
 
     request: A line for the driver.
     """

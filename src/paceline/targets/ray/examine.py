@@ -32,10 +32,10 @@ _ASK_S = 1.0
 
 @contextlib.contextmanager
 def examined(client: RayClient, settings: RaySettings, bundles: list[dict[str, float]]) -> Iterator[list[Link]]:
-    """Open a link to as many nodes as there are bundles, held by a job of their own.
+    """Open links to as many nodes as there are bundles, held by a separate Ray job.
 
     Raises:
-        TargetError: Ray provides no nodes, or they can't reach this machine.
+        EngineError: Ray provides no nodes, or the nodes can't reach this machine.
     """
     from paceline.targets.ray.allocate import open_links
 

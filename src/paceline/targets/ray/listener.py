@@ -1,4 +1,4 @@
-"""Listen for the tasks on a placement group's nodes, which authenticate with the run's token."""
+"""Listen for connections of tasks on a placement group's nodes, which authenticate with a token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Taken:
 
 
 class Reception:
-    """A listening port for tasks.
+    """A listening port to which tasks of a placement group connect.
 
     `taken` maps node ranks to connections; tasks need `port` and `token`.
 
@@ -61,12 +61,12 @@ class Reception:
         listening.accept_each(self._listener, self._greet, lambda: self._closed)
 
     def _greet(self, sock: socket.socket) -> None:
-        """Accept a connection with the token; close any other."""
+        """Accept a connection that sends the token. Close any other connection."""
         try:
             sock.settimeout(_HELLO_S)
             told = json.loads(_read_line(sock))
             rank = int(told["rank"])
-            # Anybody may connect, so the token decides; compare in constant time.
+            # Any process may connect, so check the token, in constant time.
             if not hmac.compare_digest(str(told["token"]).encode(), self.token.encode()):
                 raise ValueError
             # From here on the link sets its own timeouts.
@@ -82,7 +82,7 @@ class Reception:
 
 
 def _read_line(sock: socket.socket) -> bytes:
-    """Read exactly one line: the following bytes are for the agent."""
+    """Read exactly one line, since the following bytes are for the link."""
     line = b""
     while not line.endswith(b"\n"):
         # Byte by byte: bytes beyond the line could not be pushed back.

@@ -49,16 +49,16 @@ from paceline.targets.ray.store_objects import decrypted, encrypted, exists, get
 #: Files for the submitting machine only, or sent by other means.
 _NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json", "secrets.json", "exec_key"})
 _LOOK_S = 1.0
-#: How long to wait for the last part: readers don't return to a run that has ended.
+#: Seconds to wait for the last part after the final record: readers don't return to an ended run.
 _END_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ticket:
-    """The location of a run for its job on the cluster. Credentials are names of places, never values.
+    """The location of a run for its job on the cluster. Credentials are names of variables or files, never values.
 
     Attributes:
-        start_sha256: Of `start.tar.gz`, in hexadecimal: writers of the datastore must not replace the job.
+        start_sha256: SHA-256 of `start.tar.gz`, in hexadecimal, so that writers of the datastore can't replace the job.
         snapshot_sha256: Of the snapshot's files (`tree_sha256`), for the same reason; None without a snapshot.
         key: Decrypts the run's secrets, in hexadecimal; None without secrets.
         exec_key: Signs changes and encrypts messages of `paceline exec`, in hexadecimal.
@@ -103,7 +103,7 @@ def snapshot_name(snapshot_id: str) -> str:
 def send_run(
     settings: RaySettings, client: RayClient, folder: RunFolder, library_dir: Path
 ) -> tuple[str, dict[str, object]]:
-    """Put a run into the datastore. Return the job's script and runtime environment.
+    """Store a run in the datastore. Return the script and runtime environment of its Ray job.
 
     Raises:
         DataError, TransferError: The datastore can't be written; a file that the job names is missing here or can't be sent;
@@ -166,10 +166,10 @@ def sealed_name(run_id: str) -> str:
 
 
 def unsealed(store: Store, run_id: str, key: str) -> dict[str, str]:
-    """Return the values that `_seal` has stored, and remove them from the store.
+    """Return the secrets that `_seal` has stored, and remove them from the store.
 
     Raises:
-        TargetError: They are missing or were changed.
+        TargetError: The secrets are missing or were changed.
     """
     name = sealed_name(run_id)
     data = get(store, name)
@@ -229,9 +229,9 @@ def _pack_run(folder: RunFolder, workspace: Path, path: Path, carried: dict[str,
 
 
 def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
-    """Update the run's folder here, at most once a second, in one process at a time.
+    """Update the run's folder here from the datastore, at most once a second, in one process at a time.
 
-    Return whether another process is at it, so that more may come.
+    Return whether another process is updating it, so that more changes may come.
 
     Raises:
         DataError, TransferError: The datastore can't be read.
@@ -313,7 +313,7 @@ def _unsigned(store: Store, folder: RunFolder, number: int, signed: bytes) -> by
 
 
 def _next_part(store: Store, folder: RunFolder, told: Mapping[str, Any]) -> bytes | None:
-    """Return the next part if it is stored. Wait briefly for the last one, which follows the record's end."""
+    """Return the next part, or None if it is not stored. Wait briefly for the last part, after the final record."""
     deadline = time.monotonic() + _END_S
     while True:
         part = get(store, part_name(folder.run_id, told["next"]))
@@ -327,7 +327,7 @@ def _has_end(folder: RunFolder) -> bool:
 
 
 def _name_canceler(folder: RunFolder) -> None:
-    """Add who canceled the run: on the cluster a cancellation is only a signal."""
+    """Add the canceling user to the run's record, since the cluster only sees a signal."""
     state, request = read_json(folder.state) or {}, read_json(folder.cancel_request) or {}
     if state.get("status") != states.CANCELED:
         return

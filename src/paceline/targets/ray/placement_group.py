@@ -1,4 +1,4 @@
-"""A driver that holds a placement group for a supervisor, and the port to which its nodes connect.
+"""Hold a placement group for a supervisor, with a driver and a port to which the group's nodes connect.
 
 supervisor ── driver (has Ray) ~~ Ray ~~> task on each node ── agent │ listens  <──────────────────────────────── connects
 ──────┘
@@ -22,22 +22,22 @@ from paceline.targets.ray.demand import ClusterDemand, NodeResources, too_large,
 from paceline.targets.ray.driver_process import DriverProcess, driver_process
 from paceline.targets.ray.listener import Reception, Taken
 
-#: Time for Ray to start a task's process, which takes seconds on a busy machine.
+#: Seconds for Ray to start a task's process, which takes seconds on a busy machine.
 _TASK_S = 90.0
 _TICK_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRequest:
-    """The nodes to hold.
+    """The parameters of a placement group to hold.
 
     Attributes:
         ray_python: An interpreter that has Ray.
-        python: For scripts that name none. If None, `submitter` where all nodes have it, else Ray's.
-        patience_s: How long to wait if the cluster is too small; None without limit, for autoscaling clusters.
+        python: The interpreter for scripts that name none. If None, `submitter` if all nodes have it, else Ray's.
+        patience_s: Seconds to wait if the cluster is too small; None for no limit, for autoscaling clusters.
         silence_s: As in `Link.open`.
-        address: This node's, as others see it; "" if only Ray knows it.
-        least: How many nodes suffice for an elastic run.
+        address: This node's address for other nodes; "" if only Ray knows it.
+        least: The minimum of nodes of an elastic run; None if the run needs all nodes.
         avoid: Ray's ids of nodes that were just lost.
     """
 
@@ -62,7 +62,7 @@ class GroupRequest:
 
 
 class LostError(EngineError):
-    """The error that a node was lost before the run held it."""
+    """The error that a node was lost before the run held all of its nodes."""
 
 
 class Holding:
@@ -75,7 +75,7 @@ class Holding:
         self._failed: str | None = None
         self._placed = False
         self._count = len(asked.demand.bundles)
-        #: Further nodes that an elastic run could have.
+        #: Number of further nodes that an elastic run could get.
         self.spare = 0
         self._closed = False
         self._text = "waits for Ray"
@@ -94,7 +94,7 @@ class Holding:
         threading.Thread(target=self._read, name="paceline-ray-driver", daemon=True).start()
 
     def wait(self, waiting: Waiting) -> dict[int, Taken] | None:
-        """Return the connections of all nodes by rank, or None once `waiting` gives up.
+        """Return the connections of all nodes by rank, or None once `waiting` returns True.
 
         Raises:
             LostError: A node has died.
@@ -104,7 +104,7 @@ class Holding:
         placed_at: float | None = None
         # An elastic run's number of nodes is known after placement.
         while len(self._reception.taken) < self._count or (self._asked.least is not None and not self._placed):
-            # Clear it before reading events: later news set it again, and the wait below returns at once.
+            # Clear the event before reading messages: later ones set it again, and the wait below returns at once.
             self._news.clear()
             self._hear()
             if self._lost:

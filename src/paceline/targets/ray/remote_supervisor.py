@@ -1,4 +1,4 @@
-"""`python -m paceline.targets.ray.remote_supervisor TICKET`: supervise a run on a cluster without a shared folder.
+"""A program that supervises a run on a cluster without a shared folder (`python -m ... TICKET`).
 
 Fetches the run from the datastore into a workspace of its own, starts the supervisor there, and stores changes of the run's
 folder in parts until the supervisor has ended.
@@ -33,7 +33,7 @@ from paceline.targets.ray.store_objects import get, put, tree_sha256, unpack
 
 _TICK_S = 0.1
 _PART_S = 1.0
-#: How long to retry the store at the end before giving up the run's files.
+#: Seconds to retry a failing store at the run's end, before the run's last files are lost.
 _PATIENCE_S = 120.0
 
 
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 def _fetch(store: Store, ticket: Ticket, top: Path) -> RunFolder:
-    """Return the run's folder, in a workspace of its own at `top`."""
+    """Fetch the run from the store into a new workspace at `top`. Return the run's folder."""
     shutil.rmtree(top, ignore_errors=True)
     top.mkdir(parents=True, mode=0o700)
     folder = RunFolder(top / "runs" / ticket.run_id)
@@ -132,7 +132,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
 
 
 def _let_go_of_driver() -> None:
-    """Close the driver's pipes here: they have to end with the supervisor."""
+    """Close the driver's pipes in this process, so that only the supervisor keeps them open."""
     if os.environ.pop(DRIVER_VARIABLE, None):
         for fd in (READS, SAYS):
             os.close(fd)
@@ -155,9 +155,9 @@ def _insist(journal: _Journal, deadline: float) -> None:
 
 
 class _Journal:
-    """A queue of parts for the store.
+    """A queue of parts that wait to be stored.
 
-    key: Signs them.
+    key: The key that signs the parts, in hexadecimal.
     """
 
     def __init__(self, store: Store, run_id: str, key: str) -> None:

@@ -49,7 +49,7 @@ OPTIONS = (
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+): *(.*)")
-#: Headers with secrets: settings may only name the place of the value.
+#: Names of headers with secrets, for which settings may only name a variable, not the value.
 _SECRET = re.compile(r"auth|cookie|token|key|secret|password", re.IGNORECASE)
 _DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 #: Variables that Ray reads, https://docs.ray.io/en/latest/ray-security/token-auth.html
@@ -61,8 +61,8 @@ class RaySettings:
     """The settings of a Ray target.
 
     Attributes:
-        resources: Amounts per node, by Ray's names.
-        datastore: None with a shared folder.
+        resources: Ray's resource name -> amount per node.
+        datastore: The datastore through which runs travel; None with a shared folder.
     """
 
     name: str
@@ -124,10 +124,10 @@ def own_folder() -> str:
 
 
 def token(settings: RaySettings) -> str | None:
-    """Return the cluster's token from the configured file or variable, else from Ray's own places, or None.
+    """Return the cluster's token from the configured file or variable, else from Ray's defaults, or None.
 
     Raises:
-        TargetError: The configured place has no token.
+        TargetError: The configured variable or file has no token.
     """
     title = f"compute target {settings.name!r}"
     if settings.token_env is not None:
@@ -150,7 +150,7 @@ def _token_in(path: str, title: str) -> str:
             text = file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise TargetError(f"{title}: its token can't be read from {path!r}: {error}. Put the token there.") from error
-    # It goes into an HTTP header: one line of ASCII.
+    # The token goes into an HTTP header, so it must be one word of ASCII.
     if not text or not text.isascii() or len(text.split()) != 1:
         raise TargetError(f"{title}: {path!r} holds no token: one word of ASCII. `ray get-auth-token` prints yours.")
     return text

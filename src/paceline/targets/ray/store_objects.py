@@ -1,4 +1,4 @@
-"""The objects of a datastore through which runs travel: stored whole, encrypted, packed and checked."""
+"""Read and write objects of a datastore through which runs travel; encrypt, unpack and check them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.errors import TargetError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-#: For AES-GCM (NIST SP 800-38D).
+#: Bytes of an AES-GCM nonce (NIST SP 800-38D).
 _NONCE_BYTES = 12
 
 
@@ -68,7 +68,7 @@ def unpack(data: bytes, folder: Path) -> None:
     Raises:
         TargetError: A name or a link leads outside, or an entry is not a file, folder or link.
     """
-    # Checked here, not by filter="data": early releases of Python 3.10 lack it, and it drops permissions.
+    # Check entries here instead of by filter="data", which early Python 3.10 lacks and which drops permissions.
     options: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
     linked = []
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
@@ -79,7 +79,7 @@ def unpack(data: bytes, folder: Path) -> None:
             archive.extract(member, folder, **options)
             if member.issym():
                 linked.append(member)
-    # No file was written through a link.
+    # `_wrong_with` prevents writes through links, so it is enough to check here where the links lead.
     top = os.path.realpath(folder)
     for member in linked:
         if not f"{os.path.realpath(folder / member.name)}/".startswith(f"{top}/"):
@@ -92,7 +92,7 @@ def unpack(data: bytes, folder: Path) -> None:
 def tree_sha256(folder: Path) -> str:
     """Return a hash of a folder's names, contents, links and executable bits, in hexadecimal.
 
-    Not of the archive, since any run may create the archive that all runs of a snapshot share.
+    The archive itself is not hashed, since any run may create the archive that all runs of a snapshot share.
     """
     digest = hashlib.sha256()
     top = os.path.realpath(folder)
@@ -173,7 +173,7 @@ def can_encrypt() -> bool:
 
 
 def _cipher(key: bytes) -> AESGCM:
-    # Imported here: only runs with secrets and `paceline exec` need it.
+    # Imported here because only runs with secrets and `paceline exec` need `cryptography`.
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:

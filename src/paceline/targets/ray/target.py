@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from paceline.targets.ray.allocate import RayNodes
 
 _PREFIX = "paceline-"
-#: The canceler of a run whose job was stopped: Ray does not know the user.
+#: Recorded as canceling user of a run whose Ray job was stopped, since Ray does not know the user.
 _BY_RAY = "Ray (ray job stop)"
-#: How long Ray may list a lost node as alive: its health checks take a minute.
+#: Seconds for which Ray may list a lost node as alive, since its health checks take a minute.
 _AVOID_S = 90.0
-#: Time beyond the workers' grace period before Ray kills a job that it stops (its default is 3 s).
+#: Seconds after the workers' grace period until Ray kills a stopped job.
 _STOP_S = 20
 #: Ray's reason for a job's failure -> cause of the run's failure. ray/dashboard/modules/job/common.py, JobErrorType
 _CAUSES = {
@@ -64,7 +64,7 @@ class RayTarget:
     def __init__(self, name: str = "ray", settings: SettingValues | None = None) -> None:
         self.settings: RaySettings = read_settings(name, settings or {})
         self._client = RayClient(self.settings)
-        #: The run's current or last nodes; and Ray's ids of lost nodes -> time of the loss.
+        #: The run's current or last nodes; and {Ray's id of a lost node: time when the loss was noted}.
         self._held: RayNodes | None = None
         self._avoided: dict[str, float] = {}
 
@@ -82,7 +82,7 @@ class RayTarget:
     def preview(self, job: Job) -> Preview:
         demand = demand_of(job, self.settings)
         alive = [node for node in self._client.nodes() if node.is_alive]
-        # Nodes that can hold a bundle first: they are the likely ones.
+        # Show nodes that can hold a bundle first, since Ray will choose among them.
         alive.sort(key=lambda node: not ClusterDemand(bundles=demand.bundles[:1]).fits([node.total]))
         nodes = []
         count = max(job.least_nodes, min(job.node_count, len(alive))) if job.node_range else job.node_count
@@ -93,17 +93,17 @@ class RayTarget:
         return Preview(nodes=tuple(nodes), ports=preview_ports(job))
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Do nothing: the placement group is the position in Ray's queue."""
+        """Do nothing, because a run queues in Ray by its placement group."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         folder = RunFolder(run_dir)
         told: dict[str, Any] = {
             **{"engine": "ray", "job_id": f"{_PREFIX}{folder.run_id}", "address": self.settings.address},
-            # Ray never requeues a job: a signal means that somebody stops it.
+            # Ray never requeues a job, so SIGTERM means that a user stops the job.
             **{"sigterm": "cancel", "by": _BY_RAY},
             **({} if self.settings.is_shared else {"mirrored": True}),
         }
-        # Write it before the submission: readers of the record then know which engine to query.
+        # Write the file before the submission, so that readers of the record know which engine to query.
         write_json(folder.engine, {**told, "time": time.time()})
         if self.settings.is_shared:
             script = shared_entrypoint(run_dir, library_dir, python)
@@ -134,7 +134,7 @@ class RayTarget:
         """Submit a sweep's controller, as a job without resources on the cluster's head."""
         self.check_controller()
         folder = RunFolder(run_dir)
-        # Ray keeps ended jobs: a resumed controller needs a new name.
+        # Ray keeps ended jobs, so a resumed controller needs a new job id.
         job_id = f"{_PREFIX}{folder.run_id}-{time.time_ns() // 1_000_000}"
         told = {"engine": "ray", "job_id": job_id, "address": self.settings.address}
         write_json(folder.engine, {**told, "time": time.time()})
@@ -144,7 +144,7 @@ class RayTarget:
 
     def release(self, run_dir: Path) -> None:
         if RAY_PYTHON_VARIABLE in os.environ or not RunFolder(run_dir).engine.exists():
-            return  # the job itself, which ends with this process; or it does not exist
+            return  # this process is in the job, which ends with it; or the job does not exist
         with contextlib.suppress(TargetError, EngineError):
             self._client.stop(f"{_PREFIX}{RunFolder(run_dir).run_id}")
 
@@ -172,7 +172,7 @@ class RayTarget:
 
             remove_sealed(self.settings, folder)
             write_json(folder.engine, {**told, "has_secrets": False})
-        # Another process may be fetching the end of the run, for minutes if outputs are large.
+        # Another process may be fetching the run's last files, for minutes if outputs are large.
         return JobStatus(state=RUNNING) if more_comes and found.state == GONE else found
 
     def channel(self, folder: RunFolder) -> Channel | None:
@@ -188,17 +188,17 @@ class RayTarget:
         from paceline.remote.staging.stage_out_local import is_over
 
         if is_over(folder):
-            return  # the next reader ends it here
+            return  # the job has ended, and the next reader of the run completes the cancellation
         self._client.stop(str(engine(folder).get("job_id") or f"{_PREFIX}{folder.run_id}"))
 
     def script(self, job: Job) -> str | None:
         return None
 
     def status(self) -> Status:
-        """Return the cluster's nodes as Ray sees them.
+        """Return the cluster's nodes and job counts as Ray reports them.
 
         Raises:
-            TargetError: It does not answer.
+            EngineError, TargetError: The cluster does not answer, or refuses the request.
         """
         nodes = self._client.nodes(usage=True)
         alive = {node.name for node in nodes if node.is_alive}
@@ -248,7 +248,7 @@ class RayTarget:
         return len(nodes.nodes) + (self._held.spare() if self._held is not None else 0)
 
     def _settled(self, folder: RunFolder) -> bool:
-        """Return whether the run is over and only its stored changes remain to be replayed here."""
+        """Store outputs of an ended run here. Return whether the run has ended but is not yet marked as ended."""
         from paceline.remote.staging.stage_out_local import settle
 
         return not self.settings.is_shared and settle(folder)
@@ -277,7 +277,7 @@ class RayTarget:
     # Doctor
 
     def script_python(self, links: Sequence[Any]) -> str | None:
-        """Return the interpreter for scripts that name none, or None for Ray's."""
+        """Return the interpreter for scripts that name none, or None for Ray's interpreter."""
         from paceline.remote.link import script_python
 
         return script_python(self.settings.python, sys.executable if self.settings.is_shared else None, links)
@@ -287,7 +287,7 @@ class RayTarget:
         """Open a link to each node that has a CPU for runs, or to `node_count` of them.
 
         Raises:
-            TargetError: Ray provides no nodes, or they can't reach this machine.
+            EngineError, TargetError: Ray provides no nodes, or the nodes can't reach this machine.
         """
         from paceline.targets.ray.examine import examined
 

@@ -1,4 +1,4 @@
-"""Runs on a Slurm cluster: sbatch provides the nodes, and the batch script runs the supervisor.
+"""The target for Slurm clusters: sbatch provides a run's nodes, and the batch script runs its supervisor.
 
 submitting program ── sbatch ──> batch script on the first node: exec python -m paceline.supervisor
   (or ssh LOGIN sbatch)            ├── agent, a process beside it
@@ -6,13 +6,13 @@ submitting program ── sbatch ──> batch script on the first node: exec py
 
 settings    the settings of such a target
 script      batch scripts, as pure functions of job and settings; job arrays of similar runs
-scheduler   Slurm's programs, called here or through the login host, patient with a controller that is away
+scheduler   calls of Slurm's programs, here or through the login host, retried while the controller is unreachable
 states      parsers for squeue, sacct, scontrol and sinfo in all their versions
 query       one query for all runs of a user, shared between processes; why jobs wait
-submission  exactly one job for a run, and a second one with more nodes for elastic runs
+submission  submits exactly one job for a run, and a second job with more nodes for elastic runs
 allocation  the supervisor's side: from the environment of a batch step to nodes with an agent each
 mpi         MPI workers by srun, where the cluster has PMIx
-login       the run's folder on the far side of a login host
+login       the run's folder on a cluster behind a login host
 target      the compute target
 """
 

@@ -1,4 +1,4 @@
-"""The nodes of a run inside a Slurm allocation, for its supervisor: an agent on each.
+"""Open links to agents on all nodes of a Slurm allocation, for a run's supervisor.
 
     batch step on the first node     agent as a child of the supervisor: needs no step and no wait
     every other node                 srun --overlap -N1 -n1 -w NODE agent: a step that takes nothing from other steps
@@ -37,9 +37,9 @@ OPEN_S = 60.0
 #: Time limit for a step to begin on a node that had one before.
 AGAIN_S = 8.0
 
-#: When a run reports that a node is slow. Agents usually start within 2 s.
+#: Seconds after which a run reports that a node is slow. Agents usually start within 2 s.
 _SLOW_S = 10.0
-#: Variables of the batch step that srun would take for options.
+#: Variables of the batch step that srun would interpret as options.
 _FOR_SRUN = frozenset(
     f"SLURM_{name}"
     for name in (
@@ -64,12 +64,12 @@ _AGENT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """A job's allocation, from the batch step's environment.
+    """The allocation of a Slurm job, as read from the batch step's environment.
 
     Attributes:
-        cores: Of each node.
-        here: The node of the batch step.
-        owners: Node -> id of its job if that is not job_id, for elastic runs.
+        cores: Number of cores of each node, in the order of `nodes`.
+        here: The name of the node on which the batch step runs.
+        owners: Node -> id of the job that holds it, for nodes that another job than job_id holds (elastic runs).
     """
 
     job_id: str
@@ -80,7 +80,7 @@ class Allocation:
     owners: Mapping[str, str] = field(default_factory=dict)
 
     def extended(self, names: Sequence[str], job_id: str, cores: int) -> Allocation:
-        """Return this allocation with the nodes of another job."""
+        """Return this allocation extended by the nodes of another job."""
         more = [name for name in names if name not in self.nodes]
         # The other job may have got a node that this job has lost.
         return replace(
@@ -95,7 +95,7 @@ class Allocation:
         """Return the allocation of this process.
 
         Raises:
-            TargetError: It is not in an allocation.
+            TargetError: This process is not in an allocation.
         """
         job_id = environment.get("SLURM_JOB_ID")
         listed = environment.get("SLURM_JOB_NODELIST")
@@ -124,7 +124,7 @@ def open_nodes(
     *,
     limit_s: float = OPEN_S,
 ) -> AgentNodes | None:
-    """Return the allocation's nodes with an agent on each, or None once `waiting` gives up.
+    """Return the allocation's nodes with an agent on each, or None once `waiting` returns True.
 
     Raises:
         LinkError: A node failed; the message names it.
@@ -168,7 +168,7 @@ def open_nodes(
 
 
 def link_words(allocation: Allocation, node: str, *, python: str | None = None) -> list[str]:
-    """Return the command line that becomes the agent of a node."""
+    """Return the command line that starts the agent of a node."""
     agent = [python or sys.executable, "-S", "-c", _AGENT]
     # The batch step runs on the first node, so its agent is a child of this process and needs no step.
     job_id = allocation.owners.get(node, allocation.job_id)
@@ -179,10 +179,10 @@ def srun_words(job_id: str, node: str) -> list[str]:
     """Return an srun of one task on a node that overlaps other steps: all cores and GPUs, no memory of its own."""
     return [
         *("srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0"),
-        # Unbuffered: by default srun forwards complete lines only.
+        # Frames need unbuffered output: by default srun forwards complete lines only.
         "--unbuffered",
         *("--cpu-bind=none", "--mpi=none", "--export=ALL", "--kill-on-bad-exit=0", "--job-name=paceline-agent"),
-        # Without it, srun waits forever for a node with a full queue of steps.
+        # Without this limit, srun waits forever for a node with a full queue of steps.
         "--immediate=30",
     ]
 
@@ -197,7 +197,7 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name not in _FOR_SRUN and not name.startswith(("SRUN_", "SLURM_STEP_", "SLURM_HET_"))
     }
-    # The batch script has put the library's folder there, which user scripts must not see.
+    # The batch script's PYTHONPATH is the library's folder, which user scripts must not see.
     kept.pop("PYTHONPATH", None)
     if theirs := kept.pop("PACELINE_SHELL_PYTHONPATH", ""):
         kept["PYTHONPATH"] = theirs
@@ -207,12 +207,12 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def _open_all(
     names: Sequence[str], opened: Callable[[str], Link], waiting: Waiting, *, least: int
 ) -> list[Link] | None:
-    """Open links to all nodes at once. Return None, with none open, if `waiting` gives up.
+    """Open links to all nodes in parallel. If `waiting` returns True, close all links and return None.
 
-    least: With so many links, wait for the others only `AGAIN_S` longer.
+    least: The number of links after which to wait for the other links only `AGAIN_S` longer.
     """
     found: dict[str, Link] = {}
-    # Guards the decision which links to use; later ones are closed.
+    # `deciding` guards the decision which links to use. Links that open after it are closed.
     is_over, deciding = threading.Event(), threading.Lock()
     errors: dict[str, PacelineError] = {}
 
@@ -227,9 +227,9 @@ def _open_all(
             if not is_late:
                 found[name] = link
         if is_late:
-            link.close()  # this node is not needed any more
+            link.close()  # the run starts without this node
 
-    # Each node has a thread, which writes one key of `found` or `errors`. Daemons: an srun that never answers must not keep
+    # Each node has a thread, which writes one key of `found` or `errors`. Daemons: a hanging srun must not keep
     # this process alive.
     threads = [threading.Thread(target=open_one, args=(name,), daemon=True) for name in names]
     for thread in threads:
@@ -250,7 +250,7 @@ def _open_all(
         with deciding:
             is_over.set()
         return [found[name] for name in names if name in found]
-    # All nodes or none. Abandon a thread that is still opening: its link ends with this process.
+    # Without all nodes, close all links. A thread that is still opening is abandoned: its link ends with this process.
     if gives_up or errors:
         for thread in threads:
             thread.join(1.0)
@@ -262,7 +262,7 @@ def _open_all(
 
 
 def _starts_on(left: Sequence[str], for_s: float) -> str:
-    """Return the status text of a run whose nodes `left` have not answered for so long.
+    """Return the status text of a run whose nodes `left` have not answered for `for_s` seconds.
 
     A node that was just lost may still be listed: Slurm detects the loss later than the link.
     """
@@ -288,7 +288,7 @@ def _nodes(
             node_rank=rank,
             name=name,
             address=address,
-            # Agents are not bound to cores; the job's allocation counts.
+            # Use the allocation's cores: agents are not bound to cores, so they see all cores of the node.
             cores=max(1, cores.get(name) or hello.cores),
             gpus=hello.gpus if job.use_gpu else (),
             interface=interface,
@@ -300,12 +300,12 @@ def _nodes(
 def common_addresses(
     names: Sequence[str], hellos: Sequence[Hello], interface: str | None
 ) -> list[tuple[str, str | None]]:
-    """Return (address, interface) of each node, by which the others reach it.
+    """Return (address, interface) of each node, by which the other nodes reach it.
 
     Use the configured interface, else the address of the node's name, as Slurm's daemons do.
 
     Raises:
-        TargetError: A node lacks the interface, or has none.
+        TargetError: A node lacks the configured interface, or has no address that other nodes reach.
     """
     if interface is None and len(names) == 1:
         return [("127.0.0.1", "lo")]
@@ -322,13 +322,13 @@ def common_addresses(
 
 
 def _named_address(name: str, hello: Hello) -> str:
-    """Return the node's own address to which its name resolves, in Slurm or on the node; "" if there is none."""
+    """Return the address of one of the node's interfaces to which its name resolves; "" if it has none."""
     own = {address for address, _ in hello.interfaces.values()}
     for host in (name, hello.host):
         with contextlib.suppress(OSError):
             for info in socket.getaddrinfo(host, None, socket.AF_INET):
                 address = str(info[4][0])
-                # Debian resolves a machine's own name to 127.0.1.1.
+                # Skip loopback addresses: Debian resolves a machine's own name to 127.0.1.1.
                 if address in own and not address.startswith("127."):
                     return address
     return ""

@@ -1,4 +1,4 @@
-"""Open links to the nodes of a short allocation, for the doctor: what a run would get, without a run."""
+"""Open links to the nodes of a short allocation, with which the doctor examines what a run would get."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from paceline.targets.status import Unreachable
 
 #: Time limit of the doctor's allocation, in case its program is killed.
 _MINUTES = 10
-#: How long to wait for free nodes: a person is waiting.
+#: Seconds to wait for free nodes, while a user waits for the doctor.
 _WAIT_S = 45
 _OPEN_S = 60.0
 
 
 @contextlib.contextmanager
 def examined(scheduler: Scheduler, node_count: int) -> Iterator[list[Any]]:
-    """Open a link to each node of an allocation, or return `Unreachable`. The allocation ends with the context.
+    """Allocate nodes for a `with` block, and open a link to each; an `Unreachable` stands for a failed link.
 
     Raises:
         TargetError: Slurm provides no nodes within a minute, or refuses.
@@ -52,7 +52,7 @@ def _allocate(scheduler: Scheduler, node_count: int) -> str:
     settings = scheduler.settings
     argv = [
         *("salloc", "--no-shell", "--job-name=paceline-doctor", f"--nodes={node_count}", "--ntasks-per-node=1"),
-        # Without it salloc waits in the queue indefinitely.
+        # Without --immediate, salloc waits in the queue indefinitely.
         *(f"--immediate={_WAIT_S}", f"--cpus-per-task={settings.cpus_per_process}"),
         *(option for option in selecting_options(settings, settings.gres) if not option.startswith("--time=")),
         f"--time={_MINUTES}",
@@ -60,7 +60,7 @@ def _allocate(scheduler: Scheduler, node_count: int) -> str:
     try:
         done = scheduler.call(argv, timeout_s=_WAIT_S + 30.0)
     except AwayError as error:
-        # Slurm uses the text of a connection timeout for a queue that did not move.
+        # If no nodes became free in time, Slurm's message is that of a connection timeout, so check the text.
         if "waiting for resources" not in str(error):
             raise
         raise TargetError(f"{scheduler.title}: {_busy(node_count)}") from error
@@ -87,7 +87,7 @@ def _open(scheduler: Scheduler, job_id: str, nodes: Sequence[str]) -> list[Any]:
 
     settings, library = scheduler.settings, Path(paceline.__file__).resolve().parents[1]
     python = settings.python or ("python3" if settings.login else sys.executable)
-    # here="": this machine is not one of the nodes, so each gets its agent by srun.
+    # With here="", srun starts the agents of all nodes, since this machine is not one of the nodes.
     allocation = Allocation(job_id=job_id, nodes=tuple(nodes), cores=(0,) * len(nodes), here="")
 
     def opener(node: str) -> Link:

@@ -1,4 +1,4 @@
-"""Transfer a run's folder to the far side of a login host, mirror it back, and run commands there.
+"""Transfer a run's folder to a cluster through its login host, mirror it back, and run commands there.
 
     here     <workspace>/runs/<run id>         the readers' copy, state.json its last file
     there    <folder>/runs/<run id>            the original, where the supervisor and the workers write
@@ -43,21 +43,21 @@ from paceline.system.files import read_json, write_json
 from paceline.targets.slurm import login_helper
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 
-#: Maximum age of a mirrored folder.
+#: Seconds for which a mirrored folder counts as up to date.
 _FRESH_S = 1.0
-#: In the run's folder here: {"time": of the last complete update, "known": state that has arrived}.
+#: File in the run's folder here: {"time": time of the last complete update, "known": stamps of the arrived files}.
 _STATE = "mirrored.json"
-#: Files of a run's folder that the cluster gets.
+#: Files of a run's folder that are sent to the cluster.
 _SENT = ("job.json", "state.json", "events.jsonl", "notes.jsonl", "target.json", "ballast", "secrets.json")
 
 _ALIVE_S = 1.0
-#: Pieces of output to buffer here; then the far side waits.
+#: Pieces of output that are buffered here before the login host has to wait.
 _AHEAD = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class There:
-    """The location of a run on the cluster. `user` is the uid there."""
+    """The location of a run on the cluster. `user` is the user's uid on the cluster."""
 
     folder: str
     user: str
@@ -66,17 +66,17 @@ class There:
 
 
 class Login:
-    """The login host of a target."""
+    """The login host of a target, which stores and mirrors runs of its cluster."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._title, self._settings, self._scheduler = scheduler.title, scheduler.settings, scheduler
         self._python = self._settings.python or "python3"
 
     def push(self, folder: RunFolder, library_dir: Path) -> There:
-        """Send the run's folder, snapshot, library and files that the job names, unless they are there.
+        """Send the run's folder, and the snapshot, library and files of the job that the cluster lacks.
 
         Raises:
-            TargetError: The login host can't be reached, or its disk is full.
+            EngineError, TargetError: The login host can't be reached, or its disk is full.
             DataError, EnvironmentSpecError, TransferError: A file that the job names is missing or unreadable here; an output
                 can't be stored here.
         """
@@ -115,20 +115,20 @@ class Login:
         return there
 
     def pull(self, folder: RunFolder, run_dir: str) -> None:
-        """Update the run's folder here, at most once a second, until everything has arrived.
+        """Update the run's folder here, at most once a second, until all files have arrived.
 
         Raises:
             AwayError: The login host can't be reached.
         """
         with locks.locked(folder.path / "mirror.lock"):
-            # Other readers wait here; then the update is fresh.
+            # Other readers wait for this lock; when they get it, the folder is up to date.
             told = read_json(folder.path / _STATE) or {}
             if abs(time.time() - told.get("time", 0.0)) < _FRESH_S or is_over(folder):
                 return
             replica = Replica(folder.path, lambda record: take_record(folder, record), told.get("known"))
             if not replica.known:
-                replica.known = replica.have()  # of a run sent by an older Paceline
-            replica.known.pop(folder.state.name, None)  # it may have changed here
+                replica.known = replica.have()  # an older Paceline sent the run and recorded no stamps
+            replica.known.pop(folder.state.name, None)  # the state may have changed here
             request = {"op": "pull", "run_dir": run_dir, "known": replica.known, "final": sorted(states.TERMINAL)}
             told = {"time": 0.0}
             try:
@@ -139,15 +139,15 @@ class Login:
                 raise TargetError(f"{self._title}: {what}: {error}.") from error
             finally:
                 replica.close()
-                # Also if the connection broke: files that arrived need not be sent again.
+                # Write this even if the connection broke, so that files that have arrived are not sent again.
                 write_json(folder.path / _STATE, {**told, "known": replica.known})
 
     def put(self, path: str, value: object) -> None:
-        """Write a small JSON file there."""
+        """Write a small JSON file on the login host."""
         self._ask({"op": "put", "path": path, "text": json.dumps(value) + "\n"})
 
     def remove(self, path: str) -> None:
-        """Remove a file there, if it exists."""
+        """Remove a file on the login host, if it exists."""
         self._ask({"op": "remove", "path": path})
 
     def _ask(
@@ -172,7 +172,7 @@ class Login:
                 raise
 
     def open(self, request: Header) -> tuple[subprocess.Popen[bytes], str]:
-        """Send a request. Return the ssh process, whose answer `take` reads, and the mark before the answer."""
+        """Send a request. Return the ssh process, whose answer `take` reads, and the line before the answer."""
         mark = f"PACELINE-{secrets.token_hex(8)}"
         main = f"main({mark!r}, sys.stdin.buffer, sys.stdout.buffer)"
         texts = (links, wire, changes, login_helper)
@@ -199,16 +199,16 @@ class Login:
         """Read an answer to its end, passing each frame to `take`. Return the last header.
 
         Raises:
-            AwayError: The login host can't be reached (any more).
-            TargetError: The request failed there.
+            AwayError: The login host can't be reached, or the connection broke.
+            TargetError: The request failed on the login host.
         """
         stdout = cast(io.BufferedReader, process.stdout)
-        for line in stdout:  # output of the host's shell comes first
+        for line in stdout:  # skip output of the host's shell, which comes first
             if line.strip() == mark.encode():
                 break
         frames, where = wire.Frames(), f"{self._title}: the login host {self._settings.login}"
         try:
-            # Read what is available: a command's output arrives in pieces.
+            # Read the available bytes without waiting for more, since a command's output arrives in pieces.
             while data := stdout.read1(1 << 18):
                 for header, content in frames.feed(data):
                     if "error" in header:
@@ -248,7 +248,7 @@ def _add_run(archive: tarfile.TarFile, folder: RunFolder, snapshot: str, packed:
         item = tarfile.TarInfo(f"{top}/{name}")
         item.type, item.mode = tarfile.DIRTYPE, 0o755
         archive.addfile(item)
-    # For a run that continues another.
+    # A run that continues another run starts with checkpoints.
     if any(folder.checkpoints.iterdir()):
         archive.add(folder.checkpoints, f"{top}/checkpoints")
     for name in _SENT:
@@ -257,7 +257,7 @@ def _add_run(archive: tarfile.TarFile, folder: RunFolder, snapshot: str, packed:
     link = tarfile.TarInfo(f"{top}/snapshot")
     link.type, link.linkname = tarfile.SYMTYPE, f"../../snapshots/{snapshot}"
     archive.addfile(link)
-    # Tells the supervisor, and readers on the cluster, the owner of the run.
+    # This file tells the supervisor and readers on the cluster that Slurm manages the run.
     add_json(archive, f"{top}/{folder.engine.name}", {"engine": "slurm"})
     if packed is not None:
         add_json(archive, f"{top}/{folder.carried.name}", packed.manifest.to_json())
@@ -314,8 +314,8 @@ class LoginChannel:
         process, self._process = self._process, None
         assert process.stdin is not None
         with contextlib.suppress(OSError):
-            process.stdin.close()  # tells the far side
-        # The reading thread may be waiting for room in the queue; then it notices the close.
+            process.stdin.close()  # the login host's program ends the command then
+        # Empty the queue: the reading thread may wait for room in it, and then sees `_is_closed`.
         with contextlib.suppress(queue.Empty):
             while True:
                 self._came.get_nowait()
@@ -342,7 +342,7 @@ class LoginChannel:
         except PacelineError as error:
             end = error
         except (OSError, ValueError):
-            pass  # closed by this side
+            pass  # this side has closed the pipes
         if not self._is_closed:
             self._came.put(end)
         for pipe in (process.stdout, process.stderr):

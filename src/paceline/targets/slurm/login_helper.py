@@ -1,4 +1,4 @@
-"""A program for a login host, sent there as text: stores a run's folder and returns its changes.
+"""A program, sent as text to a login host, that stores a run's folder there and returns its changes.
 
 Python 3.6 and its standard library only, since login hosts may have nothing else. Three modules precede it in the text:
 `system.links`, `remote.wire` and `remote.replica.changes`.
@@ -26,7 +26,7 @@ import threading
 import time
 from typing import IO
 
-if "Changes" not in globals():  # there the texts of these modules precede this one
+if "Changes" not in globals():  # on a login host, the text of these modules precedes the text of this module
     from paceline.remote.replica.changes import LARGE, WORK, Changes, small_names
     from paceline.remote.wire import Header, frame
 
@@ -37,7 +37,7 @@ LOOK_S = 0.02
 
 def main(mark: str, stdin: IO[bytes], stdout: IO[bytes]) -> None:
     request = json.loads(stdin.readline().decode())
-    # On a line of its own: a login shell may have printed an unfinished line.
+    # Begin a new line, since a login shell may have printed an unfinished line.
     stdout.write(("\n" + mark + "\n").encode())
     try:
         todo = {"have": have, "push": push, "pull": pull, "put": put, "remove": remove, "exec": execute}
@@ -77,7 +77,7 @@ def push(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> "Header":
                 try:
                     os.rename(os.path.join(beside, name, entry), os.path.join(folder, name, entry))
                 except OSError:
-                    # Another program has stored it meanwhile; its name is its content.
+                    # Another program may have stored the same folder meanwhile, whose name is a hash of its content.
                     if not os.path.isdir(os.path.join(folder, name, entry)):
                         raise
     finally:
@@ -93,7 +93,7 @@ def pull(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> None:
     header, data, has_ended = changes.record(request["final"])
     for found in changes.small(small_names(request["run_dir"])):
         stdout.write(frame(*found))
-    # Not earlier: readers of the run's status would wait for large files.
+    # Don't send large files before the run's end, since readers of the run's status would wait for them.
     for piece in changes.large(True, (*LARGE, WORK)) if has_ended else ():
         if piece is not None:
             stdout.write(frame(*piece))
@@ -120,21 +120,21 @@ def execute(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> None:
         write_beside(os.path.join(hidden, "request.json"), json.dumps(request["request"]))
         os.rename(hidden, folder)
         passing = Passing(folder)
-        # In a thread: neither direction waits for the other.
+        # Pass on input in a thread, so that input and output don't wait for each other.
         threading.Thread(target=passing.pass_on, args=(stdin,), daemon=True).start()
         give_back(request["run_dir"], folder, passing, stdout)
     finally:
-        # Tells the supervisor.
+        # The supervisor ends the command when the folder is gone.
         shutil.rmtree(hidden, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
         try:
             os.rmdir(top)
         except OSError:
-            pass  # other commands use it
+            pass  # other commands use this folder
 
 
 class Passing:
-    """The input of a command. `heard` is the time of the last line, None after the end."""
+    """A writer of a command's input. `heard` is the time of the last input line, None after the end."""
 
     def __init__(self, folder: str) -> None:
         self.heard = time.monotonic()  # type: float | None
@@ -160,7 +160,7 @@ class Passing:
         try:
             write_beside(os.path.join(self._folder, name), text)
         except FileNotFoundError:
-            pass  # it is over
+            pass  # the folder is gone, since the command has ended
 
 
 def give_back(run_dir: str, folder: str, passing: Passing, stdout: IO[bytes]) -> None:
@@ -168,7 +168,7 @@ def give_back(run_dir: str, folder: str, passing: Passing, stdout: IO[bytes]) ->
     output = None
     read = told = 0
     while True:
-        # Check for the end first: then all output is there.
+        # Check for the end before reading: if the command has ended, all output is in the file.
         is_over = not os.path.isdir(folder)
         if output is None:
             try:

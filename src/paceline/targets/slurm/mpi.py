@@ -1,4 +1,4 @@
-"""Start MPI workers by `srun --mpi=pmix`: whether the cluster supports it, and the command line."""
+"""Check whether a cluster supports `srun --mpi=pmix`, and build the command line that starts MPI workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.targets.slurm.scheduler import CommandResult, Scheduler
 from paceline.targets.slurm.settings import SlurmSettings
 
 _PLUGIN = re.compile(r"\b(?:none|openmpi|pmi2|cray_shasta|pmix(?:_v\d+)?)\b")
-#: Variables of the supervisor for srun and its plugin.
+#: Prefixes of the supervisor's variables that srun and its PMIx plugin need.
 _FOR_SRUN = ("SLURM_CONF", "SLURM_PMIX_")
 
 
@@ -64,8 +64,8 @@ def starter(
 ) -> Starter | None:
     """Return the srun of a step with all workers, each on its node; None if mpirun starts them.
 
-    nodes: Names by node rank.
-    environment: The supervisor's; None for display.
+    nodes: Names of the nodes, by node rank.
+    environment: The supervisor's environment; None if the command line is only displayed.
 
     Raises:
         TargetError: This node has no srun.
@@ -79,10 +79,10 @@ def starter(
     return Starter(
         argv=(
             *(srun, f"--jobid={job_id}", "--overlap", "--mem=0", f"--mpi={settings.mpi}", "--cpu-bind=none"),
-            # In the order of nodes: they may have different numbers of workers, which only this distribution allows.
+            # Nodes may have different numbers of workers, which only the arbitrary distribution allows.
             *(f"--nodes={len(nodes)}", f"--ntasks={len(planned)}", "--distribution=arbitrary"),
             f"--nodelist={','.join(nodes[place.node_rank] for place in planned)}",
-            # Workers report their ends themselves, and may end hours apart.
+            # Don't kill other workers when one ends: workers report their exits themselves, and may end hours apart.
             *("--wait=0", "--kill-on-bad-exit=0", "--input=none", "--export=ALL", "--immediate=30"),
             "--job-name=paceline-workers",
         ),

@@ -23,7 +23,7 @@ from paceline.targets import polling
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 from paceline.targets.slurm.states import SACCT_FORMAT, SQUEUE_FORMAT, JobState, parse_job, parse_sacct, parse_squeue
 
-#: How many ends to cache. Only runs whose supervisor could not write its end need them.
+#: Number of ended jobs to cache. They matter for runs whose supervisor could not write the final record.
 _KEPT = 2000
 _EMPTY: Mapping[str, Any] = {
     "time": 0.0,
@@ -37,7 +37,7 @@ _EMPTY: Mapping[str, Any] = {
 }
 _NO_ACCOUNTING = "accounting storage is disabled"
 
-#: Explanations of Slurm's pending reasons that say too little.
+#: Slurm's reason why a job is pending -> an explanation, for reasons that are unclear by themselves.
 _WAITS = {
     "Priority": "jobs with a higher priority are ahead",
     "Resources": "next in line, waiting for free nodes",
@@ -57,7 +57,7 @@ _WAITS = {
     "": "not looked at by the scheduler yet",
 }
 
-#: Explanations of reasons for which a job can never start, with the remedy.
+#: Slurm's reason why a job can never start -> an explanation, with the remedy.
 _NEVER = {
     "BadConstraints": "no node has what it asks for; see the settings constraint, gres and memory",
     "InvalidAccount": "the account is not valid for you; see the setting account",
@@ -71,7 +71,7 @@ _NEVER = {
     "MaxMemPerLimit": "it asks for more memory than the partition allows; see the setting memory",
 }
 
-#: Reasons of held jobs, which start when released.
+#: Slurm's reason why a job is held -> an explanation. A held job starts when it is released.
 _HELD = {
     "JobHeldUser": "held; `scontrol release {job_id}` lets it go",
     "JobHeldAdmin": "held by an administrator",
@@ -123,14 +123,14 @@ _ENDED = {
     ),
     **dict.fromkeys(("COMPLETED", "FAILED", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"), ("engine", "")),
 }
-#: Exit of a batch script that could not start, for example without its output file: a signal that does not exist.
+#: The signal, which does not exist, that Slurm reports for a batch script that could not start.
 _LAUNCH_SIGNAL = 53
 
 
 class Query:
-    """The engine's answers about one user's jobs.
+    """Cached queries of Slurm about one user's jobs.
 
-    user: A uid or a name, as squeue takes it.
+    user: The user's uid or name, as for `squeue -u`.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Query:
         which = hashlib.sha256(f"{scheduler.where} {user}".encode()).hexdigest()[:12]
         self._path = folder / f"slurm-{which}.json"
         self._scheduler, self._user, self._clock = scheduler, user, clock
-        #: When the engine gave the last used answer, in seconds since the epoch.
+        #: Time of the query whose answer was used last, in seconds since the epoch.
         self.answered_at = 0.0
 
     def job(self, job_id: str, since: float) -> JobState | None:
@@ -160,14 +160,14 @@ class Query:
         if data["time"] <= since:
             return JobState(job_id=job_id, state="PENDING")
         if data["unaccounted"]:
-            # squeue no longer lists it, and accounting does not answer: that does not mean that it is lost.
+            # squeue no longer lists the job, and accounting does not answer, so its state is unknown.
             raise AwayError(data["unaccounted"])
         return None
 
     def job_named(self, name: str, task: int | None = None) -> JobState | None:
         """Return the state of the newest job of this name, or None if the last answer has none.
 
-        task: Of an array of this name.
+        task: The number of a task, if the name is that of a job array.
 
         Raises:
             AwayError: The engine does not answer.
@@ -206,10 +206,10 @@ class Query:
         try:
             listed = self._squeue()
             jobs = {job.job_id: job for job in listed}
-            # Cached ends: squeue forgets a job some minutes after its end.
+            # Start with the cached ends, since squeue forgets a job some minutes after its end.
             ended = {key: JobState.from_json(value) for key, value in data["ended"].items()}
             ends = {key: job for key, job in jobs.items() if has_ended(job)}
-            # Ours only: a user may have thousands of other jobs.
+            # Query only Paceline's jobs, since a user may have thousands of other jobs.
             ours = {*data["known"], *([job_id] if job_id else [])}
             settled = ended.keys() - data["known"]
             wanted = [key for key in sorted(ours) if key not in settled and (key not in jobs or key in ends)]
@@ -218,7 +218,7 @@ class Query:
                 best = self._best(ends.get(key), told.get(key))
                 if best is not None:
                     ended[key] = best
-            # A job listed as alive has been requeued since.
+            # A job that squeue lists as alive has been requeued since its end.
             ended = {key: job for key, job in ended.items() if key not in jobs or key in ends}
             unsigned = _unsigned(ended, ends) if accounting and not unaccounted else set()
         except AwayError as error:
@@ -251,7 +251,7 @@ class Query:
         try:
             done = self._scheduler.call(["sacct", "-X", "-j", ",".join(job_ids), "-n", "-P", "-o", SACCT_FORMAT])
         except AwayError as error:
-            # slurmdbd is away, the controller is not: use squeue's answer.
+            # slurmdbd does not answer, but the controller does: use squeue's answer.
             return {}, True, str(error)
         if done.returncode != 0:
             return {}, _NO_ACCOUNTING not in done.stderr, ""
@@ -260,12 +260,12 @@ class Query:
         return {job.job_id: replace(job, by=names.get(job.by or "")) for job in jobs}, True, ""
 
     def _user_name(self, uid: str) -> str:
-        """Return the name of a uid on the engine's side: behind a login host it may differ here."""
+        """Return the user name of a uid on the cluster, which may differ from the name on this machine."""
         done = self._scheduler.call(["id", "-nu", uid])
         return done.stdout.strip() if done.returncode == 0 else f"user {uid}"
 
     def _best(self, listed: JobState | None, told: JobState | None) -> JobState | None:
-        """Return the end of a job from squeue and accounting, which may lag by seconds."""
+        """Return the end of a job with the most details, from squeue or from accounting, which may lag by seconds."""
         if told is not None and has_ended(told) and (listed is None or listed.state == told.state):
             return told
         if listed is not None and listed.state == "FAILED":
@@ -280,7 +280,7 @@ class Query:
 
 
 def _unsigned(ended: Mapping[str, JobState], listed: Mapping[str, JobState]) -> set[str]:
-    """Return canceled jobs without a canceler: accounting learns of an end shortly after squeue."""
+    """Return ids of canceled jobs whose canceling user is unknown, since accounting lags behind squeue."""
     return {key for key, job in ended.items() if key in listed and job.state == "CANCELLED" and job.by is None}
 
 
@@ -294,7 +294,7 @@ def look_of(job: JobState, *, python: str = "", run_dir: str = "") -> JobStatus:
 
 
 def has_ended(job: JobState) -> bool:
-    """Return whether the job is over, according to this state."""
+    """Return whether a job with this state has ended."""
     return job.state in _ENDED
 
 

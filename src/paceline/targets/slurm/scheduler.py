@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Time limit of a call. Slurm's programs themselves wait for a busy controller for MessageTimeout (10 s) and more.
 CALL_S = 40.0
-#: How long a submission waits for a controller that restarts or fails over.
+#: Seconds that a submission waits for a controller that restarts or fails over.
 PATIENCE_S = 120.0
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 
@@ -34,7 +34,7 @@ _AWAY = re.compile(
 )
 #: Message on a machine without a cluster; a temporary DNS failure says "Host name lookup failure".
 _UNCONFIGURED = re.compile(r"res_nsearch error: Unknown host.*DNS SRV lookup failed", re.DOTALL)
-#: Variables that change the format of answers.
+#: Variables that change the output format of Slurm's programs.
 _FORM_VARIABLES = re.compile(r"(SQUEUE|SACCT|SINFO|SCONTROL|SCANCEL)_|SLURM_(TIME_FORMAT|BITSTR_LEN|DEBUG)\b")
 
 
@@ -52,15 +52,15 @@ class CommandResult:
 
     @property
     def said(self) -> str:
-        """Return the program's error in one line, without its name in front."""
+        """The program's error messages in one line, without the program's name."""
         lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line).strip() for line in self.stderr.splitlines()]
         return "; ".join(dict.fromkeys(line for line in lines if line)) or f"exit code {self.returncode}"
 
 
 class Scheduler:
-    """Slurm's programs for one target.
+    """A caller of Slurm's programs for one target.
 
-    title: Of the target, for messages.
+    title: The name of the target in error messages.
     """
 
     def __init__(self, title: str, settings: SlurmSettings) -> None:
@@ -83,7 +83,7 @@ class Scheduler:
     ) -> CommandResult:
         """Call a program.
 
-        environment: Of a local program; default is this process's.
+        environment: Environment of a local program; None for this process's.
 
         Raises:
             AwayError: The controller, the login host or the program did not answer.
@@ -136,10 +136,10 @@ class Scheduler:
         tell: Callable[[str], None] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> CommandResult:
-        """Retry `call` while the engine is away. `tell` receives each new reason.
+        """Retry `call` while the engine does not answer. `tell` receives each new error text.
 
         Raises:
-            AwayError: It is still away after `patience_s`.
+            AwayError: The engine still does not answer after `patience_s`.
         """
         deadline, told = time.monotonic() + patience_s, ""
         for attempt in range(1_000_000):
@@ -157,7 +157,7 @@ class Scheduler:
         raise AssertionError("a deadline ends the loop")
 
     def words(self, argv: Sequence[str]) -> list[str]:
-        """Return the whole command line, of the program or of ssh."""
+        """Return the command line of a program, wrapped in ssh if the target has a login host."""
         if self.settings.login is None:
             return list(argv)
         # Variables of the login host's shell apply there, except those that change the format of answers.

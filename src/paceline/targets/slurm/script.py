@@ -15,11 +15,11 @@ from paceline.job.plan import node_sizes
 from paceline.targets.base import ALIKE_SPAN as SPAN
 from paceline.targets.slurm.settings import SELECTING, SlurmSettings
 
-#: Time beyond the workers' grace period, to write and fetch the last files.
+#: Seconds beyond the workers' grace period to write and fetch the last files.
 _FINALIZE_S = 30
-#: Memory of a sweep's controller, which needs at most 300 MB.
+#: Memory in MiB requested for a sweep's controller, which needs at most 300 MB.
 _CONTROLLER_MIB = 1024
-#: Warning before the time limit for a controller that will resume. Slurm may be a minute early.
+#: Seconds before the time limit at which Slurm warns a controller, which is requeued. Slurm may be a minute early.
 _REQUEUE_S = 60
 # Set the trap first: an untrapped signal ends bash.
 _CONTROLLER_TRAPS = """\
@@ -27,7 +27,7 @@ controller= asked=
 trap 'scontrol requeue "$SLURM_JOB_ID"' USR2
 trap 'asked=1; [ -z "$controller" ] || kill -TERM $controller' TERM
 """
-# Its state is in its children only, so it may be ended at any moment.
+# The controller's state is in its children's records only, so it may be killed at any moment.
 _CONTROLLER_GOES_ON = """\
 controller=$!
 [ -z "$asked" ] || kill -TERM $controller
@@ -126,8 +126,8 @@ def extension_text(
 ) -> str:
     """Return the script of an idle job that holds nodes for an elastic run's job, and ends with it.
 
-    count: The most nodes; one is enough.
-    exclude: Nodes that the run has, which might have room.
+    count: The most nodes to request; the job starts with one node or more.
+    exclude: Nodes that the run has already, which Slurm might choose again if they have room.
     """
     own = replace(settings, nodelist=None, exclude=",".join([*exclude, *filter(None, [settings.exclude])]))
     options = [

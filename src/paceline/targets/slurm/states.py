@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: For `squeue -r -o`: fields with arbitrary characters come last. -r lists the tasks of an array separately, `123_4`.
+#: Format for `squeue -r -o`, with the job name last. -r lists the tasks of an array separately, as `123_4`.
 SQUEUE_FORMAT = "%i|%T|%r|%N|%j"
-#: For `sacct -P -o`.
+#: Format for `sacct -P -o`.
 SACCT_FORMAT = "JobID,State,ExitCode,Reason,NodeList,JobName"
 #: For `sinfo -N -o` (see `sinfo_words`): each node once per partition.
 SINFO_FIELDS = (
@@ -29,10 +29,10 @@ class JobState:
     """A job as the engine reports it.
 
     Attributes:
-        state: Slurm's word, such as "RUNNING".
-        reason: Why it waits or why it ended; "" if unknown.
-        exit_code: Of the batch script, as `signal`; None if unknown, as in squeue's answers.
-        by: Who canceled it: a uid as text, or a name once `Query` has resolved it.
+        state: Slurm's name for the state, such as "RUNNING".
+        reason: Slurm's reason why the job waits or ended; "" if unknown.
+        exit_code: Exit code of the batch script; None if unknown, as in squeue's answers. `signal` likewise.
+        by: The user who canceled the job: a uid as text, or a name once `Query` has resolved it.
     """
 
     job_id: str
@@ -88,7 +88,7 @@ def parse_squeue(text: str) -> list[JobState]:
 def parse_sacct(text: str) -> list[JobState]:
     """Parse `sacct -n -P -X -o SACCT_FORMAT`. Of a job that ran several times, return the last."""
     found = [_of_account_line(line) for line in text.splitlines() if line.count("|") >= 5]
-    # A requeued job has a line for each stay in the queue.
+    # A requeued job has one line for each time that it was queued; the last line counts.
     return list({job.job_id: job for job in found}.values())
 
 

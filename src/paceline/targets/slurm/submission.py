@@ -22,7 +22,7 @@ _NOT_NOW = re.compile(
     re.IGNORECASE,
 )
 _UNAVAILABLE = "Requested node configuration is not available"
-#: Longer than an answer takes without waiting for the controller.
+#: Seconds after which a call of sbatch must have waited for the controller.
 _SLOW_S = 3.0
 #: Variables of the submitting shell that sbatch takes for options; the script has its own.
 _SBATCH_VARIABLES = frozenset(
@@ -43,7 +43,7 @@ _OF_SETTINGS = {
     "reservation": "RESERVATION",
 }
 
-#: How long the nodes may wait for a checkpoint of the run. Then they are returned for other users.
+#: Seconds that additional nodes may wait for the run's next checkpoint before they are returned.
 _UNUSED_S = 900.0
 _FORMAT = "%i|%T|%N"
 
@@ -55,7 +55,7 @@ def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool
         job.
 
     Raises:
-        TargetError: It would refuse the job; with its message and the request.
+        TargetError: Slurm would refuse the job; the message has Slurm's error and the request.
     """
     argv, begun = ["sbatch", "--test-only"], time.monotonic()
     try:
@@ -75,11 +75,11 @@ def submit(
 ) -> str:
     """Submit a script, waiting for a controller that is away. Return the job's number.
 
-    name: Of the job, by which it can be found.
-    user: As squeue takes it.
+    name: The job's name, by which the job is found if sbatch's answer is lost.
+    user: The user's uid or name, as for `squeue -u`.
 
     Raises:
-        TargetError: Slurm refuses it, or is still away after minutes.
+        EngineError, TargetError: Slurm does not answer for minutes, or refuses the job.
     """
     tried: list[float] = []
 
@@ -94,7 +94,7 @@ def submit(
         return scheduler.call(["sbatch", "--parsable"], input=script, environment=variables)
 
     done = scheduler.call_patiently(once, tell=tell)
-    # `job;cluster` with several clusters.
+    # With several clusters, sbatch prints `job;cluster`.
     found = re.search(r"^(\d+)(;\S+)?\s*$", done.stdout, re.MULTILINE)
     if done.returncode != 0 or found is None:
         raise TargetError(_refusal(scheduler.title, done, script))
@@ -125,7 +125,7 @@ def _find(scheduler: Scheduler, name: str, user: str) -> str | None:
 
 
 def _refusal(title: str, done: CommandResult, script: str) -> str:
-    """Return a message with Slurm's error and the request, which contains the wrong word."""
+    """Return an error message with Slurm's error and the request, in which the user can find the mistake."""
     said = re.sub(r"^(Batch job submission failed|allocation failure): ", "", done.said)
     said = re.sub(r"; (Batch job submission failed|allocation failure): ", "; ", said)
     asked = re.findall(r'^#SBATCH "?(--[^\n]*?)"?$', script, re.MULTILINE)
@@ -161,11 +161,11 @@ class Extension:
     _gave_up: bool = False
 
     def look(self, job: Job, held: Collection[str]) -> int:
-        """Return how many nodes there are beyond those held; submit the second job if needed. One thread at a time.
+        """Return how many nodes the run could have beyond those in `held`. Submit the second job if needed.
 
         Raises:
             EngineError: Slurm does not answer.
-            TargetError: It refuses.
+            TargetError: Slurm refuses the second job.
         """
         found = self._ask()
         more = [name for name in (*self._of_main(found, held), *self._own(found)) if name not in held]
@@ -211,7 +211,7 @@ class Extension:
         state, nodes = found.get(self.job_id, ("", ()))
         self.nodes = nodes if state == "RUNNING" else ()
         if state not in ("RUNNING", "PENDING", "CONFIGURING"):
-            self.job_id = ""  # its time is up, or it was canceled
+            self.job_id = ""  # the second job reached its time limit or was canceled
         return self.nodes
 
     def _of_main(self, found: dict[str, tuple[str, tuple[str, ...]]], held: Collection[str]) -> list[str]:

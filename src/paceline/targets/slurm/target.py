@@ -46,7 +46,7 @@ _DOWN = ("down", "drain", "fail", "maint", "unk", "error", "no_respond", "not_re
 
 
 class SlurmTarget:
-    """Nodes by sbatch. One object serves one run."""
+    """A Slurm cluster, which provides nodes by sbatch. One object serves one run."""
 
     kind: ClassVar[str] = "slurm"
     OPTIONS: ClassVar[tuple[Option, ...]] = OPTIONS
@@ -57,7 +57,7 @@ class SlurmTarget:
         self._title = f"compute target {name!r}"
         self._scheduler = Scheduler(self._title, self.settings)
         self._had_nodes = False
-        #: Of an elastic run, in its supervisor: the job with additional nodes, and its polled state.
+        #: In the supervisor of an elastic run: the job with additional nodes, and the poller of its nodes.
         self._extension: Extension | None = None
         self._lookout: Lookout | None = None
 
@@ -116,7 +116,7 @@ class SlurmTarget:
         """Submit the run's script.
 
         Raises:
-            TargetError: Slurm refuses it, or was away for minutes.
+            EngineError, TargetError: Slurm does not answer for minutes, or refuses the job.
         """
         folder = RunFolder(run_dir)
         user, run_dir_there, library_there = self._place(folder, library_dir)
@@ -132,7 +132,7 @@ class SlurmTarget:
         """Submit similar runs as one job array.
 
         Raises:
-            TargetError: Slurm refuses it, or was away for minutes.
+            EngineError, TargetError: Slurm does not answer for minutes, or refuses the job.
         """
         folders = [RunFolder(run_dir) for run_dir in run_dirs]
         array = Array.of([folder.run_id for folder in folders], at_once)
@@ -166,7 +166,7 @@ class SlurmTarget:
         """Submit a sweep's controller, as a job of one core.
 
         Raises:
-            TargetError: Slurm refuses it, or was away for minutes.
+            EngineError, TargetError: Slurm does not answer for minutes, or refuses the job.
         """
         self.check_controller()
         folder, user = RunFolder(run_dir), submission.user_here()
@@ -189,7 +189,7 @@ class SlurmTarget:
         self._query(folder, user).remember(job_id)
 
     def _place(self, folder: RunFolder, library_dir: Path) -> tuple[str, str, str]:
-        """Put the run where the cluster sees it. Return the uid, the run's folder and the library's there."""
+        """Send the run if the cluster needs a copy. Return (uid, run folder, library folder) on the cluster."""
         if self.settings.login is None:
             return submission.user_here(), str(folder.path.absolute()), str(library_dir.absolute())
         has_secrets = folder.secrets.exists()
@@ -237,7 +237,7 @@ class SlurmTarget:
         return look_of(job, python=self._python(), run_dir=str(noted.get("run_dir") or folder.path))
 
     def _remove_secrets(self, folder: RunFolder, noted: Mapping[str, Any]) -> None:
-        """Remove the secrets behind the login host if the job is gone without its supervisor having done so."""
+        """Remove a run's secrets from the cluster behind the login host, if its supervisor may not have done so."""
         if self.settings.login is not None and noted.get("has_secrets"):
             self._login().remove(f"{noted['run_dir']}/{folder.secrets.name}")
             self._note(folder, has_secrets=False)
@@ -245,17 +245,17 @@ class SlurmTarget:
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
         """Cancel the job. If it runs, its supervisor reads `cancel.json` and gives the workers their grace period."""
         if is_over(folder):
-            return  # the next reader ends it here
+            return  # the job has ended, and the next reader of the run completes the cancellation
         noted = engine(folder)
         if self.settings.login is not None and "run_dir" in noted:
-            # Where the run's supervisor reads it.
+            # The supervisor reads the request from the run's folder on the cluster.
             self._login().put(f"{noted['run_dir']}/cancel.json", read_json(folder.cancel_request) or {})
         if noted.get("job_id"):
             if "task" in noted:
                 # Pending tasks are one job to Slurm, and scancel with a state would end all of them. A change to one task,
                 # such as this, separates it.
                 self._scheduler.call(["scontrol", "hold", str(noted["job_id"])])
-            # Cancel a pending job; a running one is not affected by this.
+            # Cancel the job if it is pending. A running job is not affected, since its supervisor ends it.
             done = self._scheduler.call(["scancel", "--state=PENDING", str(noted["job_id"])])
             if done.returncode != 0 and "Invalid job id" not in done.stderr:
                 raise EngineError(f"{self._title}: job {noted['job_id']} can't be canceled: {done.said}.")

@@ -1,4 +1,4 @@
-"""Machines that are reached by `ssh`: nothing has to be installed or running on them but sshd and Python."""
+"""The target for machines reached by `ssh`, on which only sshd and Python have to be installed."""
 
 from paceline.targets.ssh.target import SshTarget
 

@@ -24,12 +24,12 @@ from paceline.targets.ssh.members import HostMember, Opening
 if TYPE_CHECKING:
     from paceline.targets.leases import LeaseAnswer
 
-#: Longest wait for further hosts after the first answer, before others are tried or those that answered are used.
+#: Seconds to wait for further hosts after the first answer, and at most, before the hosts that answered are used.
 _TOGETHER_S = 1.5
 _LONGEST_S = 4.0
 _POLL_S = 0.1
 _SLOWEST_POLL_S = 1.0
-#: How often a waiting run tries other hosts, and hosts that were down.
+#: Seconds between attempts of a waiting run to use other hosts, and to reach hosts that were down.
 _LOOK_AROUND_S = 5.0
 _TRY_AGAIN_S = 30.0
 
@@ -40,7 +40,7 @@ class HostDemand:
 
     Attributes:
         more: Additional hosts for an elastic run, taken only if they are free at once.
-        key: Its place in the order, the same in each attempt.
+        key: Sort key of the run in the hosts' queues, the same in each attempt.
     """
 
     count: int
@@ -57,7 +57,7 @@ class HostDemand:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldHosts:
-    """A host with a share that the run holds, and the GPUs that it may use."""
+    """A host on which the run holds a share, and the GPUs that the run may use there."""
 
     member: HostMember
     gpus: tuple[str, ...]
@@ -66,7 +66,7 @@ class HeldHosts:
 class Gathering:
     """The allocation of hosts to one run.
 
-    patience_s: How long to wait for hosts that are down if too few are up.
+    patience_s: Seconds to wait for hosts that are down if too few hosts are up.
     """
 
     def __init__(self, opening: Opening, hosts: Sequence[SshHost], demand: HostDemand, patience_s: float = 0.0) -> None:
@@ -77,10 +77,10 @@ class Gathering:
         self._tried_at = time.monotonic()
 
     def gather(self, waiting: Waiting) -> list[HeldHosts] | None:
-        """Return the hosts in the order of the list, or None once `waiting` gives up.
+        """Return the allocated hosts in the order of the host list, or None once `waiting` returns True.
 
         Raises:
-            TargetError: Not enough hosts are up or large enough; the message has the reason for each.
+            TargetError: Too few hosts are up and large enough; the message has the reason for each other host.
         """
         if waiting("reaches for the hosts"):
             return None
@@ -129,7 +129,7 @@ class Gathering:
         return None
 
     def _enough(self, waiting: Waiting) -> list[HostMember] | None:
-        """Return the hosts that fit once there are enough, or None if `waiting` gives up."""
+        """Return the hosts that can hold the job once they are enough, or None if `waiting` returns True."""
         count = self._demand.count
         while True:
             fit = self._fit()
@@ -157,7 +157,7 @@ class Gathering:
     # --- shares
 
     def _take_at_once(self, members: Sequence[HostMember], held: list[HeldHosts]) -> list[HeldHosts]:
-        """Return `held` and free shares on other hosts, as many as needed. Never waits."""
+        """Lease free shares on further hosts without queueing. Return them with `held`, at most as many as needed."""
         mine = {item.member.host for item in held}
         left = [member for member in members if member.host not in mine]
         while left and len(held) < self._demand.most:
@@ -175,7 +175,7 @@ class Gathering:
         plan: list[HostMember] = []
         pause, looked_at = _POLL_S, time.monotonic()
         while True:
-            # After a lost host the plan changes: return everything and queue again.
+            # If a host was lost, make a new plan: return all shares and queue again.
             if any(member.link.lost for member in plan) or not plan:
                 self._give_back([*held, *([queued] if queued else [])])
                 held, queued = [], None
@@ -213,7 +213,7 @@ class Gathering:
                 self._give_back([item for item in found if item not in held])
 
     def _least_wanted(self, members: Sequence[HostMember]) -> list[HostMember]:
-        """Return as many hosts as needed: those with the fewest leases and waiting runs."""
+        """Return as many hosts as needed, preferring hosts with the fewest leases and waiting runs."""
         if len(members) == self._demand.count:
             return list(members)
 
@@ -227,7 +227,7 @@ class Gathering:
         return sorted(members, key=tickets)[: self._demand.count]
 
     def _take(self, member: HostMember, *, at_once: bool) -> HeldHosts | LeaseAnswer | None:
-        """Return the share, or the answer that names the runs in the way, or None if the host is unusable."""
+        """Request a share of a host. Return it, or the answer with the runs to wait for, or None on an error."""
         hello = member.link.hello
         ticket = {
             "key": self._demand.key,
@@ -256,11 +256,11 @@ class Gathering:
             try:
                 member.ask("give_back", {"key": self._demand.key})
             except (TargetError, OSError):
-                pass  # it ends with the agent
+                pass  # the lease ends with the host's agent
 
 
 def too_few(count: int, hosts: Sequence[SshHost], reasons: dict[SshHost, str]) -> str:
-    """Return the message for a run that can't have its hosts."""
+    """Return the error message for a run that can't get enough hosts, with the reason for each host."""
     fit = len(hosts) - len(reasons)
     lines = [f"\n  {host.name}: {reasons[host]}" for host in hosts if host in reasons]
     are = "is" if fit == 1 else "are"

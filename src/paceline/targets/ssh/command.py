@@ -27,11 +27,11 @@ from paceline.remote.wire import SILENCE_S
 from paceline.system import processes
 from paceline.targets.ssh.hosts import SshHost
 
-#: How long an idle connection stays open for the person's next command; and one that needed a login.
+#: Seconds that an idle connection stays open for the user's next command; the second if the user had to log in.
 PERSIST_S = 30
 PERSIST_ASKED_S = 60
 CONNECT_S = 8
-#: How often ssh probes a silent host before it gives up.
+#: Number of unanswered probes after which ssh ends a connection.
 _ALIVE_COUNT = 3
 #: A socket's path has at most 104 characters; ssh temporarily appends 17.
 _LONGEST_FOLDER = 45
@@ -86,12 +86,12 @@ _MEANINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Ssh:
-    """The settings for reaching hosts.
+    """The settings of ssh for a target's hosts.
 
     Attributes:
         config: Replaces ~/.ssh/config.
         options: As for `ssh -o`.
-        silence_s: After which a link counts as cut.
+        silence_s: Seconds without a message after which a link counts as broken.
     """
 
     config: str | None = None
@@ -104,8 +104,8 @@ class Ssh:
     def words(self, host: SshHost, command: Sequence[str], *, leave_open: bool = False, ask: bool = False) -> list[str]:
         """Return the command line that runs `command`, quoted for the host's shell, on a host.
 
-        leave_open: Keep the connection open for a while, for others.
-        ask: ssh may prompt a person at a terminal.
+        leave_open: Whether to keep the connection open for a while, for other commands.
+        ask: Whether ssh may prompt the user at a terminal.
 
         Raises:
             TargetError: This machine has no `ssh`.
@@ -134,7 +134,7 @@ class Ssh:
         return [
             self.program(),
             *self._base(host),
-            # Not shared: a shared connection would keep forwarding after this command.
+            # Don't share the connection: a shared connection would keep forwarding after this command.
             *_words(
                 *("ControlMaster=no", "ControlPath=none", "BatchMode=yes", f"ConnectTimeout={CONNECT_S}"),
                 *("ExitOnForwardFailure=yes", "StreamLocalBindUnlink=yes", "StreamLocalBindMask=0177"),
@@ -187,7 +187,7 @@ class Ssh:
         return [*words, *_words(*self.options)]
 
     def _sharing(self, host: SshHost, leave_open: bool, persist_s: int) -> list[str]:
-        """Return options for sharing. A run's link is never shared: others would end with it."""
+        """Return options for connection sharing. Runs' links open no shared connection: others would end with it."""
         if any(option.lower().startswith("controlpath") for option in self.options) or self._is_shared(host):
             return [] if leave_open else _words("ControlMaster=no")
         folder = sockets_dir()
@@ -231,7 +231,7 @@ def sockets_dir() -> Path | None:
             found = folder.lstat()
         except OSError:
             continue
-        # Others who may write there could impersonate any host.
+        # Refuse a folder that others can write to, since they could impersonate any host.
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
             return folder
     return None

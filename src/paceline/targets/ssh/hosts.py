@@ -27,11 +27,11 @@ _FORM = "Write one host a line: 'gpu1 slots=4', 'gpu1:4', 'alice@gpu1' or 'gpu1'
 
 @dataclass(frozen=True, kw_only=True)
 class SshHost:
-    """One machine.
+    """A machine in a list of hosts.
 
     Attributes:
-        name: As passed to ssh.
-        slots: How many cores it offers; None for all.
+        name: The name or address that is passed to ssh.
+        slots: Number of cores that the machine offers to runs; None for all cores.
     """
 
     name: str
@@ -50,7 +50,7 @@ def read_hosts(items: Sequence[str]) -> tuple[SshHost, ...]:
     An item is a file if it has a slash, ends with '.txt', or such a file exists.
 
     Raises:
-        TargetError: A file can't be read, or a host is invalid; the message has the line and its place.
+        TargetError: A file can't be read, or a host is invalid; the message has the file, the line and its number.
     """
     lines: list[tuple[str, str]] = []
     for item in items:
@@ -59,7 +59,7 @@ def read_hosts(items: Sequence[str]) -> tuple[SshHost, ...]:
         else:
             lines += [("hosts", part) for part in item.split(",")]
     for where, text in lines:
-        # Before comments are removed: a password may contain a "#".
+        # Check this before comments are removed, since a password may contain a "#".
         if credentials_in(text):
             raise TargetError(
                 f"{where}: a password is in it, which is not shown. Leave it out: ssh logs in with keys. {_FORM}"
@@ -116,7 +116,7 @@ def _parse(line: str, where: str) -> SshHost:
         if not bracket or (count and not count.startswith(":")):
             raise TargetError(f"{where}: {line!r} has no ']' where it should be. {_FORM}")
         count = count[1:] if count else ""
-    # With more colons it is an IPv6 address without slots.
+    # A name with several colons is an IPv6 address without slots.
     elif name.count(":") == 1:
         name, _, count = name.partition(":")
         if not count:

@@ -28,14 +28,14 @@ _AGAIN_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostMember:
-    """A host with an agent."""
+    """A host, and the link to its agent."""
 
     host: SshHost
     link: Link
 
     @property
     def identity(self) -> tuple[str, str]:
-        """A sort key, the same for everybody, and for two names of one machine."""
+        """A sort key that is the same for all users, and for two names of one machine."""
         return self.link.hello.boot_id, self.link.hello.host
 
     @property
@@ -48,7 +48,7 @@ class HostMember:
 
         Raises:
             EngineError: The host did not answer.
-            TargetError: The host refuses.
+            TargetError: The host can't lease its shares.
         """
         try:
             answer: LeaseAnswer = self.link.call(f"{host_leases.__name__}:{verb}", given)
@@ -65,7 +65,7 @@ def open_member(ssh: Ssh, host: SshHost, *, python: str, library_dir: Path, fold
     """Start an agent on a host.
 
     Raises:
-        EngineError: It can't be started; the message says why, and what to do.
+        EngineError: The agent can't be started; the message says why, and what to do.
     """
     argv = ssh.words(host, [shlex.join(bootstrap_words(python))])
     try:
@@ -82,7 +82,7 @@ def open_member(ssh: Ssh, host: SshHost, *, python: str, library_dir: Path, fold
 
 
 class Opening:
-    """Hosts whose agents are being started, each in a thread."""
+    """A starter of agents on hosts, with one thread for each host."""
 
     def __init__(self, ssh: Ssh, *, python: str, library_dir: Path, folder: str) -> None:
         self._ssh, self._python, self._library_dir, self._folder = ssh, python, library_dir, folder
@@ -106,7 +106,7 @@ class Opening:
                     continue
                 self._members.pop(host, None)
                 self._asked[host] = True
-                # Daemon: a host that never answers must not keep the program alive.
+                # Use a daemon thread, so that a host that never answers does not keep the program alive.
                 threading.Thread(target=self._open, args=(host,), name=f"paceline-ssh-{host.name}", daemon=True).start()
 
     def wait(self, timeout_s: float) -> bool:
@@ -115,7 +115,7 @@ class Opening:
             return self._changed.wait_for(lambda: not any(self._asked.values()), timeout_s)
 
     def wait_for_those_alike(self, longest_s: float, more_s: float) -> None:
-        """Wait for the others as long again as the first took, but at least `more_s`."""
+        """Wait for the first host, then for the others as long as it took, at least `more_s`, at most `longest_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._first_s is not None, longest_s)
             first_s = self._first_s if self._first_s is not None else longest_s
@@ -137,7 +137,7 @@ class Opening:
             return [member for member in found if not member.link.lost]
 
     def close(self, but: Iterable[HostMember] = ()) -> None:
-        """End all agents but these, in the background; also those that are still being opened."""
+        """End all agents except those of `but`, including agents that are still being started."""
         kept = {member.host for member in but}
         with self._changed:
             self._closed = True
@@ -161,7 +161,7 @@ class Opening:
             elif member is None:
                 self.failures[host] = why
             self._changed.notify_all()
-        # Opened after `close`. End it without the lock, since that may take a while.
+        # End an agent that was started after `close`, without the lock, since this may take a while.
         if member is not None and self._closed:
             member.link.close()
 

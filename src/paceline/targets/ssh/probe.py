@@ -1,4 +1,4 @@
-"""Probe hosts that have nothing of Paceline yet: which answer, their resources, and the leases on them."""
+"""Probe hosts that need not have Paceline: whether they answer, their resources, and the leases on them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _MORE_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostProbe:
-    """A host's answer.
+    """The answer of a probed host.
 
     Attributes:
-        failure: Why it can't be used, and what to do; all else is empty then.
-        tickets: Of runs that hold or wait for some of it (`paceline.targets.leases`), in order.
+        failure: Why the host can't be used, and what to do; the other fields are empty then.
+        tickets: Tickets of the runs that hold or wait for a share of the host (`paceline.targets.leases`), in order.
     """
 
     host: SshHost
@@ -54,7 +54,7 @@ class HostProbe:
 
     @property
     def offered(self) -> int:
-        """The cores that it offers to runs."""
+        """The number of cores that the host offers to runs."""
         return self.host.slots or self.cores
 
 
@@ -69,8 +69,8 @@ def look_at(
 ) -> list[HostProbe]:
     """Probe hosts in parallel. Return the answers in the order of `hosts`.
 
-    leave_open: Keep the connections open for a while.
-    enough: After so many good answers the others get a moment more; None waits for all.
+    leave_open: Whether to keep the connections open for a while.
+    enough: Number of good answers after which the other hosts get only `_MORE_S`; None waits for all hosts.
 
     Raises:
         TargetError: This machine has no `ssh`.
@@ -178,7 +178,7 @@ def spare_hosts(settings: SshSettings, job: Job, held: Collection[str], machines
     """Return how many more hosts could take the job's workers now. Log in to each; reserve nothing.
 
     held: Names of the run's own hosts.
-    machines: (boot id, host name) of these, which other names may lead to.
+    machines: (boot id, host name) of the run's own hosts, which may have other names in the list.
     """
     left = [host for host in settings.hosts if host.name not in held]
     if not left:

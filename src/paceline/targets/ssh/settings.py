@@ -41,11 +41,11 @@ _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9]*\s*[= ]\s*\S.*")
 
 @dataclass(frozen=True, kw_only=True)
 class SshSettings:
-    """Checked settings of one target.
+    """The checked settings of one `ssh` target.
 
     Attributes:
-        folder: On the nodes; absolute, the same on each.
-        python: As set by the user.
+        folder: Absolute path of Paceline's folder, the same on each node.
+        python: The interpreter that the user has set, or None.
     """
 
     hosts: tuple[SshHost, ...]
@@ -53,7 +53,7 @@ class SshSettings:
     python: str | None
     folder: str
     interface: str | None
-    #: As stored: hosts in place of their file.
+    #: The settings as they are stored, with the hosts in place of the file of hosts.
     plain: dict[str, Any]
 
     @property
@@ -66,7 +66,7 @@ def read_settings(name: str, given: SettingValues) -> SshSettings:
     """Check the settings.
 
     Raises:
-        TargetError: One is wrong; the message has the value, the rule and the next step.
+        TargetError: A setting is wrong; the message has the value, the rule and the next step.
     """
     values = check_settings(KIND, OPTIONS, given, name)
     title = f"compute target {name!r}"

@@ -1,4 +1,4 @@
-"""The compute target `ssh`: a list of hosts, of which each run gets a share."""
+"""The compute target `ssh`, a list of hosts on which runs lease shares."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from paceline.targets.status import NodeStatus, Status, Unreachable, leased
 
 log = logging.getLogger(__name__)
 
-#: How long a run that has lost a host waits for it if too few others are up.
+#: Seconds that a run waits for a lost host if too few other hosts are up.
 _PATIENCE_S = 60.0
-#: The same for an elastic run, which can go on with fewer hosts. torchrun and Horovod wait as long for their minimum.
+#: Seconds that an elastic run waits if fewer hosts than its minimum are up. torchrun and Horovod wait as long.
 _ELASTIC_PATIENCE_S = 600.0
 #: Pause between queries of the hosts that an elastic run does not hold. Each query is a login on each.
 _LOOKOUT_S = 10.0
@@ -50,11 +50,11 @@ class SshTarget:
     def __init__(self, name: str = KIND, settings: SettingValues | None = None) -> None:
         self.name = name
         self._set: SshSettings = read_settings(name, settings or {})
-        #: Stored in place of the original settings: files have been read.
+        #: The settings to store: files such as a list of hosts are replaced by their content.
         self.settings = self._set.plain
         self._looks: list[HostProbe] | None = None
         self._gathered = 0
-        #: Polls the hosts that the run does not hold; a new one for each attempt.
+        #: The poller of hosts that the run does not hold, replaced for each attempt.
         self._lookout: Lookout | None = None
         self._machines: set[tuple[str, str]] = set()
 
@@ -123,7 +123,7 @@ class SshTarget:
         supervisors.load(run_dir, library_dir, python, _LOADED)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Do nothing: the time of submission is the position in the hosts' queues."""
+        """Do nothing, because the time of submission determines the position in the hosts' queues."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         return supervisors.start(run_dir, lock_fd, library_dir, python)
@@ -150,7 +150,7 @@ class SshTarget:
             library_dir=library_dir(run_dir.parent.parent),
             folder=self._set.folder,
         )
-        # The first time, a person may be waiting. Later a lost host may be rebooting.
+        # At the first call, a user may be waiting, so fail at once. Later, a lost host may be rebooting.
         patience_s = (_ELASTIC_PATIENCE_S if job.node_range else _PATIENCE_S) if self._gathered else 0.0
         self._gathered += 1
         held: list[HeldHosts] | None = None
@@ -171,7 +171,7 @@ class SshTarget:
                 raise TargetError(f"compute target {self.name!r}: {error}") from error
             raise
         finally:
-            # End everything that is not held, whatever went wrong; then `held` is None.
+            # End all agents of hosts that are not held. After an error, `held` is None, so end all agents.
             opening.close(but=[item.member for item in held or ()])
         links = [item.member.link for item in held]
 
@@ -190,7 +190,7 @@ class SshTarget:
         return len(nodes.nodes) + self._lookout.found()
 
     def script_python(self, links: Sequence[Any]) -> str | None:
-        """Return the interpreter for scripts that name none, or None for that of the agents."""
+        """Return the interpreter for scripts that name none, or None for the agents' interpreter."""
         from paceline.remote.link import script_python
 
         return script_python(self._set.python, sys.executable, links)
@@ -233,7 +233,7 @@ class SshTarget:
     # --- for `paceline compute`
 
     def status(self) -> Status:
-        """Return each host with all leases on it."""
+        """Return the status of each host, including its leases."""
         nodes, running, queued = [], set(), set()
         for look in self._look(with_gpus=True):
             if look.failure is not None:

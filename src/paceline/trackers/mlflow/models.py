@@ -119,7 +119,7 @@ class LoggedModels:
 
     @contextlib.contextmanager
     def _changed(self, model_id: str) -> Iterator[_Document]:
-        """Yield the model's document, and write it at the end."""
+        """Yield the model's document for changes, and write it when the block ends."""
         path = self._model_place(model_id) / _DOCUMENT
         document: _Document = read_json(path)
         yield document
@@ -127,7 +127,7 @@ class LoggedModels:
         write_json(path, document)
 
     def _model_place(self, model_id: str) -> Path:
-        # A slash or a star could match any path.
+        # Refuse ids with a slash or a star, which could match other paths.
         if model_id.replace("-", "").isalnum():
             for top in self._runs_dir.glob("*") if self._sink is None else (self._sink.folder.path,):
                 place = top / "outputs" / _FOLDER / model_id
@@ -143,7 +143,7 @@ def _now_ms() -> int:
 def _model(document: _Document, place: Path) -> LoggedModel:
     own: dict[str, object] = {
         **document,
-        # The current place: the run may have come from another machine.
+        # Return the current path: the run may have been copied from another machine.
         "artifact_location": place.absolute().as_uri(),
         "status": LoggedModelStatus(document["status"]),
         "tags": [LoggedModelTag(key, value) for key, value in document["tags"].items()],

@@ -123,7 +123,7 @@ def _refuse(self: MlflowRegistry, *args: object, **options: object) -> NoReturn:
     )
 
 
-# All that MLflow would change. Abstract there, so each has to be here.
+# Refuse all methods that change the registry. They are abstract in MLflow, so this class must define them.
 for _name, _method in vars(AbstractStore).items():
     if getattr(_method, "__isabstractmethod__", False) and _name not in vars(MlflowRegistry):
         setattr(MlflowRegistry, _name, _refuse)

@@ -49,7 +49,7 @@ from paceline.workspace_dir import configured
 TRACKER = "mlflow"
 #: Tags that MLflow's clients set themselves.
 _OWN_TAGS = "mlflow."
-#: MLflow's end states, but FAILED.
+#: MLflow's end state -> Paceline's, except FAILED.
 _ENDS = {RunStatus.FINISHED: states.COMPLETED, RunStatus.KILLED: states.CANCELED}
 
 
@@ -68,16 +68,16 @@ class _Open:
     log: MetricLog | None = None
     prefix: str = ""
     tags: dict[str, str] = field(default_factory=dict)
-    #: Name -> known numbers, of names that were logged for a model.
+    #: Metric name -> numbers already logged, for metrics that were logged for a model.
     known: dict[str, set[tuple[int, int, str]]] = field(default_factory=dict)
 
 
-#: By id. Shared by all stores of this process: MLflow makes several.
+#: Open runs by id, shared by all stores of this process: MLflow creates several stores.
 _open: dict[str, _Open] = {}
 
 
 class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-ignore]
-    """Runs of a workspace; `paceline rm` deletes them."""
+    """An MLflow tracking store of a workspace's runs; only `paceline rm` deletes runs."""
 
     def __init__(self, store_uri: str | None = None, artifact_uri: str | None = None) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
             # late: a script with its own server has its registry there.
             os.environ.setdefault("MLFLOW_REGISTRY_URI", store_uri)
 
-    # --- experiments, which are names
+    # --- experiments: Paceline stores only their names
 
     def search_experiments(  # type: ignore[no-untyped-def]
         self, view_type=ViewType.ACTIVE_ONLY, max_results=1000, filter_string=None, order_by=None, page_token=None
@@ -107,7 +107,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         return view.experiment(_checked(experiment_id), self._runs_dir)
 
     def get_experiment_by_name(self, experiment_name: str) -> Experiment:
-        # Exists from the start: ranks would create it at the same time.
+        # Every experiment exists from the start: otherwise several ranks would create it at the same time.
         experiment_id = view.DEFAULT if experiment_name == "Default" else _checked(experiment_name)
         return view.experiment(experiment_id, self._runs_dir)
 
@@ -234,7 +234,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         self._set_tags(to, {tag.key: tag.value for tag in tags})
 
     def _is_known(self, to: _Open, name: str, metric: Metric) -> bool:
-        """Return whether a model's step has logged this number."""
+        """Return whether an earlier call has logged this number for a model."""
         if metric.model_id is not None and name not in to.known:
             to.known[name] = {_number(number) for number in view.history(to.folder, name)}
         if (known := to.known.get(name)) is None:
@@ -249,17 +249,17 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         tags_and_properties.remove_tags(to.folder.notes, [key])
 
     def log_inputs(self, run_id: str, datasets: Sequence[DatasetInput] | None = None, models: object = None) -> None:
-        """Store datasets as tags: real inputs are in `data.json`."""
+        """Store MLflow's datasets as tags; `data.json` lists only Paceline's inputs."""
         to = self._writable(run_id)
         if datasets:
             tags = {f"dataset {entry.dataset.name}": entry.dataset.digest for entry in datasets}
             tags_and_properties.set_tags(to.folder.notes, tags)
 
     def log_outputs(self, run_id: str, models: object) -> None:
-        """Do nothing: logged models name their run."""
+        """Do nothing: each logged model's document contains its run's id."""
 
     def record_logged_model(self, run_id: str, mlflow_model: object) -> None:
-        """Do nothing, as `log_outputs`."""
+        """Do nothing: each logged model's document already contains its run's id."""
 
     def link_traces_to_run(self, trace_ids: list[str], run_id: str) -> None:
         raise _refused("traces are not kept")
@@ -293,13 +293,13 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
             if self._sink is None or run_id != self._sink.folder.run_id:
                 self._folder(run_id)
                 raise _refused(f"run {run_id} is logged by another program, or has ended")
-            # The id came in another way, such as MLFLOW_RUN_ID.
+            # The script has the run's id from elsewhere, such as MLFLOW_RUN_ID.
             _open[run_id] = _Open(self._sink.folder, sink=self._sink)
         return _open[run_id]
 
 
 def _add_parameters(to: _Open, values: dict[str, str]) -> None:
-    """Store parameters as properties; ranks may log the same."""
+    """Store parameters as properties; several ranks may log the same parameter."""
     for _ in range(2):
         there = tags_and_properties.read(to.folder.notes).properties
         for key, value in values.items():

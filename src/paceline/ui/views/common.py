@@ -1,4 +1,4 @@
-"""Shared parts of views: the run of a path, numbers of a query, streams of events."""
+"""Parts of several views: the run of a path, numbers of a query, event streams."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from paceline.runs.record import RunRecord
 from paceline.ui import render, run_page
 from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 
-#: Most points of a curve in one request.
+#: Most points of a curve that one response has.
 _PIXELS = (50, 4000)
 
-#: Returns the data of a piece's template for a run.
+#: A function that returns the data of a piece's template for a run.
 Find = Callable[[RunFolder, RunRecord], render.TemplateValues]
 
 
@@ -36,10 +36,10 @@ def runs_dir(request: Request) -> Path:
 
 
 def folder_of(request: Request) -> RunFolder:
-    """Return the run in the path, by its full id.
+    """Return the run whose full id is in the path.
 
     Raises:
-        RunNotFoundError, FileNameError: The workspace has no such run.
+        RunNotFoundError, FileNameError: The workspace has no run with this id.
     """
     run_id = check_run_id(request.path_params["run_id"])
     folder = RunFolder(runs_dir(request) / run_id)
@@ -47,7 +47,7 @@ def folder_of(request: Request) -> RunFolder:
 
 
 def number(request: Request, name: str) -> float | None:
-    """Return this number of the query, or None without it.
+    """Return the number of this name in the query, or None if the query has none.
 
     Raises:
         HTTPException: The value is not a number (400).
@@ -62,7 +62,7 @@ def number(request: Request, name: str) -> float | None:
 
 
 def whole(request: Request, name: str, default: int, *, least: int = 0, most: int = 10**9) -> int:
-    """Return this whole number of the query, clipped to the bounds.
+    """Return the whole number of this name in the query, clipped to the bounds.
 
     Raises:
         HTTPException: The value is not a whole number (400).
@@ -75,7 +75,7 @@ def whole(request: Request, name: str, default: int, *, least: int = 0, most: in
 
 
 def curve_query(request: Request) -> run_page.CurveQuery:
-    """Return the requested curves: `name` (several), `axis`, `from`, `to` and `px`.
+    """Return the curves of the query's `name` (several), `axis`, `from`, `to`, `px`.
 
     Raises:
         HTTPException: A value is not a number (400).
@@ -90,7 +90,7 @@ def curve_query(request: Request) -> run_page.CurveQuery:
 
 
 class EventStream(Response):
-    """Server-sent events, until the stream, the reader or the server ends.
+    """A response of server-sent events. It ends with its events, reader or server.
 
     Starlette's own streaming response starts a task group and passes each piece through four layers. With hundreds of watchers
     that takes most of the time.
@@ -99,7 +99,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, stream: AsyncGenerator[bytes, None], closing: asyncio.Event) -> None:
-        # Ask proxies not to buffer events.
+        # This header asks proxies not to buffer events.
         super().__init__(headers={"x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._stream, self._closing = stream, closing
@@ -136,23 +136,23 @@ def events(request: Request, stream: AsyncGenerator[bytes, None]) -> EventStream
 
 
 def place_of(request: Request) -> str:
-    """Return the id of the last event that this watcher received."""
+    """Return the id of the last event that a reconnecting watcher has received, or ""."""
     return request.headers.get("last-event-id") or request.query_params.get("place", "")
 
 
 def as_json(value: object) -> Response:
-    """Return a JSON response in ASCII: names may hold lone surrogates, which UTF-8 can't encode."""
+    """Return a JSON response in ASCII, because names may hold lone surrogates, which UTF-8 can't encode."""
     return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")
 
 
 def file_name(request: Request, part: str) -> str:
-    """Return the file name behind `/<part>/` in the path; any bytes, as in file systems."""
+    """Return the file's name behind `/<part>/` in the path. It may have any bytes, as in file systems."""
     raw = request.scope.get("raw_path", b"").partition(f"/{part}/".encode())[2]
     return os.fsdecode(unquote_to_bytes(raw))
 
 
 def routes(name: str, find: Find) -> list[Route]:
-    """Return the routes of a page and of the stream of its changes."""
+    """Return two routes: one of a page, and one of the stream of its changes."""
     path = f"/runs/{{run_id}}/{name}"
     return [
         Route(path, lambda request: _page(request, name, find)),
@@ -161,7 +161,7 @@ def routes(name: str, find: Find) -> list[Route]:
 
 
 def _page(request: Request, name: str, find: Find) -> Response:
-    """Render the page `run_<name>.html` around the piece `run_<name>_part.html`."""
+    """Render the page `run_<name>.html`, which contains the piece `run_<name>_part.html`."""
     folder = folder_of(request)
     head = run_page.head(folder)
     values = find(folder, head["record"])
@@ -170,7 +170,7 @@ def _page(request: Request, name: str, find: Find) -> Response:
 
 
 def live(request: Request, name: str, find: Find | None) -> Response:
-    """Stream changes of the header and of this page's piece; of the header alone without `find`."""
+    """Stream changes of the header and of the page's piece. Without `find`, stream only the header."""
     folder = folder_of(request)
 
     def look() -> PiecesSeen:
@@ -187,5 +187,5 @@ def live(request: Request, name: str, find: Find | None) -> Response:
 
 
 def head_piece(request: Request, tab: str, head: run_page.RunHead) -> PagePiece:
-    """Return the header of a run's page."""
+    """Return the header of a run's page as a live piece."""
     return PagePiece(stamp_of(head), lambda: render.text(request, "run_head.html", tab=tab, **head))

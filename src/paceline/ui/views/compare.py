@@ -1,4 +1,4 @@
-"""A comparison of runs: their curves and their differences."""
+"""The page that compares runs: their curves and their differences."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from paceline.runs.record import RunRecord
 from paceline.ui import render, run_page
 from paceline.ui.views.common import as_json, curve_query, runs_dir
 
-#: More runs are hard to distinguish.
+#: Most runs in a comparison. More runs are hard to distinguish.
 _MOST = 12
-#: Part of a run in `paceline diff` -> heading.
+#: Kind of difference in `paceline diff` -> heading on the page.
 _TITLES = {
     "parameters": "Parameters",
     "topology": "Topology",
@@ -34,7 +34,7 @@ _WHOLE = ("parameters", "code")
 
 
 class ComparedRow(TypedDict):
-    """A compared fact, with the value of each run."""
+    """A compared fact, with its value in each run."""
 
     name: str
     values: list[str]
@@ -42,7 +42,7 @@ class ComparedRow(TypedDict):
 
 
 class Section(TypedDict):
-    """The compared facts of a part of the runs."""
+    """A section of compared facts, such as the parameters of the runs."""
 
     title: str
     rows: list[ComparedRow]
@@ -56,7 +56,7 @@ def page(request: Request) -> Response:
 
 
 def curves(request: Request) -> Response:
-    """Return the curves of all runs: for each run and metric one, of its lowest rank, over all attempts."""
+    """Return a curve for each run and metric: that of the run's lowest rank, over all attempts."""
     query = curve_query(request)
     drawn: list[dict[str, object]] = []
     listed: dict[str, run_page.MetricJson] = {}
@@ -84,9 +84,9 @@ def _folders(request: Request) -> list[RunFolder]:
 
 
 def differences(runs: Sequence[tuple[RunRecord, RunFolder]]) -> list[Section]:
-    """Return sections of rows: label, value of each run, whether they differ.
+    """Return the compared facts in sections, with the value of each run.
 
-    All parameters and code are listed; of other parts only differences.
+    The sections of parameters and code list all facts, the other sections only differences.
     """
     columns = [diff.sides(folder, record) for record, folder in runs]
     sections: list[Section] = []
@@ -104,9 +104,9 @@ def differences(runs: Sequence[tuple[RunRecord, RunFolder]]) -> list[Section]:
 
 
 def changes(request: Request) -> Response:
-    """Compare two runs: their sources file by file, and where their metrics diverge.
+    """Compare the source files of two runs, and find where their metrics diverge.
 
-    A separate piece of the page, because it may take long.
+    This is a separate piece of the page, because it may take long.
     """
     folders = _folders(request)
     if len(folders) != 2:

@@ -1,4 +1,4 @@
-"""The list of runs and its changes."""
+"""The page with the list of runs, and its live changes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from paceline.ui.latest import LatestValues
 from paceline.ui.pieces import stamp_of
 from paceline.ui.views.common import events, place_of, whole
 
-#: Runs on one page.
+#: Number of runs on one page.
 ROWS = 100
-#: Seconds to wait for a refresh; on a slow file system later changes arrive by the stream.
+#: Seconds that a page waits for a refresh of the index. Later changes arrive by the stream.
 _PATIENCE_S = 0.4
 _LOOK_S = 1.0
 _SILENCE_LOOKS = 15
 
-#: Most cached rows, of about a kilobyte each; a page has a hundred.
+#: Most rendered rows in the cache, about a kilobyte each. A page has a hundred rows.
 _MOST = 2000
 
 
@@ -64,7 +64,7 @@ async def page(request: Request) -> Response:
         place=_place(rows, len(matching)),
         total=len(matching),
         of=len(index.ids),
-        # The first refresh of ten thousand runs continues while the first page is shown.
+        # True while the first refresh goes on, which may take long with ten thousand runs.
         is_partial=len(entries) < len(index.ids),
         pages=max(1, -(-len(matching) // ROWS)),
         choices=_choices(entries),
@@ -76,7 +76,7 @@ async def page(request: Request) -> Response:
 
 
 async def live(request: Request) -> Response:
-    """Stream changed rows of the page with this query."""
+    """Stream the changed rows of the page with this query."""
     index: Index = request.app.state.index
     query = query_of(request)
     root = render.root_of(request.scope["path"])
@@ -91,7 +91,7 @@ async def _changes(index: Index, made: RunRows, query: RunQuery, root: str, plac
     yield b"retry: 1000\n\n"
     while True:
         await asyncio.to_thread(index.refresh)
-        # New values of active runs do not change the list.
+        # Render the rows of active runs again: their new metric values do not change the index's version.
         if index.version != version or any(not entry.is_terminal for entry in shown):
             version = index.version
             matching = selected(index.entries(), query)
@@ -99,7 +99,7 @@ async def _changes(index: Index, made: RunRows, query: RunQuery, root: str, plac
             rows = await asyncio.to_thread(made.of, shown, root)
             changed = {run_id: row for run_id, row in rows.items() if told.get(run_id) != row}
             now = _place(rows, len(matching))
-            # The page may be older than the first refresh.
+            # Compare with the page at first, which may be older than the first refresh.
             if now != place if is_first else changed or list(told) != list(rows):
                 data = {"order": list(rows), "rows": changed, "total": len(matching), "first": is_first}
                 yield message("rows", data, now)
@@ -111,14 +111,14 @@ async def _changes(index: Index, made: RunRows, query: RunQuery, root: str, plac
 
 
 async def _refreshed(index: Index) -> None:
-    """Wait briefly for a refresh of the index."""
+    """Wait briefly for a refresh of the index, which may take long."""
     task = asyncio.create_task(asyncio.to_thread(index.refresh))
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(asyncio.shield(task), _PATIENCE_S)
 
 
 def _place(rows: dict[str, Markup], total: int) -> str:
-    """Return an id of the shown rows, so that the stream does not repeat them."""
+    """Return an id of the shown rows, by which the stream avoids repeating them."""
     return stamp_of(rows, total)
 
 
@@ -128,7 +128,7 @@ def _on_page(matching: list[IndexEntry], query: RunQuery) -> list[IndexEntry]:
 
 
 def _choices(entries: list[IndexEntry]) -> dict[str, list[str]]:
-    """Return the values of each filter."""
+    """Return the values that each filter offers."""
     return {
         "experiment": sorted({entry.experiment for entry in entries}),
         "target": sorted({entry.target for entry in entries if entry.target}),
@@ -137,7 +137,7 @@ def _choices(entries: list[IndexEntry]) -> dict[str, list[str]]:
 
 
 def _linker(request: Request) -> Any:
-    """Return a function that gives this page's URL with changes of the query; "" removes a key."""
+    """Return a function that returns the page's URL with changes of its query. The value "" removes a key."""
     given = [(key, value) for key, value in request.query_params.multi_items() if key not in ("page", "token")]
 
     def link(**changes: object) -> str:
@@ -153,7 +153,7 @@ class RunRows:
         self._known: dict[str, tuple[object, Markup]] = {}
 
     def of(self, entries: Sequence[IndexEntry], root: str) -> dict[str, Markup]:
-        """Return run id -> row. root: relative path to the top of the page."""
+        """Return run id -> HTML of the row. root: relative path to the top of the page."""
         values = self._latest.of(entries)
         return {entry.run_id: self._row(entry, root, values) for entry in entries}
 
@@ -163,7 +163,7 @@ class RunRows:
         if known is None or known[0] != shown or not entry.is_terminal:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            # Escaped by Jinja.
+            # Jinja has escaped all values in this HTML.
             row = Markup(render.part("run_row.html", run=entry, root=root, latest=values))
             known = self._known[entry.run_id] = (shown, row)
         return known[1]

@@ -1,4 +1,4 @@
-"""Pages of models, services and compute targets: one live piece each."""
+"""The pages of models, services and compute targets. Each page has one live piece."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views.common import events, place_of
 from paceline.workspace import Workspace
 
-#: Seconds to cache a target's status, to limit calls to engines.
+#: Seconds for which a target's status is cached, to limit the calls to engines.
 _FRESH_S = 10.0
 _LIMIT_S = 8.0
 _LOG_LINES = 200
-#: Most runs listed below a target.
+#: Most runs that are listed below a target.
 _MOST_RUNS = 50
 
-#: Returns the data of one of these pages.
+#: A function that returns the data of one of these pages.
 _Find = Callable[[Request], render.TemplateValues]
 _Answer = Callable[[Request], Response]
 
 
 def routes() -> list[Route]:
-    """Return the routes of each page and of the stream of its changes."""
+    """Return two routes for each page: the page, and the stream of its changes."""
     pages: list[tuple[str, str, _Find]] = [
         ("/models", "models", _models),
         ("/models/{name}/{version:int}", "model", _model),
@@ -53,9 +53,9 @@ def routes() -> list[Route]:
 
 
 def _compute(request: Request) -> Response:
-    """Return the page at once.
+    """Return the page at once, without the targets' status.
 
-    The targets' status follows in the stream, because an engine may take seconds.
+    The status follows in the stream, because an engine may take seconds to answer.
     """
     names = configured.names(request.app.state.workspace_dir)
     return render.page(request, "compute.html", names=names, stamp="")
@@ -113,7 +113,7 @@ def _targets(request: Request) -> render.TemplateValues:
     index: Index = state.index
     index.refresh()
     going: dict[str, list[IndexEntry]] = {}
-    # First come first, as in a queue; a sweep's position is that of its trials.
+    # List the oldest run first, as in a queue. A sweep is left out, because its trials are listed.
     for entry in reversed(index.entries()):
         if not entry.is_terminal and entry.kind == "script":
             going.setdefault(entry.target, []).append(entry)

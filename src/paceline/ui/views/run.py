@@ -1,4 +1,4 @@
-"""A run's pages: state, curves and log; files; details; actions."""
+"""The pages of a run: state, curves and log; files; details; actions."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from paceline.ui.pieces import stamp_of
 from paceline.ui.views import common
 from paceline.ui.views.common import as_json, curve_query, events, file_name, folder_of, number, place_of, whole
 
-#: Most lines in one request, and in the results of a search.
+#: Most lines of a log in one response, and most lines that a search finds.
 _MOST_LINES, _MOST_FOUND = 20_000, 2_000
-#: Most lines of the supervisor's log or a preparation log, counted from the end.
+#: Most lines of the supervisor's log or of a preparation log, counted from the end of the log.
 _WINDOW = 1 << 20
 
-#: Most characters of a tag and its value.
+#: Most characters of a tag's key and of its value.
 _LONGEST = 500
 
 
 async def page(request: Request) -> Response:
     folder = folder_of(request)
     if folder.run_id != request.path_params["run_id"]:
-        # A unique part of an id.
+        # The path has only a unique part of the id, so redirect to the full id.
         return RedirectResponse(f"./{folder.run_id}", 303)
-    # Read the curves ahead: the page will request them as soon as it has loaded.
+    # Begin to read the curves, because the page will request them as soon as it has loaded.
     reading = asyncio.get_running_loop().run_in_executor(None, _read_on, request.app.state.curves, folder)
     reading.add_done_callback(lambda done: done.exception())
     found = await asyncio.to_thread(run_page.head, folder)
@@ -52,12 +52,12 @@ async def page(request: Request) -> Response:
 
 
 def head(request: Request) -> Response:
-    """Render the header again after a change of state."""
+    """Render the header, which the page requests again after a change of state."""
     return render.page(request, "run_head.html", tab="run", **run_page.head(folder_of(request)))
 
 
 async def head_live(request: Request) -> Response:
-    """Stream the header for the page of one file."""
+    """Stream changes of the header, for the page of a single file."""
     return common.live(request, "files", None)
 
 
@@ -67,7 +67,7 @@ async def live(request: Request) -> Response:
 
 
 def curves(request: Request) -> Response:
-    """Return points of curves.
+    """Return the points of the requested curves as JSON.
 
     Query: `name` (several), `ranks`, `axis`, `from`, `to`, `px`, `attempts=all`.
     """
@@ -80,7 +80,7 @@ def curves(request: Request) -> Response:
 
 
 def others(request: Request) -> Response:
-    """Render the logged images and tables as a piece of the page."""
+    """Render the logged images, tables and texts as a piece of the page."""
     folder = folder_of(request)
     with request.app.state.curves.open(folder) as found:
         found.look()
@@ -89,7 +89,7 @@ def others(request: Request) -> Response:
 
 
 def log(request: Request) -> Response:
-    """Return lines of the log.
+    """Return lines of the run's log as JSON.
 
     Query: `last`, `rank`, `attempt`, `search`; `of=driver` or `prepare`.
     """
@@ -103,7 +103,7 @@ def log(request: Request) -> Response:
         return as_json({"lines": _side_lines(folder, record, of, last, search), "more": False})
     chosen = [one for one in folder.ranks(record.world_size) if rank is None or one == rank]
     attempts = [one.number for one in record.attempts if attempt is None or one.number == attempt]
-    # A search begins at the start of the log.
+    # A search begins at the start of the log, not at its last lines.
     start = None if search else last_lines_start(folder, attempts, chosen, last)
     lines_found = lines_of(folder, attempts, chosen, start, in_blocks=bool(search))
     if search:
@@ -124,7 +124,7 @@ def file(request: Request) -> Response:
 
 
 def files(folder: RunFolder, record: RunRecord) -> render.TemplateValues:
-    """Return the data of the page of all files."""
+    """Return the data of the page that lists all files."""
     listed = downloads.files(folder)
     return {"files": listed, "total": sum(file.size_bytes for file in listed)}
 
@@ -145,9 +145,9 @@ def _ranks(request: Request) -> list[int] | None:
 
 
 def _with(wanted: str, blocks: Iterator[LogLine]) -> Iterator[LogLine]:
-    """Yield the lines that contain this text, ignoring case.
+    """Yield the lines that contain this text in lower or upper case.
 
-    Skip blocks without a match unsplit.
+    Blocks of lines without a match are not split into lines.
     """
     for block in blocks:
         if wanted in block.text.lower():
@@ -180,7 +180,7 @@ async def cancel(request: Request) -> Response:
 
 
 async def stacks(request: Request) -> Response:
-    """Show the current stack of each worker, as `paceline stacks` does."""
+    """Show the present stack of each worker, as `paceline stacks` does."""
     await _form(request)
     found = await asyncio.to_thread(take, folder_of(request))
     return PlainTextResponse(visible(str(found), lines=True))
@@ -194,7 +194,7 @@ async def rerun(request: Request) -> Response:
 
 
 async def tag(request: Request) -> Response:
-    """Set a tag (`key`, `value`), or remove one (`remove`)."""
+    """Set a tag (form fields `key`, `value`), or remove one (form field `remove`)."""
     form = await _form(request)
     folder = folder_of(request)
     key, value, gone = (form.get(name, "").strip() for name in ("key", "value", "remove"))
@@ -208,7 +208,7 @@ async def tag(request: Request) -> Response:
 
 
 async def rename(request: Request) -> Response:
-    """Rename the run (`name`)."""
+    """Give the run another display name (form field `name`)."""
     form = await _form(request)
     folder, name = folder_of(request), form.get("name", "").strip()
     if len(name) > _LONGEST:
@@ -218,14 +218,14 @@ async def rename(request: Request) -> Response:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Return the fields of a form from one of this server's pages.
+    """Return the fields of a form that a page of this server has sent.
 
     Raises:
-        HTTPException: The form is not from this server, or the server is read-only (403).
+        HTTPException: The form comes from elsewhere, or the server is read-only (403).
     """
     if request.app.state.config.read_only:
         raise HTTPException(403, "This server only shows runs: it was started with --read-only.")
-    # Parsed by hand: a form of three fields does not need python-multipart.
+    # Parse the form by hand: three fields do not justify the dependency python-multipart.
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise HTTPException(415, "A form is sent as application/x-www-form-urlencoded.")
     fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)

@@ -1,4 +1,4 @@
-"""A sweep's page: a table of its trials, and the pictures of `SweepRun.draw`."""
+"""The page of a sweep: a table of its trials, and the pictures of `SweepRun.draw`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views import common
 from paceline.ui.views.common import events, folder_of, place_of
 
-#: Most trials in the table.
+#: Most trials that the table lists.
 _ROWS = 500
-#: Seconds between polls: pictures that change more often are hard to read.
+#: Seconds between polls: pictures that change more often would be hard to read.
 _LOOK_S = 2.0
 
 
@@ -36,7 +36,7 @@ def live(request: Request) -> Response:
     """Stream changes of the header, the table and the pictures."""
     folder, state = folder_of(request), request.app.state
     _head(folder)
-    # Kept between polls, because it reads incrementally.
+    # Keep the board between polls, because it reads only what is new.
     board = Board(folder)
 
     def look() -> PiecesSeen:
@@ -51,7 +51,7 @@ def live(request: Request) -> Response:
 
 
 def _head(folder: RunFolder) -> run_page.RunHead:
-    """Return the top of a sweep's page; answer 404 for another run."""
+    """Return the data of a sweep's header. Raise 404 if the run is not a sweep."""
     head = run_page.head(folder)
     if (record := head["record"]).sweep is None:
         raise HTTPException(404, f"run {folder.run_id} is not a sweep; its kind is {record.kind}.")
@@ -59,7 +59,7 @@ def _head(folder: RunFolder) -> run_page.RunHead:
 
 
 def _stamp(standing: Standing) -> str:
-    """Return a stamp of the shown content, without the durations of running trials."""
+    """Return a text that changes with the page, except for the durations of running trials."""
     trials = [
         (trial.number, trial.shown, len(trial.curve), *map(len, trial.further), trial.started_utc)
         for trial in standing.trials
@@ -81,16 +81,16 @@ def _shown(state: Any, standing: Standing) -> render.TemplateValues:
         "more": max(0, len(rows) - _ROWS),
         "best": set(order),
         "sketch": sketch,
-        # Only numbers, so the JSON can't close the element.
+        # The values are numbers, so this JSON can't close the HTML element.
         "places": json.dumps({line.number: [_short(place) for place in line.places] for line in sketch.lines}),
         "svg": svg,
     }
 
 
 def _shares(state: Any, standing: Standing) -> draw.Shares:
-    """Return the importance of hyperparameters, computed once for each number of ended trials.
+    """Return the importance of each hyperparameter, computed again only after a trial has ended.
 
-    Fitting the forest takes some seconds.
+    Fitting the random forest takes some seconds.
     """
     kept: dict[tuple[str, int], draw.Shares] = state.__dict__.setdefault("shares", {})
     run_id, ended = standing.record.run_id, sum(trial.is_over for trial in standing.trials)

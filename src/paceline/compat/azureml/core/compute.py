@@ -96,7 +96,7 @@ class ComputeTarget:
 
     @staticmethod
     def attach(workspace: Workspace, name: str, attach_configuration: Provisioning) -> ComputeTarget:
-        """Create a target; add the SSH host of a RemoteCompute's configuration."""
+        """Create a target; a RemoteCompute's configuration also adds its SSH host to Paceline."""
         return ComputeTarget.create(workspace, name, attach_configuration)
 
     @staticmethod
@@ -108,7 +108,7 @@ class ComputeTarget:
 
     @classmethod
     def _made_elsewhere(cls, workspace: Workspace, name: str) -> ComputeTarget:
-        """Return a target that was created in Azure's portal: here, this machine."""
+        """Return this machine as the target that a driver expects from Azure's portal."""
         made: ComputeTarget = object.__new__(AmlCompute)
         made._set(workspace, name, {"type": "AmlCompute"})
         return made

@@ -96,7 +96,7 @@ class DockerSection(Strict):
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
-        # The two exclude each other.
+        # Setting the base image clears the base Dockerfile, and the reverse.
         other = {"base_image": "base_dockerfile", "base_dockerfile": "base_image"}.get(name)
         if other is not None and value is not None:
             super().__setattr__(other, None)
@@ -169,10 +169,10 @@ class Environment(Strict):
             text = Path(file_path).read_text(encoding="utf-8")
         except OSError as error:
             raise UserErrorException(f"the requirements file {file_path!r} can't be read: {error.strerror}.") from error
-        # Exported files list hashes of versions that Paceline may replace by installed ones.
+        # Remove hashes: Paceline may replace a listed version by the installed one, whose hash differs.
         lines = re.sub(r"\s--hash[= ]\S+", "", re.sub(r"\\\r?\n", " ", text)).splitlines()
         lines = [line.partition(" #")[0].strip() for line in lines if not line.lstrip().startswith("#")]
-        # Keep all lines of an option, and of a package under different conditions.
+        # Keep repeated lines: an option, or a package under different conditions, may occur more than once.
         content = CondaDependencies.create(pip_packages=[]).as_dict()
         content["dependencies"].append({"pip": [line for line in lines if line]})
         made.python.conda_dependencies = CondaDependencies(_underlying_structure=content)
@@ -395,10 +395,10 @@ def _snake_case(data: Document) -> Document:
 
 
 def environment_of(workspace: Workspace, spec: EnvironmentSpec | None) -> Environment:
-    """Return the environment with which a run was submitted: the registered one, or one of the same content."""
+    """Return a run's registered environment, or else an environment of the same content."""
     name = (spec.name if spec else None) or UNNAMED
     if spec is not None and (spec.version or is_curated(name)):
-        # The registration may have been removed.
+        # If the registration has been removed, rebuild the environment from the run's content below.
         with contextlib.suppress(UserErrorException):
             return Environment.get(workspace, name, str(spec.version) if spec.version else None)
     made = Environment(name)
@@ -424,7 +424,7 @@ class EnvironmentBuild:
 def _curated(name: str, version: str | None) -> Environment:
     made = Environment(name)
     made.version = version or "1"
-    # No packages of its own: the packages that a driver adds to a clone join the installed ones.
+    # List no packages: packages that a driver adds to a clone are used with the installed packages.
     made.python.conda_dependencies = CondaDependencies.create(pip_packages=[])
     made.environment_variables = {}
     return made

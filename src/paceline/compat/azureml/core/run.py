@@ -71,7 +71,7 @@ class Run(SdkSpellings, runs.Run):
 
     @staticmethod
     def make_experiment(runs_dir: Path, name: str) -> runs.ExperimentLike:
-        # That module imports this one, and most scripts need only this one.
+        # Import late: core.experiment imports core.run, and most scripts need only core.run.
         made: runs.ExperimentLike = late("core.experiment", "make_experiment")(runs_dir, name)
         return made
 
@@ -91,7 +91,7 @@ class Run(SdkSpellings, runs.Run):
                 f"an azureml.core.Run. ({error})"
             ) from error
 
-    #: Its name of 2018.
+    #: The name of `get_context` in 2018.
     get_submitted_run = get_context
 
     def __str__(self) -> str:
@@ -219,7 +219,7 @@ class Run(SdkSpellings, runs.Run):
         return {name.partition("/")[2]: path for name, path in files_below(self.folder, top)}
 
     def _get_outputs_datapath(self) -> DataPath:
-        """Return a DataPath of the run's outputs, for a run that continues them."""
+        """Return a DataPath of the run's outputs, from which another run can continue."""
         store = late("core.datastore", "Datastore")(self._workspace(), ARTIFACTS)
         place: DataPath = late("data.data_reference", "DataPath")(store, f"ExperimentRun/dcid.{self.id}/outputs")
         return place
@@ -383,7 +383,7 @@ class Run(SdkSpellings, runs.Run):
     ) -> DetailFields:
         """Wait until the run ends and its outputs are stored, and return its details."""
         if runs.is_ours(self.folder):
-            # This program would wait for its own end.
+            # A script that waits for its own run would never end.
             return self.get_details()
         if show_output:
             print(f"RunId: {self.id}\nWeb View: {self.get_portal_url()}\n", flush=True)

@@ -303,7 +303,7 @@ class AksWebservice(Webservice):
 
 
 class AksEndpoint(AksWebservice):
-    """Several versions behind a name, each with a share of the requests: refused.
+    """An endpoint that splits requests among versions; Paceline does not support it.
 
     Raises:
         WebserviceException: Always. A service supports updates and rollbacks instead.
@@ -417,7 +417,7 @@ def deploy(
 
 
 def ids_of(models: Iterable[object]) -> list[str]:
-    """Return the ids of models; a path stands for itself."""
+    """Return the ids of models; a path is returned unchanged."""
     return [str(getattr(one, "id", one)) for one in models]
 
 

@@ -142,7 +142,7 @@ class Workspace(paceline.Workspace):
 
     @staticmethod
     def setup() -> Workspace:
-        """Return the workspace of `from_config()`; it always exists."""
+        """Return the workspace of `from_config()`, which needs no further setup."""
         return Workspace.from_config()
 
     @staticmethod
@@ -255,7 +255,7 @@ class Workspace(paceline.Workspace):
 
     @property
     def compute_targets(self) -> WorkspaceTargets:  # type: ignore[override]
-        """The compute targets by name; may be called, as in 2018."""
+        """The compute targets by name; the SDK of 2018 calls this as a function."""
         return WorkspaceTargets(self)
 
     @property
@@ -351,11 +351,11 @@ class Workspace(paceline.Workspace):
         return self.get_details()
 
     def sync_keys(self) -> None:
-        """Do nothing: there are no keys."""
+        """Do nothing: a workspace has no keys."""
 
 
 def names_near(folder: Path) -> tuple[str, str, str] | None:
-    """Return the names in the nearest config.json, or None if it belongs to another folder."""
+    """Return the nearest config.json's names, or None if they mean another workspace."""
     near = nearest_sdk_config(Path.cwd())
     return _read(near) if near is not None and _folder_for(Path.cwd()) == folder else None
 

@@ -77,7 +77,7 @@ class DataReference:
 
 
 def of_plain(reference: paceline.DataReference, store: object = None) -> SdkDataReference:
-    """Return a reference of Paceline's, in this datastore, with the SDK's methods."""
+    """Convert Paceline's reference to one with the SDK's methods and this datastore."""
     made = SdkDataReference(**{field.name: getattr(reference, field.name) for field in dataclasses.fields(reference)})
     # Set it outside the fields, because the fields are part of the job.
     object.__setattr__(made, "_store", store or getattr(reference, "_store", None))
@@ -85,7 +85,7 @@ def of_plain(reference: paceline.DataReference, store: object = None) -> SdkData
 
 
 def inside(path: str | None) -> str | None:
-    """Return a relative path; None for an absolute one, of Azure's containers."""
+    """Return a relative path, or None for an absolute path, which only Azure's containers have."""
     return None if path is None or path.startswith("/") else path.strip("./") or None
 
 

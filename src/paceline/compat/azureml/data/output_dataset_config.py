@@ -182,7 +182,7 @@ class OutputTabularDatasetConfig:
         return self.as_input()
 
     def register_on_complete(self, *arguments: object, **named: object) -> NoReturn:
-        """Raise UserErrorException: what a step leaves is registered as files."""
+        """Raise UserErrorException: a step's output can only be registered as files."""
         raise UserErrorException(
             "a table of a step's output can't be registered. Register its files: register_on_complete of the "
             "OutputFileDatasetConfig."

@@ -35,7 +35,7 @@ class TabularDataset(AbstractDataset, data.TabularDataset):
         return super().to_pandas_dataframe()
 
     def to_spark_dataframe(self) -> NoReturn:
-        """Raise UserErrorException: there is no Spark."""
+        """Raise UserErrorException: Paceline has no Spark."""
         raise UserErrorException("Spark is not available. Use to_pandas_dataframe().")
 
     def to_csv_files(self, separator: str = ",") -> FileDataset:

@@ -33,12 +33,12 @@ class Listening:
             threading.Thread(target=serve_each, args=(self._socket, _secret(), self._answer), daemon=True).start()
 
     def share(self, sharing: Sharing) -> None:
-        """Begin to answer; clients may have connected long before."""
+        """Start to answer requests; clients may have connected earlier."""
         self._sharing = sharing
         self._made.set()
 
     def wait(self) -> None:
-        """Block until every rank knows that no mini-batches are left: a later one would find no server."""
+        """Block until every rank knows that no mini-batches are left: then no rank needs the server."""
         for _ in range(self._count):
             self._left.acquire()
 
@@ -55,7 +55,7 @@ class Listening:
                     self._left.release()
                     return
         except Exception:
-            # The rank has died; its supervisor ends the run.
+            # The rank has crashed; its supervisor ends the run.
             if number is not None and self._sharing is not None:
                 self._sharing.lost(number)
 

@@ -85,7 +85,7 @@ class Sharing:
             self._check(f"the last was mini-batch {number + 1}: {why}")
 
     def lost(self, number: int) -> None:
-        """Return a dead rank's mini-batch to the queue."""
+        """Return a crashed rank's mini-batch to the queue."""
         with self._changed:
             if number in self._at_work:
                 self._waiting.appendleft(self._at_work.pop(number))

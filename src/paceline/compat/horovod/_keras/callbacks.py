@@ -41,7 +41,7 @@ def callbacks_for(keras: ModuleType) -> dict[str, type]:
 
 @functools.cache
 def elastic_callbacks_for(keras: ModuleType) -> dict[str, type]:
-    """Return the classes of `horovod.keras.elastic` likewise."""
+    """Return the classes of `horovod.keras.elastic` by name."""
     base = keras.callbacks.Callback
     return {
         "CommitStateCallback": _made(elastic.CommitState, base, "CommitStateCallback"),
@@ -51,10 +51,10 @@ def elastic_callbacks_for(keras: ModuleType) -> dict[str, type]:
 
 
 class _Broadcast:
-    """A callback that gives every rank the values of `root_rank`.
+    """A callback that broadcasts the model and the optimizer of `root_rank`.
 
-    They are the weights and the optimizer's variables, once. Variables are sent before the first batch if every rank has them,
-    else after it (a model without an input shape). Either way the ranks are equal from then on. `device` has no effect.
+    Values are the model's weights and the optimizer's variables, sent once: before the first batch if every rank has them,
+    else after it (a model without an input shape). Either way all ranks are equal from then on. `device` has no effect.
     `local_variables` keep each rank's values.
     """
 
@@ -72,7 +72,7 @@ class _Broadcast:
     def on_train_begin(self, logs: object = None) -> None:
         if self.broadcast_done:
             return
-        # An optimizer makes its variables in its first step. Made now, they are sent together with the weights.
+        # An optimizer creates its variables in its first step. Create them now, so that they are sent with the weights.
         if self.model.built:
             build_optimizer(self.model.optimizer, self.model.trainable_variables)
         self.broadcast_done = self._send("begin")
@@ -92,7 +92,7 @@ class _Broadcast:
         variables = self._variables()
         shapes = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
         ready = bool(variables) and self.model.built
-        # Asked first: variables that differ would make every rank's broadcast fail.
+        # Compare the variables first: if they differ between ranks, the broadcast fails on every rank.
         everywhere = objects.allgather_object((ready, shapes), f"broadcast_callback.{when}")
         if not all(other == (True, shapes) for other in everywhere):
             return False
@@ -126,7 +126,7 @@ class _MetricAverage:
 
         if logs is None or basics.size() == 1:
             return
-        # By name, for the order of a dict may be another one on another rank, and each value is known by its place alone.
+        # Sort by name: dicts may be ordered differently on other ranks, and values are matched by their position.
         values = {name: array for name in sorted(logs) if (array := _numbers(logs[name])) is not None}
         own = {name: array.shape for name, array in values.items()}
         # Exchange the names first: a metric missing on one rank would block the others.
@@ -141,7 +141,7 @@ class _MetricAverage:
         for name, array in values.items():
             part = flat[start : start + array.size].reshape(array.shape)
             start += array.size
-            # A plain float, as in the logs of Keras itself: callbacks after this one may write it as JSON.
+            # Store a plain float, as Keras does, because callbacks after this one may write the logs as JSON.
             logs[name] = part.item() if array.ndim == 0 else part
 
 
@@ -161,7 +161,7 @@ class _BestModel:
         save_freq: str | int = "epoch",
         filepath: str | os.PathLike[str] | None = None,
     ) -> None:
-        # Keras requires a path now, but uses the one set when the training begins.
+        # Keras requires a path now, but uses the path that is set when the training begins.
         super().__init__(  # type: ignore[call-arg]
             filepath=filepath or "unset.keras",
             monitor=monitor,
@@ -187,7 +187,7 @@ class _BestModel:
 
 
 def _made(implementation: type, base: type, name: str) -> type:
-    # tf_keras asks these of a callback; one of Keras 3 that has them works in its `fit`, too.
+    # tf_keras reads these attributes of a callback. A Keras 3 callback with them works in tf_keras's `fit`, too.
     hooks = {"_implements_train_batch_hooks": True, "_implements_test_batch_hooks": False}
     hooks |= {"_implements_predict_batch_hooks": False}
     answers = {question: lambda self, answer=answer: answer for question, answer in hooks.items()}
@@ -287,7 +287,7 @@ class LearningRateSchedule:
         set_learning_rate(optimizer, after)
         # A rate read back from float32 may differ in its last digits.
         if self.momentum_correction and before > 0 and not math.isclose(before, after, rel_tol=1e-7):
-            # Once m * v with m scaled is m times the scaled v; and m itself is a constant of the compiled graph.
+            # Scaling the velocity equals scaling the momentum in the next step. The momentum is fixed in the graph.
             for velocity in velocities(optimizer):
                 velocity.assign(velocity * (after / before))
 
@@ -295,8 +295,8 @@ class LearningRateSchedule:
 class Warmup(LearningRateSchedule):
     """A callback that raises the learning rate batch by batch.
 
-    It goes linearly from `initial_lr`/size to `initial_lr`. `initial_lr` is the rate after the warmup of `warmup_epochs`,
-    already scaled by the number of ranks. `verbose=1` prints its end.
+    The rate goes linearly from `initial_lr`/size to `initial_lr`, the rate after `warmup_epochs` epochs, which is
+    already scaled by the number of ranks. `verbose=1` prints a line at the end of the warmup.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ T = TypeVar("T")
 def run(func: Callable[..., T]) -> Callable[..., T]:
     """Make `func(state, ...)` restart from the last commit.
 
-    It restarts when a collective fails, in a TensorFlow graph too. It starts from the first rank's state, and the engine
-    restarts each time.
+    It restarts when a collective fails, in a TensorFlow graph too. All ranks continue from the first rank's state, and the
+    engine restarts each time.
     """
 
     @functools.wraps(func)
@@ -55,7 +55,7 @@ class KerasState(VariablesState):
             )
         self.model = model
         self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
-        # Without variables there would be nothing to save, and the optimizer makes them no earlier than in its first step.
+        # Create the variables now, as there must be something to save: the optimizer makes them in its first step.
         build_optimizer(self.optimizer, model.trainable_variables)
         super().__init__(**kwargs)
 
@@ -68,7 +68,7 @@ class KerasState(VariablesState):
         return [np.array(variable.numpy()) for variable in self._variables()]
 
     def _write(self, values: list[Array]) -> None:
-        # strict, for a model that has got more variables since then can't go back.
+        # strict=True: a model that has gained variables since the commit can't be restored.
         for variable, array in zip(self._variables(), values, strict=True):
             variable.assign(array)
 
@@ -79,7 +79,7 @@ class KerasState(VariablesState):
 class CommitState:
     """A callback that commits the state after `batches_per_commit` batches.
 
-    So its position in the list does not matter: the commit includes the other callbacks' updates.
+    It commits at the next batch, epoch or end of training, so updates of callbacks later in the list are included.
     """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
@@ -107,7 +107,7 @@ class CommitState:
 
     def _commit(self) -> None:
         if self._is_due:
-            # First, as `commit` may leave `fit` by an exception, and must not come again when it goes on.
+            # Clear the flag first: `commit` may leave `fit` by an exception, and must not run again when `fit` resumes.
             self._is_due = False
             self.state.commit()
 
@@ -119,8 +119,8 @@ class _BatchState(Protocol):
 class UpdateBatchState:
     """A callback that counts an epoch's batches in `state.batch`.
 
-    It is 0 between epochs. To resume in the middle of an epoch, give `fit` the rest of it (`dataset.skip(state.batch)`,
-    `steps_per_epoch=steps - state.batch`); it counts from there.
+    The count is 0 between epochs. To resume in the middle of an epoch, give `fit` its rest (`dataset.skip(state.batch)`
+    and `steps_per_epoch=steps - state.batch`); the callback counts from there.
     """
 
     def __init__(self, state: _BatchState) -> None:
@@ -163,5 +163,5 @@ class UpdateEpochState:
 
 
 def _is_from_a_graph(error: Exception) -> bool:
-    """Return whether a graph has raised this error."""
+    """Return whether this error was raised within a TensorFlow graph."""
     return type(error).__module__.startswith("tensorflow.") and HorovodInternalError.__name__ in str(error)

@@ -1,8 +1,8 @@
-"""The classes that DistributedOptimizer puts before an optimizer of tf_keras or `optimizers.legacy`.
+"""The mixins that DistributedOptimizer puts before an optimizer class of tf_keras or `optimizers.legacy`.
 
     minimize          computes gradients, and applies them
-    computing         returns them reduced, as in Horovod, so that a script can clip them
-    apply_gradients   reduces other gradients (tape.gradient), before Keras clips them
+    computing         returns gradients reduced, as in Horovod, so that a script can clip them
+    apply_gradients   reduces gradients from elsewhere (tape.gradient), before Keras clips them
 
 The next `apply_gradients` of the same graph, or of eager execution, does not reduce computed gradients again. A
 LossScaleOptimizer around the optimizer calls the same methods.
@@ -36,15 +36,15 @@ class _DistributedKeras2(OptimizerOfKeras2):
 
     @property
     def _agg_helper(self) -> Accumulator | None:
-        """The accumulator of several passes, or None. Scripts check it."""
+        """The accumulator of several passes, or None for one pass. Scripts read it."""
         if self.distribution.settings.passes == 1:
             return None
         kept = vars(self).get("_accumulators")
-        # There is no accumulator before the first step. Scripts only read the settings of this one.
+        # Before the first step there is no accumulator. Return a new one, of which scripts only read the settings.
         return next(iter(kept.values())) if kept else self.distribution.accumulator()
 
     def _allreduce(self, grads: Iterable[Gradient], vars: Iterable[tf.Variable]) -> list[Gradient]:
-        """Reduce gradients, which the next `apply_gradients` leaves alone."""
+        """Reduce gradients, and mark them so that `apply_gradients` does not repeat it."""
         reduced = self.distribution.reduce(list(grads), list(vars))
         self._mark("_reduced_in")
         return reduced
@@ -53,7 +53,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         """Return computed gradients, reduced unless passes are accumulated."""
         pairs = list(grads_and_vars)
         if self.distribution.settings.passes > 1:
-            # They are accumulated and reduced when applied, even if that call declares them reduced.
+            # These gradients are accumulated and reduced when applied, even if that call declares them reduced.
             self._mark("_to_reduce_in")
             return pairs
         if not pairs:
@@ -74,21 +74,21 @@ class _DistributedKeras2(OptimizerOfKeras2):
         return [(grad, variable) for grad, (_, variable) in zip(reduced, pairs, strict=True)]
 
     def _mark(self, name: str) -> None:
-        # Past __setattr__, which would have Keras track it.
+        # Bypass __setattr__, which would make Keras track the attribute.
         vars(self)[name] = weakref.ref(_graph())
 
     def _is_marked(self, name: str) -> bool:
-        """Return whether this graph's gradients had this mark."""
+        """Return whether this graph's gradients had this mark, and remove the mark."""
         place = vars(self).pop(name, None)
         return place is not None and place() is _graph()
 
     def _were_reduced(self) -> bool:
-        """Return once whether this graph's gradients were reduced."""
+        """Return whether this graph's gradients were reduced, and remove that mark."""
         return self._is_marked("_reduced_in")
 
     def _applies_as_is(self, skip: bool) -> bool:
         """Return whether gradients need no accumulation."""
-        # `skip` is the call's claim that they are reduced. It does not hold for gradients of one of several passes.
+        # `skip` is the caller's claim that the gradients are reduced. It is wrong for one of several passes.
         to_reduce = self._is_marked("_to_reduce_in")
         return self.distribution.settings.passes == 1 or (skip and not to_reduce)
 
@@ -113,7 +113,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
 
 
 class DistributedKeras2(_DistributedKeras2):
-    """The part before an optimizer of tf_keras."""
+    """The mixin before an optimizer class of tf_keras."""
 
     def compute_gradients(self, loss: object, var_list: object, tape: tf.GradientTape | None = None) -> list[Pair]:
         """Return (gradient, variable) pairs, reduced over the ranks."""
@@ -137,11 +137,11 @@ class DistributedKeras2(_DistributedKeras2):
         skip_gradients_aggregation: bool = False,
         **kwargs: object,
     ) -> object:
-        """Update the variables by the ranks' gradients, which `skip_gradients_aggregation` declares reduced."""
+        """Apply the reduced gradients; `skip_gradients_aggregation` says that they are."""
         # `experimental_aggregate_gradients` is the older name of the argument, with the opposite meaning.
         skip = skip_gradients_aggregation or not kwargs.pop("experimental_aggregate_gradients", True)
         if skip:
-            # Clear the mark "reduced": it belongs to these gradients, not to the next ones.
+            # Remove the mark "reduced": it belongs to these gradients, not to the next ones.
             self._were_reduced()
         update = super().apply_gradients
         if self._applies_as_is(skip):
@@ -155,7 +155,7 @@ class DistributedKeras2(_DistributedKeras2):
 
 
 class DistributedLegacy(_DistributedKeras2):
-    """The part before an optimizer of `tf_keras.optimizers.legacy`."""
+    """The mixin before an optimizer class of `tf_keras.optimizers.legacy`."""
 
     def compute_gradients(self, loss: object, var_list: object, tape: tf.GradientTape | None = None) -> list[Pair]:
         """Return (gradient, variable) pairs, reduced over the ranks."""

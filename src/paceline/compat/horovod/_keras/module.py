@@ -1,4 +1,4 @@
-"""The public names of `horovod.keras` and `horovod.tensorflow.keras`, made for each Keras."""
+"""The public names of `horovod.keras` and `horovod.tensorflow.keras`, created for each Keras library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.compat.horovod.common.reduction import Compressor, NoneCompressor
 
 
 def names_for(library: ModuleType) -> dict[str, object]:
-    """Return the module's public names for this Keras."""
+    """Return the module's public names for this Keras library."""
     values = Values(library)
     own = {
         "Compression": side_of(settings.backend_of(library.__name__)).Compression,
@@ -54,7 +54,7 @@ def _submodule(name: str, values: Mapping[str, object]) -> ModuleType:
 
 
 def loader_for(library: ModuleType) -> Callable[..., Any]:
-    """Return `load_model` for this Keras."""
+    """Return `load_model` for this Keras library."""
 
     def load_model(
         filepath: str | os.PathLike[str],
@@ -72,7 +72,7 @@ def loader_for(library: ModuleType) -> Callable[..., Any]:
             custom_optimizers: The script's own optimizer classes.
             custom_objects: The script's other classes and functions, by name.
             compression: A choice of hvd.Compression.
-            legacy_opts: The optimizer is from `tf.keras.optimizers.legacy`; such a file says so itself.
+            legacy_opts: The optimizer is from `tf.keras.optimizers.legacy`. Not needed if the file says so itself.
 
         Raises:
             ValueError: `legacy_opts` with Keras 3, which has no such optimizers; or the file cannot be read.
@@ -87,7 +87,7 @@ def loader_for(library: ModuleType) -> Callable[..., Any]:
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None:
             distribute(optimizer, KerasSettings(compression=compression or NoneCompressor), in_place=True)
-            # The file says how the model was compiled, perhaps for XLA, whose programs can't call a collective.
+            # The file may say that the model was compiled with XLA, whose programs can't call a collective.
             if getattr(model, "jit_compile", None):
                 model.jit_compile = False
         return model
@@ -96,7 +96,7 @@ def loader_for(library: ModuleType) -> Callable[..., Any]:
 
 
 class Values:
-    """Operations for one Keras on numbers, arrays, tensors or variables."""
+    """Collectives of numbers, arrays, tensors or variables for one Keras library."""
 
     def __init__(self, library: ModuleType | None) -> None:
         self._library = library.__name__ if library is not None else KERAS_3

@@ -34,7 +34,7 @@ def DistributedOptimizer(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> O:
-    """Return the optimizer in a class that reduces gradients.
+    """Return the optimizer as an instance of a class that reduces gradients.
 
     It shares its variables and settings with the given one, and is saved to a file in the same way. A distributed optimizer takes
     the new settings; one in a LossScaleOptimizer is replaced within it.
@@ -44,7 +44,7 @@ def DistributedOptimizer(  # noqa: N802
     device_sparse have no effect.
 
     Raises:
-        ValueError: The arguments contradict each other, or it is not an optimizer of Keras.
+        ValueError: The arguments contradict each other, or `optimizer` is not a Keras optimizer.
     """
     settings = KerasSettings(
         op=op,
@@ -77,9 +77,9 @@ def PartialDistributedOptimizer(  # noqa: N802
     local_layers: Layers = None,
     scale_local_gradients: bool = True,
 ) -> O:
-    """Return a DistributedOptimizer with local `local_layers`.
+    """Return a DistributedOptimizer that does not reduce gradients of `local_layers`.
 
-    `scale_local_gradients` divides them by the number of ranks, as their loss is one rank's share.
+    `scale_local_gradients` divides these gradients by the number of ranks, as their loss is one rank's share.
 
     Raises:
         ValueError: As for DistributedOptimizer; or an item of `local_layers` has no weights.
@@ -101,10 +101,10 @@ def PartialDistributedOptimizer(  # noqa: N802
 
 
 def distribute(optimizer: O, settings: KerasSettings, *, in_place: bool = False) -> O:
-    """Return the optimizer with these settings.
+    """Return the optimizer in a distributed class with these settings.
 
     Raises:
-        ValueError: It is not an optimizer of Keras, or accumulates gradients itself as well.
+        ValueError: It is not a Keras optimizer, or Keras itself accumulates its gradients as well.
     """
     library = name_of(optimizer)
     base = _bare_class(optimizer)
@@ -120,11 +120,11 @@ def distribute(optimizer: O, settings: KerasSettings, *, in_place: bool = False)
             f"{own_passes} both accumulate gradients: give one of them."
         )
     assert library is not None
-    # A set of its own, so that `register_local_var` of one optimizer changes no other that was made with these settings.
+    # Copy the set, so that `register_local_var` of one optimizer changes no other optimizer with these settings.
     distribution = Distribution(dataclasses.replace(settings, local_variables=set()), library)
     if library == KERAS_3:
         reducing.install()
-    # Keras saves and copies by `__class__`: files and copies then have the optimizer's own class.
+    # Keras saves and copies by `__class__`: files and copies then refer to the optimizer's own class.
     names = {
         "__module__": base.__module__,
         "__doc__": base.__doc__,
@@ -136,20 +136,20 @@ def distribute(optimizer: O, settings: KerasSettings, *, in_place: bool = False)
         optimizer.__class__ = cls
         return optimizer
     made: O = cls.__new__(cls)
-    # One state under two classes, so that neither falls behind the other.
+    # Both objects share one state under two classes, so that neither gets out of date.
     object.__setattr__(made, "__dict__", vars(optimizer))
     return made
 
 
 def _bare_class(optimizer: object) -> type:
-    """Return the optimizer's class without an earlier DistributedOptimizer's part."""
+    """Return the optimizer's class without an earlier DistributedOptimizer's mixin."""
     cls = type(optimizer)
     # `distribute` gives such a class two bases: the mixin and the optimizer's own class.
     return cls.__bases__[1] if "distribution" in vars(cls) else cls
 
 
 def _mixin_for(optimizer: object, library: str | None) -> type:
-    # By name: for isinstance both Kerases would have to be loaded, and the script uses one.
+    # Compare names: isinstance would need both Keras libraries to be loaded, but the script uses only one.
     names = {f"{cls.__module__}.{cls.__name__}" for cls in type(optimizer).__mro__}
     if library == KERAS_3 and any(name.endswith(".BaseOptimizer") for name in names):
         return DistributedKeras3
@@ -164,22 +164,22 @@ def _mixin_for(optimizer: object, library: str | None) -> type:
 
 
 class DistributedKeras3(OptimizerOfKeras3):
-    """The part before an optimizer's own class.
+    """The mixin before the class of a Keras 3 optimizer.
 
-    Clipping, weight decay, moving averages and the update are the optimizer's own, after the reduction.
+    After the reduction, the optimizer itself does clipping, weight decay, moving averages and the update.
     """
 
     distribution: ClassVar[Distribution]
 
     def apply(self, grads: Iterable[object], trainable_variables: Iterable[Variable] | None = None) -> None:
-        """Update the variables by reduced gradients, in the last pass."""
+        """Reduce gradients and update the variables; of several passes, in the last one."""
         update, grads = super().apply, list(grads)
         variables = None if trainable_variables is None else list(trainable_variables)
         if variables is not None and len(variables) != len(grads):
             raise ValueError(f"{len(grads)} gradients were given for {len(variables)} variables: give one for each.")
         known = self._trainable_variables if variables is None and self.built else variables
         if known is None or len(known) != len(grads) or self.gradient_accumulation_steps:
-            # With Keras's own accumulation, `_clip_gradients` reduces, and Keras reports errors itself.
+            # With Keras's own accumulation `_clip_gradients` reduces. Wrong arguments raise Keras's own errors.
             update(grads, variables)
         elif self.distribution.settings.passes > 1:
             self._apply_after_passes(update, grads, known)
@@ -195,7 +195,7 @@ class DistributedKeras3(OptimizerOfKeras3):
         super()._backend_apply_gradients(grads, trainable_variables)
 
     def _clip_gradients(self, grads: Iterable[object]) -> list[object]:
-        # Called once a step, with Keras's accumulation in the last pass alone: so only its sums are sent.
+        # Called once a step; with Keras's accumulation only in the last pass. So only the accumulated sums are sent.
         if self.gradient_accumulation_steps:
             grads = self.distribution.reduce(list(grads), self.__dict__["_being_applied"])
         return super()._clip_gradients(grads)

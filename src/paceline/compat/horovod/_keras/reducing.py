@@ -2,9 +2,9 @@
 
     Trainer._resolve_auto_jit_compile   XLA cannot call Python, so "auto" means: without XLA
     model_supports_jit                  refuses a script's jit_compile=True, with the reason
-    LossScaleOptimizer.check_finite     skips a step on all ranks or on none, or the next collective would not end
+    LossScaleOptimizer.check_finite     skips a step on all ranks or on none; otherwise the next collective would hang
 
-For optimizers that are not distributed all three keep their behavior.
+For optimizers that are not distributed, all three hooked functions keep their behavior.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Accumulator(Protocol):
-    """Sums of gradients over several passes."""
+    """A sum of each variable's gradients over several passes."""
 
     def step(self, grads: list[Any], variables: Sequence[Any], act: Callable[[list[Any]], object]) -> object:
         """Add these gradients, and in the last pass call `act` with the sums."""
@@ -46,7 +46,7 @@ class Distribution:
         """Return the reduced gradients in the same order.
 
         Local variables' gradients stay on their rank, divided by the number of ranks unless that is off. A rank outside the
-        process set keeps all of its own.
+        process set keeps all of its gradients.
         """
         size = len(registered_ranks(self.settings.process_set))
         if size == 1 and os.environ.get("HOROVOD_ELASTIC") != "1":
@@ -79,7 +79,7 @@ class Distribution:
 
 def accumulator_of(optimizer: Distributed, variables: Sequence[Variable]) -> Accumulator:
     """Return the optimizer's accumulator for these variables, created once."""
-    # Past __setattr__, which would have Keras track it.
+    # Bypass __setattr__, which would make Keras track the attribute.
     kept: dict[tuple[int, ...], Accumulator] = vars(optimizer).setdefault("_accumulators", {})
     key = tuple(key_of(variable) for variable in variables)
     if key not in kept:
@@ -88,7 +88,7 @@ def accumulator_of(optimizer: Distributed, variables: Sequence[Variable]) -> Acc
 
 
 def side_of(backend: str) -> ModuleType:
-    """Return the module for this backend's tensors."""
+    """Return the module that handles tensors of this backend."""
     if backend == "torch":
         from paceline.compat.horovod._keras import torch_side
 
@@ -99,7 +99,7 @@ def side_of(backend: str) -> ModuleType:
 
 
 def distribution_of(optimizer: object) -> Distribution | None:
-    """Return the optimizer's distribution, or None."""
+    """Return the optimizer's distribution, or None if it is not distributed."""
     inner = inner_of(optimizer)
     distribution = getattr(type(optimizer if inner is None else inner), "distribution", None)
     return distribution if isinstance(distribution, Distribution) else None
@@ -112,7 +112,7 @@ def inner_of(optimizer: Any) -> Optimizer | None:
 
 
 def set_inner(optimizer: object, inner: object) -> None:
-    # tf_keras gives the attribute without a setter.
+    # tf_keras has no setter for the public attribute, so use the private one.
     name = "inner_optimizer" if "inner_optimizer" in vars(optimizer) else "_optimizer"
     vars(optimizer)[name] = inner
 
@@ -128,7 +128,7 @@ def install() -> None:
     has_auto = hasattr(trainer.Trainer, "_resolve_auto_jit_compile")
     if has_auto:
         trainer.Trainer._resolve_auto_jit_compile = _without_xla(trainer.Trainer._resolve_auto_jit_compile)
-    # Releases before 3.2 ask it for "auto", too, where it must not raise.
+    # Keras before 3.2 calls this function for jit_compile="auto", too, where it must not raise.
     trainer.model_supports_jit = _refusing_xla(trainer.model_supports_jit, raises=has_auto)
     LossScaleOptimizer.check_finite = _together(LossScaleOptimizer.check_finite)
 
@@ -159,7 +159,7 @@ def _refusing_xla(supports: Callable[[T], bool], *, raises: bool) -> Callable[[T
 def _together(check_finite: Callable[[T, object], object]) -> Callable[[T, object], object]:
     @functools.wraps(check_finite)
     def checked(self: T, grads: object) -> object:
-        # Every rank calls it each time, for any gradients: it is a collective.
+        # Every rank evaluates this each time, for any gradients, because the check is a collective.
         finite, distribution = check_finite(self, grads), distribution_of(self)
         return finite if distribution is None else distribution.on_all_ranks(finite)
 

@@ -1,4 +1,4 @@
-"""The checked settings of a DistributedOptimizer, and the Keras of a script."""
+"""Checked settings of a DistributedOptimizer, and the choice of a script's Keras."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _USABLE = ("tensorflow", "torch")
 
 @dataclass(frozen=True, kw_only=True)
 class KerasSettings(Reduction):
-    """Settings of gradients between the backward pass and the update.
+    """Settings of the reduction of gradients between the backward pass and the update.
 
     The gradients of `passes` backward passes are summed, and averaged with `average_passes`. The gradients of `local_layers`, and
-    of variables with keys in `local_variables` (`key_of`), stay on their rank.
+    of variables with keys in `local_variables` (see `key_of`), stay on their rank.
     """
 
     passes: int = 1
@@ -44,12 +44,12 @@ class KerasSettings(Reduction):
 
 
 def key_of(variable: object) -> int:
-    """Return a key of a variable, the same for Keras and the backend."""
+    """Return a key of a variable, equal for a Keras variable and its backend's tensor."""
     return id(getattr(variable, "_value", variable))
 
 
 def shared_name(place: int, variable: Variable) -> str:
-    """Return a name of the gradient that all ranks share.
+    """Return a name of the variable's gradient that is equal on all ranks.
 
     It is the position among the optimizer's variables, and the last part of the path. The rest of the path may differ: Keras
     numbers layers by those before them in the process, and a model from a file lacks outer names.
@@ -60,7 +60,7 @@ def shared_name(place: int, variable: Variable) -> str:
 
 def standalone() -> ModuleType:
     """Return the module behind a script's `import keras`."""
-    # With that variable TensorFlow does not load `keras`; a loaded `keras` was then imported by the script.
+    # With that variable set TensorFlow does not load `keras`. If `keras` is loaded, the script has imported it.
     return _load(KERAS_2 if wants_keras_2() and KERAS_3 not in sys.modules else KERAS_3)
 
 
@@ -75,13 +75,13 @@ def wants_keras_2() -> bool:
 
 
 def name_of(thing: object) -> str | None:
-    """Return the Keras of an object, or None."""
+    """Return the Keras library that an object belongs to, or None."""
     packages = {cls.__module__.partition(".")[0] for cls in type(thing).__mro__}
     return KERAS_2 if KERAS_2 in packages else KERAS_3 if KERAS_3 in packages else None
 
 
 def backend_of(library: str) -> str:
-    """Return this Keras's backend, "tensorflow" or "torch"."""
+    """Return the backend of this Keras library, "tensorflow" or "torch"."""
     if library == KERAS_2:
         return "tensorflow"
     backend = str(_load(KERAS_3).backend.backend())

@@ -18,9 +18,9 @@ def optimizer_variables(optimizer: Optimizer | None) -> list[Variable]:
     if optimizer is None:
         return []
     variables = optimizer.variables
-    # A property in Keras 3, a method in the older kind of optimizer.
+    # `variables` is a property in Keras 3, and a method in older optimizers.
     tracked = list(variables() if callable(variables) else variables)
-    # tf_keras keeps some of them apart: settings that can be assigned to, and the state of the loss scale.
+    # tf_keras keeps some variables elsewhere: settings that can be assigned to, and the state of the loss scale.
     own, scale = reducing.inner_of(optimizer) or optimizer, getattr(optimizer, "_loss_scale", None)
     settings = getattr(own, "_hyper", None) or {"learning_rate": getattr(own, "_learning_rate", None)}
     apart = [settings[name] for name in sorted(settings)]
@@ -35,7 +35,7 @@ def build_optimizer(optimizer: Optimizer | None, trainable_variables: Sequence[V
         return
     inner = reducing.inner_of(optimizer)
     legacy = optimizer if inner is None else inner
-    # The optimizers of `optimizers.legacy`, which have no `build`.
+    # Optimizers of `optimizers.legacy` have no `build`.
     if hasattr(legacy, "_create_all_weights"):
         legacy._create_all_weights(trainable_variables)
     elif not getattr(optimizer, "built", False) and not getattr(optimizer, "_built", False):
@@ -43,11 +43,11 @@ def build_optimizer(optimizer: Optimizer | None, trainable_variables: Sequence[V
 
 
 def learning_rate_of(optimizer: Optimizer) -> float:
-    """Return the learning rate in use."""
+    """Return the learning rate that the optimizer uses now."""
     import numpy as np
 
     optimizer = reducing.inner_of(optimizer) or optimizer
-    # The attribute first: for a schedule, Keras 3's property returns its present rate, and hides the schedule.
+    # Read the private attribute first: for a schedule, Keras 3's property returns its present rate.
     rate = getattr(optimizer, "_learning_rate", None)
     if rate is None:
         rate = optimizer.learning_rate
@@ -75,11 +75,11 @@ def velocities(optimizer: Optimizer) -> list[Variable]:
 
 
 def broadcast_variables(variables: Sequence[Variable], root_rank: int, name: str) -> None:
-    """Give the variables the values of `root_rank`."""
-    # They may be of Keras 3 on any backend, or of TensorFlow; they have `numpy()` and `assign()`.
+    """Set the variables to the values of `root_rank`."""
+    # They may belong to Keras 3 on any backend or to TensorFlow. Only `numpy()` and `assign()` are used.
     import numpy as np
 
-    # Copies: the engine writes into its arrays.
+    # Copy the values, because the engine writes into its arrays.
     sent = [plain(np.array(variable.numpy())) for variable in variables]
     under_way = [broadcast_async_(array, root_rank, f"{name}.{index}") for index, array in enumerate(sent)]
     for variable, array, handle in zip(variables, sent, under_way, strict=True):

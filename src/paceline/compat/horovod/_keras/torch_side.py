@@ -21,8 +21,8 @@ allreduce, allgather, broadcast, reducescatter = hvd.allreduce, hvd.allgather, h
 
 
 def reduce(grads: list[Gradient], variables: list[Variable], settings: KerasSettings) -> list[Gradient]:
-    """Reduce the gradients, with zeros where this rank alone has none."""
-    # All ranks have to send the same gradients, so find out first which exist on any rank.
+    """Reduce the gradients; where only this rank has none, contribute zeros."""
+    # All ranks have to send the same gradients, so first find out which ones exist on any rank.
     present = torch.tensor([grad is not None for grad in grads], dtype=torch.uint8)
     anywhere = hvd.allreduce(
         present, op=Max, name=f"{settings.prefix}.present", process_set=settings.process_set
@@ -67,17 +67,17 @@ class Accumulator:
     def step(
         self, grads: list[Gradient], variables: Sequence[Variable], act: Callable[[list[Gradient]], object]
     ) -> bool:
-        """Add these gradients, and act on the sums if due."""
+        """Add these gradients, and call `act` with the sums after the last pass."""
         for grad, variable in zip(grads, variables, strict=True):
             if grad is not None:
                 before = self._sums.get(key_of(variable))
-                # A copy, for the next passes are added to it in place.
+                # Copy the gradient, because those of the next passes are added to it in place.
                 self._sums[key_of(variable)] = grad.detach().clone() if before is None else before.add_(grad)
         self._count += 1
         if self._count < self.passes:
             return False
         sums = [self._sums.get(key_of(variable)) for variable in variables]
-        # Before `act`: if that raises, the next step begins at 0.
+        # Reset before `act`, so that the next step begins at 0 even if `act` raises.
         self._count, self._sums = 0, {}
         act([None if total is None else total / (self.passes if self.average else 1) for total in sums])
         return True
@@ -97,7 +97,7 @@ def _value(variable: Any) -> torch.Tensor:
 
 
 def _groups(indices: list[int], variables: list[Variable], groups: Groups) -> Sequence[Sequence[int]]:
-    """Return the indices in lists, each reduced as one operation."""
+    """Return lists of indices; each list is reduced as one operation."""
     if not groups:
         return [[index] for index in indices]
     if isinstance(groups, int):

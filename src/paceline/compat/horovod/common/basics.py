@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.collectives.engine import Engine
 
 _log = logging.getLogger(__name__)
-#: In the environment of a rank and of its children: its process, and its place in the world.
+#: Variable of a rank, which its children inherit: the rank's process id and its launcher's variables (`_place`).
 _JOINED = "HOROVOD_JOINED_BY"
 
 
@@ -48,7 +48,7 @@ def init(comm: RanksOrComm | None = None, process_sets: Sequence[ProcessSet] | s
         if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
             raise ValueError(f"process_sets={process_sets!r}: give a list of hvd.ProcessSet, or 'dynamic'.")
         registry.begin(engine, dynamic=dynamic, first=[] if isinstance(process_sets, str) else process_sets or [])
-    # The engine runs by now, and the other ranks count on this one: they have to hear that it leaves.
+    # The engine runs by now, and other ranks expect this one, so tell them that it leaves.
     except BaseException:
         shutdown()
         raise
@@ -69,7 +69,7 @@ def shutdown() -> None:
         # Even if the shutdown raises, the next `init` must find no state of this world.
         collectives.stop()
     finally:
-        # A forked child inherits the variable, and leaves its parent's place in the world alone.
+        # A forked child inherits the variable, and keeps it, because its parent is still in the world.
         if os.environ.get(_JOINED, "").partition(" ")[0] == str(os.getpid()):
             del os.environ[_JOINED]
         timeline.end()
@@ -80,7 +80,7 @@ def shutdown() -> None:
 def is_initialized() -> bool:
     """Return whether `init` has been called.
 
-    It is True as well in a child forked afterwards, such as a DataLoader worker, which has its parent's rank and size.
+    It is True as well in a forked child, such as a DataLoader worker, which has its parent's rank and size.
     """
     return registry.is_begun
 
@@ -104,7 +104,7 @@ def local_size() -> int:
 
 
 def cross_size() -> int:
-    """Return the number of machines with this local rank."""
+    """Return the number of machines that have a rank with this local rank."""
     return int(engine().cross_size)
 
 
@@ -160,7 +160,7 @@ def gloo_built() -> bool:
 
 def nccl_built() -> int:
     """Return torch's NCCL version, such as 22703, or 0."""
-    # Not imported here: a mere question would take seconds, in a script that does not use torch.
+    # Don't import torch here: the import would take seconds in a script that does not use torch.
     torch = sys.modules.get("torch")
     if torch is None or torch.version.cuda is None:
         return 0
@@ -203,7 +203,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Close the trace, if any, after the operations in flight.
+    """Close the trace, if one is open, after the operations in flight.
 
     Raises:
         ValueError: `init` has not been called.
@@ -214,17 +214,17 @@ def stop_timeline() -> None:
 
 def _place() -> str:
     """Return the launcher's variables that identify this process."""
-    # A rank may start a job of its own, by mpirun or torchrun: the processes of that have another place, and may join.
+    # A rank may start its own job by mpirun or torchrun. The processes of that job have other values, and may join.
     names = ("PMIX_NAMESPACE", "PMIX_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK")
     return ":".join(os.environ.get(name, "") for name in names)
 
 
 def _refuse_ranks_child() -> None:
-    """Refuse to join from a child of a rank."""
+    """Raise an error if this process is a child of a rank."""
     from paceline.collectives.errors import CollectivesError
 
     pid, _, place = os.environ.get(_JOINED, "").partition(" ")
-    # Without the variable `place` is empty, and `_place()` never is: it has its colons.
+    # Without the variable `place` is empty. `_place()` is never empty, because it contains colons.
     if place == _place() and int(pid) != os.getpid():
         raise CollectivesError(
             f"hvd.init() was called in process {os.getpid()}, a child of the rank in process {pid}, which has called it "
@@ -244,7 +244,7 @@ def _transport_name() -> str:
 def _check_comm(comm: RanksOrComm | None, world_size: int) -> None:
     if comm is None:
         return
-    # Of a communicator only the size counts: with as many ranks as the world it has all of them.
+    # For a communicator only the size is checked: if it equals the world's size, it has all ranks.
     ranks = sorted(comm) if isinstance(comm, Iterable) else list(range(comm.size))
     if ranks and ranks != list(range(world_size)):
         raise ValueError(

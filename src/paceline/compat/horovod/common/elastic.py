@@ -22,7 +22,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 #: Values for `on_hosts_updated`: no change, hosts added, hosts removed, both.
 NO_UPDATE, ADDED, REMOVED, MIXED = range(4)
-#: So often is a state restored without a commit in between before the error is raised. A guess.
+#: Most restores in a row without a commit in between, before the error is raised. A guess.
 _RESTORES_WITHOUT_COMMIT = 10
 
 
@@ -30,15 +30,15 @@ class Kept:
     """Base class of values that can be saved and restored."""
 
     def save(self) -> None:
-        """Remember the present values."""
+        """Save the present values in memory."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Go back to the saved values."""
+        """Return to the saved values."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Give every rank the first rank's values."""
+        """Set the values of every rank to the first rank's."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -53,37 +53,37 @@ class State(Kept):
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object, self._rank = bcast_object, get_rank
-        # Another thread may call `on_hosts_updated`: append and pop are atomic.
+        # Another thread may call `on_hosts_updated`, which is safe because append and pop are atomic.
         self._updates: list[tuple[float, int]] = []
         self._last_update: float = 0
         self._reset_callbacks: list[Callable[[], object]] = []
         self._commits = 0
-        #: Where commits outlive this process, while `run` has the state.
+        #: Files of commits that outlive this process; set while `run` uses the state.
         self._kept_commits: KeptCommits | None = None
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
-        """Call these after each restart of the engine."""
+        """Call these functions after each restart of the engine."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Handle a restart of the engine."""
-        # Earlier notifications are out of date, as the engine begins with the present hosts.
+        """Adapt the state after a restart of the engine."""
+        # Drop earlier notifications, because the restarted engine uses the present hosts.
         self._updates.clear()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int = MIXED) -> None:
-        """Note that hosts came or went; `check_host_updates` acts on it."""
+        """Record that hosts came or went; `check_host_updates` acts on it."""
         self._updates.append((timestamp, update_res))
 
     def commit(self) -> None:
-        """Save, then check for host changes. All ranks call it equally often.
+        """Save, then check for host changes. All ranks call it the same number of times.
 
         Raises:
             HostsUpdatedInterrupt: The hosts have changed.
         """
-        # Save before the check, which may leave the loop: the work so far is then safe.
+        # Save before the check, which may raise, so that the work so far is safe.
         self.save()
         self._commits += 1
         self._keep()
@@ -102,18 +102,18 @@ class State(Kept):
             timestamp, update = self._updates.pop(0)
             if timestamp > last:
                 last, seen = timestamp, seen | update
-        # The first rank decides for all, and each rank asks every time. If each acted on its own notifications, some would
-        # leave a batch earlier, and the others would wait for them in the next collective.
+        # The first rank decides for all ranks, and every rank asks it each time. If each rank acted on its own
+        # notifications, some would leave a batch earlier, and the others would wait in the next collective.
         before, self._last_update, everything = self._bcast_object((self._last_update, last, seen))
         if self._last_update > before:
             raise HostsUpdatedInterrupt(everything == REMOVED)
 
     def kept(self) -> KeptState | None:
-        """Return the saved values, or None if a subclass cannot."""
+        """Return the saved values for a file, or None if the subclass does not support it."""
         return None
 
     def take_kept(self, kept: KeptState) -> None:
-        """Take the saved values of another process."""
+        """Adopt the saved values of another process."""
         raise NotImplementedError
 
     def _keep(self) -> None:
@@ -122,7 +122,7 @@ class State(Kept):
 
 
 class ObjectState(State):
-    """Plain values, each an attribute. They are not copied."""
+    """A state of plain values, each an attribute. Values are not copied."""
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: object) -> None:
         super().__init__(bcast_object, get_rank)
@@ -136,7 +136,7 @@ class ObjectState(State):
         self._set_attrs()
 
     def sync(self) -> None:
-        # The ranks make their states of the same values, so all of them are without.
+        # All ranks create their states with the same values, so without values no rank broadcasts.
         if self._saved_state:
             self._saved_state = self._bcast_object(self._saved_state)
             self._set_attrs()
@@ -145,7 +145,7 @@ class ObjectState(State):
         return {"values": self._saved_state}
 
     def take_kept(self, kept: KeptState) -> None:
-        # What the script has now and had not then, or could not be kept, stays as the script has made it.
+        # Values that are new in the script, or could not be written to the file, stay as the script has set them.
         self._saved_state |= {name: value for name, value in kept["values"].items() if name in self._saved_state}
 
     def _set_attrs(self) -> None:
@@ -154,7 +154,7 @@ class ObjectState(State):
 
 
 class VariablesState(ObjectState):
-    """Variables of a framework, and plain values."""
+    """A state of a framework's variables and of plain values."""
 
     def __init__(self, **kwargs: object) -> None:
         super().__init__(from_first, basics.rank, **kwargs)
@@ -189,7 +189,7 @@ class VariablesState(ObjectState):
         raise NotImplementedError
 
     def _spread(self) -> None:
-        """Give every rank's variables the first rank's values."""
+        """Set every rank's variables to the first rank's values."""
         raise NotImplementedError
 
 
@@ -231,13 +231,13 @@ def from_first(value: T) -> T:
 def run(func: Callable[..., T]) -> Callable[..., T]:
     """Make `func(state, ...)` restart from the last commit.
 
-    It starts from the first rank's state, and the engine restarts each time.
+    `func` starts from the first rank's state, and the engine restarts each time.
     """
     return run_fn(func, _restart)
 
 
 def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[..., T]:
-    """Make `func` restart from the last commit after `reset`."""
+    """Make `func` restart from the last commit, after a call of `reset`."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: object, **kwargs: object) -> T:
@@ -252,22 +252,22 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
                 _go_on(state, state._kept_commits)
             while True:
                 try:
-                    # In the first round the engine runs already, started by the script's own `init`.
+                    # In the first round the engine runs already, because the script itself has called `init`.
                     if not is_new:
-                        # The engine first: `on_reset` asks it how many ranks there are now, and `sync` sends by it.
+                        # Restart the engine first: `on_reset` reads the new number of ranks, and `sync` sends by it.
                         _reset(reset, last)
                         state.on_reset()
                     if not skip_sync:
                         state.sync()
                     return func(state, *args, **kwargs)
                 except HorovodInternalError as error:
-                    # Only restores in a row are counted: a commit in between is progress.
+                    # Count only restores in a row, because a commit in between is progress.
                     restores = 1 if state._commits > commits else restores + 1
                     commits = state._commits
                     if restores > _RESTORES_WITHOUT_COMMIT:
                         raise
                     _log.warning("a collective has failed; going back to the last commit: %s", error)
-                    # This rank restores its own commit; `sync`, after the reset, makes all ranks equal again.
+                    # This rank restores its own commit. After the reset, `sync` makes all ranks equal again.
                     state.restore()
                     skip_sync, last = False, error
                 except HostsUpdatedInterrupt as change:
@@ -283,15 +283,15 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
 
 
 def _go_on(state: State, commits: KeptCommits) -> None:
-    """Load the last commit of an earlier attempt."""
+    """Load the last commit of an earlier attempt, if there is one."""
     kept = commits.load() if state._rank() == 0 else None
     if kept is not None:
         state.take_kept(kept)
         state.restore()
-    # All ranks count on from there, and adapt to how many they are now.
+    # All ranks continue from this commit, and adapt to the present number of ranks.
     has_commit, commits.number = state._bcast_object((kept is not None, commits.number))
     if has_commit:
-        # First: in Horovod, whose processes go on, all ranks have the committed state when the callbacks look at it.
+        # Synchronize first: in Horovod all ranks have the committed state when the reset callbacks run.
         state.sync()
         state.on_reset()
 
@@ -300,10 +300,10 @@ def _leave(state: State) -> None:
     """Save the present state and end this process."""
     if state._kept_commits is None:
         return
-    # The script may have checked the hosts without a commit; its work since the last one must count.
+    # The script may have checked the hosts without a commit, and its work since the last commit must not be lost.
     state.save()
     state._keep()
-    # No rank leaves before all have written: the first one that leaves ends the others.
+    # No rank exits before all have written their files, because the first exit ends the other ranks.
     objects.allgather_object(None, name="elastic_kept")
     raise SystemExit(run_variables.EXIT_RESIZE)
 

@@ -24,7 +24,7 @@ class HostsUpdatedInterrupt(PacelineError, RuntimeError):  # noqa: N818
 
 
 class HorovodVersionMismatchError(PacelineError, ImportError):
-    """Never raised, as nothing is compiled; scripts name it in `except`."""
+    """Never raised, as Paceline compiles nothing. Scripts name it in `except`."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(f"built for {name} {version}, but {installed_version} is installed")
@@ -33,7 +33,7 @@ class HorovodVersionMismatchError(PacelineError, ImportError):
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise the engine's errors under Horovod's names."""
+    """Raise the engine's errors as Horovod's exceptions."""
     from paceline.collectives.errors import CollectivesError
 
     try:

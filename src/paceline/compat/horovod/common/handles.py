@@ -17,12 +17,12 @@ from paceline.compat.horovod.common.process_sets import ProcessSet, checked_memb
 __all__ = ["clear", "poll", "submit", "submit_several", "synchronize", "translated", "waiting_at_once"]
 
 
-#: Submitted operations: process set and name, the engine's handle, and the function that makes the script's result of
-#: the engine's. It also keeps the arrays alive that the engine reads and writes.
+#: Submitted operations: (process set, name), the engine's handle, and the function that makes the script's result from
+#: the engine's. The function also keeps the arrays alive that the engine reads and writes.
 _pending: dict[int, tuple[tuple[int, str], Handle, Callable[[Any], Any]]] = {}
 _in_flight: dict[tuple[int, str], Handle] = {}
 _numbers = itertools.count(1)
-#: Process set, kind and number of joins -> counter of unnamed operations.
+#: (process set, kind, number of joins) -> counter of unnamed operations.
 _unnamed: defaultdict[tuple[int, str, int], Iterator[int]] = defaultdict(itertools.count)
 
 
@@ -38,17 +38,17 @@ def submit(
     """Submit an operation to the engine and return its handle.
 
     Names of different kinds never meet. Without a name, the n-th operation of its kind in this process set meets the n-th of the
-    other ranks. In the world the counters restart at 0 after each join: while some ranks have joined, the others may do more.
+    other ranks. In the world the counters restart at 0 after each join, because ranks that have joined submit less.
 
     `kind` is the engine's method, unless `method` names it. `arrays` is one or a list, and `how` holds further arguments.
-    `finish` makes the script's result of the engine's.
+    `finish` makes the script's result from the engine's.
     """
     checked_members(process_set)
     number = process_set.process_set_id
     assert number is not None
     full = f"{kind}.{name}" if name is not None else f"{kind}.noname.{_next_unnamed(kind, number)}"
     key = (number, full)
-    # Asked before the engine is, for the text that scripts know of Horovod's ValueError.
+    # Check before the engine does, to raise the ValueError with the text that scripts know from Horovod.
     before = _in_flight.get(key)
     if before is not None and not before.done():
         raise ValueError(
@@ -59,8 +59,8 @@ def submit(
         handle = getattr(registry.engine(), method or kind)(full, arrays, process_set=number, **how)
     except CollectivesError as error:
         raise HorovodInternalError(str(error)) from error
-    # `itertools.count` and dictionaries are changed in one step each, so threads that submit need no lock. If two
-    # submit the same name at once, the engine refuses the second.
+    # `itertools.count` and dictionaries change atomically, so threads that submit need no lock. If two threads
+    # submit the same name at once, the engine refuses the second one.
     made = next(_numbers)
     _in_flight[key] = handle
     _pending[made] = (key, handle, finish)
@@ -108,7 +108,7 @@ def synchronize(handle: int) -> Any:
     Raises:
         HorovodInternalError: The ranks disagree, or one has died; on every rank.
     """
-    # Taken out at once: of two threads that ask for the same handle, one is given the result, the other None.
+    # Remove the handle at once: if two threads ask for the same handle, one gets the result, and the other gets None.
     pending = _pending.pop(handle, None)
     if pending is None:
         return None
@@ -118,14 +118,14 @@ def synchronize(handle: int) -> Any:
     except CollectivesError as error:
         raise HorovodInternalError(str(error)) from error
     finally:
-        # Another thread may have submitted the next of this name, as soon as this one was done.
+        # Another thread may have submitted the next operation of this name as soon as this one was done.
         if _in_flight.get(key) is submitted:
             del _in_flight[key]
     return finish(result)
 
 
 def clear() -> None:
-    """Forget all handles. The next engine numbers unnamed tensors from 0."""
+    """Forget all handles and restart the counters of unnamed operations at 0."""
     _pending.clear()
     _in_flight.clear()
     _unnamed.clear()
@@ -133,12 +133,12 @@ def clear() -> None:
 
 def plain(array: Array) -> Array:
     """Return the array, or its bits for types that NumPy lacks."""
-    # NumPy's own types have a 1 there. Those that ml_dtypes adds have a 2, and mean nothing to the engine.
+    # NumPy's own types have isbuiltin == 1. Types that ml_dtypes adds have 2, and the engine does not know them.
     return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
 
 
 def as_type(array: Array, like: Array) -> Array:
-    """Return an array from `plain` in the type of `like` again."""
+    """Convert an array from `plain` back to the type of `like`."""
     return array if array.dtype == like.dtype else array.view(like.dtype)
 
 

@@ -1,4 +1,4 @@
-"""The names that every framework's module exports beside its collectives, by `from ... import *`."""
+"""The names that every framework's module exports besides its collectives, by `from ... import *`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Commits of elastic state that outlive the job's processes, for the next attempt.
 
-    <base>_<n>.of_<host>.safetensors      the script's n-th trained state; the first rank of each host writes a file
+    <base>_<n>.of_<host>.safetensors      the n-th state of the script; the first rank of each host writes a file
 
 `horovodrun` sets the base, and its process beside each rank brings the file to the next attempt. In a restartable run of Paceline
 the base is among the checkpoints. Elsewhere nothing is written, and a commit is a copy in memory, as in Horovod.
@@ -23,7 +23,7 @@ from paceline.compat.horovod.common.types import KeptState
 from paceline.errors import CheckpointError, UserError
 from paceline.system import run_variables
 
-#: Variable with the prefix of the files into which workers of `horovodrun` write commits.
+#: Variable with the path prefix of the files into which workers of `horovodrun` write commits.
 VARIABLE = "HOROVODRUN_COMMITS"
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _numbers = itertools.count()
 
 
 def base_of(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the prefix of the files' paths, or None."""
+    """Return the prefix of the files' paths, or None if commits stay in memory."""
     if base := environment.get(VARIABLE):
         return base
     folder = environment.get("PACELINE_CHECKPOINT_DIR")
@@ -84,7 +84,7 @@ class KeptCommits:
         header["of"] = [["number", self.number], ["state", {"$": "dict", "of": parts}]]
         dense = [DenseArray(name, array, copy=False) for name, array in arrays.items()]
         host = "".join(letter if letter.isalnum() else "-" for letter in os.uname().nodename)
-        # Not synced: it has to outlive this process, not a power cut, and a commit may come after every batch.
+        # No fsync: the file must outlive this process, not a power cut, and a commit may follow every batch.
         write_file(self._base.with_name(f"{self._base.name}.of_{host}.safetensors"), header, dense, durable=False)
 
     def _plain(self, name: str, value: object) -> tuple[Any, dict[str, object]]:
@@ -92,7 +92,7 @@ class KeptCommits:
         from paceline.checkpoint.api import encode_state
 
         def arrays_of(value: object, where: str) -> tuple[Any, dict[str, object]]:
-            # The name before all of them, so that no two parts have an array of one name.
+            # Put the name in front, so that no two parts of the state have arrays of the same name.
             header, arrays = encode_state({where: value})
             return header["of"][0][1], arrays
 

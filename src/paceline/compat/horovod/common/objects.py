@@ -1,4 +1,4 @@
-"""Pickled objects of any type between the ranks, without a framework."""
+"""Exchange of pickled objects of any type between the ranks, without a framework."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def broadcast_object(
     check_root(root_rank, process_set)
     is_root = basics.rank() == root_rank
     data, error = _packed(obj) if is_root else (np.empty(0, np.uint8), None)
-    # A negative size announces the text of an error. Neither a pickle nor such a text is ever empty, so 0 does not occur.
+    # A negative size announces an error text. Neither pickles nor error texts are ever empty, so 0 does not occur.
     size = np.array([data.size if error is None else -data.size], np.int64)
     handles.synchronize(broadcast_async_(size, root_rank, _part(name, "size"), process_set))
     payload = data if is_root else np.empty(abs(int(size[0])), np.uint8)
-    # After an error too, whose text every rank is to raise.
+    # After an error, receive its text as well, because every rank raises an error with this text.
     handles.synchronize(broadcast_async_(payload, root_rank, _part(name, "data"), process_set))
     if size[0] < 0:
         raise _refusal({root_rank: payload.tobytes()}) from error
@@ -54,7 +54,7 @@ def allgather_object(obj: object, name: str | None = None, process_set: ProcessS
 
     data, error = _packed(obj)
     size = data.size if error is None else -data.size
-    # Start both before waiting for either, which saves a round trip.
+    # Start both all-gathers before waiting for either, which saves a round trip.
     sizes = allgather_async(np.array([size], np.int64), _part(name, "sizes"), process_set)
     payload = allgather_async(data, _part(name, "data"), process_set)
     counts, everything = handles.synchronize(sizes).tolist(), handles.synchronize(payload).tobytes()
@@ -71,7 +71,7 @@ def _part(name: str | None, part: str) -> str | None:
 
 
 def _packed(obj: object) -> tuple[Array, Exception | None]:
-    """Pickle the object, or return the error and its text."""
+    """Pickle the object, or return the error and its text in place of the pickle."""
     import numpy as np
 
     error = None
@@ -79,13 +79,13 @@ def _packed(obj: object) -> tuple[Array, Exception | None]:
         data = _signed(_pickled(obj))
     except Exception as failed:
         error, data = failed, _text_of(failed).encode(errors="backslashreplace")
-    # A copy: the pickle's bytes are read-only, and the root sends from this array.
+    # Copy the bytes: those of a pickle are read-only, and the engine needs a writable array.
     made: Array = np.frombuffer(data, np.uint8).copy()
     return made, error
 
 
 def _text_of(failed: Exception) -> str:
-    # The failing class may be the user's own: a second error in its text would leave the other ranks waiting.
+    # The exception may be of a user's class. If its text raised as well, the other ranks would wait.
     try:
         return f"{type(failed).__name__}: {failed}"
     except Exception:
@@ -106,7 +106,7 @@ def _signed(data: bytes) -> bytes:
 
 
 def _unpickled(data: bytes) -> Any:
-    """Unpickle an object signed by a rank of this run.
+    """Unpickle an object, after checking that a rank of this run has signed it.
 
     A pickle can run any code, and Gloo and MPI do not authenticate senders. So if the ranks share a secret, only objects signed
     with it are unpickled.

@@ -5,15 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-# Horovod's own numbers: scripts and saved settings hold them as plain integers.
+# Horovod's own numbers, because scripts and saved settings store them as integers.
 Average, Sum, Adasum, Min, Max, Product = range(6)
 
-#: Number -> the engine's name.
+#: Number -> name of the operation in the engine.
 ENGINE_NAMES = {Average: "average", Sum: "sum", Adasum: "adasum", Min: "min", Max: "max", Product: "product"}
 
 
 def resolve_op(op: int | None, average: bool | None) -> int:
-    """Return the requested operation, Average by default."""
+    """Return the requested reduce operation, Average by default."""
     if op is not None:
         if average is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
@@ -25,7 +25,7 @@ def resolve_op(op: int | None, average: bool | None) -> int:
         warnings.warn(
             "Parameter `average` has been replaced with `op`: say op=hvd.Average or op=hvd.Sum.",
             DeprecationWarning,
-            # The line of the script, which has called the operation that calls this.
+            # Attribute the warning to the script's line, which has called the caller of this function.
             stacklevel=3,
         )
         return Average if average else Sum
@@ -42,7 +42,7 @@ def is_power_of_two(number: int) -> bool:
 
 
 def equal_splits(rows: int, size: int) -> list[int]:
-    """Return equal shares of the rows for `size` ranks."""
+    """Return the number of rows for each of `size` ranks, in equal shares."""
     if rows % size:
         raise ValueError(
             f"alltoall without splits needs a first dimension that {size} ranks can share equally; it is {rows}. "
@@ -52,7 +52,7 @@ def equal_splits(rows: int, size: int) -> list[int]:
 
 
 def check_splits(splits: Sequence[int], rows: int, size: int) -> None:
-    """Refuse splits that cannot be sent."""
+    """Raise an error for splits that do not fit the rows or the ranks."""
     if len(splits) != size:
         raise ValueError(f"splits has {len(splits)} entries, but there are {size} ranks: give one for each.")
     if any(count < 0 for count in splits):

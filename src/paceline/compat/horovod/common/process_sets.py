@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ProcessSet:
-    """A set of ranks, from ranks or an mpi4py communicator.
+    """A set of ranks, given as a list or as an mpi4py communicator.
 
     `process_set_id` is None before registration and after removal; 0 is the world.
     """
@@ -71,7 +71,7 @@ def registered_ranks(process_set: ProcessSet) -> list[int]:
 
 
 def checked_members(process_set: ProcessSet) -> list[int]:
-    """Return the set's global ranks, with this rank among them.
+    """Return the set's global ranks; raise an error if this rank is not one of them.
 
     Raises:
         ValueError: Horovod is not initialized, the set is not registered, or this rank is not in it.
@@ -83,7 +83,7 @@ def checked_members(process_set: ProcessSet) -> list[int]:
 
 
 def check_root(root_rank: int, process_set: ProcessSet) -> None:
-    """Refuse a `root_rank` outside the process set.
+    """Raise an error for a `root_rank` outside the process set.
 
     Raises:
         ValueError: The rank is not in the set, or the set is unusable; see `checked_members`.
@@ -96,7 +96,7 @@ def check_root(root_rank: int, process_set: ProcessSet) -> None:
 
 
 def check_adasum(process_set: ProcessSet) -> None:
-    """Refuse a process set that Adasum cannot reduce over.
+    """Raise an error for a process set that Adasum cannot reduce over.
 
     Raises:
         NotImplementedError: The set is not the world, or its number of ranks is not a power of 2.
@@ -114,7 +114,7 @@ class _Registry:
     """The process sets of the running engine."""
 
     def __init__(self) -> None:
-        # The constructor wants ranks. Which ones the world has is only known while an engine runs.
+        # The constructor needs ranks, but the world's ranks are only known while an engine runs.
         self.world = ProcessSet([0])
         self.world.ranks = None
         self.world.process_set_id = 0
@@ -131,7 +131,7 @@ class _Registry:
                 self._add(process_set)
 
     def end(self) -> None:
-        # Otherwise a set of this world could pass as one of the next world, where its number may belong to another set.
+        # Otherwise a set of this world could be used in the next world, where its number may belong to another set.
         for process_set in self._sets.values():
             if process_set is not self.world:
                 process_set.process_set_id = None
@@ -162,16 +162,16 @@ class _Registry:
         with translated():
             if not engine.remove_process_set(number):
                 return False
-        # Forgotten only now that all ranks have agreed to its removal.
+        # Forget the set only now that all ranks have agreed to its removal.
         del self._sets[number]
         process_set.process_set_id = None
         return True
 
     def _add(self, process_set: ProcessSet) -> None:
         engine = self.engine()
-        # The engine checks them, on all ranks together: one that refused here alone would leave the others waiting.
+        # The engine checks the ranks on all ranks together. An error on this rank only would leave the others waiting.
         with translated():
-            # Each rank registers the sets of all in the same order, its own or not: it is an operation of the whole world.
+            # Each rank registers every rank's sets in the same order, because this is a collective of the whole world.
             for ranks in self._alike(process_set):
                 number = engine.add_process_set(ranks)
                 if ranks == process_set.ranks:
@@ -179,19 +179,19 @@ class _Registry:
                     self._sets[number] = process_set
 
     def _alike(self, process_set: ProcessSet) -> list[list[int]]:
-        """Return the ranks of the set, or of all ranks' communicators."""
+        """Return the ranks of this set, or of every rank's set if given as communicators."""
         if process_set.ranks is not None or process_set.mpi_comm is None:
             return [process_set.ranks or []]
         import numpy as np
 
         engine = self.engine()
-        # By MPI itself, within that communicator, whose members alone take part.
+        # Use MPI within that communicator, because only its members take part.
         process_set.ranks = sorted(int(rank) for rank in process_set.mpi_comm.allgather(engine.rank))
-        # A row for each rank, with a 1 for each member of its set: so every rank learns of all sets.
+        # A row for each rank, with a 1 for each member of its set, tells every rank about all sets.
         own = np.zeros((1, engine.size), np.uint8)
         own[0, process_set.ranks] = 1
         every = engine.allgather("process_set.communicators", own).wait()
-        # A set comes once, not once for each member, and in the order of the ranks, which is the same everywhere.
+        # Return each set once, not once for each member, in rank order, which is the same on every rank.
         return [list(ranks) for ranks in dict.fromkeys(tuple(np.flatnonzero(row).tolist()) for row in every)]
 
     def _check_dynamic(self, what: str) -> None:

@@ -17,7 +17,7 @@ G = TypeVar("G")
 
 
 class Compressor:
-    """The interface of compression. Users may write their own."""
+    """The interface of gradient compression. Users may write their own classes."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -31,7 +31,7 @@ class Compressor:
 
 
 class NoneCompressor(Compressor):
-    """No compression."""
+    """A compressor that leaves tensors as they are."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -51,7 +51,7 @@ def checked_group(tensors: Iterable[T]) -> list[T]:
 
 
 def check_predivide(factor: float, op: int) -> None:
-    """Refuse a `gradient_predivide_factor` that cannot be applied."""
+    """Raise an error if `gradient_predivide_factor` cannot be applied to `op`."""
     if factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if factor <= 0:
@@ -59,7 +59,7 @@ def check_predivide(factor: float, op: int) -> None:
 
 
 def chosen_groups(groups: G | None, num_groups: int) -> G | int | None:
-    """Return `groups`, or its old name's value with a warning."""
+    """Return `groups`, or the value of its old name `num_groups` with a warning."""
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
     return groups if groups is not None else num_groups or None
@@ -72,7 +72,7 @@ def in_parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
 
 
 def check_groups(groups: object, members: str = "variables") -> None:
-    """Refuse `groups` that are neither a number nor lists of `members`."""
+    """Raise an error if `groups` is neither a number nor lists of `members`."""
     # A bool is an int to Python, but `groups=True` is a mistake.
     is_number = isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0
     is_lists = isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)
@@ -81,7 +81,7 @@ def check_groups(groups: object, members: str = "variables") -> None:
 
 
 def checked_layers(local_layers: Layers, weights: str) -> tuple[KerasLayer, ...]:
-    """Return the layers, one, several or None, as a tuple."""
+    """Return one layer, several layers or None as a tuple."""
     # `weights` is the attribute with which each layer lists its variables.
     if local_layers is None:
         return ()
@@ -112,13 +112,13 @@ class Reduction:
 
     Attributes:
         op: The operation.
-        compression: Compresses gradients on the way.
+        compression: Compresses gradients before they are sent.
         sparse_as_dense: Make sparse gradients dense before the reduction.
         gradient_predivide_factor: Divide averages by this before the sum, and by the rest of the size after it.
         groups: Number of groups of gradients, each reduced as one, or lists of variables.
         process_set: The ranks that take part.
         scale_local_gradients: Divide gradients that stay on their rank by the number of ranks.
-        prefix: Prefix of the names by which gradients meet those of the other ranks.
+        prefix: Prefix of the names that match gradients across ranks.
 
     Raises:
         ValueError: The settings contradict each other.
@@ -143,5 +143,5 @@ class Reduction:
     @cached_property
     def how(self) -> How:
         """Settings used to reduce dense gradients."""
-        # The two factors cancel each other; the sum in between is smaller, so that float16 does not overflow.
+        # The two factors cancel each other. They make the sum in between smaller, so that float16 does not overflow.
         return How(self.op, 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor, self.process_set)

@@ -1,7 +1,7 @@
 """A trace of the collectives that rank 0 writes for chrome://tracing and Perfetto.
 
-Each tensor has a row (`pid`), as in Horovod: NEGOTIATE_ALLREDUCE from the first rank's request to the last one's, with a mark,
-named by the rank, at the arrival of each request; then ALLREDUCE until its result.
+Each tensor has a row (`pid`), as in Horovod: NEGOTIATE_ALLREDUCE from the first rank's request to the last one's, with an
+event, named by the rank, at the arrival of each request; then ALLREDUCE until its result.
 
     NEGOTIATE_ALLREDUCE |0------1---2|  ALLREDUCE |------|
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.collectives import Engine
     from paceline.collectives.request import Request
 
-#: Guards only `_trace`. The trace has its own lock for the engine's threads. Never take this lock while holding that
+#: Guards only `_trace`. A trace has its own lock for the engine's threads. Never take this lock while holding that
 #: one.
 _lock = threading.Lock()
 _trace: _Trace | None = None
@@ -40,7 +40,7 @@ def start(path: str, engine: Engine, *, mark_cycles: bool) -> None:
     """Write a new trace to `path` on rank 0."""
     # `mark_cycles` adds a CYCLE_START line at the start of each list of agreed operations.
     global _trace
-    # Before the lock is taken, which `stop` takes as well.
+    # Stop the old trace before taking the lock, because `stop` takes the lock as well.
     stop()
     with _lock:
         if engine.rank == 0:
@@ -53,12 +53,12 @@ def start(path: str, engine: Engine, *, mark_cycles: bool) -> None:
 
 
 def stop() -> None:
-    """Close the trace, if there is one."""
+    """Close the trace, if one is open."""
     global _trace
     with _lock:
         trace, _trace = _trace, None
     if trace is not None:
-        # First stop new calls. A call in flight finds the file open or None, by the trace's lock.
+        # First stop new calls of `observed`. A call in flight finds the file open or None, under the trace's lock.
         trace.engine.ignore(trace.observed)
         trace.close()
 
@@ -67,7 +67,7 @@ end = stop
 
 
 def _stop_at_exit(pid: int) -> None:
-    if os.getpid() == pid:  # a forked child has the file open too
+    if os.getpid() == pid:  # a forked child has the same file open, but must not write
         stop()
 
 
@@ -78,7 +78,7 @@ class _Trace:
         self._file: TextIO | None = open(path, "w", encoding="utf-8")  # noqa: SIM115
         self._file.write("[\n")
         self._lines: dict[tuple[str, str], int] = {}
-        # Each process set has its own thread, and any of them may come to `observed`.
+        # Each process set has its own thread, and any of these threads may call `observed`.
         self._lock = threading.Lock()
         self._start_s = time.monotonic()
         start = {"start_time_since_epoch_in_micros": time.time_ns() // 1000}
@@ -112,13 +112,13 @@ class _Trace:
             if agreed_s is not None:
                 self._event(line, kind, "B", agreed_or_done_s)
                 self._event(line, kind, "E", done_s)
-            # Whenever the job is killed, the file holds all events up to then.
+            # Flush each event, so that the file holds all events when the job is killed.
             self._file.flush()
 
     def close(self) -> None:
         with self._lock:
             if self._file is not None:
-                # Every record ends with a comma, after which JSON wants another value: an empty record.
+                # Every record ends with a comma, after which JSON requires another value, so write an empty record.
                 self._file.write("{}]\n")
                 self._file.close()
                 self._file = None

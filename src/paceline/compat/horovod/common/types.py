@@ -38,7 +38,7 @@ class Optimizer(Protocol):
 
     learning_rate: object
     built: bool
-    #: A list in Keras 3, a method in the older kind of optimizer.
+    #: A list in Keras 3, a method in older optimizers.
     variables: Any
 
     def build(self, variables: Sequence[Variable]) -> None: ...
@@ -56,7 +56,7 @@ class KerasModel(Protocol):
 
 #: Layers whose gradients stay on their rank: one or several.
 Layers: TypeAlias = "KerasLayer | Iterable[KerasLayer] | None"
-#: The number of groups of gradients, or the variables of each.
+#: The number of groups of gradients, or lists of the variables of each group.
 Groups: TypeAlias = "int | Sequence[Sequence[object]] | None"
 
 

@@ -19,12 +19,12 @@ from typing import Any
 
 __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
 
-#: The thread and the loop notice `close` within this time: neither waits for the queue any longer.
+#: Seconds between checks for `close`, made by the thread and by the loop while they wait for the queue.
 _TICK_S = 0.1
-#: How long the end waits for a batch that is being made.
+#: Seconds that `close` waits for the batch that the thread is loading.
 _CLOSE_S = 5.0
 
-#: A reader stays in it for as long as its thread runs, for the thread refers to it.
+#: All readers whose threads run. Each thread refers to its reader, so the reader stays in this set until then.
 _living: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 
@@ -33,7 +33,7 @@ class BaseDataLoader:
 
     def __len__(self) -> int:
         """Return the number of batches."""
-        # A TypeError, as of any object without a length: `list(loader)` asks for a hint, and goes on without.
+        # Raise TypeError, as for any object without a length: `list(loader)` asks for it and ignores this error.
         raise TypeError(f"{type(self).__name__} has no __len__; define it to return the number of batches.")
 
     def __iter__(self) -> Iterator[Any]:
@@ -46,12 +46,12 @@ class BaseDataLoader:
         )
 
     def _process_batch(self, batch: Any) -> Any:
-        """Return the batch for the script, in the script's thread."""
+        """Return the batch for the script; called in the script's thread."""
         return batch
 
 
 class AsyncDataLoaderMixin:
-    """A mixin that reads ahead, before the loader among the bases.
+    """A mixin that reads batches ahead; name it before the loader among the bases.
 
     `async_loader_queue_size` is the maximum number of batches read ahead; 0 turns it off. All other arguments go to the loader.
     Each epoch has its own thread, from the start of the loop until its end or until the script leaves it. The loop raises the
@@ -61,7 +61,7 @@ class AsyncDataLoaderMixin:
     def __init_subclass__(cls, **values: Any) -> None:
         super().__init_subclass__(**values)
         bases = cls.__mro__
-        # Their `__iter__` is found before the mixin's, which then never runs.
+        # Python would find the `__iter__` of these bases before the mixin's, which then never runs.
         before = [base for base in bases[1 : bases.index(AsyncDataLoaderMixin)] if "__iter__" in vars(base)]
         if before and not any(issubclass(base, AsyncDataLoaderMixin) for base in before):
             warnings.warn(
@@ -82,7 +82,7 @@ class AsyncDataLoaderMixin:
 
     def __iter__(self) -> Iterator[Any]:
         own = getattr(self, "_iterate", None)
-        # A loader that knows nothing of this mixin, such as torch's, has its batches in its own __iter__.
+        # A loader without `_iterate`, such as torch's, yields its batches from its own __iter__.
         batches = own() if own is not None else super().__iter__()  # type: ignore[misc]
         process = getattr(self, "_process_batch", lambda batch: batch)
         if self.async_loader_queue_size == 0:
@@ -95,18 +95,18 @@ class AsyncDataLoaderMixin:
             for batch in reader:
                 yield process(batch)
         finally:
-            # Also where the script leaves the loop early: Python closes the generator then.
+            # This also runs if the script leaves the loop early, because Python then closes the generator.
             reader.close()
             self._async_readers.remove(reader)
 
     def close_async_loader(self) -> None:
-        """End the threads after the loop's current batch."""
+        """End the loops' threads after the batches that they are loading."""
         for reader in list(self._async_readers):
             reader.close()
 
 
 class Prefetcher:
-    """The items of an iterable, `size` of them read ahead."""
+    """An iterator over an iterable; a thread reads `size` items ahead."""
 
     def __init__(self, items: Iterable[Any], size: int) -> None:
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(size)
@@ -130,7 +130,7 @@ class Prefetcher:
     def close(self) -> None:
         """Stop the thread, which ends after its current batch."""
         self._closed.set()
-        # An iterable may close the reader itself, in the reader's thread, which can't wait for its own end.
+        # An iterable may close the reader from the reader's own thread, which can't wait for its own end.
         if threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_S)
 
@@ -142,7 +142,7 @@ class Prefetcher:
                     if not self._put("item", item):
                         break
             finally:
-                # A generator's own clean-up runs here, in the thread that ran it.
+                # Close a generator here, so that its clean-up runs in the thread that ran it.
                 close = getattr(iterator, "close", None)
                 if close is not None:
                     close()
@@ -152,7 +152,7 @@ class Prefetcher:
             self._put("end", None)
 
     def _put(self, kind: str, value: Any) -> bool:
-        """Put a batch into the queue, unless the reader has closed."""
+        """Put an item into the queue; return False if the reader was closed."""
         while not self._closed.is_set():
             try:
                 self._queue.put((kind, value), timeout=_TICK_S)
@@ -169,5 +169,5 @@ def _close_all() -> None:
         reader.close()
 
 
-# For `from horovod.data import data_loader_base`.
+# Makes `from horovod.data import data_loader_base` work.
 data_loader_base = sys.modules[__name__]

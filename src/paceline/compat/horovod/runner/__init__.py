@@ -3,7 +3,7 @@
     launch         the command, and `_run` for launchers built on Horovod
     call           functions for `horovod.run`
     options        the command line, the file of `--config-file`, `_HorovodArgs`
-    requested_job  the requested job, from its options to its end
+    requested_job  builds a job from its options and runs it to its end
     hosts          hosts and slots, the place of each rank, host discovery
     start          mpirun's command line, or plain processes
     driver         one job: start, watch, end              elastic_driver   attempts of an elastic job

@@ -97,7 +97,7 @@ def on_ranks(
     kwargs: Mapping[str, object] | None = None,
     executable: str | None = None,
 ) -> list[Any]:
-    """Call `func` like `run`, with the options of `horovodrun`."""
+    """Call `func` on ranks like `run`, with the options of `horovodrun`."""
     from paceline.compat.horovod.runner import requested_job, wire
     from paceline.compat.horovod.runner.output import Output
     from paceline.compat.horovod.runner.rank_command import MAIN_SCRIPT
@@ -111,16 +111,16 @@ def on_ranks(
     if not isinstance(options.np, int) or options.np < 1:
         raise UserError(f"num_proc={options.np!r} must be a whole number from 1 on.")
     files = {wire.CALL: _payload(func, args, dict(kwargs or {}))}
-    # Through sys.stdout: in a notebook that is the cell, where descriptor 1 may be the server's log.
+    # Write through sys.stdout: in a notebook that is the cell, but descriptor 1 may be the server's log.
     with closing(Output(folder=options.output_filename, to_streams=True)) as output:
         outcome = requested_job.run(
             options, output, (executable or sys.executable, MAIN_SCRIPT, _TASK), files, executable
         )
-    # As Python itself answers Ctrl-C; the driver had its own handler in place while the job ran.
+    # Raise KeyboardInterrupt, as Python itself does on Ctrl-C. While the job ran, the driver had its own handler.
     if outcome.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
     if outcome.stopped_by is not None:
-        # Pass the signal to the earlier handler, which usually ends this process.
+        # Send the signal again to the earlier handler, which usually ends this process.
         signal.raise_signal(outcome.stopped_by)
         raise RunFailedError(f"horovod.run was stopped by {signal.Signals(outcome.stopped_by).name}.")
     if outcome.problem is not None:
@@ -141,7 +141,7 @@ def on_ranks(
 def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, object]) -> bytes:
     if not callable(func):
         raise UserError(f"func={func!r} can't be called. Give the function itself, its arguments as args and kwargs.")
-    # A text is iterable as well, and would become one argument for each of its letters.
+    # A string is iterable as well, and each of its characters would become an argument.
     if isinstance(args, (str, bytes)) or not isinstance(args, Iterable):
         raise UserError(f"args={args!r} is not a tuple of arguments. For a single one write args=({args!r},).")
     try:
@@ -155,16 +155,16 @@ def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, ob
             f"{getattr(func, '__name__', func)!r} or its arguments can't be sent to other processes: {error}. Create "
             "open files, locks and connections, which can't be pickled, inside the function."
         ) from error
-    # The path first: only this process may have the folder of the function's modules on its path.
+    # Put the path first: only this process may have the folder of the function's modules on its path.
     return pickle.dumps({"path": [os.path.abspath(place) for place in sys.path], "call": call})
 
 
 def _loaded(data: bytes | None) -> Any:
-    """Unpickle a rank's result, if any, or return an error."""
+    """Unpickle a rank's value or error; return None if the rank has sent nothing."""
     if data is None:
         return None
-    # A pickle within a pickle. The outer one has plain types only, so the traceback is there even where the class of the
-    # result or of the exception is not.
+    # The result is a pickle within a pickle. The outer one has plain types only, so the traceback can be read even if
+    # the class of the result or of the exception is missing here.
     content = pickle.loads(data)
     try:
         value = pickle.loads(content["value"])

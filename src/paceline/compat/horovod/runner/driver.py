@@ -1,4 +1,4 @@
-"""One job of `horovodrun`: start a process beside each rank, watch them all, end them together."""
+"""One job of `horovodrun`: start a process beside each rank, watch the processes, end them together."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from paceline.system.signals import handled
 if TYPE_CHECKING:
     from paceline.supervisor.diagnosis.diagnose import ErrorFile
 
-#: After the first failure, how long others get to report theirs, which may have come earlier.
+#: Seconds after the first failure in which other ranks can report theirs, which may have come earlier.
 _SETTLE_S = 0.25
-#: More than a rank gets between SIGTERM and SIGKILL.
+#: Seconds until remaining ranks are killed: more than a rank gets between SIGTERM and SIGKILL.
 _GRACE_S = 8.0
-#: A signal, which its handler only notes down, is acted upon within this time.
+#: A signal handler only records its signal. The driver acts on the signal within this many seconds.
 _TICK_S = 0.1
-#: This many last lines of what mpirun or ssh has said are shown below a problem.
+#: Number of last output lines of mpirun or ssh that are shown below a problem.
 _LAUNCHER_LINES = 20
 
 
@@ -58,7 +58,7 @@ class RanksDriver:
 
     def __init__(self, job: RanksJob, output: Output, elastic: ElasticPart | None = None) -> None:
         self._elastic = elastic
-        #: Whether the ranks have received the message about other hosts.
+        #: Whether the ranks have been told that the hosts have changed.
         self.is_asked_to_change = False
         self._kept_at = 0.0
         self._job, self._output = job, output
@@ -68,39 +68,39 @@ class RanksDriver:
         # Without a route to a host (a name that only ssh knows), ranks may connect from any address, and try each name of
         # this machine.
         is_anywhere = not routes and not job.is_local
-        #: The ranks' hosts may reach this machine by these.
+        #: Names or addresses at which the ranks' hosts may reach this machine.
         self._names = [*routes, *([socket.gethostname()] if is_anywhere else []), "127.0.0.1"]
         self._listener = RankListener([""] if is_anywhere else self._names)
         self._launchers: list[tuple[Started, subprocess.Popen[bytes]]] = []
         self._signal: int | None = None
         self._closed = False
-        # Before the ranks are asked to end, every exception is a failure of its own.
+        # Until the ranks are asked to end, every exception counts as a failure of its own rank.
         self._asked_at = float("inf")
 
     def run(self) -> RankOutcome:
-        """Run the job to its end."""
-        # On a disk, the kernel would write the ranks' shared memory back to it again and again.
+        """Run the job to its end and return its outcome."""
+        # Prefer memory: on a disk, the kernel would write the ranks' shared memory back to it again and again.
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-        # Open MPI's shared memory; what the ranks keep may be more than fits there.
+        # For Open MPI's shared memory. `_kept` is for the ranks' files, which may be too large for /dev/shm.
         self._scratch = tempfile.mkdtemp(prefix="horovodrun-", dir=top)
         self._kept = tempfile.mkdtemp(prefix="horovodrun-")
         problem = None
         try:
-            # The listener before the processes that connect to it. The handlers before any process, so that no signal ends this
-            # process while a part of the job runs.
-            # SIGHUP as well: it arrives when the terminal closes, and would end this process before the ranks can end.
+            # Start the listener before the processes that connect to it. Install the handlers before any process, so
+            # that no signal ends this process while a part of the job runs.
+            # Handle SIGHUP as well: it arrives when the terminal closes, and would end this process before the ranks.
             signals = handled(self._on_signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             with self._listener, signals, open(self._log_path, "wb") as log:
                 self._start(log)
                 problem = self._gather()
-                # Where a signal has come by now, ranks that are up wait for their command; `_end` lets them go without one.
+                # After a signal, started ranks still wait for their command; `_end` ends them without one.
                 if problem is None and self._signal is None:
                     self._tell()
                     problem = self._watch()
                 self._end()
         finally:
             self._close()
-            # After `_close`, when each launcher has ended and its log is whole.
+            # After `_close` each launcher has ended, so its log is complete.
             if problem or self._job.verbose:
                 problem = self._with_launchers_words(problem)
             for folder in (self._scratch, self._kept):
@@ -116,13 +116,13 @@ class RanksDriver:
         for command in start.commands(job, contact, self._scratch):
             if job.verbose:
                 print(f"horovodrun: {shlex.join(command.argv)}", file=sys.stderr)
-            # A session of its own: Ctrl-C reaches this process alone, which ends the ranks in order.
+            # With its own session, Ctrl-C reaches only this process, which ends the ranks in order.
             process = subprocess.Popen(
                 command.argv,
                 env=dict(command.environment),
-                # The key is in that text. On a command line every user of the machine could read it.
+                # The text contains the key, which every user of the machine could read on a command line.
                 stdin=subprocess.PIPE if command.text else subprocess.DEVNULL,
-                # A file, not a pipe: a full pipe would block the launcher, whose output is not read while the job runs.
+                # Use a file, not a pipe: the output is not read while the job runs, and a full pipe would block.
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -132,7 +132,7 @@ class RanksDriver:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(command.text.encode())
                     process.stdin.flush()
-            # At once, so that `_close` also ends this one if the next can't be started.
+            # Append at once, so that `_close` also ends this launcher if the next one can't be started.
             self._launchers.append((command, process))
 
     def _routes(self) -> list[str]:
@@ -141,9 +141,9 @@ class RanksDriver:
         for host in dict.fromkeys(slot.host for slot in self._job.slots):
             if is_here(host):
                 continue
-            # Nothing is sent: connecting a datagram socket only asks which way leads there.
+            # Connecting a datagram socket sends nothing: it only asks the kernel for the route.
             try:
-                # Port 9 stands for any port; which way is taken depends on the address alone.
+                # Port 9 stands for any port, because the route depends only on the address.
                 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
                     probe.connect((host, 9))
                     addresses.append(probe.getsockname()[0])
@@ -152,10 +152,10 @@ class RanksDriver:
         return [address for address in dict.fromkeys(addresses) if address != "127.0.0.1"]
 
     def _gather(self) -> str | None:
-        """Wait until every rank has come up. Return the reason if one has not."""
+        """Wait until every rank has connected. Return the reason if one has not."""
         deadline = time.monotonic() + self._job.start_timeout_s
         while any(rank.connection is None for rank in self._ranks):
-            # The signal handler sets it between any two lines of this thread, so check it after each short wait.
+            # The signal handler may set it at any time in this thread, so check it after each short wait.
             if self._signal is not None:
                 return None
             with contextlib.suppress(queue.Empty):
@@ -167,8 +167,8 @@ class RanksDriver:
                     )
                 place = self._ranks[hello["rank"]]
                 place.connection, place.hello = connection, hello
-                # Local and cross ranks follow from the order of the hosts as given. A rank on another host than its own
-                # would have a neighbour's.
+                # Local and cross ranks follow from the given order of the hosts. A rank on another host than its own
+                # would have the local rank of another rank.
                 if is_here(place.host) and hello["host"] != socket.gethostname():
                     return (
                         f"mpirun has started rank {hello['rank']} on {hello['host']}, but it belongs on {place.host}: it takes "
@@ -176,11 +176,11 @@ class RanksDriver:
                     )
                 continue
             missing = [rank for rank, place in enumerate(self._ranks) if place.connection is None]
-            # Under mpirun one launcher stands for all ranks; without it there is one for each.
+            # Under mpirun one launcher starts all ranks; without it there is one launcher for each rank.
             for command, process in self._launchers:
                 code = process.poll()
                 theirs = [rank for rank in missing if rank in command.ranks]
-                # Not while one is queued that has come up: it may be one of these.
+                # Not while a rank that has connected is still in the queue: it may be one of these.
                 if code is not None and theirs and self._listener.joined.empty():
                     return (
                         f"{named(theirs, self._ranks)} could not be started: {os.path.basename(command.argv[0])} ended with "
@@ -195,23 +195,23 @@ class RanksDriver:
         return None
 
     def _tell(self) -> None:
-        """Send every rank its program."""
+        """Send every rank its command, environment and files."""
         job, head = self._job, self._ranks[0]
         is_local = self._job.is_local or is_here(head.host)
-        # On one machine the loopback address, which no other machine reaches; else rank 0's host, by a name or address that
-        # the others know.
+        # On one machine use the loopback address, which no other machine reaches. Otherwise use rank 0's host, by a
+        # name or an address that the other hosts know.
         assert head.hello is not None, "every rank has come up"
         master = (self._names[0] if is_local else head.host, int(head.hello["port"]))
         shared = {**job.environment, **(start.exported(job.mpi_args) if job.transport == "mpi" else {})}
         for slot, place, count in zip(job.slots, self._ranks, threads(job.slots, self._ranks), strict=True):
-            # Each over the one before: defaults, then what the user has set, then the variables of the rank.
+            # Later values override earlier ones: defaults, then the user's settings, then the rank's variables.
             environment = start.for_host(shared, slot.host)
             environment = with_defaults(environment, count, is_one_machine=self._job.is_local)
             environment |= variables(slot, len(job.slots), job.transport, master)
             commits = self._elastic.commits if self._elastic is not None and slot.rank == 0 else {}
             files = {**job.files, **commits}
             assert place.connection is not None
-            # A rank that is gone meanwhile is reported by the thread that reads its connection.
+            # If a rank has ended meanwhile, the thread that reads its connection reports it.
             with contextlib.suppress(OSError):
                 wire.send(
                     place.connection,
@@ -220,7 +220,7 @@ class RanksDriver:
                         "environment": environment,
                         "directory": job.directory,
                         "files": list(files),
-                        # On another host these paths would be somebody else's folders.
+                        # On another host these paths may belong to somebody else.
                         "scratch": [self._kept, self._scratch] if self._job.is_local else [],
                         "is_elastic": self._elastic is not None,
                     },
@@ -229,8 +229,8 @@ class RanksDriver:
                     place.connection.send_bytes(content)
 
     def _watch(self) -> str | None:
-        """Wait until the ranks have ended or a stop is due."""
-        # Return the reason if the launcher has gone.
+        """Wait until the ranks have ended or must be stopped."""
+        # Return the reason if mpirun was killed.
         failed_at: float | None = None
         while any(place.exit_code is None for place in self._ranks):
             self._look(_TICK_S)
@@ -243,15 +243,15 @@ class RanksDriver:
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > _SETTLE_S:
                 return None
-            # A negative code: mpirun was killed. Its other exit codes are not looked at, for ranks tell their own ends, and
-            # Open MPI 5 exits with 0 when it has lost a host.
+            # A negative code means that mpirun was killed. Ignore its other exit codes: ranks report their own ends,
+            # and Open MPI 5 exits with 0 when it has lost a host.
             code = self._launchers[0][1].poll() if self._job.transport == "mpi" else None
             if code is not None and code < 0:
                 return f"mpirun ended with exit code {processes.shell_code(code)} before the ranks did."
         return None
 
     def _look(self, timeout_s: float) -> None:
-        """Process incoming messages for at most this time."""
+        """Process incoming messages for at most this many seconds."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -259,7 +259,7 @@ class RanksDriver:
             except queue.Empty:
                 return
             self._take(rank, data)
-            # A rank that prints without a pause would keep `_watch` from ever looking at anything else.
+            # Otherwise a rank that prints without a pause would keep `_watch` from checking anything else.
             if time.monotonic() > deadline:
                 return
 
@@ -267,8 +267,8 @@ class RanksDriver:
         place = self._ranks[rank]
         if data is None:
             if place.exit_code is None:
-                # The process beside the rank has gone without a word, or its host.
-                # 137 is what a shell says of a process that SIGKILL has ended.
+                # The process beside the rank, or its host, has gone without reporting an end.
+                # 137 is a shell's exit code for a process that SIGKILL has ended.
                 place.is_lost = True
                 self._ended(rank, 137, {"exception": f"the process beside it on host {place.host} is gone"})
             return
@@ -281,7 +281,7 @@ class RanksDriver:
             name = content[8:].decode()
             place.sizes[name], place.files[name] = int.from_bytes(content[:8], "little"), bytearray()
         elif mark == b"k":
-            # The newest name is the one that is on its way; names come in order.
+            # This content belongs to the newest file name, because files arrive one after the other.
             place.files[next(reversed(place.files))] += content
             self._kept_at = time.monotonic()
         elif mark == b"E":
@@ -292,35 +292,35 @@ class RanksDriver:
         place = self._ranks[rank]
         self._output.finish(rank)
         place.exit_code, place.ended_at = exit_code, time.time()
-        # An exception after the request to end is not a failure of its own.
+        # An exception after the request to end is a consequence of the request, not a failure.
         place.error = None if place.stopped and (error or {}).get("time", 0) > self._asked_at else error
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # Runs in the main thread, which is that of `run`: nothing else uses the connections meanwhile but their readers.
+        # This runs in the main thread, as `run` does, so only the reader threads use the connections meanwhile.
         if self._signal is not None:
-            self._close()  # the second time: at once
+            self._close()  # a second signal ends the job at once
         self._signal = number
 
     def _end(self) -> None:
-        """Ask the running ranks to end, and wait for them for a while."""
+        """Ask the running ranks to end, and wait for their ends for a while."""
         self._asked_at = time.time()
-        # SIGINT is passed on as SIGINT: a script that catches KeyboardInterrupt saves its state as it would on its own.
+        # Pass SIGINT on as SIGINT: a script that catches KeyboardInterrupt can save its state as without horovodrun.
         word = {"interrupt": True} if self._signal == signal.SIGINT else {"end": True}
         for place in self._say(word):
             place.stopped = True
         deadline = time.monotonic() + _GRACE_S
-        # A large commit may take longer: wait while pieces of it arrive.
+        # Sending a large commit may take longer, so wait while pieces of it arrive.
         while any(p.stopped and p.exit_code is None for p in self._ranks) and (
             time.monotonic() < max(deadline, self._kept_at + _GRACE_S)
         ):
             self._look(_TICK_S)
-            # After half of the time, a rank that has taken no notice of SIGINT is sent SIGTERM.
+            # After half of the time, send SIGTERM to ranks that have ignored SIGINT.
             if word != {"end": True} and time.monotonic() > deadline - _GRACE_S / 2:
                 word = {"end": True}
                 self._say(word)
 
     def _say(self, word: Mapping[str, bool]) -> list[RankEnd]:
-        """Send a message to the running ranks, and return these."""
+        """Send a message to the running ranks, and return these ranks."""
         running = []
         for place in self._ranks:
             if place.connection is not None and place.exit_code is None:
@@ -330,19 +330,19 @@ class RanksDriver:
         return running
 
     def _close(self) -> None:
-        """Close everything: the process beside a rank kills it when its connection closes."""
+        """Close all connections, which kills the ranks, and end the launchers."""
         if self._closed:
             return
         self._closed = True
         for place in self._ranks:
             if place.connection is not None:
                 wire.hang_up(place.connection)
-        # Two seconds for all of them together: without mpirun there is one launcher for each rank.
+        # The launchers share two seconds, because without mpirun there is one launcher for each rank.
         deadline = time.monotonic() + 2.0
         for _, process in self._launchers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.05, deadline - time.monotonic()))
-            # Its ranks are gone, so mpirun should end, and remove its files if it has the time.
+            # The ranks are gone, so mpirun should end by itself, and remove its files if it has the time.
             if process.poll() is None:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -2,7 +2,7 @@
 
     hosts -> ranks start -> a rank is killed, or a host is lost     end the others; continue on the remaining hosts
                          -> there are other hosts                   the ranks end at their next commit, with EXIT_RESIZE
-                         -> all end with 0                          done
+                         -> all end with exit code 0                done
 
 The ranks' commits arrive in this process when they end, and go to the first rank of the next attempt.
 """
@@ -27,7 +27,7 @@ from paceline.errors import RunFailedError
 from paceline.system.run_variables import EXIT_RESIZE
 
 _TICK_S = 0.1
-#: So many attempts may fail in a row without a commit in between, where nothing else says how many. A guess.
+#: Number of attempts that may fail in a row without a commit in between before the job ends. A guess.
 _FAILURES_WITHOUT_COMMIT = 3
 _DEFAULT_WAIT_S = 600.0
 
@@ -52,7 +52,7 @@ class ElasticLimits:
 
 
 class ElasticDriver:
-    """Attempts until one succeeds or no further one can start.
+    """A sequence of attempts, until one succeeds or no further one can start.
 
     `job` makes an attempt's job from its slots. The outcome is that of the last attempt.
     """
@@ -64,7 +64,7 @@ class ElasticDriver:
         self._commits: dict[str, bytes] = {}
 
     def run(self) -> RankOutcome:
-        """Run the attempts to the end."""
+        """Run the attempts and return the outcome of the last one."""
         resets = failures = 0
         while True:
             try:
@@ -128,12 +128,12 @@ class ElasticDriver:
         return ranks >= self._limits.least and (are_gone or ranks > len(slots))
 
     def _take_commits(self, outcome: RankOutcome) -> bool:
-        """Replace the earlier commits by those that arrived whole."""
+        """Replace earlier commits by those that have arrived completely."""
         arrived: dict[str, bytes] = {}
         for number, rank in enumerate(outcome.ranks):
             for name, content in rank.whole_files().items():
                 if name != wire.RESULT:
-                    # A different name: the next attempt may write a file for the same host, which must stay distinct.
+                    # Use a different name, because the next attempt may write a file for the same host.
                     arrived[f"{_state_of(name)}.of_before-{number}.safetensors"] = content
             for name in rank.files.keys() - {wire.RESULT}:
                 del rank.files[name]
@@ -143,7 +143,7 @@ class ElasticDriver:
         return bool(arrived)
 
     def _leave_out(self, outcome: RankOutcome) -> None:
-        """Exclude hosts that are gone, or a failed rank's."""
+        """Exclude the hosts that are gone, or else the host of the failed rank."""
         lost = {rank.host for rank in outcome.ranks if rank.is_lost or rank.connection is None}
         failed = why(outcome)
         if not lost and failed is not None:

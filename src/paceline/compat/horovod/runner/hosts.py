@@ -17,9 +17,9 @@ from pathlib import Path
 from paceline.errors import UserError
 from paceline.system.processes import kill_group
 
-#: Interval between two calls of the script.
+#: Seconds between two calls of the discovery script.
 _LOOK_S = 1.0
-#: A slower script is stopped and called again.
+#: Seconds after which a discovery script is stopped, to be called again.
 _SCRIPT_S = 60.0
 
 
@@ -33,7 +33,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """The place of one rank. The cross rank counts hosts that have as many ranks."""
+    """The place of one rank. Its cross rank counts hosts that have its local rank."""
 
     rank: int
     host: str
@@ -45,7 +45,7 @@ class Slot:
 
 def parse(text: str) -> list[Host]:
     """Parse hosts like `a:2,b:4`; a host without a number has one slot."""
-    # From the right, for an address of IPv6 has colons of its own: `[fe80::1]:2`.
+    # Split from the right, because an IPv6 address has colons of its own: `[fe80::1]:2`.
     return [_host(part.strip(), *part.strip().rpartition(":")[::2], of=f"-H {text!r}") for part in text.split(",")]
 
 
@@ -71,7 +71,7 @@ def read(path: str) -> list[Host]:
 
 
 def named(hosts: str | None, hostfile: str | None, slots: int) -> list[Host]:
-    """Return the hosts of the options, by default this machine."""
+    """Return the hosts that the options name, by default this machine."""
     if hosts:
         return parse(hosts)
     return read(hostfile) if hostfile else [Host(name="localhost", slots=slots)]
@@ -79,7 +79,7 @@ def named(hosts: str | None, hostfile: str | None, slots: int) -> list[Host]:
 
 def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
     """Place the ranks, filling the hosts in order of their first mention."""
-    # A host that is named twice is one host: mpirun gives it all of its ranks at once.
+    # A host that is named twice is one host, because mpirun places all of its ranks together.
     names = dict.fromkeys(host.name for host in hosts)
     hosts = [Host(name=name, slots=sum(host.slots for host in hosts if host.name == name)) for name in names]
     free = sum(host.slots for host in hosts)
@@ -92,8 +92,8 @@ def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
     result: list[Slot] = []
     for index, (host, size) in enumerate(zip(hosts, sizes, strict=True)):
         for local_rank in range(size):
-            # Only hosts that have this local rank as well count for the cross rank: with `a:2,b:1` the second rank of `a`
-            # is alone.
+            # Only hosts that have this local rank as well count for the cross rank: with `a:2,b:1` the second rank
+            # of `a` is alone.
             peers = [number for number, other in enumerate(sizes) if other > local_rank]
             result.append(
                 Slot(
@@ -109,8 +109,8 @@ def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
 
 
 def is_here(name: str) -> bool:
-    """Return whether the name is this machine's."""
-    # Without the resolver, for a machine that is off its network may not find its own name.
+    """Return whether the name means this machine."""
+    # Check without the resolver first: a machine that is off its network may not be able to resolve its own name.
     if name in ("localhost", socket.gethostname(), socket.gethostname().partition(".")[0]):
         return True
     try:
@@ -120,7 +120,7 @@ def is_here(name: str) -> bool:
             f"the host {name!r} is not known here ({error}). Check the name, or give its address."
         ) from error
     for family, kind, protocol, _, address in addresses:
-        # Only an address of this machine's own can be bound.
+        # Only an address of this machine can be bound.
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.bind((address[0], 0, *address[2:]))
             return True
@@ -130,7 +130,7 @@ def is_here(name: str) -> bool:
 def _host(text: str, name: str, slots_text: str, *, of: str) -> Host:
     if not name:
         name, slots_text = text, "1"
-    # The brackets only part the address from the slots; ssh and the resolver want it without them.
+    # The brackets only separate the address from the slots. ssh and the resolver expect the address without them.
     name = name.removeprefix("[").removesuffix("]")
     # ssh would read a name that begins with a dash as an option.
     if not re.fullmatch(r"[\w.:%][\w.:%-]*", name) or not slots_text.isdigit() or int(slots_text) < 1:
@@ -168,7 +168,7 @@ def from_script(command: str, slots: int | None) -> Callable[[], list[Host]]:
 
 def _run(line: str) -> tuple[int, str, str]:
     """Run a shell command and return its exit code, output and errors."""
-    # A group of its own: of a shell that takes too long its programs have to end too.
+    # Use a process group, so that all programs of a shell that takes too long can be ended.
     process = subprocess.Popen(
         line,
         shell=True,
@@ -192,8 +192,8 @@ def _run(line: str) -> tuple[int, str, str]:
 class HostWatch:
     """The present hosts, polled in a thread, without those that have failed.
 
-    `cooldown` holds the seconds (from, to) after which a failed host may return: the first number after its first failure, then
-    twice as long each time, at most the second. None means never.
+    `cooldown` holds the seconds (from, to) after which a failed host may return: `from` after its first failure, then
+    twice as long each time, at most `to`. None means never.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class HostWatch:
         return [host for host in self._found if self._until.get(host.name, 0.0) <= now]
 
     def failed(self, name: str) -> None:
-        """Exclude this host."""
+        """Exclude this host, for the cooldown time if there is one."""
         number = self._failures[name] = self._failures.get(name, 0) + 1
         if self._cooldown is None:
             self._until[name] = float("inf")
@@ -230,7 +230,7 @@ class HostWatch:
             try:
                 self._found, self.error = self._ask(), None
             except UserError as error:
-                # The hosts of before: a script that fails once says nothing of them.
+                # Keep the previous hosts: one failure of the script says nothing about them.
                 self.error = error
 
 

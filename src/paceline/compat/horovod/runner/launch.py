@@ -27,7 +27,7 @@ def run_commandline() -> None:
     try:
         code = main(sys.argv[1:])
     finally:
-        # Also where argparse leaves by SystemExit, or `main` by KeyboardInterrupt.
+        # Also runs if argparse exits by SystemExit, or `main` by KeyboardInterrupt.
         processes.kill_descendants(os.getpid())
     sys.exit(code)
 
@@ -45,12 +45,12 @@ def main(argv: Sequence[str]) -> int:
         try:
             outcome = _driven(options)
         except BrokenPipeError:
-            # The reader has gone, as in `horovodrun ... | head`. Python's final flush would fail as well.
+            # The reader of the output is gone, as in `horovodrun ... | head`. Python's final flush would fail too.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return 128 + signal.SIGPIPE
     except PacelineError as error:
         print(f"horovodrun: {error}", file=sys.stderr)
-        # 2, which is argparse's code as well, for what the caller has to change; 1 for everything else.
+        # Exit code 2, as from argparse, means that the caller has to change something; 1 means any other error.
         return 2 if isinstance(error, UserError) else 1
     except OSError as error:
         print(f"horovodrun: {error}. Is there room in {tempfile.gettempdir()} and /dev/shm?", file=sys.stderr)
@@ -59,13 +59,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse_args() -> Namespace:
-    """Return this process's options for `_run`. A launcher may change them in between."""
+    """Return this process's options, which a launcher may change before `_run`."""
     return command_line.parse(sys.argv[1:])
 
 
 def _run(args: Any) -> list[Any] | None:
     """Run a job from a launcher built on Horovod."""
-    # What `parse_args` gives has `np`. An object of the caller's own has Horovod's attribute `num_proc`.
+    # Options from `parse_args` have `np`. An object made by the caller has Horovod's attribute `num_proc`.
     options = args if isinstance(args, Namespace) and hasattr(args, "np") else None
     if options is None:
         options = command_line.options(args, command_line.parse([]))
@@ -94,7 +94,7 @@ def _driven(options: Namespace) -> RankOutcome:
 
 
 def _check(options: Namespace) -> None:
-    """Refuse options that make no job; `requested_job.run` checks the rest."""
+    """Raise an error for options without a valid job. `requested_job.run` checks more."""
     if options.jsrun:
         raise UserError("--jsrun is not supported. Inside an LSF job, name the hosts with -H and leave --jsrun out.")
     if options.np is None:
@@ -106,7 +106,7 @@ def _check(options: Namespace) -> None:
 
 
 def _ended(outcome: RankOutcome) -> int:
-    # First of all: ranks that were stopped have exit codes too, which are no failure of theirs.
+    # Check this first: ranks that were stopped have exit codes too, but these are no failures.
     if outcome.stopped_by is not None:
         print(f"horovodrun: stopped by {signal.Signals(outcome.stopped_by).name}.", file=sys.stderr)
         return 128 + outcome.stopped_by
@@ -130,7 +130,7 @@ def build_text() -> str:
         "MXNet": False,
     }
     transports = {"MPI": basics.mpi_built() and start.has_mpi(), "Gloo": basics.gloo_built()}
-    # The words and brackets are those of Horovod's output, for scripts that search it.
+    # Use the words and brackets of Horovod's output, because scripts search for them.
     lines = [f"Horovod's interface of v{__version__}, from Paceline {own}:", "", "Available Frameworks:"]
     lines += [_line(*item) for item in frameworks.items()]
     lines += ["", "Available Controllers:", *(_line(*item) for item in transports.items())]
@@ -144,7 +144,7 @@ def _line(name: str, is_there: bool) -> str:
 
 
 def _has_nccl() -> bool:
-    """Return whether torch was built with NCCL, which only torch knows."""
+    """Return whether torch was built with NCCL."""
     try:
         import torch  # noqa: F401 - loaded for `nccl_built`
     except ImportError:

@@ -1,6 +1,6 @@
 """Run a script, or the function of `horovod.run` (`task`), as `python script.py` would.
 
-It records the script's exception, does not let a failing rank wait for MPI, gives torch the backend "mpi" if the ranks use it,
+It records the script's exception, lets a failing rank end without waiting for MPI, gives torch the backend "mpi" if needed,
 and lets torch's store listen only at MASTER_ADDR.
 
 python .../runner/main_script.py script.py [argument ...]
@@ -9,8 +9,8 @@ python .../runner/main_script.py script.py [argument ...]
 import os
 import sys
 
-# Python puts this file's folder first on the path. Its modules, such as `output` and `settings`, must not take the place of
-# the script's own.
+# Python puts this file's folder first on the path. Its modules, such as `output` and `settings`, must not hide the
+# script's modules of the same name.
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
@@ -23,23 +23,23 @@ _SCRATCH = "HOROVODRUN_SCRATCH"
 
 
 def main(argv: "list[str]") -> None:
-    # Taken out of the environment before the script starts, for what the script starts is no rank.
+    # Remove the variable before the script starts, because processes that the script starts are no ranks.
     scratch, report_failure = os.environ.pop(_SCRATCH, None), report.failed
 
     def failed(error: BaseException) -> None:
-        # Only now: a process that has them takes itself for a worker of a Paceline run.
-        # The folder goes with the process beside this one, which may be gone before this one is.
+        # Set these variables only now: with them a process believes that it is a worker of a Paceline run.
+        # The process beside this one removes the folder, and may have ended earlier.
         if scratch is not None and os.path.isdir(scratch):
             os.environ |= {"PACELINE_RUN_DIR": scratch, "PACELINE_ATTEMPT": "1", "PACELINE_RANK": os.environ["RANK"]}
             report_failure(error)
 
-    # `script.run` looks it up in that module when an exception leaves the script.
+    # `script.run` calls `report.failed` when an exception leaves the script.
     report.failed = failed
     report.note_alone = lambda library: None
     load_triton_before_tensorflow()
     if os.environ.get("HOROVOD_CONTROLLER") == "mpi":
         backend.install_when_loaded()
-    # Rank 0 alone has the store's server; the others connect to it.
+    # Only rank 0 has the store's server; the other ranks connect to it.
     if os.environ.get("RANK") == "0":
         store_address.keep_to_master_address()
     script.run(argv[0], argv[1:])

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.errors import UserError
 
-#: key of the file -> option; `not_` in front: the other way round.
+#: section of the file -> {key: option}. A key in `_OPPOSITES` says the opposite of its option.
 _FILE_KEYS = {
     "params": {
         name: name
@@ -39,7 +39,7 @@ _FILE_KEYS = {
     },
     "logging": {"level": "log_level", "hide_timestamp": "log_hide_timestamp", "with_timestamp": "log_hide_timestamp"},
 }
-#: Keys that say the opposite of their option.
+#: Keys whose value means the opposite of their option's value.
 _OPPOSITES = ("with_timestamp",)
 _NOT_IN_FILE = ("command", "config_file", "help")
 _CONTROLLERS = ("gloo", "mpi", "jsrun")
@@ -57,7 +57,7 @@ _RENAMED = {
     "use_mpi": "mpi",
     "use_jsrun": "jsrun",
 }
-#: Options of `horovodrun` that say the opposite of an attribute.
+#: Options of `horovodrun` that mean the opposite of an attribute.
 _OPPOSITE_ATTRIBUTES = {"no_stall_check": "stall_check", "log_with_timestamp": "log_hide_timestamp"}
 #: Attributes without an equivalent option; `options` reads `nics` and `nic`.
 _OWN = ("run_func", "executable", "nics", "nic")
@@ -71,25 +71,25 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     parser = _parser()
     options = parser.parse_args(list(argv))
-    # A controller on the command line rules out the file's, whichever that is: the three exclude each other.
+    # If the command line names a controller, ignore the file's, because the three options exclude each other.
     chosen = any(getattr(options, name) for name in _CONTROLLERS)
     for dest, value in (_read(parser, options.config_file) if options.config_file else {}).items():
-        # argparse does not tell whether an option was given, so one that has its default counts as not given.
+        # argparse does not say whether an option was given, so an option with its default value counts as not given.
         if getattr(options, dest) == parser.get_default(dest) and not (chosen and dest in _CONTROLLERS):
             setattr(options, dest, value)
-    # `horovodrun -np 2 -- python train.py`: argparse leaves the dashes to the command.
+    # In `horovodrun -np 2 -- python train.py` argparse leaves the dashes in the command.
     if options.command[:1] == ["--"]:
         del options.command[0]
     return options
 
 
 def usage_error(message: str) -> None:
-    """Print what is wrong with the call, and exit with code 2."""
+    """Print an error about the command line, and exit with code 2."""
     _parser().error(message)
 
 
 class _Interfaces(argparse.Action):
-    """A list separated by commas, which grows each time that the option is given."""
+    """An action for a comma-separated list that grows each time the option is given."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, option_string: Any = None) -> None:
         setattr(namespace, self.dest, ",".join(filter(None, (getattr(namespace, self.dest), value))))
@@ -105,12 +105,12 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, object]:
         raise UserError(f"--config-file {path!r} can't be read: {error}. Give a YAML file of options.") from error
     if not isinstance(content, dict):
         raise UserError(f"--config-file {path!r} holds no mapping. Known: {', '.join(_FILE_KEYS)} and others.")
-    # By each spelling: `np`, `num-proc` and `num_proc` are one option.
+    # Accept every spelling of an option: `np`, `num-proc` and `num_proc` are the same one.
     known = {
         name.lstrip("-").replace("-", "_"): action
         for action in parser._actions
         for name in (*action.option_strings, action.dest)
-        # Not options that switch off: there, true would mean false.
+        # Skip options that switch something off, because `true` would then mean false.
         if not name.startswith("--no-") and action.const is not False
     }
     values: dict[str, object] = {}
@@ -141,10 +141,10 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, object]:
 
 
 def _checked(value: Any, option: argparse.Action, where: str) -> Any:
-    """Convert a value of the file as the command line would."""
+    """Convert a value of the file as the command line does."""
     if value is None:
         return None
-    # A flag. Its text is not asked for its truth, as "false" would be true.
+    # A flag must be a YAML boolean: the text "false" would count as true.
     if option.nargs == 0:
         if not isinstance(value, bool):
             raise UserError(f"{where} is {value!r}. Write true or false.")
@@ -162,7 +162,7 @@ def _checked(value: Any, option: argparse.Action, where: str) -> Any:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="horovodrun",
-        # An abbreviation would stop working, or mean something else, as soon as another option begins with the same
+        # Abbreviations would stop working, or change their meaning, when another option begins with the same
         # letters.
         allow_abbrev=False,
         description="Start a training script on several processes: Horovod's command, on Paceline's collectives.",
@@ -239,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     controller("--mpi", action="store_true", help="mpirun")
     controller("--jsrun", action="store_true", help="not here")
 
-    # From the first word that is no option on, everything belongs to the command, its own options as well.
+    # From the first word that is no option on, all words belong to the command, including its own options.
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
@@ -259,7 +259,7 @@ def _number(text: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    # This refuses nan too, which is neither smaller nor larger than anything.
+    # This also refuses nan, which is neither smaller nor larger than any number.
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
     return value
@@ -282,11 +282,11 @@ class _HorovodArgs:
 
 
 def options(args: Any, defaults: Namespace) -> Namespace:
-    """Return the options of `horovodrun` for such a job."""
+    """Return the options of `horovodrun` for this `_HorovodArgs` or similar object."""
     made = Namespace(**vars(defaults))
     for name, option in _attributes(defaults).items():
         value = getattr(args, name, None)
-        if value is not None and value != (None,):  # as Horovod's own class begins with
+        if value is not None and value != (None,):  # (None,) is the initial value in Horovod's own class
             setattr(made, option, value)
     for name, option in _OPPOSITE_ATTRIBUTES.items():
         if (value := getattr(args, name, None)) is not None:
@@ -300,6 +300,6 @@ def options(args: Any, defaults: Namespace) -> Namespace:
 
 
 def _attributes(defaults: Namespace) -> dict[str, str]:
-    """Map attributes to options."""
+    """Return {attribute of `_HorovodArgs`: option of `horovodrun`}."""
     of_others = (*_RENAMED.values(), *_OPPOSITE_ATTRIBUTES.values(), "network_interfaces", "version")
     return _RENAMED | {name: name for name in vars(defaults) if name not in of_others}

@@ -15,12 +15,12 @@ from pathlib import Path
 from paceline.errors import UserError
 
 _LAST_LINES = 20
-#: A longer line is shown in pieces.
+#: Longer lines are shown in pieces of this size.
 _LONGEST_LINE_BYTES = 1 << 20
 
 
 class Output:
-    """Pieces of the ranks' output, combined to whole lines.
+    """A writer that combines pieces of the ranks' output to whole lines.
 
     A line ends with a line feed, or with the carriage return of a progress bar.
 
@@ -30,14 +30,14 @@ class Output:
 
     def __init__(self, *, folder: str | None = None, timestamps: bool = False, to_streams: bool = False) -> None:
         self._timestamps, self._to_streams = timestamps, to_streams
-        # What each rank has printed, by stream, since the end of its last line.
+        # (rank, stream) -> output since the end of the rank's last line.
         self._parts: dict[tuple[int, str], bytes] = {}
         self._last: dict[int, deque[str]] = {}
         self._files: dict[tuple[int, str], io.FileIO] = {}
         self._folder = folder
 
     def grow(self, size: int) -> None:
-        """Accept output of so many ranks from now on."""
+        """Accept output of `size` ranks from now on."""
         new = [rank for rank in range(size) if rank not in self._last]
         self._last |= {rank: deque(maxlen=_LAST_LINES) for rank in new}
         if self._folder is not None:
@@ -45,7 +45,7 @@ class Output:
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
         """Write a piece of a rank's "stdout" or "stderr"."""
-        # Write each byte to the file at once. Only the displayed output waits for the end of its line.
+        # Write each byte to the file at once. Only the displayed output waits for the end of a line.
         self._keep(rank, stream, data)
         text = self._parts.pop((rank, stream), b"") + data
         text, held = (text[:-1], b"\r") if text.endswith(b"\r") else (text, b"")
@@ -61,11 +61,11 @@ class Output:
         """Show the rank's unfinished line."""
         for stream in ("stdout", "stderr"):
             if rest := self._parts.pop((rank, stream), b""):
-                # A "\r" that was held back ends the line after all.
+                # A "\r" that was held back did end the line.
                 self._show(rank, stream, rest.rstrip(b"\r"))
 
     def last_lines(self, rank: int) -> tuple[str, ...]:
-        """Return the rank's last lines of both streams."""
+        """Return the rank's last lines of both streams, for an error message."""
         return tuple(self._last[rank])
 
     def close(self) -> None:
@@ -74,15 +74,15 @@ class Output:
         self._files.clear()
 
     def _open(self, folder: Path, ranks: Iterable[int], size: int) -> None:
-        # rank.07 of 16, so that a listing of the folder is in the order of the ranks.
+        # Pad the numbers, as in rank.07 of 16, so that a listing of the folder is in rank order.
         width = len(str(size - 1))
         try:
             for rank in ranks:
                 place = folder / f"rank.{rank:0{width}}"
                 place.mkdir(parents=True, exist_ok=True)
                 for stream in ("stdout", "stderr"):
-                    # Without a buffer: what a rank said before it crashed is in the file, even if this process is killed
-                    # next.
+                    # Don't buffer: the file then holds a rank's last output before a crash, even if this process is
+                    # killed next.
                     self._files[rank, stream] = io.FileIO(place / stream, "w")
         except OSError as error:
             self.close()
@@ -91,11 +91,11 @@ class Output:
             ) from error
 
     def _keep(self, rank: int, stream: str, data: bytes) -> None:
-        """Write into the stream's file; a full disk ends it."""
+        """Write into the stream's file, or give the file up after an error."""
         file = self._files.get((rank, stream))
         try:
             while file is not None and data:
-                # A write to an unbuffered file may take less than it was given.
+                # A write to an unbuffered file may write only a part of the data.
                 data = data[file.write(data) or 0 :]
         except OSError as error:
             path = f"rank.{rank}/{stream}"
@@ -122,5 +122,5 @@ class Output:
             try:
                 data = data[os.write(descriptor, data) :]
             except BlockingIOError:
-                # Another process on the terminal or pipe (ssh, node) may have made it non-blocking, and it is full for now.
+                # It is full, and another process on the terminal or pipe (ssh, node) has made it non-blocking.
                 select.select((), (descriptor,), ())

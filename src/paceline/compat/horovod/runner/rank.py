@@ -3,7 +3,7 @@
     python .../runner/rank.py [RANK]
 
 mpirun starts it, or `horovodrun` itself (with the rank as argument, and the address on standard input). When the connection
-breaks, `horovodrun` is gone, and this process kills everything below it: so no process of a job stays on any host, however it
+breaks, `horovodrun` is gone, and this process kills all its descendants: so no process of a job stays on any host, however it
 ended.
 """
 
@@ -14,7 +14,7 @@ import sys
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
-# At the end of the path: that folder may be a site-packages, of which only `paceline` is wanted here.
+# Append the folder at the end of the path: it may be a site-packages, of which only `paceline` is wanted here.
 sys.path.append(os.path.dirname(_PACKAGE))
 
 import contextlib  # noqa: E402
@@ -39,25 +39,25 @@ if TYPE_CHECKING:
     from paceline.supervisor.diagnosis.diagnose import ErrorFile
 
 _GRACE_S = 5.0
-#: Commits of elastic state begin so, in the rank's folder (`common.kept_commits`).
+#: Names of commits of elastic state in the rank's folder begin with this (`common.kept_commits`).
 _COMMIT = "commit"
 _LOCK = "lock"
-#: How long pipes may stay open after the program's end: something that it started may hold them.
+#: Seconds that pipes may stay open after the program's end, because its child processes may hold them.
 _PIPES_S = 1.0
-#: What mpirun has set for this process holds over what `horovodrun` sends.
+#: Variables that mpirun has set for this process override those that `horovodrun` sends.
 _LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "OPAL_", "PMI_", "LD_LIBRARY_PATH")
 
 
 def main(argv: list[str]) -> int:
-    """Run the rank. Return 1 without `horovodrun`, else 0."""
-    # Under mpirun all ranks have one command line, and Open MPI's variable tells them apart.
+    """Run the rank. Return 1 if `horovodrun` is gone, else 0."""
+    # Under mpirun all ranks have the same command line, so read the rank from Open MPI's variable.
     rank = int(argv[0] if argv else os.environ["OMPI_COMM_WORLD_RANK"])
     contact = json.loads(sys.stdin.readline() if argv else os.environ.pop(wire.VARIABLE))
     key = bytes.fromhex(contact["key"])
-    # Orphans of the program become this process's children, so `kill_descendants` finds them.
+    # Orphaned descendants become this process's children, so `kill_descendants` finds them.
     processes.become_subreaper()
-    # A port that is free now, for torch's store if this is rank 0. Nothing keeps it, so another program may take it before
-    # the store does.
+    # Find a free port for torch's store, in case this is rank 0. It is not reserved, so another program may take it
+    # before the store does.
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
@@ -79,11 +79,11 @@ def main(argv: list[str]) -> int:
     except (OSError, EOFError) as error:
         print(f"rank {rank}: {error or 'horovodrun has gone'}", file=sys.stderr)
         return 1
-    # On its own host, `horovodrun` removes it, should this process be killed.
+    # On its own host, `horovodrun` removes this folder if this process is killed.
     top = next(iter(start["scratch"]), None)
     _remove_left()
     scratch = tempfile.mkdtemp(prefix=f"horovodrun-rank-{rank}-", dir=top)
-    # Held only by this process: its children must not keep the folder locked after its end.
+    # The lock is not inherited: child processes must not keep the folder locked after this process has ended.
     lock = os.open(os.path.join(scratch, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     # If `run` raises, no other process may be left to remove the folders.
@@ -95,14 +95,14 @@ def main(argv: list[str]) -> int:
         del files
         is_deserted = _Rank(connection, key, rank, start, scratch).run()
     finally:
-        # The last ones to leave clean up for a driver that can't.
+        # If the driver can't remove its folders, the ranks that end last remove them.
         for folder in (scratch, *(start["scratch"] if is_deserted else ())):
             shutil.rmtree(folder, ignore_errors=True)
     return int(is_deserted)
 
 
 def _remove_left() -> None:
-    """Remove the folders of earlier ranks that were killed."""
+    """Remove the folders that killed processes of earlier jobs have left."""
     top = tempfile.gettempdir()
     for name in os.listdir(top):
         if name.startswith("horovodrun-rank-"):
@@ -121,11 +121,11 @@ class _Rank:
         self._request = os.path.join(scratch, "more_hosts")
 
     def run(self) -> bool:
-        """Run the program; return True if `horovodrun` has gone."""
-        # Where `paceline.worker.report` puts the exception that ends a script.
+        """Run the program; return True if `horovodrun` is gone."""
+        # `paceline.worker.report` writes the exception that ends a script into this folder.
         os.makedirs(os.path.join(self._scratch, "attempts", "1"))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # In a thread: a handler that slept for the grace period would keep this one from noticing the program's end.
+            # Use a thread: sleeping for the grace period here would keep this thread from noticing the program's end.
             signal.signal(number, lambda *_: threading.Thread(target=self._end, daemon=True).start())
         try:
             process = self._process = self._started()
@@ -136,7 +136,7 @@ class _Rank:
             threading.Thread(target=self._pump, args=(stream, mark), daemon=True)
             for stream, mark in ((process.stdout, b"o"), (process.stderr, b"e"))
         ]
-        # Not before the program was started: between fork and exec a process that has threads may hang.
+        # Start threads only after the program: between fork and exec a process with threads may deadlock.
         for thread in (*pumps, threading.Thread(target=self._listen, daemon=True)):
             thread.start()
         code = process.wait()
@@ -144,29 +144,29 @@ class _Rank:
         deadline = time.monotonic() + _PIPES_S
         for thread in pumps:
             thread.join(max(0.0, deadline - time.monotonic()))
-        # These first, for the driver takes the end for this rank's last word.
+        # Send the files first, because the driver expects nothing from this rank after its end message.
         self._send_files(code)
         self._tell_end(processes.shell_code(code), self._error())
         return self._deserted
 
     def _started(self) -> "subprocess.Popen[bytes]":
-        # HOME, USER and the like are those of this host; all else comes from the driver.
+        # HOME, USER and similar variables are this host's. All other variables come from the driver.
         environment = {name: value for name, value in os.environ.items() if wire.is_of_host(name)}
         environment |= {**self._start["environment"], "HOROVODRUN_SCRATCH": self._scratch}
         if self._start["is_elastic"]:
             environment["HOROVOD_ELASTIC"] = "1"
             environment["HOROVODRUN_COMMITS"] = os.path.join(self._scratch, _COMMIT)
             environment["PACELINE_ELASTIC_REQUEST"] = self._request
-        # Made on each host of what the launcher has brought there, so that it crosses no connection that others may read.
+        # Derive the secret on each host from the launcher's key, so that it never travels over a readable connection.
         environment[handshake.RUN_SECRET_VARIABLE] = handshake.tag(self._key, "ranks", b"").hex()
         environment |= {name: value for name, value in os.environ.items() if name.startswith(_LAUNCHERS)}
-        # Before `python_command`, which looks for the script from the working directory.
+        # Change the directory before `python_command`, which looks for the script there.
         os.chdir(self._start["directory"])
         with_names(environment, _PACKAGE, self._scratch)
         argv = self._start["argv"]
-        # Paceline's own script runs a function; it needs the function's folder.
+        # Paceline's own script runs a function, and gets the folder that holds the function.
         argv = [*argv, self._scratch] if wire.CALL in self._start["files"] else python_command(argv, environment)
-        # Any program, such as `python` or a shell, inherits it.
+        # The program inherits these scheduling settings, whether it is `python` or a shell.
         scheduling.begin(environment)
         return subprocess.Popen(
             argv,
@@ -174,14 +174,14 @@ class _Rank:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # A signal to the group of this process reaches this process alone, which ends the program in order.
+            # A signal to this process's group then reaches only this process, which ends the program in order.
             start_new_session=True,
-            # By the main thread, for Linux takes that for the parent; no other has been started yet, so this is safe.
+            # Call it in the main thread, which Linux treats as the parent. No other thread runs yet, so it is safe.
             preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509
         )
 
     def _pump(self, stream: IO[bytes], mark: bytes) -> None:
-        # os.read gives what there is. The stream's own read would wait until its buffer is full, and hold lines back.
+        # os.read returns available data at once. The stream's own read would wait for a full buffer.
         while data := os.read(stream.fileno(), wire.PIECE_BYTES):
             self._send(mark + data)
 
@@ -189,22 +189,22 @@ class _Rank:
         try:
             while True:
                 message = wire.receive(self._connection)
-                # To the program alone, as SIGTERM is: its helpers are for itself to end.
+                # As with SIGTERM, signal only the program, which has to end its own child processes.
                 if message.get("interrupt") and self._process is not None:
                     processes.send(self._process.pid, signal.SIGINT)
                 if message.get("hosts"):
                     with open(self._request, "wb"):
                         pass
                 if message.get("end"):
-                    # In a thread, as it sleeps: meanwhile this one has to notice if the driver goes away.
+                    # `_end` sleeps, so run it in a thread. This thread must notice if the driver goes away.
                     threading.Thread(target=self._end, daemon=True).start()
         except EOFError:
-            # `horovodrun` is gone, or its host: no rank outlives it.
+            # `horovodrun` or its host is gone, and no rank may outlive it.
             self._deserted = True
             processes.kill_descendants(os.getpid())
 
     def _end(self) -> None:
-        """Send SIGTERM to the program, later SIGKILL to all."""
+        """Send SIGTERM to the program, and later SIGKILL to all descendants."""
         if self._process is not None:
             processes.send(self._process.pid, signal.SIGTERM)
             time.sleep(_GRACE_S)
@@ -213,7 +213,7 @@ class _Rank:
     def _send_files(self, code: int) -> None:
         """Send a function's result, and a failed program's last commit."""
         for name in sorted(os.listdir(self._scratch)):
-            # The driver has the commits that this rank received and has not replaced.
+            # The driver already has the commits that this rank received and has not replaced.
             is_new_commit = name.startswith(_COMMIT) and name not in self._start["files"]
             if name == wire.RESULT or (is_new_commit and code != 0):
                 with open(os.path.join(self._scratch, name), "rb") as file:
@@ -234,12 +234,12 @@ class _Rank:
         self._send(b"E" + json.dumps(end).encode())
 
     def _send(self, data: bytes) -> None:
-        # Both pumps and the main thread send: a message that is cut in two by another would end the connection.
+        # Both pumps and the main thread send. Mixed parts of two messages would break the connection.
         with self._lock:
             try:
                 self._connection.send_bytes(data)
             except OSError:
-                # The driver is gone. `_listen` sees the same, and kills the program.
+                # The driver is gone. `_listen` notices it too, and kills the program.
                 self._deserted = True
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RankEnd:
-    """The known state of one rank."""
+    """The state of one rank, as far as the driver knows it."""
 
     host: str
     connection: Connection | None = None
@@ -26,14 +26,14 @@ class RankEnd:
     exit_code: int | None = None
     error: ErrorFile | None = None
     ended_at: float | None = None
-    #: Content and final size of its files so far, by name.
+    #: Name of a file that the rank sends -> its content so far. Its final size is in `sizes`.
     files: dict[str, bytearray] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     stopped: bool = False
     is_lost: bool = False
 
     def whole_files(self) -> dict[str, bytes]:
-        """Return its files that arrived whole."""
+        """Return the rank's files that have arrived completely."""
         return {name: bytes(content) for name, content in self.files.items() if len(content) == self.sizes[name]}
 
 
@@ -56,7 +56,7 @@ def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
     ends = [
         WorkerEnd(
             rank=rank,
-            # The host's own name, or for a rank that never came up, the requested name.
+            # Use the host's own name, or for a rank that never connected, the requested name.
             node=end.hello["host"] if end.hello else end.host,
             exit_code=end.exit_code,
             error=end.error,
@@ -68,8 +68,8 @@ def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
     first = first_failure(ends)
     if first is None:
         return None
-    # A rank may leave with code 0 after its exception, by os._exit in a handler of the script's; then the error has the
-    # code.
+    # A rank may exit with code 0 after its exception, by os._exit in a handler of the script. Then use the
+    # exception's code.
     code = first.exit_code or int((first.error or {}).get("exit_code", 1))
     what = f"its process ended with exit code {code}"
     if first.signal:
@@ -104,7 +104,7 @@ def threads(slots: Sequence[Slot], ranks: Sequence[RankEnd]) -> list[int]:
     """Return each rank's share of its host's cores."""
     cores: dict[str, set[int]] = {}
     for slot, rank in zip(slots, ranks, strict=True):
-        # Together, for mpirun may have bound each rank of a host to cores of its own.
+        # Combine the cores of a host's ranks, because mpirun may have bound each rank to its own cores.
         assert rank.hello is not None, "every rank has come up"
         cores.setdefault(slot.host, set()).update(rank.hello["cores"])
     return [max(1, len(cores[slot.host]) // slot.local_size) for slot in slots]
@@ -112,7 +112,7 @@ def threads(slots: Sequence[Slot], ranks: Sequence[RankEnd]) -> list[int]:
 
 def with_defaults(environment: Mapping[str, str], threads: int, *, is_one_machine: bool) -> dict[str, str]:
     """Return the environment with Paceline's defaults, as in a run."""
-    # The ranks write into pipes, where Python would hold lines back. The fault handler shows where a rank has crashed.
+    # The ranks write into pipes, where Python would buffer lines. The fault handler shows where a rank has crashed.
     defaults = {
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
@@ -120,7 +120,7 @@ def with_defaults(environment: Mapping[str, str], threads: int, *, is_one_machin
         "PYTHONHASHSEED": "0",
     }
     if is_one_machine:
-        # Gloo and NCCL would look for the interface of the host's name, which a laptop off its network can't resolve.
+        # Otherwise Gloo and NCCL look up the host's name to find the interface, which fails on an offline laptop.
         loopback = "lo" if sys.platform.startswith("linux") else "lo0"
         defaults |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     return defaults | dict(environment)

@@ -18,10 +18,10 @@ from paceline.compat.horovod.runner.ranks import RankOutcome
 from paceline.compat.horovod.runner.start import RanksJob
 from paceline.errors import UserError
 
-#: As long as Horovod's own launcher waits.
+#: Default start timeout, the same as in Horovod's own launcher.
 _START_TIMEOUT_S = 30.0
 
-#: option's name in the namespace -> variable; True: a switch.
+#: Name of an option in the namespace -> variable that gets its value. `_SWITCHES` has the options without a value.
 _VARIABLES = {
     "cycle_time_ms": "HOROVOD_CYCLE_TIME",
     "cache_capacity": "HOROVOD_CACHE_CAPACITY",
@@ -87,8 +87,8 @@ def run(
 
 
 def transport_of(options: Namespace, *, is_elastic: bool) -> str:
-    """Return "mpi" or "gloo", MPI by default if it is there."""
-    # --gloo is taken at its word. Whether there is a torch is for the ranks to say, whose interpreter may be another one.
+    """Return "mpi" or "gloo"; without an option MPI if it is installed."""
+    # --gloo needs no check here: only the ranks can tell whether torch is installed for their interpreter.
     if options.gloo:
         return "gloo"
     # When a host is lost, mpirun ends all ranks, which loses their commits.
@@ -110,23 +110,23 @@ def has_torch() -> bool:
 
 
 def environment_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for ranks. It lacks variables that another launcher set for this process only."""
+    """Return the ranks' environment, without variables that are for this process only."""
     from paceline.launchers.environment import inherited
 
     kept = inherited(environ)
-    # Within a run the variable names that run's workspace, and `inherited` is right to drop it. Outside, it is the user's
-    # own setting.
+    # Within a run the variable names that run's workspace, and `inherited` is right to drop it. Outside of a run, it
+    # is the user's own setting.
     if "PACELINE_RUN_ID" not in environ and "PACELINE_WORKSPACE" in environ:
         kept["PACELINE_WORKSPACE"] = environ["PACELINE_WORKSPACE"]
     return kept
 
 
 def start_timeout_s(requested_s: float | None, environ: Mapping[str, str] = os.environ) -> float:
-    """Return the start timeout: the given one, else HOROVOD_START_TIMEOUT."""
+    """Return the requested start timeout, else HOROVOD_START_TIMEOUT or the default."""
     text = environ.get("HOROVOD_START_TIMEOUT", "")
     if requested_s is not None or not text:
         return _START_TIMEOUT_S if requested_s is None else float(requested_s)
-    # Not float() alone, which also takes "nan", "inf" and "-5".
+    # Don't rely on float(), which also accepts "nan", "inf" and "-5".
     if not text.replace(".", "", 1).isdigit():
         raise UserError(f"HOROVOD_START_TIMEOUT={text!r} is not a number of seconds. Unset it, or set a number.")
     return float(text)
@@ -143,7 +143,7 @@ def variables(options: Namespace) -> dict[str, str]:
     if options.fusion_threshold_mb is not None:
         environment["HOROVOD_FUSION_THRESHOLD"] = str(int(options.fusion_threshold_mb * 1024 * 1024))
     if options.stall_check is not None:
-        # The variable says the opposite of the option.
+        # This variable means the opposite of the option.
         environment["HOROVOD_STALL_CHECK_DISABLE"] = str(int(not options.stall_check))
     if options.tcp:
         environment["NCCL_IB_DISABLE"] = "1"
@@ -156,14 +156,14 @@ def of_interfaces(names: str | None) -> dict[str, str]:
 
 
 def without_meaning(options: Namespace) -> list[str]:
-    """Return a line for each given option without effect."""
+    """Return a line for each given option that has no effect."""
     values = {dest: getattr(options, dest) for dest in _WITHOUT_MEANING}
     meant = (_WITHOUT_MEANING[dest] for dest, value in values.items() if value is not None and value is not False)
     return list(dict.fromkeys(meant))
 
 
 def elastic_limits(options: Any, np: int) -> ElasticLimits | None:
-    """Return the limits of an elastic job, or None."""
+    """Return the limits of an elastic job, or None if the job is not elastic."""
     requested = (options.min_np, options.max_np, options.host_discovery_script, options.slots, options.elastic_timeout)
     if all(value is None for value in (*requested, options.reset_limit, options.blacklist_cooldown_range)):
         return None

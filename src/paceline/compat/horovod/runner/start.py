@@ -22,13 +22,13 @@ _RANK = str(Path(__file__).with_name("rank.py"))
 
 @dataclass(frozen=True, kw_only=True)
 class RanksJob:
-    """A job to run.
+    """A job that `commands` can start.
 
     Attributes:
         slots: The place of each rank.
         argv: The command of each rank.
         files: The files for each rank's scratch folder, by name.
-        environment: The ranks' environment, without their ranks' own variables.
+        environment: The environment of all ranks, without variables that differ between ranks.
         transport: "mpi" or "gloo".
         python: The interpreter whose Open MPI is used.
     """
@@ -57,7 +57,7 @@ class RanksJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """A command line, with the text for its input."""
+    """A command line, with the text for its standard input."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -85,40 +85,40 @@ def _with_mpi(job: RanksJob, contact: Mapping[str, object], scratch: str) -> Sta
     is_5 = mpi.version[0] >= 5
     parameter = "--prtemca" if is_5 else "--mca"
     arguments = [*_words("--binding-args", job.binding_args), *_words("--mpi-args", job.mpi_args)]
-    # `--map-by=node` and `--map-by node` alike, with one dash or two.
+    # Recognize `--map-by=node` and `--map-by node`, with one dash or two.
     names = {word.partition("=")[0].lstrip("-") for word in arguments if word.startswith("-")}
-    # mpirun 5 refuses duplicate options; a file of ranks is a mapping too.
+    # mpirun 5 refuses duplicate options. A rankfile sets the mapping too.
     # Open MPI 4 needs --oversubscribe for more ranks than slots; in version 5 it is part of the mapping.
     words = [] if is_5 else ["--oversubscribe"]
     if not names & {"map-by", "rankfile", "rf"}:
         words += ["--map-by", "slot:OVERSUBSCRIBE" if is_5 else "slot"]
-    # mpirun binds ranks to cores or sockets otherwise, where the threads of each would crowd.
+    # Otherwise mpirun binds ranks to cores or sockets, on which each rank's threads would compete.
     if not job.binding_args and "bind-to" not in names:
         words += ["--bind-to", "none"]
     if not job.is_local:
         # `hosts.slots` keeps the ranks of a host together, so each host is one group.
         per_host = [(host, len(list(group))) for host, group in groupby(job.slots, key=lambda slot: slot.host)]
-        # On other hosts mpirun hands on nothing of its environment but its own variables, and what -x names.
+        # mpirun passes on to other hosts only its own variables and those that -x names.
         words += ["--host", ",".join(f"{host}:{count}" for host, count in per_host), "-x", wire.VARIABLE]
         words += [parameter, "plm_ssh_args" if is_5 else "plm_rsh_args", shlex.join(_ssh_options(job))]
         if is_5:
-            # Only ssh itself notices a host that vanishes; TCP alone would take two hours.
+            # Only ssh itself notices a host that vanishes quickly; TCP alone would take two hours.
             for name, value in (("time", "20"), ("intvl", "10"), ("probes", "4")):
                 words += [parameter, f"oob_tcp_keepalive_{name}", value]
     if job.tcp:
-        # Of Open MPI's message layers, ob1 is the one that uses these transports; `self` is a rank's way to itself.
+        # ob1 is the message layer of Open MPI that uses these transports; a rank sends to itself over `self`.
         words += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
     if job.interfaces:
         words += ["--mca", "btl_tcp_if_include", job.interfaces]
         words += [] if job.is_local else [parameter, "oob_tcp_if_include", job.interfaces]
     words += arguments
-    # In the environment, for the key in it would be seen by every user of the machine on the command line.
+    # Pass the key in the environment, because every user of the machine could read it on the command line.
     variables = {wire.VARIABLE: json.dumps(contact)}
-    # On several hosts nothing of it: the folder is this machine's alone.
+    # The scratch folder exists only on this machine, so use it only if all ranks run here.
     if job.is_local:
         variables |= scratch_variables(scratch, mpi.version[0])
         if not job.tcp and not job.interfaces and "OMPI_MCA_btl" not in job.environment:
-            # Here ranks share memory; Open MPI's TCP would listen at every address of the machine.
+            # These ranks share memory. Open MPI's TCP would listen at every address of the machine.
             variables["OMPI_MCA_btl"] = "^tcp"
     if os.geteuid() == 0:
         variables |= AS_ROOT
@@ -130,9 +130,9 @@ def _with_mpi(job: RanksJob, contact: Mapping[str, object], scratch: str) -> Sta
 
 
 def exported(mpi_args: str | None) -> dict[str, str]:
-    """Return the ranks' variables from `-x NAME=value` for mpirun."""
+    """Return the variables that `-x NAME=value` for mpirun sets for the ranks."""
     words = _words("--mpi-args", mpi_args)
-    # `-x NAME` without a value names a variable of the shell, which the ranks have anyway.
+    # `-x NAME` without a value names a variable of the shell, which the ranks get anyway.
     pairs = [value.partition("=") for word, value in pairwise(words) if word == "-x" and "=" in value]
     return {name: value for name, _, value in pairs}
 
@@ -143,9 +143,9 @@ def _plain(job: RanksJob, contact: Mapping[str, object], slot: Slot) -> Started:
     if not is_here(slot.host):
         if shutil.which("ssh") is None:
             raise UserError(f"the host {slot.host!r} is reached by ssh, which is not installed here. Install it.")
-        # ssh joins its words by spaces, and a shell on the other host splits them again.
+        # ssh joins its arguments by spaces, and a shell on the other host splits them again.
         argv = ["ssh", *_ssh_options(job), slot.host, shlex.join(argv)]
-    # On standard input, for a command line with the key could be read by every user of either machine.
+    # Pass the key on standard input, because every user of either machine could read it on a command line.
     text = json.dumps(contact) + "\n"
     return Started(argv=tuple(argv), environment=job.environment, text=text, ranks=(slot.rank,))
 
@@ -160,7 +160,7 @@ def _ssh_options(job: RanksJob) -> list[str]:
 
 
 def has_mpi() -> bool:
-    """Return whether there is an Open MPI."""
+    """Return whether Open MPI is installed."""
     from paceline.launchers.mpi import find_open_mpi
 
     try:
@@ -171,7 +171,7 @@ def has_mpi() -> bool:
 
 
 def for_host(environment: Mapping[str, str], host: str) -> dict[str, str]:
-    """Return the environment that another host may have."""
+    """Return the environment; for another host without this host's own variables."""
     if is_here(host):
         return dict(environment)
     return {name: value for name, value in environment.items() if not wire.is_of_host(name)}

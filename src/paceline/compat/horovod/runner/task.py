@@ -9,7 +9,7 @@ result or the exception. An exception also reaches `main_script`, which ends the
 import os
 import sys
 
-# The folder of a script is first on the path. As in `main_script`: its modules must not take the place of the function's.
+# Python puts this file's folder first on the path. Its modules must not hide the function's modules.
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
@@ -20,12 +20,12 @@ import traceback
 def main(scratch: str) -> None:
     with open(os.path.join(scratch, "call"), "rb") as file:
         request = pickle.load(file)
-    # Behind this process's own: with another `executable` the caller's standard library is of another release.
+    # Append to this process's own path: with another `executable`, the caller's standard library is of another release.
     sys.path += [place for place in request["path"] if place not in sys.path]
     try:
         import cloudpickle
 
-        # Inside the block: report a failure to unpickle, such as a module missing on this host, like any error.
+        # Unpickle inside the block, so that a failure, such as a missing module, is reported like any error.
         func, args, kwargs = pickle.loads(request["call"])
         result = func(*args, **kwargs)
         try:
@@ -45,7 +45,7 @@ def main(scratch: str) -> None:
 
 
 def _leave(scratch: str, content: "dict[str, object]") -> None:
-    # Rename when complete: the process beside this one sends `result` if it exists.
+    # Rename the file when it is complete, because the process beside this one sends `result` if it exists.
     beside = os.path.join(scratch, "result.part")
     with open(beside, "wb") as file:
         pickle.dump(content, file, pickle.HIGHEST_PROTOCOL)
@@ -57,7 +57,7 @@ def _dumped(error: BaseException) -> bytes:
         import cloudpickle
 
         data: bytes = cloudpickle.dumps(error)
-        pickle.loads(data)  # Some exceptions cannot be unpickled.
+        pickle.loads(data)  # Some exceptions can be pickled but not unpickled.
     except BaseException:
         data = pickle.dumps(None)
     return data

@@ -8,7 +8,7 @@ Both sides first prove that they know the key (`system.handshake`). Then:
     rank      f<number of bytes, 8><name>          a file of its folder, then k<bytes> of it: `result`, or a commit for the
                                                    next attempt
     rank      E<RankEndMessage>                    the last message
-    driver    {"hosts": true}                      there are other hosts: end the program at its next commit
+    driver    {"hosts": true}                      the hosts have changed: end the program at its next commit
     driver    {"end": true} or {"interrupt": true} at any time; a closed connection means "end" at once
 """
 
@@ -32,16 +32,16 @@ from paceline.system.handshake import prove_as_client, prove_as_server
 if TYPE_CHECKING:
     from paceline.supervisor.diagnosis.diagnose import ErrorFile
 
-#: Holds, for what `horovodrun` starts, where it listens and the key.
+#: Variable with the addresses at which `horovodrun` listens, and the key, for processes that it starts.
 VARIABLE = "HOROVODRUN_CONNECT"
-#: For each address: behind a firewall that drops packets, a connection would take minutes to fail.
+#: Seconds for each address: behind a firewall that drops packets, a connection would take minutes to fail.
 _HANDSHAKE_S = 20.0
 _OF_HOST = frozenset(
     ("HOME", "HOSTNAME", "LOGNAME", "OLDPWD", "PWD", "SHELL", "TMPDIR", "USER", "DISPLAY", "XDG_RUNTIME_DIR")
 )
-#: Files of a rank's folder: the function that it is to call, and what came of it.
+#: Files in a rank's folder: the function that the rank calls, and the function's result.
 CALL, RESULT = "call", "result"
-#: What a pipe of Linux holds, so one read empties it.
+#: Capacity of a Linux pipe, so one read empties it.
 PIECE_BYTES = 1 << 16
 
 
@@ -58,7 +58,7 @@ class RankHello(TypedDict):
 class RankStart(TypedDict):
     """The driver's first message, before the files' content.
 
-    `files` are names of files for the rank's folder: `call`, commits. `scratch` are folders to remove when the driver is gone.
+    `files` are names of files for the rank's folder: `call`, commits. `scratch` are folders to remove if the driver is gone.
     """
 
     argv: list[str]
@@ -78,12 +78,12 @@ class RankEndMessage(TypedDict):
 
 
 _TICK_S = 0.1
-#: Pieces that wait to be printed, at most; then the ranks wait.
+#: Most pieces of output that wait to be printed. When they are reached, the ranks wait.
 _PIECES = 1000
 
 
 def connect(addresses: list[tuple[str, int]], key: bytes) -> Connection:
-    """Connect to the first address that knows the key."""
+    """Connect to the first of these addresses whose server knows the key."""
     errors = []
     for address in addresses:
         try:
@@ -94,7 +94,7 @@ def connect(addresses: list[tuple[str, int]], key: bytes) -> Connection:
 
 
 def accept(connected: socket.socket, key: bytes) -> Connection | None:
-    """Return the connection with a process that knows the key."""
+    """Return the connection to a process that knows the key, or None if it does not."""
     try:
         return prove_as_server(_prepared(connected), key)
     except ConnectionError:
@@ -106,7 +106,7 @@ def send(connection: Connection, content: Mapping[str, object]) -> None:
 
 
 def receive(connection: Connection) -> dict[str, object]:
-    """Return the next message."""
+    """Return the next JSON message."""
     try:
         content = json.loads(connection.recv_bytes())
     except OSError as error:
@@ -117,24 +117,24 @@ def receive(connection: Connection) -> dict[str, object]:
 
 def hang_up(connection: Connection) -> None:
     """Close the connection, even while a thread reads from it."""
-    # To close a file descriptor does not wake a thread that reads from it; to shut the socket down does.
+    # Closing a file descriptor does not wake a thread that reads from it, but shutting the socket down does.
     with contextlib.suppress(OSError):
-        # A Connection can't be shut down. A socket can, and closes its descriptor at the end of the block, so it is given a
-        # copy.
+        # A Connection can't be shut down, but a socket can. The socket closes its descriptor after the block, so
+        # it gets a duplicate.
         with socket.socket(fileno=os.dup(connection.fileno())) as twin:
             twin.shutdown(socket.SHUT_RDWR)
         connection.close()
 
 
 def is_of_host(variable: str) -> bool:
-    """Return whether other hosts must not get a variable."""
+    """Return whether a variable is specific to this host, so others must not get it."""
     return variable in _OF_HOST or variable.startswith(("SSH_", "BASH_FUNC_"))
 
 
 def _prepared(connected: socket.socket) -> socket.socket:
-    # A time limit makes the descriptor one that does not block, and Connection, which reads from it directly, would fail.
+    # A time limit would make the descriptor non-blocking, and Connection, which reads from it directly, would fail.
     connected.settimeout(None)
-    # Small messages would otherwise wait until the one before was acknowledged.
+    # Otherwise a small message would wait until the previous one was acknowledged.
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # A host that silently vanishes is detected after about a minute.
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -154,9 +154,9 @@ class RankListener:
     wait.
 
     Attributes:
-        addresses: The addresses with ports.
+        addresses: (host, port) pairs at which the server listens.
         joined: (connection, hello) of each rank.
-        events: (rank, message), with None at the end of its connection.
+        events: (rank, message), with a message of None when the rank's connection ends.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
@@ -164,7 +164,7 @@ class RankListener:
         self.joined: queue.Queue[tuple[Connection, RankHello]] = queue.Queue()
         self.events: queue.Queue[tuple[int, bytes | None]] = queue.Queue(_PIECES)
         self._closed = False
-        # 1024, for the ranks of a large job connect at the same moment.
+        # A backlog of 1024, because the ranks of a large job connect at the same moment.
         self._listeners = [socket.create_server((host, 0), backlog=1024) for host in hosts]
         self.addresses = [
             (host, int(listener.getsockname()[1])) for host, listener in zip(hosts, self._listeners, strict=True)
@@ -172,14 +172,14 @@ class RankListener:
 
     def __enter__(self) -> RankListener:
         for listener in self._listeners:
-            # Daemons: one that waits for a stranger's answer must not keep this process from its end.
+            # Daemon threads: waiting for the answer of a foreign process must not keep this process from exiting.
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # First: threads that wait for room in `events` give up when they see it.
+        # Set this first: threads that wait for space in `events` give up when they see it.
         self._closed = True
         for listener in self._listeners:
             listening.close(listener)
@@ -201,7 +201,7 @@ class RankListener:
         with contextlib.suppress(OSError, EOFError):
             while not self._closed:
                 self._pass_on(rank, connection.recv_bytes())
-        # Also after an error of the connection: the driver learns by this alone that the rank's host is gone.
+        # Also send None after an error of the connection: only this tells the driver that the rank's host is gone.
         self._pass_on(rank, None)
 
     def _pass_on(self, rank: int, data: bytes | None) -> None:

@@ -30,7 +30,7 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> tf.Tensor | tf.IndexedSlices:
-    """Reduce the tensor over the ranks into a new one.
+    """Reduce the tensor over the ranks into a new tensor.
 
     Gradients flow through, reduced the same way. A tf.IndexedSlices becomes one with the rows of all ranks, its values divided
     for Average. `op` is hvd.Average by default. Integers are scaled in float64 and truncated towards 0, before and after the
@@ -63,9 +63,9 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Reduce tensors together, once all are ready everywhere.
+    """Reduce tensors as one operation, once all of them are ready on all ranks.
 
-    Their types may differ; sparse ones are reduced as in `allreduce`. An empty list returns an empty list.
+    Their types may differ. Sparse tensors are reduced as in `allreduce`. An empty list returns an empty list.
 
     It raises the errors of `allreduce`.
     """
@@ -87,15 +87,15 @@ def reduce_all(
     groups: Sequence[tuple[str | None, Sequence[int]]] = (),
     sparse: How | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Reduce each tensor; submit all before the first wait.
+    """Reduce each tensor; submit all of them before waiting for the first.
 
-    `sparse` replaces `how` for sparse tensors. `groups` holds (name, positions in `tensors`) of dense tensors that begin
+    `sparse` replaces `how` for sparse tensors. `groups` holds (name, positions in `tensors`) of dense tensors that are reduced
     together.
     """
     if how.op == Adasum:
         check_adasum(how.process_set)
     pieces: list[Piece] = []
-    # For each tensor, the function that makes its result of all pieces' results, and its compression's context.
+    # Tensor's position -> (function that makes its result from all pieces' results, context of its compression).
     finishes: dict[int, Callable[[list[list[tf.Tensor]]], tf.Tensor | tf.IndexedSlices]] = {}
     contexts: dict[int, object] = {}
     dense: dict[int, tf.Tensor] = {}

@@ -12,12 +12,12 @@ import tensorflow as tf
 from paceline.collectives.numbers import Array, DType
 from paceline.compat.horovod.common.handles import plain
 
-#: Of a variable without a gradient it is None.
+#: A gradient; None for a variable that has none.
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
-#: TensorFlow computes only in memory that starts at a multiple of this; anything else is copied.
+#: TensorFlow computes only in memory that starts at a multiple of this. It copies any other memory.
 _ALIGNMENT_BYTES = 64
-#: Below this a copy costs less than handing memory over.
+#: Arrays below this size are copied, which costs less than passing their memory to TensorFlow.
 _SHARED_BYTES = 1 << 15
 
 
@@ -28,14 +28,14 @@ def host(tensor: tf.Tensor) -> Array:
 
 
 def checked(array: Array) -> Array:
-    """Return the array if it can be sent."""
+    """Return the array, or raise ValueError if its type can't be sent."""
     if array.dtype.kind in "OSU":
         raise ValueError("tensors of strings can't be sent; use hvd.broadcast_object or hvd.allgather_object.")
     return array
 
 
 def told_dtype(array: Array) -> str | None:
-    """Return the dtype that the engine needs beside NumPy's."""
+    """Return the dtype to tell the engine if NumPy's does not say it, else None."""
     if array.dtype.isbuiltin == 1:
         return None
     if array.dtype.name != "bfloat16":
@@ -44,12 +44,12 @@ def told_dtype(array: Array) -> str | None:
 
 
 def empty(shape: Sequence[int], dtype: DType) -> Array:
-    """Allocate memory that TensorFlow can take over as a tensor's."""
+    """Allocate an array whose memory TensorFlow can use for a tensor."""
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
-    # So many more bytes than needed, as NumPy promises no such alignment.
+    # Allocate more bytes than needed, because NumPy does not promise this alignment.
     raw = np.empty(size + _ALIGNMENT_BYTES, np.uint8)
-    # -address % 64 is the way to the next multiple of 64.
+    # -address % 64 is the distance to the next multiple of 64.
     start = -raw.__array_interface__["data"][0] % _ALIGNMENT_BYTES
     made: Array = raw[start : start + size].view(kind).reshape(shape)
     return made

@@ -28,7 +28,7 @@ def broadcast(
 ) -> tf.Tensor:
     """Return a new tensor with the values of `root_rank`.
 
-    It is a world rank even within a process set. The gradient on the root is the average of the ranks' gradients, as in
+    `root_rank` is a world rank even within a process set. The gradient on the root is the average over the ranks, as in
     Horovod, and 0 elsewhere.
 
     Raises:
@@ -47,9 +47,9 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Give the variables the values of `root_rank`, and return their values.
+    """Set the variables to the values of `root_rank`, and return their values.
 
-    They may be TensorFlow's or Keras's. If the ranks' variables or their order differ, it raises HorovodInternalError.
+    They may be TensorFlow's or Keras's. If the ranks' variables or their order differ, raise HorovodInternalError.
     """
     listed = list(variables)
     if not listed:
@@ -87,7 +87,7 @@ def broadcast_piece(tensor: tf.Tensor, root: int, name: str | None, process_set:
     def backward(grads: Sequence[Gradient], _: Sequence[tf.Tensor]) -> list[Gradient]:
         how = How(op=Average, process_set=process_set)
         averaged = run([reduce_piece([dense(grads[0])], gradient_name(name), how, grouped=False)])[0][0]
-        # Elsewhere nothing needs it; but a graph of TensorFlow 1 drops what nothing needs, and the others wait for it.
+        # Other ranks don't need the average, but TensorFlow 1 drops unneeded operations, and the root waits for it.
         with tf.control_dependencies([averaged]):
             return [averaged if basics.rank() == root else tf.zeros_like(averaged)]
 

@@ -16,7 +16,7 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]  # noqa: F822 - mad
 
 
 class TensorFlowState(VariablesState):
-    """Variables of TensorFlow, and plain values, each an attribute.
+    """A state of TensorFlow variables and of plain values, each an attribute.
 
     `variables` defaults to all global variables of a TensorFlow 1 graph, and `session` is that graph's session. `kwargs` are
     plain values, such as `batch=0`, which are not copied.
@@ -36,7 +36,7 @@ class TensorFlowState(VariablesState):
     def _spread(self) -> None:
         if self.session is None:
             broadcast_variables(self.variables, root_rank=0)
-        # Only the session can read these variables, so their values are sent as an object.
+        # Only the session can read these variables, so their values are broadcast as a pickled object.
         else:
             self._write(broadcast_object(self._read(), name="elastic_variables"))
 
@@ -51,7 +51,7 @@ class TensorFlowState(VariablesState):
                 raw(variable).assign(value)
             return
         if self._assigns is None:
-            # Once: operations added to a graph stay in it.
+            # Create the operations only once, because they stay in the graph.
             with self.session.graph.as_default():
                 self._assigns = [
                     (place, tf.compat.v1.assign(variable, place))

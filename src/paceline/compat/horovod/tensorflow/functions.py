@@ -20,7 +20,7 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> tf.Operation | None:
-    """Give the variables the values of `root_rank`.
+    """Set the variables to the values of `root_rank`.
 
     They are TensorFlow's or Keras's. In a graph, return the operation. `inplace` has no effect: all variables are sent together
     in either case.
@@ -34,7 +34,7 @@ def broadcast_variables(
 
 @as_written
 def broadcast_global_variables(root_rank: int) -> tf.Operation:
-    """Return the broadcast of a TensorFlow 1 graph's variables.
+    """Return the operation that broadcasts a TensorFlow 1 graph's variables.
 
     Raises:
         RuntimeError: Eager execution has no global variables.
@@ -93,7 +93,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         self._broadcast: tf.Operation | None = None
 
     def begin(self) -> None:
-        # Now: later the graph can't be added to. Once for each graph.
+        # Add the operation now, once for each graph, because the session's graph can't be changed later.
         if self._broadcast is None or self._broadcast.graph is not tf.compat.v1.get_default_graph():
             self._broadcast = broadcast_global_variables(self.root_rank)
 

@@ -11,7 +11,7 @@ from paceline.compat.horovod.tensorflow.names import key, raw
 
 
 class Accumulator:
-    """Sums or averages of this rank's gradients over `passes`.
+    """A sum or average of this rank's gradients over `passes` backward passes.
 
     The arguments are Horovod's `backward_passes_per_step` and `average_aggregated_gradients`.
     """
@@ -21,7 +21,7 @@ class Accumulator:
             raise ValueError("backward_passes_per_step must be > 0")
         self.passes, self.average = passes, average
         self._count: tf.Variable | None = None
-        # The sum for each variable, in variables outside of any model or checkpoint.
+        # Variable's key -> sum of its gradients, in a variable outside of any model or checkpoint.
         self._sums: dict[int, tf.Variable] = {}
 
     @property
@@ -45,9 +45,9 @@ class Accumulator:
         variables: Sequence[tf.Variable],
         act: Callable[[list[tf.Tensor | None]], object],
     ) -> tf.Tensor:
-        """Add these gradients, and act on the sums if due.
+        """Add these gradients, and call `act` with the sums after the last pass.
 
-        Return whether it did, as a tensor. Gradients are tensors, tf.IndexedSlices or None. The sums are tensors, or None where
+        Return a tensor: was `act` called? Gradients are tensors, tf.IndexedSlices or None. The sums are tensors, or None where
         a variable never had a gradient. In a graph `act` is traced once and its result is lost: it has to act on variables.
         """
         listed = list(grads)
@@ -65,7 +65,7 @@ class Accumulator:
         def due() -> tf.Tensor:
             values = [None if total is None else self._value(total) for total in sums]
             reached = [value for value in values if value is not None]
-            # The sums are read before `act` runs, which is before they are set to 0.
+            # Read the sums before `act` runs, and so before they are set to 0.
             with tf.control_dependencies([] if tf.executing_eagerly() else reached):
                 done = act(values)
             after = [done] if isinstance(done, (tf.Tensor, tf.Operation)) and not tf.executing_eagerly() else reached
@@ -84,8 +84,8 @@ class Accumulator:
         return value / self.passes if self.average else value
 
     def _prepare(self, grads: Sequence[Gradient], variables: Sequence[tf.Variable]) -> tf.Variable:
-        """Create missing variables, and return the one that counts the passes."""
-        # Outside any graph being traced: the variables outlive it.
+        """Create missing variables, and return the variable that counts the passes."""
+        # Create them outside of any graph that is being traced, because they outlive it.
         with tf.init_scope():
             if self._count is None:
                 self._count = tf.Variable(0, dtype=tf.int32, trainable=False, name="backward_passes")

@@ -11,7 +11,7 @@ returns at once, so it never blocks one of TensorFlow's few threads. A waiting o
 of its collectives, and waiting operations run one after the other, in program order. So no rank blocks another by waiting in a
 different order. TensorFlow 1 graphs have no such order; there each waits in a thread of its own.
 
-Both operations are stateful, so that TensorFlow neither drops, merges nor precomputes them: every rank has to run the same ones.
+Both operations are stateful, so that TensorFlow neither drops, merges nor precomputes them: all ranks must run the same ones.
 
 The ranks' errors are TensorFlow's as well:
 
@@ -59,12 +59,12 @@ _line: tf.Variable | None = None
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One collective. Inputs and outputs are lists, also for one tensor.
+    """A collective to run. Inputs and outputs are lists, also for one tensor.
 
     Attributes:
         tensors: The inputs.
         submit: Submits arrays and returns a handle, whose result is the list of resulting arrays.
-        results: Type and static shape of each result.
+        results: Dtype and static shape of each result.
         backward: Returns the inputs' gradients from the results' gradients and the results.
     """
 
@@ -75,11 +75,11 @@ class Piece:
 
 
 def run(pieces: Sequence[Piece]) -> list[list[tf.Tensor]]:
-    """Return each piece's results. Gradients flow through."""
+    """Run the collectives and return each piece's results. Gradients flow through."""
     tensors = [tensor for piece in pieces for tensor in piece.tensors]
     if not tensors:
         results = _results(pieces, [])
-    # Where no tape records, there is no gradient to define, and the call is cheaper.
+    # If no tape records, no gradient needs to be defined, and this call is cheaper.
     elif tf.executing_eagerly() and not record.could_possibly_record():
         results = _results(pieces, tensors)
     else:
@@ -97,7 +97,7 @@ def refuse_xla() -> None:
 
 
 def bytes_of(shape: tf.TensorShape, dtype: tf.DType) -> float:
-    """Return a tensor's bytes, or infinity if unknown."""
+    """Return a tensor's size in bytes, or infinity if its shape is unknown."""
     count = tf.TensorShape(shape).num_elements()
     return float("inf") if count is None else count * dtype.size
 
@@ -129,7 +129,7 @@ def _results(pieces: Sequence[Piece], tensors: Sequence[tf.Tensor]) -> list[tf.T
 
 
 def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[tf.Tensor]]) -> list[tf.Tensor]:
-    # Now, while the graph is made: a program that XLA has compiled can't call Python, and fails without a word of why.
+    # Check while the graph is built: a program that XLA has compiled can't call Python, and its error is unclear.
     refuse_xla()
     alone = [
         index
@@ -140,7 +140,7 @@ def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[tf.Tensor]]) -> li
     bunches = [[index] for index in alone] + ([together] if together else [])
     order = [index for bunch in bunches for index in bunch]
     before = opened()
-    # On the CPU, where Python is: on a GPU TensorFlow would have no kernel for these.
+    # Place the operations on the CPU, because TensorFlow can't call Python from a GPU.
     with tf.device("/CPU:0"), tf.control_dependencies(before):
         tokens = []
         for bunch in bunches:
@@ -155,13 +155,13 @@ def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[tf.Tensor]]) -> li
             tokens.append(token)
         kinds = [result for piece in pieces for result in piece.results]
         dtypes = [dtype for dtype, _ in kinds]
-        # With an order, waiting operations come one after the other, and one thread of TensorFlow's is enough for them.
+        # In an ordered graph waiting operations run one after the other, and block only one of TensorFlow's threads.
         if before:
             results = tf.numpy_function(_waiter(order), tokens, dtypes, name="HorovodWait")
         else:
             results = _wait_beside(_waiter(order), tokens, dtypes)
     closed(results[0].op)
-    # Python's results have no static shape, which later layers may need while the graph is built.
+    # Results of Python calls have no static shape, which later layers may need while the graph is built.
     for result, (_, shape) in zip(results, kinds, strict=True):
         result.set_shape(shape)
     return list(results)
@@ -170,10 +170,10 @@ def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[tf.Tensor]]) -> li
 def _wait_beside(
     wait: Callable[..., list[Array]], tokens: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
 ) -> Sequence[tf.Tensor]:
-    """Return the results of `wait`, called in a separate thread.
+    """Return the results of `wait`, which is called in a separate thread.
 
     A TensorFlow 1 graph does not order its waiting operations. Two of them would block both threads of a session on a machine
-    with two cores, and two others those of another rank: a deadlock. The operations of tf.data return at once.
+    with two cores, and two others those of another rank: a deadlock. The tf.data operations used here return at once.
     """
     waited = tf.data.Dataset.from_tensors(tuple(tokens)).map(
         lambda *inputs: tuple(tf.numpy_function(wait, inputs, dtypes))
@@ -213,7 +213,7 @@ def _wait(submitted: Sequence[int]) -> list[Array]:
     """Return all results in order, or raise the first error."""
     arrays: list[Array] = []
     failure: BaseException | None = None
-    # Wait for all, also after an error: the engine still writes into the arrays of the others.
+    # Wait for all operations even after an error, because the engine still writes into the other arrays.
     for handle in submitted:
         try:
             arrays += handles.synchronize(handle)
@@ -248,7 +248,7 @@ def opened() -> list[tf.Operation]:
 
 
 def closed(waiting: tf.Operation) -> None:
-    """Note that a waiting operation was added to the graph."""
+    """Record that a waiting operation was added to the graph."""
     graph = ops.get_default_graph()
     stretch = getattr(graph, "_paceline_stretch", None)
     if stretch is not None:
@@ -263,7 +263,7 @@ def run_beside(operation: tf.Operation) -> None:
 
 
 class _Stretch:
-    """Consecutive collectives of a graph. No function that has collectives too is called in between."""
+    """Consecutive collectives of a graph. No function that contains collectives is called in between."""
 
     def __init__(self, graph: tf.Graph, line: tf.Variable) -> None:
         self._graph, self._line = graph, line
@@ -272,7 +272,7 @@ class _Stretch:
         self._seen = len(graph.get_operations())
 
     def is_over(self) -> bool:
-        # A call of a function that writes to the variable has the variable among its inputs.
+        # A call of a function that writes to the ordering variable has this variable among its inputs.
         new = self._graph.get_operations()[self._seen :]
         self._seen += len(new)
         line = self._graph.capture(self._line.handle)
@@ -292,7 +292,7 @@ def _variable() -> tf.Variable | None:
     global _line
     with tf.init_scope():
         if _line is None and tf.executing_eagerly():
-            # Not tf.Variable: a function may be traced for the second time, and does not allow one of those to be made then.
+            # Don't use tf.Variable: a function that is traced for the second time can't create one.
             with tf.device("/CPU:0"):
                 _line = ResourceVariable(0, dtype=tf.int64, trainable=False, name="paceline_order")
         return _line if tf.executing_eagerly() else None
@@ -301,7 +301,7 @@ def _variable() -> tf.Variable | None:
 class _Error:
     """Base class of errors with TensorFlow's constructor.
 
-    `node_def` and `op` are the failed operation of a graph, None in eager execution.
+    `node_def` and `op` are the failed operation of a graph, or None in eager execution.
     """
 
     _of: ClassVar[type[tf.errors.OpError]]
@@ -316,7 +316,7 @@ class _Error:
 
 
 class HorovodPreconditionError(_Error, HorovodInternalError, tf.errors.FailedPreconditionError):  # type: ignore[misc]
-    """The ranks disagree, or one of them has joined."""
+    """The ranks disagree about an operation, or one of them has joined."""
 
     _of = tf.errors.FailedPreconditionError
 
@@ -333,14 +333,14 @@ class HorovodInvalidArgumentError(_Error, ValueError, tf.errors.InvalidArgumentE
     _of = tf.errors.InvalidArgumentError
 
 
-#: As the message of an UnknownError names the class that was raised in Python.
+#: Finds the Python error class in the message of an UnknownError.
 _RAISED = re.compile(rf"\b({HorovodPreconditionError.__name__}|{HorovodUnknownError.__name__}): ")
 _CLASSES: dict[str, type[_Error]] = {cls.__name__: cls for cls in (HorovodPreconditionError, HorovodUnknownError)}
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise the engine's errors under TensorFlow's classes too."""
+    """Raise the engine's errors as classes that are TensorFlow's errors too."""
     try:
         yield
     except tf.errors.OpError:
@@ -354,7 +354,7 @@ def translated() -> Iterator[None]:
 
 
 def aware(call: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a method to restore the classes of a graph's errors."""
+    """Wrap a method so that errors from graphs get their own classes again."""
 
     @functools.wraps(call)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -370,11 +370,11 @@ def aware(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def install() -> None:
-    """Make TensorFlow's functions and sessions raise these classes, once."""
+    """Make TensorFlow's functions and sessions raise these error classes."""
     for owner, name in ((context.Context, "call_function"), (session.BaseSession, "_do_call")):
-        # A later TensorFlow may lack one of the two; then errors out of graphs stay UnknownErrors.
+        # A later TensorFlow may lack one of the two methods. Then errors from graphs stay UnknownErrors.
         call = getattr(owner, name, None)
-        # `functools.wraps` leaves `__wrapped__`, which tells that it was done before.
+        # `functools.wraps` sets `__wrapped__`, which shows that the method is already replaced.
         if call is not None and not hasattr(call, "__wrapped__"):
             setattr(owner, name, aware(call))
 

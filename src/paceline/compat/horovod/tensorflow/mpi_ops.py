@@ -34,13 +34,13 @@ __all__ += ["handle_average_backwards_compatibility", "is_process_set_included",
 __all__ += ["local_size_op", "process_set_included_op", "rank_op", "reducescatter", "size_op"]
 __all__ += interface.__all__
 
-#: Read by libraries that are built on Horovod.
+#: Libraries that are built on Horovod read this private name.
 _basics = HorovodBasics()
 
 
 @as_written
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Return a set's number of ranks when the graph runs.
+    """Return a process set's number of ranks, evaluated when the graph runs.
 
     Raises:
         ValueError: There is no such process set.
@@ -50,19 +50,19 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
 @as_written
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """Return the number of ranks on this rank's machine, int32."""
+    """Return the number of ranks on this rank's machine, as int32."""
     return _asked(basics.local_size, name or "HorovodLocalSize")
 
 
 @as_written
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this process's rank, int32."""
+    """Return this process's rank, as int32."""
     return _asked(basics.rank, name or "HorovodRank")
 
 
 @as_written
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this process's rank on its machine, int32."""
+    """Return this process's rank on its machine, as int32."""
     return _asked(basics.local_rank, name or "HorovodLocalRank")
 
 
@@ -74,7 +74,7 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 @as_written
 def join() -> tf.Tensor:
-    """Wait until all ranks have joined; return the last one.
+    """Wait until all ranks have joined; return the rank that joined last.
 
     Until then this rank contributes zeros to the others' allreduces, and averages still divide by the number of all ranks.
 
@@ -101,7 +101,7 @@ def _asked(question: Callable[[], int], name: str) -> tf.Tensor:
     if tf.executing_eagerly():
         return tf.constant(int(question()), tf.int32)
     refuse_xla()
-    # Stateful, so that each run evaluates it again.
+    # The operation is stateful, so that each run evaluates it again.
     answer = tf.numpy_function(lambda: np.int32(question()), [], tf.int32, name=name)
     answer.set_shape([])
     return answer

@@ -12,9 +12,9 @@ from tensorflow.python.framework import ops
 
 
 def operation_name(kind: str, name: str | None, tensor: tf.Tensor, ignore_name_scope: bool = False) -> str | None:
-    """Return an operation's name, or None to match by count."""
-    # In a graph a missing name is made from the tensor's. It includes the name scope unless that is to be ignored, and is
-    # unique.
+    """Return an operation's name, or None to match operations by their order."""
+    # In a graph, a missing name is made from the tensor's name. The result is unique and includes the name scope, if
+    # `ignore_name_scope` is not set.
     if tf.executing_eagerly():
         return name
     base = name or f"Horovod{kind}_{normalised(tensor.name)}"
@@ -22,43 +22,43 @@ def operation_name(kind: str, name: str | None, tensor: tf.Tensor, ignore_name_s
 
 
 def unique_in_graph(name: str) -> str:
-    """Add the name scope, and a number to a used name."""
+    """Add the name scope, and a number if the name is used already."""
     if tf.executing_eagerly():
         return name
     graph = ops.get_default_graph()
     scope = graph.get_name_scope()
-    # A name of any form is right for the engine, not for a graph; those that are the same there get numbers, too.
+    # The engine accepts any name, but a graph does not. Names that are equal in the graph get different numbers.
     unique = str(graph.unique_name(normalised(name)))
     suffix = unique[len(f"{scope}/") if scope else 0 :][len(normalised(name)) :]
     return f"{scope}/{name}{suffix}" if scope else f"{name}{suffix}"
 
 
 def normalised(name: str) -> str:
-    """Replace characters that graph operations' names must not have by underscores."""
+    """Replace characters that a graph does not allow in names by underscores."""
     return re.sub(r"[^A-Za-z0-9_]", "_", name) or "_"
 
 
 def raw(variable: tf.Variable) -> tf.Variable:
-    """Return TensorFlow's variable, also of a Keras 3 variable."""
-    # A variable of Keras 3 holds TensorFlow's in `value`. TensorFlow's own has a method of that name.
+    """Return the TensorFlow variable behind a TensorFlow or Keras 3 variable."""
+    # A Keras 3 variable holds TensorFlow's variable in `value`. In TensorFlow's variable `value` is a method.
     value = getattr(variable, "value", None)
     return variable if value is None or callable(value) or isinstance(variable, tf.Variable) else value
 
 
 def key(variable: tf.Variable) -> int:
-    """Return a key of a variable, the same for Keras 3's."""
+    """Return a key of a variable, equal for a Keras 3 variable and TensorFlow's."""
     return id(raw(variable))
 
 
 @dataclass(frozen=True, eq=False)
 class Named:
-    """Stand-in for a variable of which only the name counts."""
+    """Stand-in for a variable, with only its name."""
 
     path: str
 
 
 def by_place(count: int) -> list[Named]:
-    """Return stand-ins that match variables by position."""
+    """Return `count` stand-ins whose names are their positions."""
     return [Named(f"gradient.{place}") for place in range(count)]
 
 

@@ -36,7 +36,7 @@ def DistributedOptimizer(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> tf.keras.optimizers.Optimizer | tf.compat.v1.train.Optimizer:
-    """Return the optimizer in a class that reduces gradients.
+    """Return the optimizer as an instance of a class that reduces gradients.
 
     It shares its variables and settings with the given one: an optimizer of Keras 3, of tf_keras, or of tf.compat.v1.train.
 
@@ -45,7 +45,7 @@ def DistributedOptimizer(  # noqa: N802
     too for tf.compat.v1.train. use_locking, device_dense and device_sparse have no effect.
 
     Raises:
-        ValueError: The arguments contradict each other, or it is not such an optimizer.
+        ValueError: The arguments contradict each other, or `optimizer` is of another kind.
     """
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         how = Reduction(
@@ -86,7 +86,7 @@ def _of_tensorflow_1(
 
 
 class _Distributed1:
-    """The part before the class of an optimizer of tf.compat.v1.train.
+    """The mixin before the class of a tf.compat.v1.train optimizer.
 
     Gradients are reduced when computed, so that a script can clip the reduced ones. Those of several passes are reduced when
     applied, in the last pass.
@@ -110,13 +110,13 @@ class _Distributed1:
     def apply_gradients(
         self, grads_and_vars: Iterable[Pair], global_step: tf.Variable | None = None, name: str | None = None
     ) -> tf.Operation:
-        """Return the update of the variables, in the last pass."""
+        """Return the operation that updates the variables; of several passes, in the last."""
         update = super().apply_gradients  # type: ignore[misc]
         pairs = list(grads_and_vars)
         if self._accumulator.passes == 1:
             return update(pairs, global_step, name)
         variables = [variable for _, variable in pairs]
-        # Slots are variables, and can't be made within the branch that uses them.
+        # Slots are variables, which can't be created within the branch that uses them.
         with tf.init_scope():
             self._create_slots([v for grad, v in pairs if grad is not None])  # type: ignore[attr-defined]
             self._prepare()  # type: ignore[attr-defined]

@@ -18,10 +18,10 @@ from paceline.compat.horovod.tensorflow.names import unique_in_graph
 
 
 def reduce_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, grouped: bool) -> Piece:
-    """Return the all-reduce of one tensor, or of a group."""
+    """Return the all-reduce of one tensor, or of a group of tensors."""
 
     def submit(arrays: list[Array]) -> int:
-        # New memory for each run: the results of the last run of this graph may still be in use.
+        # Allocate memory for each run: the results of the previous run of this graph may still be in use.
         outs = [empty(array.shape, array.dtype) for array in arrays]
         bits, dtypes = [plain(array) for array in arrays], [told_dtype(array) for array in arrays]
         into = {"outs": [plain(out) for out in outs]} if grouped else {"out": plain(outs[0])}
@@ -40,7 +40,7 @@ def reduce_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, gr
 def gather_piece(
     tensors: Sequence[tf.Tensor], name: str | None, process_set: ProcessSet, *, grouped: bool = False
 ) -> Piece:
-    """Return the all-gather of one tensor, or of a group."""
+    """Return the all-gather of one tensor, or of a group of tensors."""
     if any(tensor.shape.rank == 0 for tensor in tensors):
         raise HorovodInvalidArgumentError(
             message="a tensor without dimensions has no rows to gather; use tf.reshape(tensor, [1])."
@@ -70,7 +70,7 @@ def gather_piece(
 def sparse_pieces(
     slices: tf.IndexedSlices, name: str | None, how: How, decompress: Callable[[tf.Tensor], tf.Tensor]
 ) -> tuple[list[Piece], Callable[[list[list[tf.Tensor]]], tf.IndexedSlices]]:
-    """Return a sparse tensor's two all-gathers, and their union."""
+    """Return a sparse tensor's two all-gathers, and a function that joins them."""
     if how.op not in (Average, Sum):
         raise NotImplementedError(
             "a tf.IndexedSlices can be reduced with op=hvd.Average or op=hvd.Sum only; convert it with "
@@ -90,7 +90,7 @@ def sparse_pieces(
         [gathered], [indices] = results
         values = decompress(gathered)
         if how.op == Average:
-            # Integers become floating-point numbers here, as in Horovod, though those of dense tensors are cut off.
+            # This division turns integers into floating-point numbers, as in Horovod. Dense integers are truncated.
             values = values / tf.cast(how.process_set.size(), values.dtype)
         return tf.IndexedSlices(values, indices, slices.dense_shape)
 
@@ -98,7 +98,7 @@ def sparse_pieces(
 
 
 def rows_shape(tensor: tf.Tensor) -> tf.TensorShape:
-    """Return the static shape of any number of these rows."""
+    """Return the tensor's static shape with any number of rows."""
     return tensor.shape if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
 
 
@@ -108,7 +108,7 @@ def in_types_of(arrays: Sequence[Array]) -> Callable[[Sequence[Array]], list[Arr
 
 
 def gradient_name(name: str | None) -> str | None:
-    """Return the name of the operations in an operation's backward pass."""
+    """Return the name of an operation in the backward pass of the named operation."""
     return None if name is None else unique_in_graph(f"{name}_grad")
 
 
@@ -118,7 +118,7 @@ def dense(grad: Gradient) -> tf.Tensor:
 
 
 def _own_part(averaged: tf.Tensor, rows: tf.Tensor, tensor: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
-    """Return this rank's rows of all ranks' gradient."""
+    """Return this rank's rows of the gradient of all ranks' rows."""
     place = process_set.rank()
     start = tf.reduce_sum(rows[:place])
     part = averaged[start : start + rows[place]]

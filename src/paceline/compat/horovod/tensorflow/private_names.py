@@ -1,4 +1,4 @@
-"""Horovod's private names that libraries built on it import."""
+"""Private names of Horovod that libraries built on Horovod import."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _allreduce(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Call `allreduce` of a dense tensor, by default as a sum."""
+    """Call `allreduce` for a dense tensor, by default as a sum."""
     return allreduce(
         tensor,
         op=op,
@@ -47,7 +47,7 @@ def _grouped_allreduce(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Call `grouped_allreduce` of dense tensors, by default as a sum."""
+    """Call `grouped_allreduce` for dense tensors, by default as a sum."""
     return list(
         grouped_allreduce(
             tensors,

@@ -57,7 +57,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
-    """Scatter each tensor like `reducescatter`, as one operation."""
+    """Reduce and scatter each tensor like `reducescatter`, as one operation."""
     converted = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not converted:
         return []

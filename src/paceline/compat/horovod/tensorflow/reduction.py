@@ -50,18 +50,18 @@ def reduce_gradients(
     if not shared or is_alone or not how.process_set.included():
         return result
     prefix = unique_in_graph(how.prefix)
-    # Of all variables, also of those without a gradient here: the number that tells two equal names apart must not depend
-    # on it.
+    # Name all variables, also those without a gradient here: the numbers of duplicate names must not depend on which
+    # gradients this rank has.
     names = [f"{prefix}.{name}" for name in variable_names(variables)]
     groups = [
         (f"{prefix}.group.{number}", members) for number, members in enumerate(_groups(shared, result, variables, how))
     ]
     left = set(shared) - {i for _, members in groups for i in members}
-    # By name, for another rank may list its variables in another order, and the members meet by their place.
+    # Sort by name: another rank may list its variables in another order, but group members are matched by position.
     groups += _small(sorted(left, key=names.__getitem__), result, variables, names)
     place = {i: number for number, i in enumerate(shared)}
     places = [(name, [place[i] for i in members]) for name, members in groups]
-    # Rows that are gathered, not summed, have no use for the factors, which cancel each other.
+    # Sparse rows are gathered, not summed. The two scale factors cancel each other, so gathered rows need none.
     sparse = How(op=how.op, process_set=how.process_set)
     reduced = reduce_all(
         [result[i] for i in shared], [names[i] for i in shared], how.how, how.compression, places, sparse
@@ -72,7 +72,7 @@ def reduce_gradients(
 
 
 def distributed(wrapped: object, mixin: type[T], what: str) -> T:
-    """Return the tape or optimizer in a subclass with `mixin`."""
+    """Return the tape or optimizer as an instance of a subclass with `mixin`."""
     base = type(wrapped)
     if issubclass(base, mixin):
         raise ValueError(f"this {what} is distributed already; its gradients would be reduced twice.")
@@ -110,11 +110,11 @@ def _groups(
 def _small(
     places: Sequence[int], grads: list[tf.Tensor], variables: Sequence[tf.Variable], names: Sequence[str]
 ) -> list[tuple[str, list[int]]]:
-    """Return the small gradients to submit together, by type."""
-    # They become one request for each type. The ranks need the same ones, so the name distinguishes different sets.
+    """Return (name, positions) of small gradients of one dtype to reduce together."""
+    # Each dtype becomes one request. The ranks must combine the same gradients, so its name contains a checksum.
     by_type: dict[tf.DType, list[int]] = {}
     for i in places:
-        # The variable's, for the shape of a gradient may not be known while a graph is made.
+        # Use the variable's shape, because a gradient's shape may be unknown while a graph is built.
         size = getattr(variables[i], "shape", grads[i].shape)
         is_small = not isinstance(grads[i], tf.IndexedSlices) and bytes_of(size, grads[i].dtype) < ALONE_BYTES
         if is_small:

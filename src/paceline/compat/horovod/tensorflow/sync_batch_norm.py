@@ -15,7 +15,7 @@ _IS_LEGACY = _Base.__module__.startswith("tf_keras")
 
 
 class SyncBatchNormalization(_Base):  # type: ignore[misc]
-    """Batch normalization over all ranks' batches while training.
+    """Batch normalization that uses all ranks' batches while training.
 
     A rank's batch may have another size than the others', but every rank has to take part in every step. In inference, and with
     one rank, it is Keras's BatchNormalization. `fused` must be False.
@@ -51,7 +51,7 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc]
         self, inputs: tf.Tensor, axes: list[int], mask: tf.Tensor | None = None, *, keepdims: bool
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the mean and variance over all ranks."""
-        # It computes the mean first, then the squared distances: sums of squares lose precision for a large mean.
+        # Compute the mean first, then the squared distances from it: sums of squares lose precision for a large mean.
         kind = inputs.dtype
         wide = tf.cast(inputs, tf.float64 if kind == tf.float64 else tf.float32)
         weights = tf.ones_like(wide) if mask is None else _spread(mask, wide)
@@ -67,8 +67,8 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc]
 
 
 def _both(sums: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sum two tensors of one shape in one message."""
-    # Counts have no gradient. Without this the backward pass would send one for them.
+    """Sum two tensors of the same shape over the ranks in one message."""
+    # Counts have no gradient. Without stop_gradient the backward pass would reduce one for them.
     summed = allreduce(tf.stack([sums, tf.stop_gradient(counts)]), op=Sum)
     return summed[0], tf.stop_gradient(summed[1])
 

@@ -17,7 +17,7 @@ from paceline.compat.horovod.tensorflow.names import by_place, key
 from paceline.compat.horovod.tensorflow.reduction import Reduction, distributed, reduce_gradients
 
 T = TypeVar("T", bound=tf.GradientTape)
-#: Tensors or variables in any structure of `tf.nest`.
+#: Tensors or variables in any nested structure of `tf.nest`.
 Nested: TypeAlias = object
 Pair: TypeAlias = "tuple[tf.Variable, Gradient]"
 
@@ -35,12 +35,12 @@ def DistributedGradientTape(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> T:
-    """Return the tape in a class that reduces gradients.
+    """Return the tape as an instance of a class that reduces gradients.
 
     It shares the given tape's recording, and may be created before or after recording.
 
     Raises:
-        ValueError: The arguments contradict each other, or it is not a tape.
+        ValueError: The arguments contradict each other, or `gradtape` is not a tape.
     """
     return PartialDistributedGradientTape(
         gradtape,
@@ -72,9 +72,9 @@ def PartialDistributedGradientTape(  # noqa: N802
     local_layers: Layers = None,
     scale_local_gradients: bool = True,
 ) -> T:
-    """Return a DistributedGradientTape with local `local_layers`.
+    """Return a DistributedGradientTape that doesn't reduce gradients of `local_layers`.
 
-    Their gradients stay on their rank. `local_layers` are one or several Keras layers that have their variables already.
+    These gradients stay on their rank. `local_layers` are one or several Keras layers that have their variables already.
 
     Raises:
         ValueError: The arguments contradict each other, or an item of `local_layers` has no variables.
@@ -98,7 +98,7 @@ def PartialDistributedGradientTape(  # noqa: N802
 
 
 class _Distributed:
-    """The part before the tape's own class."""
+    """The mixin before the tape's own class."""
 
     _how: Reduction
     _local: dict[int, tf.Variable]
@@ -127,8 +127,8 @@ class _Distributed:
     def get_local_and_global_gradients(
         self, target: Nested, sources: Nested, output_gradients: Nested = None, use_generic_names: bool = False
     ) -> tuple[list[Pair], list[Pair]]:
-        """Return the pairs of local sources, and of the others. The others' gradients are reduced."""
-        # It calls `gradient` with these arguments, so a tape that is not persistent is used up.
+        """Return (source, gradient) pairs: of local sources, and of others, which are reduced."""
+        # This calls `gradient` with the same arguments, so a tape that is not persistent can't be used afterwards.
         grads = self.gradient(target, sources, output_gradients, use_generic_names)
         own = self._local_keys()
         flat = tf.nest.flatten(sources)

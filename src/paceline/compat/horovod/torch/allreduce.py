@@ -25,7 +25,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Reduce the tensor over the ranks into a new one.
+    """Reduce the tensor over the ranks into a new tensor.
 
     Gradients flow through, reduced the same way. `op` is hvd.Average by default. Integers are scaled in float64 and truncated
     towards 0, before and after the sum. `prescale_factor` multiplies every rank's tensor before the sum, `postscale_factor` the
@@ -64,8 +64,8 @@ def allreduce_(
 ) -> torch.Tensor:
     """Reduce the tensor over the ranks in place, and return it."""
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-    # The engine's thread is not woken: `synchronize`, which has to follow, does the work in this thread, and only then do
-    # the other ranks hear of it.
+    # Don't wake the engine's thread: `synchronize`, which must follow, does the work in this thread, and only then do
+    # the other ranks learn of the operation.
     with handles.waiting_at_once:
         done = submit_allreduce([tensor], name, how, in_place=True)
     return handles.synchronize(done)  # type: ignore[no-any-return]
@@ -95,7 +95,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Reduce tensors together, once all are ready everywhere.
+    """Reduce tensors as one operation, once all of them are ready on all ranks.
 
     Their types may differ.
 
@@ -165,8 +165,8 @@ class _Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[object, ...]:
-        # Without the name: the backward pass goes by numbers, so it does not meet a forward pass of this name that is in
-        # flight.
+        # Drop the name, so that the backward pass does not match a forward pass of this name that is in flight. Unnamed
+        # operations are matched by their order.
         return None, None, None, *differentiable(_Allreduce, None, ctx.how, ctx.grouped, *grads)
 
 
@@ -206,7 +206,7 @@ def _submit_on_device(
         results = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in sources]
 
     def finish(let_wait: Callable[[], None]) -> object:
-        # Lets torch's stream wait for NCCL, not this thread.
+        # This makes torch's stream wait for NCCL, but not this thread.
         let_wait()
         return results if grouped else results[0]
 

@@ -25,12 +25,12 @@ class HostTensor(NamedTuple):
 
     @property
     def dtype(self) -> str | None:
-        """The dtype that the engine needs beside the array's own."""
+        """The dtype to tell the engine if the array's own does not say it, else None."""
         return "bfloat16" if self.tensor.dtype == torch.bfloat16 else None
 
 
 def differentiable(function: Any, *args: object) -> Any:
-    """Apply an autograd function, which torch leaves untyped."""
+    """Apply an autograd function. torch declares no types for this call."""
     return function.apply(*args)
 
 
@@ -43,14 +43,14 @@ def compressed(
     *,
     grouped: bool,
 ) -> list[torch.Tensor]:
-    """Apply an autograd function to compressed tensors."""
+    """Apply an autograd function to compressed tensors, and decompress its results."""
     sent = [compression.compress(tensor) for tensor in tensors]
     results = differentiable(function, name, how, grouped, *[tensor for tensor, _ in sent])
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, sent, strict=True)]
 
 
 def stays_on_device(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether NCCL reduces the tensors."""
+    """Return whether NCCL reduces these tensors on their GPU."""
     for tensor in tensors:
         if not (isinstance(tensor, torch.Tensor) and tensor.is_cuda):
             return False
@@ -68,10 +68,10 @@ def host(tensor: torch.Tensor) -> HostTensor:
             f"a tensor of layout {tensor.layout} can't be sent without a conversion; use hvd.sparse_allreduce_async, "
             "or to_dense()."
         )
-    # torch gives no array of a tensor that needs a gradient.
+    # torch makes no NumPy array from a tensor that requires a gradient.
     plain = tensor.detach() if tensor.requires_grad else tensor
     if not (plain.is_cpu and plain.is_contiguous()) or plain.is_conj() or plain.is_neg():
-        # A lazy conjugate or negative is a dense tensor that NumPy can't look at.
+        # A lazily conjugated or negated tensor is dense, but NumPy can't read it before it is resolved.
         plain = plain.resolve_conj().resolve_neg().cpu().contiguous()
     try:
         array = (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
@@ -81,20 +81,20 @@ def host(tensor: torch.Tensor) -> HostTensor:
 
 
 def room(source: HostTensor) -> HostTensor:
-    """Return new host memory for a result like this."""
+    """Return new host memory for a result with the type and shape of `source`."""
     return host(torch.empty(source.tensor.shape, dtype=source.tensor.dtype, device="cpu"))
 
 
 def filled(tensor: torch.Tensor, in_place: bool, out: HostTensor) -> torch.Tensor:
-    """Return the result as the tensor itself or a new one."""
+    """Return the result in the given tensor if `in_place`, else as a new tensor."""
     return write_back(tensor, out.tensor) if in_place else out.tensor.to(tensor.device)
 
 
 @dataclass(slots=True)
 class Filled:
-    """A callable form of `filled`.
+    """A callable object that does what `filled` does.
 
-    It is an object, not a closure with its cells: hundreds are in flight in a step, and the number of objects triggers Python's
+    It is an object, not a closure with cells: a step has hundreds in flight, and the number of objects triggers Python's
     garbage collector.
     """
 
@@ -108,7 +108,7 @@ class Filled:
 
 def from_array(array: Array, like: torch.Tensor) -> torch.Tensor:
     """Return a tensor with the type and device of `like`."""
-    # torch warns of an array that can't be written to.
+    # torch warns about arrays that are read-only, so copy them.
     made = torch.from_numpy(array if array.flags.writeable else array.copy())
     if like.dtype == torch.bfloat16:
         made = made.view(torch.bfloat16)
@@ -116,7 +116,7 @@ def from_array(array: Array, like: torch.Tensor) -> torch.Tensor:
 
 
 def results_like(tensors: Sequence[torch.Tensor], grouped: bool) -> Callable[[list[Array]], object]:
-    """Return a function that makes tensors of an operation's arrays."""
+    """Return a function that converts an operation's arrays to tensors like these."""
 
     def finish(arrays: list[Array]) -> object:
         made = [from_array(array, tensor) for array, tensor in zip(arrays, tensors, strict=True)]

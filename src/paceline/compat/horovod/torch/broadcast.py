@@ -18,7 +18,7 @@ def broadcast(
 ) -> torch.Tensor:
     """Return a new tensor with the values of `root_rank`.
 
-    It is a world rank even within a process set. The gradient on the root is the average of the ranks' gradients, as in
+    `root_rank` is a world rank even within a process set. The gradient on the root is the average over the ranks, as in
     Horovod, and 0 elsewhere.
 
     Raises:
@@ -57,7 +57,7 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[object, ...]:
-        # A collective: every rank takes part, though only the root keeps the result.
+        # The all-reduce is a collective, so every rank takes part, although only the root keeps the result.
         averaged = allreduce(grads[0], op=Average, process_set=ctx.process_set)
         return (averaged if basics.rank() == ctx.root else torch.zeros_like(averaged)), None, None, None
 

@@ -1,4 +1,4 @@
-"""Compression of torch's tensors on the way."""
+"""Compression of torch's tensors while they are sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class FP16Compressor(Compressor):
-    """Compression of floating-point tensors to float16; others stay as they are."""
+    """Compression of floating-point tensors to float16. Other tensors stay unchanged."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
@@ -22,7 +22,7 @@ class FP16Compressor(Compressor):
 
 
 class Compression:
-    """The choices for `compression=`."""
+    """The values for an argument `compression=`."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -20,7 +20,7 @@ Parameters: TypeAlias = "Mapping[str, object] | Iterable[tuple[str, object]] | I
 
 
 def broadcast_parameters(params: Parameters, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Give every rank the values of `root_rank`, in place.
+    """Set every rank's tensors to the values of `root_rank`, in place.
 
     `params` is `model.state_dict()`, `model.named_parameters()` or a list of (name, tensor) in any order; or `model.parameters()`
     or a list of tensors in the same order on every rank. None values are skipped.
@@ -45,10 +45,10 @@ def broadcast_parameters(params: Parameters, root_rank: int, process_set: Proces
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Give every rank's optimizer the state of `root_rank`'s.
+    """Set every rank's optimizer to the state of `root_rank`'s optimizer.
 
-    Options such as the learning rate are a part of it. No step is taken: missing state is created from the root's, extra state
-    is removed. Where an optimizer had none, parameters without a gradient get a zero gradient, as in Horovod. It is sparse for
+    The state includes options such as the learning rate. No step is taken: missing state is created from the root's, extra
+    state is removed. If there was no state, parameters without a gradient get a zero gradient, as in Horovod. It is sparse for
     SparseAdam, and for sparse embeddings of `model`.
 
     Raises:
@@ -57,7 +57,7 @@ def broadcast_optimizer_state(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state: it isn't kept by parameter.")
     groups, params = optimizer.param_groups, [p for group in optimizer.param_groups for p in group["params"]]
-    # Asked before the root's state is there: it is about this rank's own optimizer.
+    # Check before the root's state arrives, because this is about this rank's own optimizer.
     is_new = not optimizer.state
     shape = [len(group["params"]) for group in groups]
     own = {
@@ -67,7 +67,7 @@ def broadcast_optimizer_state(
     }
     tensors: list[torch.Tensor] = []
     sent = broadcast_object(_without_tensors(own, tensors), root_rank, name="optimizer_state")
-    # Every rank knows now what the root has. Before any tensor is sent, all of them have to agree to take it.
+    # Every rank has the root's description now. All ranks must accept it before any tensor is sent.
     fits = allgather_object(sent["shape"] == shape, name="optimizer_fits")
     if not all(fits):
         raise ValueError(
@@ -77,12 +77,12 @@ def broadcast_optimizer_state(
     filled = _receive(sent, root_rank, tensors)
     if is_new:
         _add_gradients(optimizer, params, model)
-    # Before it leaves, the root has sent all that the others wait for.
+    # The root may return here, as it has sent everything that the other ranks wait for.
     if basics.rank() == root_rank:
         return
     for group, options in zip(groups, filled["options"], strict=True):
         group.update(options)
-    # A state that the root lacks would make this rank's next step another one than the root's.
+    # Remove state that the root lacks, which would make this rank's next step differ from the root's.
     for parameter in params:
         optimizer.state.pop(parameter, None)
     for index, state in filled["state"].items():
@@ -90,7 +90,7 @@ def broadcast_optimizer_state(
 
 
 def _add_gradients(optimizer: torch.optim.Optimizer, params: list[torch.Tensor], model: torch.nn.Module | None) -> None:
-    """Add zero gradients, which scripts read before the first step."""
+    """Add zero gradients, because scripts read gradients before the first step."""
     embeddings = [] if model is None else [m for m in model.modules() if isinstance(m, torch.nn.Embedding) and m.sparse]
     sparse = {id(p) for embedding in embeddings for p in embedding.parameters()}
     for p in params:
@@ -105,7 +105,7 @@ def _add_gradients(optimizer: torch.optim.Optimizer, params: list[torch.Tensor],
 
 @dataclass(frozen=True)
 class _Place:
-    """Placeholder of a tensor that is sent separately."""
+    """Placeholder for a tensor that is sent separately."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -141,7 +141,7 @@ def _receive(sent: object, root_rank: int, own: list[torch.Tensor]) -> Any:
 
     def fill(value: object) -> object:
         if isinstance(value, (_Place, torch.Tensor)):
-            # This walk meets the places in the order in which `_without_tensors` has made them.
+            # This traversal meets the placeholders in the order in which `_without_tensors` created them.
             tensor = next(left).detach() if is_root else torch.empty(value.shape, dtype=value.dtype)
             under_way.append(broadcast_async_(tensor, root_rank, f"optimizer_state.{len(under_way)}"))
             return tensor
@@ -156,14 +156,14 @@ def _receive(sent: object, root_rank: int, own: list[torch.Tensor]) -> Any:
 def _rebuilt(value: object, change: Callable[[object], object]) -> object:
     if isinstance(value, dict):
         return {key: change(item) for key, item in value.items()}
-    # Not subclasses: a named tuple is made of its fields, not of one iterable.
+    # Not for subclasses: a named tuple is constructed from its fields, not from one iterable.
     if type(value) is list or type(value) is tuple:
         return type(value)(change(item) for item in value)
     return value
 
 
 def _beside(value: object, parameter: torch.Tensor) -> object:
-    """Move a state to the parameter's device, except scalars."""
+    """Move state to the parameter's device, except scalars."""
     if isinstance(value, torch.Tensor):
         return value.to(parameter.device) if value.dim() else value
     return _rebuilt(value, lambda item: _beside(item, parameter))

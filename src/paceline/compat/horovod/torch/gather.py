@@ -85,7 +85,7 @@ class _Allgather(torch.autograd.Function):
         ctx: Any, name: str | None, process_set: ProcessSet, grouped: bool, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         results = handles.synchronize(_submit(tensors, name, process_set, grouped=grouped))
-        # The number of rows only: the tensors themselves are not needed for the gradient, and need not be kept for it.
+        # Keep only the number of rows: the gradient does not need the tensors, so their memory can be freed.
         ctx.rows, ctx.process_set = [tensor.shape[0] for tensor in tensors], process_set
         return tuple(results) if grouped else (results,)
 
@@ -107,7 +107,7 @@ class _Alltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[object, ...]:
-        # Each rank returns the rows it received: the received counts are now the sent ones.
+        # Each rank returns the rows that it received, so the received counts are now the sent counts.
         returned = alltoall(grads[0], splits=ctx.counts, process_set=ctx.process_set)[0]
         if returned.shape[0] < ctx.rows:
             unsent = returned.new_zeros((ctx.rows - returned.shape[0], *returned.shape[1:]))
@@ -160,9 +160,9 @@ def _rows(tensor: torch.Tensor) -> HostTensor:
 
 
 def _own_part(grad: torch.Tensor, rows: int, process_set: ProcessSet) -> torch.Tensor:
-    # All of it is averaged though only some rows are this rank's: each of the others takes part for its own.
+    # Average the whole gradient, although this rank keeps only its rows: the other ranks need the rest.
     averaged = allreduce(grad, op=Average, process_set=process_set)
-    # How many rows each rank had, the gathered tensor does not tell.
+    # The gathered tensor does not tell how many rows each rank had, so exchange the counts.
     counts = handles.synchronize(allgather_async(torch.tensor([rows]), None, process_set)).tolist()
     before = sum(counts[: process_set.rank()])
     return averaged[before : before + rows]
@@ -173,8 +173,8 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Start a sum or average of sparse tensors.
 
-    Return a function that waits and returns it, sparse. Indices and values are gathered from all ranks; coalescing the tensor
-    adds duplicates up.
+    Return a function that waits and returns the sparse result. Indices and values are gathered from all ranks; coalescing it
+    sums duplicates.
 
     Raises:
         NotImplementedError: `op` is neither Average nor Sum.
@@ -187,7 +187,7 @@ def sparse_allreduce_async(
     if not tensor.is_sparse:
         raise ValueError(f"sparse_allreduce_async takes a sparse COO tensor, not one of layout {tensor.layout}.")
     own = tensor.detach().coalesce()
-    # One row for each entry: allgather joins along the first dimension, in which the ranks may differ.
+    # Transpose to one row for each entry: allgather joins along the first dimension, in which the ranks may differ.
     indices = allgather_async(own.indices().t(), None if name is None else f"{name}.indices", process_set)
     values = allgather_async(own.values(), None if name is None else f"{name}.values", process_set)
 

@@ -1,4 +1,4 @@
-"""The classes that DistributedOptimizer puts before an optimizer's class: backward hooks reduce gradients.
+"""The mixins that DistributedOptimizer puts before an optimizer's class: backward hooks reduce gradients.
 
 With op=Adasum each rank takes its own step, and the steps are combined, not the gradients (Maleki et al., "Scaling Distributed
 Training with Adaptive Summation", 2020).
@@ -23,22 +23,22 @@ from paceline.compat.horovod.torch.gather import sparse_allreduce_async
 
 Finish = Callable[[], None]
 
-#: Parameter -> the hook of the newest optimizer that trains it: those before it reduce in `synchronize` only.
+#: Parameter -> the hook of the newest optimizer that trains it. Older optimizers reduce only in `synchronize`.
 _HOOKS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 class GradientReduction(Reduction):
-    """The reduction of parameters' gradients, single or in groups."""
+    """The reduction of parameters' gradients, one by one or in groups."""
 
     def begin(self, p: torch.Tensor, name: str) -> Finish:
-        """Submit the gradient, and return its `finish`."""
+        """Submit the gradient, and return a function that waits and stores the result."""
         grad = p.grad
         assert grad is not None
         if grad.is_sparse and not self.sparse_as_dense:
             return self._begin_sparse(p, grad, name)
         dense = grad.to_dense() if grad.is_sparse else grad
         sent, ctx = self.compression.compress(dense)
-        # Reduced in place: where nothing is compressed, `sent` is the gradient itself.
+        # Reduce in place: without compression `sent` is the gradient itself.
         handle = submit_allreduce([sent], name, self.how, in_place=True)
         return lambda: self._put(p, dense, handles.synchronize(handle), ctx)
 
@@ -88,7 +88,7 @@ class GradientReduction(Reduction):
         if back.data_ptr() != grad.data_ptr() or back.dtype != grad.dtype or back.stride() != grad.stride():
             with torch.no_grad():
                 grad.copy_(back)
-        # An optimizer such as SparseAdam takes no other.
+        # An optimizer such as SparseAdam accepts only sparse gradients.
         if p.grad is not None and p.grad.is_sparse:
             p.grad = grad.to_sparse(p.grad.sparse_dim())
 
@@ -100,9 +100,9 @@ class GradientReduction(Reduction):
 
 
 class GradientOptimizer:
-    """The part of a DistributedOptimizer before the wrapped optimizer's class."""
+    """The mixin of a DistributedOptimizer before the wrapped optimizer's class."""
 
-    # Set by the optimizer's class, which comes after this one.
+    # Set by the wrapped optimizer's class, which comes after this class.
     param_groups: list[dict[str, Any]]
 
     def _begin(
@@ -116,7 +116,7 @@ class GradientOptimizer:
     ) -> None:
         self._reduction, self._parameter_names, self._hooked = reduction, names, hooked
         self._groups = groups
-        # A tensor's hash is its identity, so parameters can be keys, and equal ones are not taken for each other.
+        # A tensor's hash is its identity, so parameters can be keys, and equal parameters stay distinct.
         self._group_of = {p: index for index, (_, members) in enumerate(groups) for p in members}
         self._watched: set[torch.Tensor] = set()
         self._trained: list[torch.Tensor] = []
@@ -126,7 +126,7 @@ class GradientOptimizer:
         self._should_synchronize, self._synchronized = True, False
         self.backward_passes_per_step = passes
         self._follow_parameters()
-        # After the parameters were followed, for it counts the passes of those that are trained.
+        # Call it after `_follow_parameters`, because it counts the passes of trained parameters.
         self._forget()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -136,8 +136,8 @@ class GradientOptimizer:
         self._left = dict.fromkeys(self._trained, passes)
 
     def synchronize(self) -> None:
-        """Wait until every gradient is reduced. It submits the missing ones, as 0 where a parameter has none."""
-        # A single rank, or one outside the process set, keeps its gradients.
+        """Wait until every gradient is reduced. Missing gradients are submitted as 0."""
+        # A single rank, or a rank outside the process set, keeps its gradients.
         if not self._hooked:
             self._synchronized = True
             return
@@ -152,17 +152,17 @@ class GradientOptimizer:
                         waiting.add(group)
             for group in sorted(waiting):
                 self._submit_group(group)
-            # All are submitted by now, so no rank can block another, in any order of waiting.
+            # All gradients are submitted by now, so the ranks can wait in any order without blocking each other.
             for finish in self._finishes:
                 finish()
-        # After an error too: `elastic.run` reuses this optimizer, which must begin its next step with a clean state.
+        # Reset after an error too: `elastic.run` reuses this optimizer, whose next step needs a clean state.
         finally:
             self._forget()
         self._synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Skip the reduction by `step` in the block.
+        """Let `step` skip the reduction within the block.
 
         optimizer.synchronize()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -176,7 +176,7 @@ class GradientOptimizer:
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Take the step with reduced gradients; return the loss."""
+        """Take the wrapped optimizer's step with reduced gradients; return the loss."""
         # Gradients are reduced each time the optimizer calls a closure that computes them.
         if not self._should_synchronize:
             self._synchronized = False
@@ -210,8 +210,8 @@ class GradientOptimizer:
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
     def _reducing(self, closure: Callable[[], float]) -> Callable[[], float]:
-        # Either the gradients are there already and the closure just names the loss, or it computes them, perhaps
-        # several times. In both cases each rank reduces as often as the others, also one that has no gradient.
+        # Either the gradients exist already and the closure just returns the loss, or it computes them, perhaps
+        # several times. In both cases each rank reduces as often as the others, even if it has no gradient.
         before = self._touched
         if before:
             self.synchronize()
@@ -227,14 +227,14 @@ class GradientOptimizer:
         return call
 
     def _follow_parameters(self) -> None:
-        """Register parameters frozen, unfrozen or added since."""
+        """Register parameters that were frozen, unfrozen or added since the last step."""
         for group, of_group in enumerate(self.param_groups):
             for index, p in enumerate(of_group["params"]):
                 if p not in self._parameter_names:
                     self._parameter_names[p] = f"allreduce.noname.{group}.{index}"
         self._trained = [p for p in self._parameter_names if p.requires_grad]
         for p in [p for p in self._group_of if not p.requires_grad]:
-            # From now on alone, for a group is sent when all its members have their gradients.
+            # Take a frozen parameter out of its group, which is only sent when all members have gradients.
             index = self._group_of.pop(p)
             name, members = self._groups[index]
             self._groups[index] = name, [member for member in members if member is not p]
@@ -245,7 +245,7 @@ class GradientOptimizer:
 
     def _watch(self, p: torch.Tensor) -> None:
         self._watched.add(p)
-        # Weak, so that an optimizer that the script has let go of does nothing any more.
+        # Use a weak reference, so that the hook does nothing once the script has dropped the optimizer.
         self_or_none = weakref.ref(self)
 
         def hook(p: torch.Tensor) -> None:
@@ -254,11 +254,11 @@ class GradientOptimizer:
 
         if (older := _HOOKS.get(p)) is not None:  # type: ignore[no-untyped-call]
             older.remove()
-        # Called once the gradient has been added to `p.grad`, where a hook of the tensor itself would come before that.
+        # This hook runs after the gradient was added to `p.grad`; a hook of the tensor itself would run before.
         _HOOKS[p] = p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _hook(self, p: torch.Tensor) -> None:
-        # One that was frozen in the last step, and is not any more, has all its passes before it.
+        # A parameter that was frozen in the last step, and is not any more, has all its passes left.
         if self._left.setdefault(p, self.backward_passes_per_step) <= 0:
             raise AssertionError(
                 "Gradients were computed more than backward_passes_per_step times before call to step(). "
@@ -292,7 +292,7 @@ class GradientOptimizer:
 
     def _ensure_gradient(self, p: torch.Tensor) -> None:
         if p.grad is None:
-            # Other ranks may have a gradient, so this rank contributes zeros, sparse if the earlier gradient was.
+            # Other ranks may have a gradient, so this rank contributes zeros, sparse if its earlier gradient was.
             axes = self._sparse_axes.get(p)
             p.grad = torch.zeros_like(p) if axes is None else _empty_sparse(p, axes)
         elif p.grad.is_sparse:
@@ -318,24 +318,24 @@ def _empty_sparse(p: torch.Tensor, axes: int) -> torch.Tensor:
 
 
 class AdasumOptimizer(GradientOptimizer):
-    """The part before the wrapped optimizer's class, with Adasum."""
+    """The mixin before the wrapped optimizer's class for op=Adasum."""
 
     def synchronize(self) -> None:
-        """Do nothing: with Adasum nothing is in flight before `step`."""
+        """Do nothing, because with Adasum nothing is in flight before `step`."""
 
     def skip_synchronize(self) -> NoReturn:
-        """Raise: with Adasum nothing can be skipped."""
+        """Raise an error, because with Adasum no reduction can be skipped."""
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Take the step, combine the ranks' steps, return the loss."""
+        """Take this rank's step, combine the ranks' steps, and return the loss."""
         self._follow_parameters()
         trained = self._trained
-        # Copies: the step overwrites the parameters, and the difference is sent.
+        # Copy the parameters: the step overwrites them, and the difference is sent.
         start = [p.detach().clone() for p in trained]
         compression = self._reduction.compression
         try:
-            # Past GradientOptimizer's own `step`, which would reduce gradients.
+            # Bypass GradientOptimizer's own `step`, which would reduce gradients.
             loss = super(GradientOptimizer, self).step(closure)  # type: ignore[misc]
             under_way = []
             for p, before in zip(trained, start, strict=True):
@@ -343,11 +343,11 @@ class AdasumOptimizer(GradientOptimizer):
                 under_way.append((allreduce_async_(delta, name=f"delta.{self._parameter_names[p]}", op=Adasum), ctx))
             for p, before, (handle, ctx) in zip(trained, start, under_way, strict=True):
                 with torch.no_grad():
-                    # From where the step began, by what all ranks have made of their steps: so the parameters stay equal.
+                    # Add the combined step to the values of before, so that the parameters stay equal on all ranks.
                     p.copy_(before + compression.decompress(handles.synchronize(handle), ctx))
         finally:
             self._forget()
         return loss
 
     def _submit(self, p: torch.Tensor) -> None:
-        """Count the backward passes; nothing is sent during them."""
+        """Send nothing, because only `step` reduces with Adasum."""

@@ -43,12 +43,12 @@ __all__ += ["grouped_reducescatter_async", "handle_average_backwards_compatibili
 __all__ += ["reducescatter_async", "sparse_allreduce_async", "synchronize"]
 __all__ += interface.__all__
 
-#: Read by libraries that are built on Horovod.
+#: Libraries that are built on Horovod read this private name.
 _basics = HorovodBasics()
 
 
 def join(device: int = -1) -> int:
-    """Wait until all ranks have joined; return the last one.
+    """Wait until all ranks have joined; return the rank that joined last.
 
     Until then this rank contributes zeros to the others' allreduces, and averages still divide by the number of all ranks.
     `device` is ignored: the zeros are in host memory.

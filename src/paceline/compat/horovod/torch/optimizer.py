@@ -1,7 +1,7 @@
 """DistributedOptimizer: average gradients over the ranks while the backward pass computes them.
 
 backward:  a gradient is complete -> its hook submits it, and the backward pass continues
-step:      wait for all of them, then take the wrapped optimizer's own step
+step:      wait for all gradients, then take the wrapped optimizer's own step
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from paceline.compat.horovod.torch.gradient_optimizer import (
 )
 
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
-#: Scripts name it in type hints.
+#: Scripts use this name in type hints.
 _DistributedOptimizer = GradientOptimizer
 
 
@@ -49,9 +49,9 @@ def DistributedOptimizer(  # noqa: N802
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> O:
-    """Return the optimizer in a class that reduces gradients.
+    """Return the optimizer as an instance of a class that reduces gradients.
 
-    It shares parameter groups and state with the given one. An optimizer that was wrapped before takes these settings.
+    It shares parameter groups and state with the given one. An optimizer that was wrapped before gets these settings.
 
     Args:
         optimizer: Any torch optimizer.
@@ -89,25 +89,25 @@ def DistributedOptimizer(  # noqa: N802
 
     names = parameter_names(optimizer, named_parameters)
     base: type[GradientOptimizer] = GradientOptimizer
-    # Alone there are no steps to combine, and the plain class does what the wrapped optimizer does.
+    # With one rank there are no steps to combine, and the plain class does what the wrapped optimizer does.
     if op == Adasum and basics.size() > 1:
         check_adasum(process_set)
         base = AdasumOptimizer
     is_member = basics.rank() in registered_ranks(process_set)
     wrapped = next(cls for cls in type(optimizer).__mro__ if not issubclass(cls, GradientOptimizer))
-    # Under the name of its own class, which schedulers and checkpoints look at; its module tells a script that it is wrapped.
+    # Keep the name of the class, which schedulers and checkpoints read. The module shows scripts that it is wrapped.
     cls: Any = type(wrapped.__name__, (base, wrapped), {"__module__": __name__})
-    # Without `__init__`, which would make parameter groups and a state of its own.
+    # Skip `__init__`, which would create new parameter groups and a new state.
     made = cls.__new__(cls)
-    # A scheduler may have put a `step` of the wrapped one there, which would go round this class.
+    # Drop a `step` that a scheduler has set on the wrapped optimizer, because it would bypass this class.
     made.__dict__.update({key: value for key, value in vars(optimizer).items() if key not in ("step", "zero_grad")})
     made._begin(
         reduction=reduction,
         names=names,
-        # To form groups the members talk to each other, so a rank outside the set must not take part.
+        # Forming groups is a collective of the process set, so ranks outside of the set must not take part.
         groups=in_groups(names, groups, process_set) if op != Adasum and is_member else [],
         passes=backward_passes_per_step,
-        # With HOROVOD_ELASTIC=1 a world of one may grow, and its parameters need their hooks then.
+        # With HOROVOD_ELASTIC=1 a world of one rank may grow, and its parameters then need their hooks.
         hooked=is_member and (basics.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"),
     )
     return cast(O, made)
@@ -156,8 +156,8 @@ def in_groups(
 ) -> list[tuple[str, list[torch.Tensor]]]:
     """Return (name, parameters) of each group.
 
-    `groups` is the number of groups to make of all parameters, in the first rank's order, or lists of parameters, of which other
-    optimizers' are ignored.
+    `groups` is the number of groups to make of all parameters, in the first rank's order, or lists of parameters. Parameters
+    of other optimizers in these lists are ignored.
 
     Raises:
         ValueError: The number is negative, `groups` has another type, or a parameter appears twice.
@@ -168,7 +168,7 @@ def in_groups(
     check_groups(groups, "parameters")
     if isinstance(groups, int):
         by_name = {name: p for p, name in trained.items()}
-        # Another rank may list its parameters in another order, and the members of a group meet by their place.
+        # Another rank may list its parameters in another order, but members of a group are matched by position.
         order = broadcast_object(list(by_name), checked_members(process_set)[0], process_set=process_set)
         lists = [[by_name[name] for name in part] for part in in_parts(order, groups)]
     else:
@@ -182,6 +182,6 @@ def in_groups(
                 known = names.get(p, "of another optimizer")
                 raise ValueError(f"groups names the parameter {known!r} twice; each belongs to one group at most.")
             seen.add(id(p))
-    # A frozen parameter would let its group wait for a gradient that never comes.
+    # Leave frozen parameters out: their group would wait for a gradient that never comes.
     kept = ([p for p in members if p in trained] for members in lists)
     return [(f"group.{names[members[0]]}", members) for members in kept if members]

@@ -60,7 +60,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Scatter each tensor like `reducescatter`, as one operation.
+    """Reduce and scatter each tensor like `reducescatter`, as one operation.
 
     Raises:
         ValueError: The list is empty.
@@ -97,7 +97,7 @@ class _Reducescatter(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[object, ...]:
         op, pre, post, process_set = ctx.how
         scale = pre * post * (len(checked_members(process_set)) if op == Sum else 1)
-        # A new tensor: the one that was given belongs to autograd, and others may be reading it.
+        # Create a new tensor: the given one belongs to autograd, and other code may be reading it.
         gathered = [allgather(grad if scale == 1 else grad * scale, process_set=process_set) for grad in grads]
         return None, None, None, *gathered
 

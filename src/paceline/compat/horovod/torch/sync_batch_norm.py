@@ -15,7 +15,7 @@ from paceline.torch_private import BatchNorm
 
 
 class SyncBatchNorm(BatchNorm):
-    """Batch normalization over all ranks' batches while training.
+    """Batch normalization that uses all ranks' batches while training.
 
     The input is [N, C, *]. A rank's batch may have another size than the others' and may be empty. In evaluation, and with one
     rank, it is torch.nn.BatchNorm.
@@ -38,7 +38,7 @@ class SyncBatchNorm(BatchNorm):
         return output  # type: ignore[no-any-return]
 
     def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
-        """Move the running statistics towards these."""
+        """Move the running statistics towards this batch's mean and variance."""
         assert self.running_mean is not None
         assert self.running_var is not None
         factor = self.momentum
@@ -58,16 +58,16 @@ class _Normalise(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
     ) -> tuple[torch.Tensor, ...]:
         axes = [axis for axis in range(x.dim()) if axis != 1]
-        # Sums over a batch would lose too much in float16.
+        # Compute in float32, because sums over a batch would lose too much precision in float16.
         wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
         channels = x.shape[1]
         own_count = x.numel() // channels
         # The mean of an empty batch is nan, which would spread to all ranks.
         own_mean = wide.mean(axes) if own_count else wide.new_zeros(channels)
         own_square = (wide - _shaped(own_mean, x)).square().sum(axes)
-        # Means and squared distances from them, not sums of squares: those lose what the mean is large beside
+        # Exchange means and squared distances, not sums of squares, which lose precision for a large mean
         # (Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979).
-        # In float64, as the number of pixels in a batch may be more than the 2**24 up to which float32 counts.
+        # Use float64, because a batch may have more than 2**24 pixels, up to which float32 counts.
         own = torch.cat([own_mean.double(), own_square.double(), own_mean.new_tensor([own_count]).double()])
         every = allgather(own.unsqueeze(0))
         means, squares, counts = every[:, :channels], every[:, channels:-1], every[:, -1:]
@@ -96,7 +96,7 @@ class _Normalise(torch.autograd.Function):
         mean_grad, mean_along = (_shaped(part / count.to(part.dtype), normal) for part in torch.split(summed, channels))
         factor = scale if weight is None else scale * weight.to(scale.dtype)
         grad_x = (grad - mean_grad - normal * mean_along) * _shaped(factor, normal)
-        # The parameters' own gradients stay this rank's: the optimizer averages them as all others.
+        # Keep the parameters' gradients on this rank: the optimizer averages them like all others.
         own = (None, None) if weight is None else (grad_weight.to(weight.dtype), grad_bias.to(weight.dtype))
         return grad_x.to(grads[0].dtype), *own, None
 

@@ -1,1 +1,1 @@
-"""Runners of models that are served directly, one module for each framework."""
+"""Runners of models that are served without a script, one module for each framework."""

@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-#: Outputs by name: arrays, tensors or lists, as the framework returns them.
+#: Name of an output -> array, tensor or list, as the framework returns it.
 Outputs: TypeAlias = "dict[str, Any]"
 
 
 class TensorInfo(NamedTuple):
     """An input or output of a model.
 
-    datatype: of the Open Inference Protocol. shape: -1 for any size; None if the number of dimensions is unknown.
+    datatype: as in the Open Inference Protocol. shape: -1 for any size; None if the number of dimensions is unknown.
     """
 
     name: str
@@ -38,15 +38,15 @@ class Runner(Protocol):
     batches: bool
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Outputs:
-        """Return the outputs of these names.
+        """Run the model, and return the outputs with these names.
 
         Raises:
-            InputError: The model does not accept these inputs.
+            InputError: The model does not accept inputs of these types, shapes or values.
         """
         ...
 
 
 def blamed(reason: Exception) -> str | None:
-    """Return an error's first line, if the input caused it."""
+    """Return an error's first line if the input may have caused it, else None."""
     text = (str(reason).strip() or type(reason).__name__).splitlines()[0]
     return None if any(word in text.lower() for word in ("memory", "cuda", "device-side")) else text[:300]

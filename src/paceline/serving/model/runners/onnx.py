@@ -1,4 +1,4 @@
-"""ONNX models, by onnxruntime."""
+"""Runner of ONNX models, by onnxruntime."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class OnnxRunner:
         self.inputs = [_info(each) for each in self._session.get_inputs()]
         self.outputs = [_info(each) for each in self._session.get_outputs()]
         self.default = [each.name for each in self.outputs]
-        # A fixed first dimension prevents batching.
+        # If the first dimension has a fixed size, requests can't be batched.
         self.batches = all(each.shape is not None and each.shape[:1] == (-1,) for each in (*self.inputs, *self.outputs))
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Outputs:
         try:
             results = self._session.run(list(wanted), dict(inputs))
-        except Exception as reason:  # onnxruntime raises RuntimeError and its own classes
+        except Exception as reason:  # besides RuntimeError, onnxruntime raises classes of its own
             text = blamed(reason)
             if text is None or "INVALID_ARGUMENT" not in text.upper():
                 raise
@@ -51,7 +51,7 @@ class OnnxRunner:
 
 
 def _info(node: Any) -> TensorInfo:
-    # Other types, such as sequences of maps from converted classifiers, have no shape.
+    # Values that are not tensors, such as a converted classifier's sequences of maps, have no shape.
     is_tensor = node.type in _TYPES
     shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in node.shape) if is_tensor else None
     return TensorInfo(node.name, _TYPES.get(node.type, node.type), shape)

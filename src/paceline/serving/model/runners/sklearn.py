@@ -1,4 +1,4 @@
-"""scikit-learn estimators in files of joblib or pickle."""
+"""Runner of scikit-learn estimators in files of joblib or pickle."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class SklearnRunner:
     def __init__(self, path: str) -> None:
         import joblib
 
-        # Warn, because a pickle can run any code.
+        # Warn, because loading a pickle can run any code.
         print(f"paceline: loading {path} runs what is in it, for it is a pickle.", file=sys.stderr, flush=True)
         with warnings.catch_warnings():
-            # joblib warns that it can't map a compressed file.
+            # Hide joblib's warning that it can't map a compressed file.
             warnings.filterwarnings("ignore", message="mmap_mode")
             # Map arrays from the file, so that all processes share them until one writes to them.
             self._model = joblib.load(path, mmap_mode="c")
@@ -44,7 +44,7 @@ class SklearnRunner:
         self.outputs = [self._output(name) for name in methods]
 
     def _input(self) -> TensorInfo:
-        """Return the input: a column for each feature, or texts."""
+        """Return the model's input: a column for each feature, or texts."""
         steps = getattr(self._model, "steps", None)
         first = steps[0][1] if steps else self._model
         if hasattr(first, "build_analyzer"):
@@ -52,7 +52,7 @@ class SklearnRunner:
         return TensorInfo("input", "FP64", (-1, int(getattr(self._model, "n_features_in_", -1))))
 
     def _output(self, name: str) -> TensorInfo:
-        """Detect the output by predicting one row of zeros."""
+        """Detect the type and shape of an output by predicting one row of zeros."""
         info = self.inputs[0]
         is_text = info.datatype == "BYTES"
         row = np.array([""], dtype=object) if is_text else np.zeros((1, max(1, (info.shape or (-1,))[-1])))
@@ -89,7 +89,7 @@ class SklearnRunner:
             raise InputError(f"the model can't take this input: {text}") from None
 
     def frame(self, rows: list[dict[str, Any]]) -> Any:
-        """Convert rows with names to a DataFrame.
+        """Convert rows with column names to a DataFrame.
 
         Raises:
             InputError: The model was fitted without names, pandas is missing, or a name is missing or unknown.

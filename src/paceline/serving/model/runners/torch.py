@@ -15,7 +15,7 @@ from paceline.serving.model.tensors import DATATYPES, check_known
 from paceline.system.locks import locked
 
 _ALIGNED = 64
-#: Smaller models are not shared.
+#: Size of the weights in bytes, below which processes do not share them.
 _LEAST_BYTES = 1 << 20
 
 
@@ -36,7 +36,7 @@ class _TorchRunner:
         self.inputs = inputs
         self.outputs = [TensorInfo("output", "FP32", None)]
         self.default = ["output"]
-        # The setting applies to the calling thread, which runs the model.
+        # The number of threads applies to the calling thread, which also runs the model.
         torch.set_num_threads(max(1, torch.get_num_threads()))
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Outputs:
@@ -66,7 +66,7 @@ class _TorchRunner:
             for name, value in named.items()
         }
         if list(wanted) == self.default and set(arrays) != set(self.default):
-            # The first call reveals the outputs.
+            # Only the first call shows how many outputs the model has.
             self.outputs = [TensorInfo(name, "FP32", None) for name in arrays]
             self.default = list(arrays)
             return arrays
@@ -83,7 +83,7 @@ class TorchScriptRunner(_TorchRunner):
         import torch
 
         with warnings.catch_warnings():
-            # Newer releases warn that TorchScript is deprecated.
+            # Hide the warning of newer torch releases that TorchScript is deprecated.
             warnings.simplefilter("ignore", DeprecationWarning)
             load: Any = torch.jit.load
             module = load(path, map_location="cpu").eval()
@@ -115,7 +115,7 @@ class ExportedRunner(_TorchRunner):
 
 
 def _said(reason: Exception) -> str | None:
-    """Return an error's message, for TorchScript the last line."""
+    """Return the message of an error of the model; for TorchScript, only its last line."""
     lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
     if len(lines) > 1 and "TorchScript" in str(reason):
         return blamed(type(reason)(lines[-1]))
@@ -123,7 +123,7 @@ def _said(reason: Exception) -> str | None:
 
 
 def share(module: Any, folder: str, key: str) -> None:
-    """Map a CPU module's weights from `<folder>/<key>`.
+    """Map a CPU module's weights from the file `<folder>/<key>`, which processes share.
 
     The kernel keeps shared pages once, and copies a page on write. Does nothing if the disk is full.
     """
@@ -132,7 +132,7 @@ def share(module: Any, folder: str, key: str) -> None:
     weights: list[Any] = []
     seen: set[int] = set()
     for each in (*module.parameters(), *module.buffers()):
-        # Tied weights appear twice.
+        # Share tied weights, which appear twice, only once.
         if each.data_ptr() not in seen and each.layout == torch.strided and each.is_contiguous() and each.numel():
             seen.add(each.data_ptr())
             weights.append(each)

@@ -111,7 +111,7 @@ class PipelineRun(Run, paceline.PipelineRun):
 
 
 class _Step(Run):
-    """The common base of all runs of steps."""
+    """The base class of the runs of pipeline steps."""
 
     @property
     def name(self) -> str:

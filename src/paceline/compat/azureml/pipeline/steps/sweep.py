@@ -89,7 +89,7 @@ class SweepOutputs(PipelineStep):
         for data, output in wanted:
             words += ["--metrics", data] if output.type == "Metrics" else ["--model", data, output.model_file or ""]
         super().__init__(f"{sweep.name} outputs", None, [data for data, _ in wanted], words)
-        # Its results depend only on the sweep, which always runs.
+        # Never reuse this step's outputs: they depend on the sweep alone, which runs in every pipeline run.
         self.allow_reuse = False
         self.run_after(sweep)
 

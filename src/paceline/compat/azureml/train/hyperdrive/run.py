@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HyperDriveRun", "PrimaryMetricGoal"]
 
-#: The metric of the sweep itself.
+#: The name of the sweep run's own metric.
 BEST_CHILD = "best_child_by_primary_metric"
 #: Paceline's names -> the SDK's.
 _SAMPLERS = {"random": "RANDOM", "grid": "GRID", "tpe": "BAYESIANOPTIMIZATION"}
@@ -164,7 +164,7 @@ def best_child_metric(run: Run, name: str | None = None) -> dict[str, object]:
         "metric_value": [value for _, value, _ in rows],
         "final": [record.is_terminal and number == len(rows) for number in range(1, len(rows) + 1)],
     }
-    # As in any table, a single row has plain values instead of lists.
+    # A table metric of a single row has plain values instead of lists.
     return {BEST_CHILD: {key: column[0] if len(rows) == 1 else column for key, column in table.items()}}
 
 

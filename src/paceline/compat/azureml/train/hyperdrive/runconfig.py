@@ -34,7 +34,7 @@ __all__ = ["HyperDriveConfig", "HyperDriveRunConfig", "PrimaryMetricGoal"]
 _MOST_FORMER = 5
 #: A placeholder in output paths for the id of the trial.
 OF_TRIAL = "{run}"
-#: The property with the earlier sweeps that a sweep continues.
+#: The run property that lists the earlier sweeps which a sweep continues.
 RESUMED = "azureml.hyperdrive.resume_from"
 
 
@@ -205,7 +205,7 @@ class HyperDriveConfig:
             max_duration_seconds=self.max_duration_minutes * 60.0,
             points=points,
             resumed=tuple(run.id for run in self.resume_child_runs),
-            # Random and grid samplers learn nothing from results, but the best earlier run still counts.
+            # Random and grid samplers ignore earlier results, but the best run may be an earlier one.
             warm_start=former if sampler == "tpe" else (),
         )
         return found, spec

@@ -1,4 +1,4 @@
-"""Functions in threads."""
+"""Helpers that run functions in threads."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def execute_function_multithreaded(
     block_until_all_done: bool = True,
     max_concurrent_executions: int = 1000,
 ) -> dict[int, Any] | None:
-    """Call `fn(*args)` in threads; return the results by position.
+    """Call `fn(*args)` in threads; return the results by position in `args_list`.
 
-    Return None at once without `block_until_all_done`.
+    Without `block_until_all_done`, return None at once.
 
     Raises:
         RuntimeError: A call has raised; its exception is the cause.
@@ -25,7 +25,7 @@ def execute_function_multithreaded(
     if not args_list:
         return {} if block_until_all_done else None
     if not block_until_all_done:
-        # All threads are made at once, and only so many run: the caller need not wait until there is room.
+        # Start all threads at once, and let the semaphore limit how many run, so that the caller need not wait.
         turn = threading.Semaphore(max_concurrent_executions)
 
         def call(*args: Any) -> None:
@@ -35,7 +35,7 @@ def execute_function_multithreaded(
         for args in args_list:
             in_thread(call, tuple(args))
         return None
-    # To leave the block takes until every call is over, also where one has raised.
+    # Leaving the block waits until every call has ended, even if one has raised.
     with ThreadPoolExecutor(min(max_concurrent_executions, len(args_list))) as pool:
         calls = [pool.submit(fn, *args) for args in args_list]
     for done in calls:
@@ -79,7 +79,7 @@ def on_event(
 ) -> threading.Thread:
     """Start a thread that runs `func(*args)` at the event.
 
-    It does nothing if `stop` is set first.
+    The thread does nothing if `stop` is set first.
 
     Raises:
         ValueError: The event is missing, `args` is not a tuple, or a non-daemon thread could never be stopped.
@@ -94,10 +94,10 @@ def on_event(
         if stop is None:
             event.wait()
         else:
-            # In short waits, for a thread can't wait for two events at once.
+            # Wait in short steps, because a thread can't wait for two events at once.
             while not event.wait(check_stop_interval_s) and not stop.is_set():
                 pass
-        # Where both are set by now, `stop` counts.
+        # If both events are set by now, `stop` has priority.
         if stop is None or not stop.is_set():
             func(*args)
 

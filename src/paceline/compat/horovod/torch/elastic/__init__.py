@@ -1,6 +1,6 @@
 """`hvd.elastic`: training that continues after a failed collective.
 
-The state of models, optimizers and samplers, and a sampler that shares the rest of an epoch among the present ranks. Scripts
+Here are the state of models, optimizers and samplers, and a sampler that shares the rest of an epoch among the ranks. Scripts
 import this module as `horovod.torch.elastic.state` and `.sampler` as well (`aliases`).
 """
 
@@ -25,7 +25,7 @@ __all__ = ["ElasticSampler", "TorchState", "run"]
 
 
 class ElasticSampler(Sampler[int]):
-    """A sampler of each rank's share of an epoch's rest.
+    """A sampler of this rank's share of the samples that are left in an epoch.
 
     All ranks get equally many samples, so some samples appear twice. Call record_batch after each batch, and set_epoch at the END
     of an epoch.
@@ -38,14 +38,14 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch with no sample processed."""
+        """Begin this epoch, with no samples processed yet."""
         self.epoch, self.processed_num = epoch, 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Note that each rank has processed a batch of this size."""
-        # Each rank takes every n-th sample of the epoch's order, so the processed samples are a prefix of it, and another
-        # number of ranks can share the rest.
+        """Record that each rank has processed a batch of this size."""
+        # Each rank takes every n-th sample of the epoch's order, so the processed samples are a prefix of it. Another
+        # number of ranks can then share the remaining samples.
         self.processed_num = min(self.processed_num + batch_size * self.num_replicas, len(self.dataset))
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
@@ -60,17 +60,17 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def reset(self) -> None:
-        """Share the rest among the present ranks."""
+        """Share the samples that are left in the epoch among the present ranks."""
         self.num_replicas, self.rank = basics.size(), basics.rank()
         left = list(range(len(self.dataset)))
         if self.shuffle:
-            # A text as seed gives the same order in every process, for any PYTHONHASHSEED, and leaves torch's random state alone.
+            # A string as seed gives the same order in every process, for any PYTHONHASHSEED. torch's state is kept.
             random.Random(f"{self.seed}-{self.epoch}").shuffle(left)
         left = left[self.processed_num :]
         self.num_samples = math.ceil(len(left) / self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
         while left and len(left) < self.total_size:
-            # From the front again, more than once where fewer samples are left than there are ranks.
+            # Repeat samples from the front; more than once if there are fewer samples than ranks.
             left += left[: self.total_size - len(left)]
         self.remaining_indices = left
         self.indices = left[self.rank :: self.num_replicas]
@@ -83,7 +83,7 @@ class ElasticSampler(Sampler[int]):
 
 
 class TorchState(ObjectState):
-    """A model, an optimizer, samplers, and plain values, each an attribute.
+    """A state of a model, an optimizer, samplers, and plain values, each an attribute.
 
     Saving copies values that have a handler (models, optimizers, ElasticSamplers and registered types). Other values are not
     copied.
@@ -95,7 +95,7 @@ class TorchState(ObjectState):
         values = {"model": model, "optimizer": optimizer, **kwargs}
         self._handlers = {name: made for name, value in values.items() if (made := _handler(value)) is not None}
         for name, handler in self._handlers.items():
-            # Past `__setattr__` below, which would save the value a second time.
+            # Bypass `__setattr__` below, which would save the value a second time.
             object.__setattr__(self, name, handler.value)
         plain = {name: value for name, value in values.items() if name not in self._handlers}
         super().__init__(from_first, basics.rank, **plain)
@@ -111,7 +111,7 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        # Sort by name: another order of the keyword arguments on another rank would mix up the broadcasts.
+        # Sort by name: ranks whose keyword arguments have another order would mix up the broadcasts.
         for name in sorted(self._handlers):
             self._handlers[name].sync()
         super().sync()
@@ -121,7 +121,7 @@ class TorchState(ObjectState):
             handler.reset()
 
     def kept(self) -> KeptState | None:
-        # A user's handler may store its saved value in another attribute.
+        # A user's own handler may store its saved value in another attribute, and then has no `_saved`.
         saved = {name: handler.__dict__.get("_saved") for name, handler in self._handlers.items()}
         return {"values": self._saved_state, "handlers": saved}
 
@@ -132,14 +132,14 @@ class TorchState(ObjectState):
         super().take_kept(kept)
 
     def __setattr__(self, name: str, value: object) -> None:
-        # By way of `__dict__`, as the constructor sets attributes before there are handlers.
+        # Read `__dict__`, because the constructor sets attributes before `_handlers` exists.
         if name in self.__dict__.get("_handlers", ()):
             self._handlers[name].set_value(value)
         super().__setattr__(name, value)
 
 
 class StateHandler(Kept):
-    """The saving, restoring and broadcasting of one value."""
+    """A handler that saves, restores and broadcasts one value of a state."""
 
     _saved: object
 
@@ -147,16 +147,16 @@ class StateHandler(Kept):
         self.value = value
 
     def set_value(self, value: object) -> None:
-        """Replace the value, and save it."""
+        """Replace the value, and save the new value."""
         self.value = value
         self.save()
 
 
 class StateDictHandler(StateHandler):
-    """A handler of a value with a `state_dict`."""
+    """A handler for a value that has a `state_dict`."""
 
     def save(self) -> None:
-        # A copy, for a module's state_dict refers to the parameters themselves.
+        # Copy the state, because a module's state_dict refers to the parameters themselves.
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
@@ -178,14 +178,14 @@ class ModelStateHandler(StateDictHandler):
 
 
 class OptimizerStateHandler(StateDictHandler):
-    """A handler of an optimizer's state and options."""
+    """A handler for an optimizer's state and options."""
 
     def _spread(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
 
 
 class SamplerStateHandler(StateDictHandler):
-    """A handler of an ElasticSampler's progress."""
+    """A handler for an ElasticSampler's progress."""
 
     def _spread(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), name="sampler_state"))
@@ -202,12 +202,12 @@ _registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Return (type, handler) pairs in the order of their use."""
+    """Return (type, handler class) pairs in the order in which they are tried."""
     return _registry
 
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
-    """Use these handlers for new states."""
+    """Use these handlers for states that are created from now on."""
     global _registry
     _registry = registry
 
@@ -219,5 +219,5 @@ def _handler(value: object) -> StateHandler | None:
     return made
 
 
-# For `from horovod.torch.elastic import state`.
+# Makes `from horovod.torch.elastic import state` work.
 sampler = state = sys.modules[__name__]

@@ -1,7 +1,7 @@
 """`horovod.runner.common.util`, with its small modules codec, env, secret, settings and timeout in one.
 
-Scripts import each of them by its own name (`aliases`), and get this module. A pickle in `codec` runs code: read only
-those of this user's own processes.
+Scripts import each of these modules by its name (`aliases`), and get this module. A pickle in `codec` runs code: read
+only pickles of this user's own processes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 
 #: Bytes of a key, and of a digest.
 SECRET_LENGTH = DIGEST_LENGTH = 32
-#: The environment variable that a key travels in.
+#: The environment variable that carries the key to other processes.
 HOROVOD_SECRET_KEY = "_HOROVOD_SECRET_KEY"
 
 LOG_LEVEL_STR = ["FATAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE"]
-#: Variables that are not exported.
+#: Patterns of variables that are not exported to other machines.
 IGNORE_REGEXES = {"BASH_FUNC_.*", "OLDPWD", ".*CUDA_VISIBLE_DEVICES", HOROVOD_SECRET_KEY}
 #: The remote shell of Kubeflow's MPI operator.
 KUBEFLOW_MPI_EXEC = "/etc/mpi/kubexec.sh"
@@ -75,7 +75,7 @@ class Settings(BaseSettings):
 
 
 class TimeoutException(Exception):  # noqa: N818
-    """The time is up."""
+    """A time limit was exceeded."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -94,25 +94,25 @@ class Timeout:
         return max(0.0, self._end_s - time.monotonic())
 
     def timed_out(self) -> bool:
-        """Return whether the time is up."""
+        """Return whether the time limit is exceeded."""
         return time.monotonic() > self._end_s
 
     def check_time_out_for(self, activity: str) -> None:
-        """Raise TimeoutException if the time is up."""
+        """Raise TimeoutException if the time limit is exceeded."""
         if self.timed_out():
             text = self._message.format(activity=activity).rstrip()
             raise TimeoutException(f"{text.rstrip('.')}. Timeout after {self._timeout} seconds.")
 
 
 def loads_base64(encoded: str | bytes) -> Any:
-    """Return the object. Needs cloudpickle if the object does."""
+    """Decode an object from base64 text. Needs cloudpickle if the object does."""
     return pickle.loads(base64.b64decode(encoded))
 
 
 def dumps_base64(obj: Any, to_ascii: bool = True) -> str | bytes:
     """Encode the object as text, or bytes with `to_ascii=False`. Needs cloudpickle (`pip install 'paceline[mpi]'`)."""
-    # The standard library's pickle knows a function by its name alone, so not a lambda, nor one of the caller's main
-    # program.
+    # The standard library's pickle stores a function as its name only, so it can't store a lambda, or a function of the
+    # caller's main program.
     import cloudpickle
 
     encoded = base64.b64encode(cloudpickle.dumps(obj))
@@ -130,7 +130,7 @@ def get_env_rank_and_size() -> tuple[int, int]:
     Raises:
         RuntimeError: Only one of the two is set.
     """
-    # In this order: below horovodrun and mpirun, the first two are there, and HOROVOD_RANK is the rank of this job.
+    # HOROVOD_RANK comes first: below horovodrun and mpirun, both of the first two are set, and only it is of this job.
     for prefix in ("HOROVOD", "OMPI_COMM_WORLD", "PMI"):
         names = (f"{prefix}_RANK", f"{prefix}_SIZE")
         values = [os.environ.get(name) for name in names]
@@ -147,5 +147,5 @@ def is_kubeflow_mpi() -> bool:
     return os.environ.get(_RSH_AGENT) == KUBEFLOW_MPI_EXEC
 
 
-# For `from horovod.runner.common.util import codec`.
+# Makes `from horovod.runner.common.util import codec` work.
 codec = env = secret = settings = timeout = sys.modules[__name__]

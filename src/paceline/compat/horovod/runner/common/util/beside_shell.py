@@ -2,7 +2,7 @@
 
     python -S beside_shell.py <seconds of grace> <command> [argument ...]
 
-It ends the command when standard input ends, that is, when the process with the other end does.
+It ends the command when its standard input is closed, that is, when the process at the other end exits.
 """
 
 import os
@@ -15,25 +15,25 @@ import time
 
 def main(grace_s: float, argv: "list[str]") -> int:
     """Run the command and return its exit code, as a shell does."""
-    # Python writes into this pipe when a child ends, for there is a handler of SIGCHLD: so one wait is for both ends.
+    # Because SIGCHLD has a handler, Python writes into this pipe when a child ends. So one `select` waits for both.
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-    # A group of its own, so that one signal reaches all that the command has started and that has stayed in the group.
+    # Give the command its own process group, so that one signal reaches its descendants that have stayed in the group.
     command = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
-    # The kernel closes the input even if the process with its other end was killed.
+    # The kernel closes the input even if the process at its other end was killed.
     while command.poll() is None and 0 not in select.select([0, woken], [], [])[0]:
         os.read(woken, 1 << 10)
     if command.returncode is None:
         deadline = time.monotonic() + grace_s
         _signal(command.pid, signal.SIGTERM)
-        # Signal 0 only tests whether a process of the group is left. The command itself counts until it is reaped.
+        # Signal 0 only tests whether a process of the group exists. The command itself counts until it is reaped.
         while _signal(command.pid, 0) and time.monotonic() < deadline:
             command.poll()
             time.sleep(0.02)
-    # After a normal end as well: what the command has left in the background holds the pipes of its output open.
+    # Kill the group after a normal end as well: background processes of the command hold its output pipes open.
     _signal(command.pid, signal.SIGKILL)
     code = command.wait()
     return code if code >= 0 else 128 - code
@@ -42,7 +42,7 @@ def main(grace_s: float, argv: "list[str]") -> int:
 def _signal(group: int, number: int) -> bool:
     try:
         os.killpg(group, number)
-    # macOS says EPERM where nothing but zombies is left of the group.
+    # macOS reports EPERM if only zombies are left in the group.
     except (ProcessLookupError, PermissionError):
         return False
     return True

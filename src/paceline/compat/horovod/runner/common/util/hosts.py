@@ -81,7 +81,7 @@ def parse_hosts(hosts_string: str) -> list[HostInfo]:
 def get_host_assignments(
     hosts: Sequence[HostInfo], min_num_proc: int, max_num_proc: int | None = None
 ) -> list[SlotInfo]:
-    """Place the ranks: fill the hosts in order, all their slots or `max_num_proc` ranks.
+    """Place the ranks: fill the hosts in order, with all slots or `max_num_proc` ranks.
 
     Raises:
         ValueError: There are fewer slots than `min_num_proc`.
@@ -89,7 +89,7 @@ def get_host_assignments(
     machines = [_hosts.Host(name=host.hostname, slots=host.slots) for host in hosts]
     free = sum(host.slots for host in machines)
     size = free if max_num_proc is None else min(free, max_num_proc)
-    # Where there are fewer slots than `min_num_proc`, this is more than there are, and `slots` says so.
+    # If there are fewer slots than `min_num_proc`, this asks for more than there are, and `slots` raises the error.
     places = _hosts.slots(machines, max(size, min_num_proc))
     return [
         SlotInfo(place.host, place.rank, place.local_rank, place.cross_rank, size, place.local_size, place.cross_size)

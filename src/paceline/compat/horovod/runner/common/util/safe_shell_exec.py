@@ -16,7 +16,7 @@ from typing import IO, Any
 from paceline.compat.horovod.runner.util.threads import in_thread, on_event
 from paceline.system import processes
 
-#: Between SIGTERM and SIGKILL.
+#: Seconds between SIGTERM and SIGKILL.
 GRACEFUL_TERMINATION_TIME_S = 5
 _BESIDE = str(Path(__file__).with_name("beside_shell.py"))
 
@@ -37,9 +37,9 @@ def execute(
     descendants get SIGTERM, and SIGKILL after five seconds.
     """
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-    # Its standard input is this process's line to it: it ends when this process does.
+    # This process keeps the standard input of `beside_shell.py` open, and it closes when this process ends.
     beside = subprocess.Popen(
-        # -S: it needs nothing of site-packages, and starts sooner without.
+        # -S skips site-packages, which the script does not need, so it starts faster.
         [sys.executable, "-S", _BESIDE, str(GRACEFUL_TERMINATION_TIME_S), *argv],
         env=None if env is None else dict(env),
         stdin=subprocess.PIPE,
@@ -66,7 +66,7 @@ def execute(
         on_event(event, end, stop=stop, check_stop_interval_s=0.1, silent=True)
     try:
         code = beside.wait()
-    # KeyboardInterrupt among them: the command must not outlive the call.
+    # Also on KeyboardInterrupt the command must not outlive the call.
     except BaseException:
         end()
         beside.wait()
@@ -89,7 +89,7 @@ def _forward(source: IO[bytes], target: Any, name: str, index: Any, is_timed: bo
 
     with source:
         while data := os.read(source.fileno(), 1 << 16):
-            # Behind each "\r" as well, so that a progress bar moves.
+            # Split after each "\r" as well, so that a progress bar moves.
             *lines, left = re.split("(?<=[\r\n])", left + decoder.decode(data))
             for text in lines:
                 write(text)
