@@ -86,7 +86,7 @@ def test_a_file_is_run_followed_and_shown(cli: Any) -> None:
         (
             "steps: {a: {entry_script: a.py, takes: [x]}}",
             (),
-            "step 'a' takes 'x', which no step leaves; they leave nothing",
+            "step 'a' takes 'x', which no step leaves. They leave nothing",
         ),
         ("steps: {a: {entry_script: a.py, after: [b]}}", (), "step 'a' runs after 'b', but the file has no such step"),
         ("steps: {a: {entry_script: a.py, leaves: x}}", (), "step 'a': leaves takes a list of names, such as [clean]"),

@@ -166,7 +166,7 @@ def check_momentum_is_corrected_as_the_rate_is(hvd, keras):
 
 def check_what_learning_rate_callbacks_need_is_said(hvd, keras):
     opt = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.2, 1, 0.5))
-    with pytest.raises(ValueError, match="ExponentialDecay, which sets it by itself"):
+    with pytest.raises(ValueError, match="ExponentialDecay, a schedule that sets the rate"):
         rates(hvd, keras, hvd.callbacks.LearningRateWarmupCallback(0.8), 1, optimizer=opt)
     with pytest.raises(ValueError, match="initial_lr=None"):
         hvd.callbacks.LearningRateWarmupCallback(None)
