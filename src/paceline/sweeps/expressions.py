@@ -304,7 +304,7 @@ def quniform(low: float, high: float, q: float) -> Uniform:
 
 
 def loguniform(low: float, high: float) -> Uniform:
-    """Draw a number whose logarithm is uniform, between plain bounds.
+    """Draw a number from [low, high] whose logarithm is uniform.
 
     Examples:
         >>> space = {"--lr": pl.loguniform(1e-5, 1e-1)}
