@@ -7,7 +7,7 @@ import os
 import tempfile
 import threading
 import tracemalloc
-from itertools import combinations
+from itertools import accumulate, combinations
 from pathlib import Path
 
 import pytest
@@ -395,19 +395,19 @@ def test_concurrent_reader_sees_a_prefix(folder):
             process.kill()
 
 
-class Growing(io.RawIOBase):
-    """A file as a reader meets it that is as quick as its writer: twice it is at the end, and then there is more."""
+class Growing(io.FileIO):
+    """A file whose reader is as quick as its writer: the reader finds its end after each piece, and then there is more."""
 
-    def __init__(self, *pieces: bytes) -> None:
-        self._pieces = [piece for part in pieces for piece in (part, b"")]
-
-    def readable(self) -> bool:
-        return True
+    def __init__(self, path, *pieces: bytes) -> None:
+        super().__init__(path)
+        self._ends = [*accumulate(map(len, pieces))]
 
     def readinto(self, buffer) -> int:
-        piece = self._pieces.pop(0) if self._pieces else b""
-        buffer[: len(piece)] = piece
-        return len(piece)
+        left = self._ends[0] - self.tell()
+        if not left:
+            del self._ends[: len(self._ends) > 1]
+            return 0
+        return super().readinto(memoryview(buffer)[:left])
 
 
 def test_line_completed_during_reading_is_not_lost(folder, monkeypatch):
@@ -415,10 +415,11 @@ def test_line_completed_during_reading_is_not_lost(folder, monkeypatch):
     # was missing from the middle of a run's metrics while it ran.
     text = b"".join(b'{"name":"loss","value":%d,"time":%d}\n' % (number, number) for number in range(4))
     folder.mkdir()
-    (folder / "rank_0.jsonl").write_bytes(text)
+    path = folder / "rank_0.jsonl"
+    path.write_bytes(text)
     for first, second in combinations(range(1, len(text), 3), 2):
-        file = io.BufferedReader(Growing(text[:first], text[first:second], text[second:]))
-        monkeypatch.setattr("paceline.runs.metrics.open", lambda *_, file=file: file, raising=False)
+        file = io.BufferedReader(Growing(path, text[:first], text[first:second], text[second:]))
+        monkeypatch.setattr("paceline.runs.metric_reader.open", lambda *_, file=file: file, raising=False)
         found = read(folder).get("loss", [])
         found = found if isinstance(found, list) else [found]
         assert found == list(range(len(found))), (first, second)

@@ -13,9 +13,9 @@ def test_safetensors_header_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(header([("a", "F32", (2, 3), 24), ("b", "U8", [1], 1)], {"format": "pt"}) + bytes(25))
     with path.open("rb") as file:
-        told, start, size = read_header(file)
-        assert told == {
-            "__metadata__": {"format": "pt"},
+        entries, metadata, start, size = read_header(file)
+        assert metadata == {"format": "pt"}
+        assert entries == {
             "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
             "b": {"dtype": "U8", "shape": [1], "data_offsets": [24, 25]},
         }

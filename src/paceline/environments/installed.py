@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 from collections.abc import Iterable, Sequence
@@ -25,7 +26,10 @@ class Visible:
         self._markers = _markers(base)
         self.found: dict[str, Distribution] = {}
         for distribution in distributions(path=[str(folder) for folder in folders]):
-            name = distribution.metadata["Name"]
+            name = None
+            # A newer importlib_metadata, which another package may have installed, raises for empty metadata.
+            with contextlib.suppress(FileNotFoundError):
+                name = distribution.metadata["Name"]
             if name:
                 self.found.setdefault(canonical(name), distribution)
 

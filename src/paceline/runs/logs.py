@@ -163,7 +163,6 @@ class Tail:
             yield data
 
     def _look_for_gap(self) -> bool:
-        """Return whether more of the log was cut out since the last call."""
         try:
             found = os.stat(gaps.path_of(str(self._path)))
         except OSError:

@@ -74,6 +74,8 @@ class LogTail:
                 if end == 0:
                     return
                 self._position += end
+                # The line may have grown in between, and still lack its end.
+                file.seek(self._position)
                 yield data[:end]
 
 

@@ -126,5 +126,5 @@ def _check_python(python: str) -> None:
     # The user may have named any program: /bin/true succeeds, but prints no version.
     version = re.fullmatch(r"(\d+)\.(\d+)", done.stdout.strip())
     if done.returncode != 0 or version is None or (int(version[1]), int(version[2])) < (3, 10):
-        what = f"Python {version[0]}" if version else "no Python interpreter"
+        what = f"Python {version[0]}" if version else "not a Python"
         raise JobError(f"python={python!r} is {what}; workers need Python 3.10 or later.")

@@ -113,7 +113,6 @@ def _has_keras_optimizer(modules: dict[str, ModuleType]) -> bool:
 
 
 def _is_there(kind: type, has: str = "__class__") -> bool:
-    """Return whether an object of this kind exists whose attribute `has` is not empty."""
     import gc
 
     kinds = {kind, *_below(kind)}

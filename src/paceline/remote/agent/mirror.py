@@ -190,7 +190,6 @@ class Mirror(threading.Thread):
                 )
 
     def _say(self, text: str) -> None:
-        """Append a line to logs/driver.log, which has lines of all nodes."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         try:
             with open(os.path.join(self.top, "logs", "driver.log"), "a", encoding="utf-8") as file:

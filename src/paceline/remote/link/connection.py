@@ -140,7 +140,6 @@ class AgentConnection:
             self._over.set()
 
     def _end_requests(self) -> None:
-        """End the requests once the filer is done."""
         self._filer.join(5.0)
         self.requests.end()
 

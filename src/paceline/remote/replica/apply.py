@@ -215,7 +215,6 @@ class Replica:
     # --- paths
 
     def _check(self, name: str, how: str) -> None:
-        """Raise ReplicaError for a name that the other side must not write."""
         parts = name.split("/")
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise ReplicaError(f"the name {name!r} is not that of a file below a folder")

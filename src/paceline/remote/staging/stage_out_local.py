@@ -319,7 +319,6 @@ def _text(outputs: Sequence[DataReference], waits: str | None) -> str:
 
 
 def _say(folder: RunFolder, text: str) -> None:
-    """Append a line to the supervisor's log, in the format of that log."""
     _append(folder.driver_log, f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())}Z {text}\n")
 
 
