@@ -20,6 +20,7 @@ def with_torch() -> None:
     global \
         Block, \
         Measured, \
+        Skeleton, \
         available_bytes, \
         decide, \
         is_communication, \
@@ -33,6 +34,7 @@ def with_torch() -> None:
     from paceline.parallel.failure import is_communication
     from paceline.parallel.forecast.predict import Measured
     from paceline.parallel.initial_broadcast import first_difference
+    from paceline.parallel.meta_model import Skeleton
     from paceline.parallel.pipeline.cut import Block
     from paceline.parallel.replicas.shard import find_units
     from paceline.parallel.tied_parameters import find
@@ -111,6 +113,14 @@ def test_ties_are_found_among_parameters_and_buffers() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3))
     model[1].running_mean = model[0].running_mean
     assert find(model) == (("0.running_mean", "1.running_mean"),)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*not a leaf Tensor:UserWarning")
+def test_skeleton_with_a_scripted_block_is_filled() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.BatchNorm1d(2)))
+    values = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    filled = Skeleton(model).filled(values, torch.device("cpu"))
+    assert all(torch.equal(tensor, values[name]) for name, tensor in filled.state_dict().items())
 
 
 def test_difference_names_the_line_that_some_ranks_lack() -> None:

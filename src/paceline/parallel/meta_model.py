@@ -74,7 +74,8 @@ class Skeleton:
         for name, first in tied_parameters.first_names(model).items():
             value = values.get(name, values.get(first))
             part, attribute = tied_parameters.owner_of(model, name)
-            shell = part._parameters.get(attribute)
+            # Not `part._parameters.get`: a scripted module has a C++ view in place of this dict.
+            shell = dict(part.named_parameters(recurse=False, remove_duplicate=False)).get(attribute)
             # A non-persistent buffer keeps its value at the time of the copy.
             if value is not None and shell is None:
                 part._buffers[attribute] = value.to(device)
