@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 
 from tests.late import late
@@ -12,8 +14,8 @@ torch, nn = late("torch"), late("torch.nn")
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
     """What loads torch is imported before the first test: collecting the tests loads none."""
-    global AttributeMirror, Fingerprint
-    from paceline.parallel.tracing.fake_model import AttributeMirror
+    global AttributeMirror, Fingerprint, attributes_kept
+    from paceline.parallel.tracing.fake_model import AttributeMirror, attributes_kept
     from paceline.parallel.tracing.fingerprint import Fingerprint
 
 
@@ -32,3 +34,22 @@ def test_new_tensor_at_a_reused_address_is_recognized():
 def test_fingerprint_keeps_its_tensors_alive():
     taken = [Fingerprint().of(torch.ones(2)) for _ in range(20)]
     assert len(set(taken)) == 20
+
+
+class _Cache(OrderedDict[str, int]):
+    """A dict whose `copy` is empty, because its class takes another argument than items."""
+
+    def __init__(self, size: object = 8) -> None:
+        super().__init__()
+        self.size = size
+
+
+def test_kept_attributes_leave_subclasses_of_containers_alone():
+    model = nn.Identity()
+    model.cache, model.rows = _Cache(), [1]
+    model.cache["a"] = 1
+    with attributes_kept(model):
+        model.cache["b"] = 2
+        model.rows.append(2)
+    assert dict(model.cache) == {"a": 1, "b": 2}
+    assert model.rows == [1]

@@ -156,8 +156,9 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
     saved = [(module, plain_attributes(module)) for module in model.modules()]
     # A model may add hooks in its first call and record that in an attribute, so both must be restored together.
     hooks = [(module._forward_hooks, dict(module._forward_hooks)) for module in model.modules()]
-    values = (value for _, own in saved for value in own.values())
-    inside = [(value, value.copy()) for value in values if isinstance(value, (list, dict, set))]
+    values: Iterator[Any] = (value for _, own in saved for value in own.values())
+    # Leave out subclasses: the constructor of a cache may make an empty copy, and `refill` would then empty the original.
+    inside = [(value, value.copy()) for value in values if type(value) in (list, dict, set)]
 
     def put_back() -> None:
         for module, own in saved:
