@@ -15,8 +15,8 @@ import pytest
 from paceline.errors import UserError
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
-from paceline.trackers.board import FollowedRun, event_folders
-from paceline.trackers.event_file import EventFile
+from paceline.trackers.board import FollowedRun
+from paceline.trackers.event_file import EventFile, event_folders
 from paceline.trackers.export import event_writer, to_csv, to_mlflow, to_parquet, to_tensorboard
 from tests.helpers import make_job, make_run
 

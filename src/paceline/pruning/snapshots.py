@@ -28,10 +28,9 @@ def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str
     used = {name for run_id, name in _used(workspace_dir / "runs") if run_id not in without}
     # Keep the snapshots of models, also if the run that made the model is removed.
     used |= {name for name in made_by(workspace_dir).values() if name is not None}
-    unused = []
-    for path in _snapshots(workspace_dir):
-        if path.name not in used and age_s(path) > _FRESH_S:
-            unused.append(path)
+    folder = workspace_dir / "snapshots"
+    names = [name for name in names_in(folder) if not name.startswith(".") and name not in used]
+    unused = [path for path in map(folder.joinpath, names) if age_s(path) > _FRESH_S]
     return list(zip([path.name for path in unused], _sizes(unused), strict=True))
 
 
@@ -79,11 +78,6 @@ def _used(runs_dir: Path) -> Iterator[tuple[str, str]]:
             data = read_json(folder.job)
             if isinstance(data, dict) and isinstance(data.get("snapshot_id"), str):
                 yield run_id, data["snapshot_id"]
-
-
-def _snapshots(workspace_dir: Path) -> list[Path]:
-    folder = workspace_dir / "snapshots"
-    return [folder / name for name in names_in(folder) if not name.startswith(".")]
 
 
 def _sizes(paths: list[Path]) -> list[int]:

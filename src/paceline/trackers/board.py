@@ -16,7 +16,7 @@ from paceline.errors import UserError
 from paceline.runs import series
 from paceline.runs.folder import RunFolder
 from paceline.system import processes
-from paceline.trackers.event_file import EventFile, is_event_file
+from paceline.trackers.event_file import EventFile, event_folders, is_event_file
 from paceline.trackers.export import event_writer
 
 #: Pause between two updates. TensorBoard itself polls every 5 s.
@@ -119,18 +119,6 @@ class FollowedRun:
             self._there[name] = len(numbers)
         if write is not None:
             write(None, 0, 0.0, 0.0)
-
-
-def event_folders(folder: RunFolder) -> list[Path]:
-    """Return the folders of a run's event files."""
-    by_target: dict[str, Path] = {}
-    for top in (folder.work, folder.outputs, folder.logs, folder.checkpoints):
-        for place, folders, names in os.walk(top):
-            folders.sort()
-            # A live run's outputs may be in its working directory.
-            if any(map(is_event_file, names)):
-                by_target.setdefault(os.path.realpath(place), Path(place))
-    return list(by_target.values())
 
 
 def _tags(place: Path) -> set[str]:

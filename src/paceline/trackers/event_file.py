@@ -12,11 +12,14 @@ record can be torn, and its length shows that.
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from paceline.runs.folder import RunFolder
 
 _LENGTH = struct.Struct("<Q")
 _DOUBLE = struct.Struct("<d")
@@ -54,6 +57,18 @@ class Scalar(NamedTuple):
 
 def is_event_file(name: str) -> bool:
     return "tfevents" in name
+
+
+def event_folders(folder: RunFolder) -> list[Path]:
+    """Return the folders of a run's event files."""
+    by_target: dict[str, Path] = {}
+    for top in (folder.work, folder.outputs, folder.logs, folder.checkpoints):
+        for place, folders, names in os.walk(top):
+            folders.sort()
+            # A live run's outputs may be in its working directory.
+            if any(map(is_event_file, names)):
+                by_target.setdefault(os.path.realpath(place), Path(place))
+    return list(by_target.values())
 
 
 class EventFile:

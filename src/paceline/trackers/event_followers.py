@@ -20,8 +20,7 @@ from paceline.runs.context import WorkerContext
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import placed_entries_by_name
 from paceline.system.files import names_in
-from paceline.trackers.board import event_folders
-from paceline.trackers.event_file import EventFile, is_event_file
+from paceline.trackers.event_file import EventFile, event_folders, is_event_file
 from paceline.trackers.hooks import wanted
 from paceline.trackers.libraries import TENSORBOARD
 from paceline.trackers.sink import Sink, sink

@@ -65,7 +65,7 @@ def find_line(run: Callable[[], object], probe: Callable[[], Hashable], is_outer
     lines: list[Line] = []
 
     def look() -> None:
-        lines.extend(last[-1:] if probe() != start else [])
+        lines.extend(last if last and probe() != start else [])
 
     def in_frame(frame: types.FrameType, event: str, _: object) -> TraceFunction:
         if not lines and is_outer():
