@@ -128,6 +128,20 @@ def test_frozen_teacher_of_a_loss_is_not_copied() -> None:
     assert sum(value.numel() for value in state.numbers.values() if isinstance(value, torch.Tensor)) == 512
 
 
+def test_items_of_a_large_table_of_a_loss_are_neither_visited_nor_named() -> None:
+    class Key:
+        def __str__(self) -> str:
+            named.append(self)
+            return "key"
+
+    named: list[Key] = []
+    for size in (1, loss_state.MANY + 1):
+        table = {Key(): number for number in range(size)}
+        with loss_state.loss_kept(functools.partial(print, table), nn.Linear(1, 1)) as state:
+            table.clear()
+        assert (len(table), len(named), len(state.numbers)) == (size, 1, size == 1)
+
+
 def test_iterator_of_a_loss_is_named() -> None:
     weights = iter([1.0])
     state = loss_state.LossState(lambda output, target: output * next(weights), nn.Linear(1, 1))

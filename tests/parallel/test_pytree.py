@@ -62,6 +62,13 @@ class Encoding(UserDict):  # type: ignore[type-arg]
     """As the batches of tokenizers: a mapping that is no dict."""
 
 
+class Dotted(dict):  # type: ignore[type-arg]
+    """A dict whose keys are attributes too, so a missing attribute is a KeyError."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
 VALUES: dict[str, Callable[[], Any]] = {
     "tensor": lambda: ONE,
     "number": lambda: 3,
@@ -72,6 +79,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "dict": lambda: {"b": ONE, "a": {1: ONE, None: None}},
     "ordered": lambda: OrderedDict(b=ONE, a=2),
     "default": lambda: defaultdict(list, b=[ONE], a=[]),
+    "dotted": lambda: Dotted(a=ONE, b=2),
     "user": lambda: Encoding({"ids": ONE, "text": "a"}),
     "named": lambda: Pair(ONE, Pair(None, [ONE])),
     "dataclass": lambda: Frozen([ONE, None]),

@@ -169,11 +169,11 @@ class Twin(_Follower):
     def _moved(self, own: Tensor | None, source: str) -> Tensor:
         """Return the whole source tensor on every rank of the pipeline."""
         root = next(stage for stage, names in enumerate(self._stages) if source in names)
-        is_root = self._par.world.coordinate("pipe") == root
         shape, dtype = self._about[source]
-        value = torch.empty(shape, dtype=dtype, device=self._par.device)
-        if is_root and own is not None:
+        if own is not None and self._par.world.coordinate("pipe") == root:
             value = whole(own).contiguous()
+        else:
+            value = torch.empty(shape, dtype=dtype, device=self._par.device)
         dist.broadcast(value, group=self._pipe, group_src=root)
         return value
 

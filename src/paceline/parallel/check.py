@@ -262,10 +262,9 @@ def _distances(
     """
     largest = plain.largest()
     own = {name: _apart(grad, plain.gradients.get(name), largest) for name, grad in result.gradients.items()}
-    for name in result.buffers.keys() & plain.buffers.keys():
-        other = plain.buffers[name]
-        scale = max(largest_magnitude(other), plain.scales.get(name, 0.0))
-        own[_BUFFER + name] = _apart(result.buffers[name], other, scale)
+    for name, value in result.buffers.items():
+        if (other := plain.buffers.get(name)) is not None:
+            own[_BUFFER + name] = _apart(value, other, max(largest_magnitude(other), plain.scales.get(name, 0.0)))
     for name in result.kept.keys() & plain.kept.keys():
         own[_KEPT + name] = _far(result.kept[name], plain.kept[name])
     own[""] = abs(result.loss - plain.loss) / max(abs(plain.loss), 1e-12)

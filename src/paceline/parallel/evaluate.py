@@ -56,10 +56,10 @@ def evaluate(
     )
     with evaluating(executor):
         batches = feed(loader, counted, world).epoch(0)
-        parts = [executor.predict(cut(batch, counted, world), means) for batch in batches]
-    if not parts:
-        raise ParallelError("the loader to evaluate on gave no batch.")
-    total = functools.reduce(torch.add, parts)
+        parts = (executor.predict(cut(batch, counted, world), means) for batch in batches)
+        if (first := next(parts, None)) is None:
+            raise ParallelError("the loader to evaluate on gave no batch.")
+        total = functools.reduce(torch.add, parts, first)
     group = world.replica_group
     if group is not None:
         total = total.to(world.device)
@@ -135,7 +135,7 @@ class _Means:
             return self._names
         # Only the worker of the last stage sees outputs and has called the metric.
         everyone = gather(self._names if self._called else None, group)
-        names = next(filter(None, everyone), None)
+        names = next((names for names in everyone if names is not None), None)
         assert names is None or len(names) == count
         return names
 

@@ -49,13 +49,13 @@ class KeptTensors:
         except Exception as error:
             if is_communication(error):
                 raise  # the failing rank reports this error itself
-            changed = [name for name, param in self._params.items() if _kind(param) != self._before[name]]
-            for name in changed:
-                raise ParallelError(
-                    f"{name} was {self._before[name]} when parallelize took the model over, and is {_kind(self._params[name])} "
-                    "now. Convert or move the model first (model.to(...), .double(), .half()), then make the optimizer, then "
-                    f"call parallelize. torch says: {error}"
-                ) from error
+            for name, param in self._params.items():
+                if _kind(param) != self._before[name]:
+                    raise ParallelError(
+                        f"{name} was {self._before[name]} when parallelize took the model over, and is {_kind(param)} now. "
+                        "Convert or move the model first (model.to(...), .double(), .half()), then make the optimizer, then "
+                        f"call parallelize. torch says: {error}"
+                    ) from error
             raise
 
 

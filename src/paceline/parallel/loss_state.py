@@ -107,15 +107,14 @@ class LossState:
                 self._look_into(vars(value), name)
 
     def _look_into(self, value: Changeable | tuple[object, ...], name: str) -> None:
-        if isinstance(value, dict):
-            self._put_back.append(functools.partial(refill, value, dict(value)))
+        if not isinstance(value, tuple):
+            before = dict(value) if isinstance(value, dict) else list(value)
+            self._put_back.append(functools.partial(refill, value, before))
+        if len(value) > MANY:
+            return
+        for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
             # Leave nn.Module's tables, such as `_parameters`, out of the names.
-            items = [("" if key in _TABLES else f".{key}", item) for key, item in value.items()]
-        else:
-            items = [(f"[{index}]", item) for index, item in enumerate(value)]
-            if not isinstance(value, tuple):
-                self._put_back.append(functools.partial(refill, value, list(value)))
-        for own, item in items[: MANY * (len(items) <= MANY)]:
+            own = "" if key in _TABLES else f".{key}" if isinstance(value, dict) else f"[{key}]"
             self._look(item, name + own)
 
     def _look_at_function(self, function: types.FunctionType) -> None:

@@ -115,7 +115,9 @@ def open_container(value: object) -> tuple[Container, tuple[object, ...]] | None
             return None
         case Mapping():
             steps = tuple(("item", key) for key in value)
-            return Container(kind, steps, getattr(value, "default_factory", None)), tuple(value.values())
+            # Only a defaultdict is asked: any other mapping's own __getattr__ may raise.
+            factory = value.default_factory if isinstance(value, defaultdict) else None
+            return Container(kind, steps, factory), tuple(value.values())
         case tuple() if hasattr(value, "_fields"):
             return Container(kind, tuple(("attr", name) for name in value._fields)), tuple(value)
         case tuple() | list():
@@ -182,6 +184,11 @@ def refill(container: Changeable, before: Changeable) -> None:
 
 def _items(container: Changeable) -> Iterable[object]:
     return chain(container, container.values()) if isinstance(container, dict) else container
+
+
+def described(value: object) -> str:
+    """Return the shape of a tensor, or the type of another value, for an error."""
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def sampled(tensor: Tensor, count: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paceline.parallel.batches.batch import TARGETS, LossFunction, Microbatch, Parts, SplitFunction, WeightFunction
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.loss_means import MeanOver, StepMeans, few_rows, mean_over
-from paceline.parallel.pytree import tensors_in
+from paceline.parallel.pytree import described, tensors_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Task:
         if isinstance(loss, Tensor) and loss.dim() == 0:
             return loss
         raise ParallelError(
-            f"loss(output, target) returned {_described(loss)}; it has to return the mean over the rows as one number (a 0-dim "
+            f"loss(output, target) returned {described(loss)}; it has to return the mean over the rows as one number (a 0-dim "
             "tensor), such as F.cross_entropy does."
         )
 
@@ -105,10 +105,6 @@ class Task:
             means.add(MeanOver(0.0), 0.0, micro.rows)
             return zero_loss(output)
         return loss * loss.new_tensor(means.add(over, float(micro.weight), micro.rows), dtype=dtype)
-
-
-def _described(value: object) -> str:
-    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _has_ignored(batch: object) -> bool:
@@ -154,7 +150,7 @@ def own_loss(output: Any, target: object) -> Tensor:
     if isinstance(loss, Tensor) and loss.dim() == 0:
         return loss
     raise ParallelError(
-        f"loss=None takes the model's own loss, and the model returned {_described(output)} without one: a number (a 0-dim "
+        f"loss=None takes the model's own loss, and the model returned {described(output)} without one: a number (a 0-dim "
         'tensor), a dict or an object with "loss", or a tuple that begins with it. Are the labels in the batch? Or give a loss '
         "of (output, target)."
     )

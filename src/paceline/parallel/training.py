@@ -177,8 +177,7 @@ class Parallel:
                 with generators(0, self.device), generators_kept(), self.task.autocast(self.device):
                     why = no_mean(self.task.loss, self.task.model, means.sample, self.task.loss_weight)
                 # Raise on all ranks together, because ranks that call no loss would otherwise continue.
-                mine = why, means.has_hidden and self.task.loss_weight is None
-                everyone = gather(mine)
+                everyone = gather((why, means.has_hidden))
                 # If so, check each step from now on: later batches may be the first with targets that do not count.
                 self._hides_count = any(hides for _, hides in everyone)
                 if why := next((why for why, _ in everyone if why), ""):

@@ -312,7 +312,7 @@ def check_a_damaged_checkpoint_changes_nothing(ranks: Any) -> None:
     dist.barrier()
     other, given = started(CASES["mlp"], FullyShard(), seed=6)
     before = values(other)
-    with pytest.raises(CheckpointError, match=r"Nothing (has been|was) changed"):
+    with pytest.raises(CheckpointError, match=r"Nothing was changed"):
         other.load(ranks.folder / "cut")
     assert_same(values(other), before)
     other.step(given[0])

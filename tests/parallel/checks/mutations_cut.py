@@ -231,7 +231,7 @@ def check_what_spread_experts_need(ranks: Ranks) -> None:
         copy = mock.patch.object(experts._Copy, "backward", staticmethod(lambda ctx, *grads: (None, *grads)))
         assert_seen("mixed", strategy, copy)
         assert_seen("mixed", strategy, mock.patch.object(core, "sum_gradients", return_value=None))
-        once_more = mock.patch.object(experts, "_shared", lambda tensor, count: tensor)
+        once_more = mock.patch.object(experts._Shared, "backward", staticmethod(lambda ctx, grad: (grad, None)))
         assert_seen("mixed", strategy, once_more)
 
 

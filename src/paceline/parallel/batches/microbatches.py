@@ -21,7 +21,7 @@ from paceline.parallel.batches.rows import Rows, can_join, gather_parts, join_ro
 from paceline.parallel.errors import ParallelError, by_value, named_ranks
 from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
-from paceline.parallel.pytree import in_reals, sampled, tensors_in
+from paceline.parallel.pytree import described, in_reals, sampled, tensors_in
 from paceline.parallel.reduce import sum_number
 from paceline.parallel.task import Task
 
@@ -89,7 +89,6 @@ def cut(batch: object, task: Task, world: World) -> list[Microbatch]:
     parts = Rows(split(batch, task))
     global_rows = batch.global_rows if isinstance(batch, OwnBatch) else parts.count
     sizes = piece_sizes(global_rows, task.microbatches, world.replicas)
-    ranges = own_rows(global_rows, task.microbatches, world.replicas, world.replica)
     if isinstance(batch, OwnBatch):
         ranges = consecutive(of_micro[world.replica] for of_micro in sizes)
         samples = ranges[-1].stop
@@ -100,6 +99,8 @@ def cut(batch: object, task: Task, world: World) -> list[Microbatch]:
                 "Paceline cannot spread a collate_fn that joins or splits samples; give batches as a plain "
                 "iterable."
             )
+    else:
+        ranges = own_rows(global_rows, task.microbatches, world.replicas, world.replica)
     # The padding of an empty microbatch is the first row, with a weight of 0.
     pieces = [parts.take(*(span.start, span.stop) if span else (0, 1)) for span in ranges]
     weights, total = [float(len(span)) for span in ranges], float(global_rows)
@@ -209,10 +210,9 @@ def weigh(weight: WeightFunction | None, target: object, rows: int) -> float:
     try:
         value = float(own)
     except (TypeError, ValueError, RuntimeError) as error:
-        shown = f"a tensor of shape {list(own.shape)}" if isinstance(own, torch.Tensor) else type(own).__name__
         raise ParallelError(
-            f"the weight of a target (loss_weight=, or weight= of evaluate) is {shown}; it has to be one number, such as "
-            "(target != -100).sum()."
+            f"the weight of a target (loss_weight=, or weight= of evaluate) is {described(own)}; it has to be one number, "
+            "such as (target != -100).sum()."
         ) from error
     # Comparisons with nan are False, so this refuses nan too.
     if not 0 <= value < float("inf"):

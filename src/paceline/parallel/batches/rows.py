@@ -5,7 +5,7 @@ The pieces of all replicas have the same structure, of any classes, so replicas 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, Generic, TypeVar
 
@@ -40,27 +40,24 @@ class Rows(Generic[_T]):
 
     def take(self, start: int, stop: int) -> _T:
         """Return these rows of the batch, also of lists with one value per row."""
-        taken: _T = self._structure.rebuild(self._taken(leaf, start, stop) for leaf in self._leaves)
-        return taken
+        return self._of_rows(lambda leaf: leaf[start:stop])
 
-    def pick(self, rows: Sequence[int]) -> Any:
+    def pick(self, rows: list[int]) -> _T:
         """Return the same structure with copies of these rows, in the order of `rows`."""
+        return self._of_rows(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else [leaf[row] for row in rows])
 
-        def picked(leaf: object) -> object:
-            if isinstance(leaf, Tensor):
-                return leaf[list(rows)] if leaf.dim() else leaf
-            return [leaf[row] for row in rows] if isinstance(leaf, list) and len(leaf) == self.count else leaf
+    def _of_rows(self, chosen: Callable[[Any], object]) -> _T:
+        def of_rows(leaf: object) -> object:
+            match leaf:
+                # A tensor without dimensions has no rows and belongs to the whole batch.
+                case Tensor() if leaf.dim():
+                    return chosen(leaf)
+                case list():
+                    return chosen(leaf) if len(leaf) == self.count else list(leaf)
+            return leaf
 
-        return self._structure.rebuild(map(picked, self._leaves))
-
-    def _taken(self, leaf: object, start: int, stop: int) -> object:
-        match leaf:
-            # A tensor without dimensions has no rows and belongs to the whole batch.
-            case Tensor() if leaf.dim():
-                return leaf[start:stop]
-            case list():
-                return leaf[start:stop] if len(leaf) == self.count else list(leaf)
-        return leaf
+        taken: _T = self._structure.rebuild(map(of_rows, self._leaves))
+        return taken
 
     def _counted(self) -> int:
         leaves = zip(self._structure.paths(), self._leaves, strict=True)

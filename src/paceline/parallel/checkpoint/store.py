@@ -273,7 +273,7 @@ def _compare(
         )
     if message:
         raise ParallelError(
-            f"the checkpoint {str(folder)!r} is not one of this training: {message}. Nothing has been changed; load it "
+            f"the checkpoint {str(folder)!r} is not one of this training: {message}. Nothing was changed; load it "
             "into the model that it was saved from."
         )
 
@@ -351,7 +351,7 @@ def raise_agreed(error: Exception | None) -> None:
 def _text(error: Exception) -> str:
     if isinstance(error, (ParallelError, CheckpointError)):
         return str(error)
-    return f"the checkpoint can't be read: {reason(error)}. Nothing has been changed."
+    return f"the checkpoint can't be read: {reason(error)}. Nothing was changed."
 
 
 def _kind(optimizer: object) -> str:

@@ -107,7 +107,8 @@ class Plain:
                 # The loss has no gradient if all parameters are frozen, or if this replica has no rows.
                 if loss.requires_grad:
                     # Each worker of a context group has the whole sequence's loss, and their gradients are summed.
-                    (loss / self._world.layout.context).backward()  # type: ignore[no-untyped-call]
+                    share = loss / self._world.layout.context if self._world.layout.context > 1 else loss
+                    share.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         self.written = self._sizes_written(versions)
         return functools.reduce(torch.add, losses)
