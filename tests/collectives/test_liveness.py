@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from typing import Any
 
 import pytest
 
-from paceline.collectives.liveness import PeerPlace, are_equally_many
+from paceline.collectives.coordinator import Late
+from paceline.collectives.liveness import FILE_VARIABLE, PeerPlace, StallWatch, are_equally_many
 
 
 class Hosts:
@@ -31,3 +33,12 @@ def test_machines_have_equally_many_ranks_or_not(hosts, same) -> None:
     places = PeerPlace.of_all(transport, {})
     assert [place.local_size for place in places] == [hosts.count(host) for host in hosts]
     assert are_equally_many(places) == same
+
+
+def test_resolved_operations_are_reported_in_the_order_of_their_warnings(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "stalls"))
+    watch, names = StallWatch(0, [0, 1], 1.0, 0.0), [f"gradient.{number}" for number in range(20)]
+    watch._warn([Late(("allreduce", name), 2.0, [1], [0]) for name in names], 0.0)
+    watch._warn([], 1.0)
+    lines = [json.loads(line) for line in (tmp_path / "stalls").read_text().splitlines()]
+    assert [line["name"] for line in lines if line["resolved"]] == names

@@ -174,6 +174,12 @@ def test_rank_without_the_secret_refuses_store_values():
         part(store, None).get("a")
 
 
+def test_invalid_address_of_a_rank_is_named():
+    assert rendezvous._address("fe80::1%eth0", 2) == "fe80::1%eth0"
+    with pytest.raises(CollectivesError, match="rank 2 sent the address 'worker:1', which is not an IP address"):
+        rendezvous._address("worker:1", 2)
+
+
 @pytest.mark.parametrize("text", ["secret", "abcd", "zz" * 32])
 def test_invalid_secret_is_refused_without_being_shown(text):
     with pytest.raises(CollectivesError, match=f"{RUN_SECRET_VARIABLE} holds no secret") as caught:

@@ -74,7 +74,7 @@ class Engine:
         self.cross_rank, self.cross_size = here.cross_rank, here.cross_size
         #: Whether every machine has equally many ranks.
         self.is_homogeneous = are_equally_many(joined.places)
-        self._sets = ProcessSets(joined, self.rank, self.size, self.settings)
+        self._sets = ProcessSets(joined, self.settings)
         #: Number of joins of all ranks so far. It changes at the same point of the operation order on every rank.
         self.joins = 0
         self._barriers: dict[int, itertools.count[int]] = {}

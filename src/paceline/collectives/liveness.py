@@ -172,7 +172,7 @@ class StallWatch:
 
     def _warn(self, late: Sequence[Late], now_s: float) -> None:
         keys = {operation.key for operation in late}
-        for key in self._reported.keys() - keys:
+        for key in [key for key in self._reported if key not in keys]:
             operation, reported_s = self._reported.pop(key)
             age_s = operation.age_s + now_s - reported_s
             report(operation._replace(age_s=age_s), self._number, self._ranks, resolved=True)

@@ -26,12 +26,13 @@ _DYING_S, _LET_GO_S = 0.3, 3.0
 
 
 class ProcessSets:
-    """The process sets of `rank`. Set 0 holds all ranks."""
+    """The process sets of this rank. Set 0 holds all ranks."""
 
-    def __init__(self, joined: world.RankedWorld, rank: int, size: int, settings: EngineSettings) -> None:
-        self._world, self._rank, self._size, self._settings = joined, rank, size, settings
+    def __init__(self, joined: world.RankedWorld, settings: EngineSettings) -> None:
+        self._world, self._settings = joined, settings
+        self._rank, self._size = joined.transport.rank, joined.transport.size
         #: The ranks of each set.
-        self.ranks: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
+        self.ranks: dict[int, tuple[int, ...]] = {0: tuple(range(self._size))}
         #: The loop of each set that includes this rank.
         self.loops: dict[int, BackgroundLoop] = {}
         self._numbers = itertools.count(1)
@@ -42,7 +43,7 @@ class ProcessSets:
         self._failure: str | None = None
         self._start_loop(joined.transport, 0)
         watched = joined.transport.watched()
-        self._peer_watch = PeerWatch(joined.places, rank, self._peer_lost, self._end_overdue, watched)
+        self._peer_watch = PeerWatch(joined.places, self._rank, self._peer_lost, self._end_overdue, watched)
 
     def members(self, number: int) -> tuple[int, ...]:
         """Return the ranks of a set."""

@@ -198,7 +198,7 @@ def _address(value: object, rank: int) -> str:
         # Validate the address although it is signed: without a secret, any process may have written it.
         return str(ipaddress.ip_address(str(value).partition("%")[0])) and str(value)
     except ValueError:
-        raise CollectivesError(f"rank {rank} sent the address {value!r}, which is not HOST:PORT.") from None
+        raise CollectivesError(f"rank {rank} sent the address {value!r}, which is not an IP address.") from None
 
 
 def _is_loopback(address: str) -> bool:

@@ -48,7 +48,7 @@ class AliasFinder:
             raise ModuleNotFoundError(f"No module named {fullname!r}: {why}", name=fullname)
         if (other := self._renamed.get(rest[1:])) is not None:
             rest = f".{other}"
-        own = None if rest[1:].partition(".")[0] in self._hidden else spec_of(self._own + rest)
+        own = None if fullname[len(self.name) + 1 :].partition(".")[0] in self._hidden else spec_of(self._own + rest)
         if own is None:
             return self._beside(fullname)
         loader: Any = _AliasLoader(self._own + rest)

@@ -32,6 +32,12 @@ def test_paceline_s_errors_arrive_as_the_sdk_s(own, theirs):
     assert isinstance(caught.value, own)
 
 
+def test_a_web_service_s_exception_keeps_its_cause_and_status():
+    cause = OSError("no route")
+    error = sdk.WebserviceException("it failed", status_code=502, inner_exception=cause)
+    assert (error.message, error.status_code, error.inner_exception) == ("it failed", 502, cause)
+
+
 @pytest.mark.promise("paceline-s-errors-arrive-sdk")
 def test_errors_of_all_kinds_of_methods_are_translated():
     @sdk.sdk_class

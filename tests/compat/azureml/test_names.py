@@ -149,6 +149,26 @@ except UserErrorException as error:
 """
 
 
+def test_every_renamed_module_can_be_imported():
+    run_python(
+        "import importlib, paceline.azureml\n"
+        "from paceline.compat.azureml.aliases import RENAMED\n"
+        "for name in RENAMED: importlib.import_module(f'azureml.{name}')\n"
+        "from azureml.pipeline.core.schedule import Schedule, ScheduleRecurrence, TimeZone\n"
+        "from azureml.core.databricks import PyPiLibrary"
+    )
+
+
+def test_logins_are_classes_of_their_own():
+    from paceline.compat.azureml.core import authentication
+
+    login = authentication.InteractiveLoginAuthentication()
+    for name in ("ArmTokenAuthentication", "AzureMLTokenAuthentication", "MsiAuthentication", "TokenAuthentication"):
+        kind = getattr(authentication, name)
+        assert kind.__name__ == name
+        assert not isinstance(login, kind)
+
+
 def test_alternative_module_names_hold_the_same_classes():
     assert "NoaaIsdWeather: Azure's open data service is not available here. " in run_python(OTHER_NAMES)
     for name in (

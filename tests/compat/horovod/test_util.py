@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from paceline.compat.horovod.common import util
+from paceline.compat.horovod.common import basics, util
 
 
 def test_versions_are_compared_by_number():
@@ -30,6 +30,13 @@ def test_built_checks_follow_the_installed_packages(monkeypatch):
     assert not util.extension_available("mxnet")
     with pytest.raises(ImportError, match=r"horovod\.mxnet can't be used"):
         util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__)
+
+
+def test_horovod_basics_has_the_functions_on_its_class_too():
+    made = basics.HorovodBasics("horovod", "mpi_lib_v2")
+    assert basics.HorovodBasics.rank is made.rank is basics.rank
+    assert {"init", "size", "nccl_built", "stop_timeline"} <= set(dir(made))
+    assert not hasattr(made, "find_spec")
 
 
 def test_lists_are_split_as_evenly_as_can_be():

@@ -31,7 +31,7 @@ def install() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(_SOURCE, folder / f"{MODULE}.py")
         # Write the .pth file last: a program that starts in between must find the module it names.
-        beside = folder / f".{MODULE}.new"
+        beside = folder / f".{MODULE}.{os.getpid()}"
         beside.write_text(f"import {MODULE}\n")
         beside.replace(folder / f"{MODULE}.pth")
     except OSError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from paceline import errors
 
@@ -142,8 +142,8 @@ class TrainingException(AzureMLException):
 class WebserviceException(AzureMLException):
     """A failed operation on a model or web service; `status_code` is an HTTP status, or None."""
 
-    def __init__(self, exception_message: object = "", status_code: int | None = None, **others: object) -> None:
-        super().__init__(exception_message)
+    def __init__(self, exception_message: object = "", status_code: int | None = None, **others: Any) -> None:
+        super().__init__(exception_message, **others)
         self.status_code = status_code
 
 

@@ -186,6 +186,23 @@ def test_names_of_experiments_and_of_children_outside_a_run(ws):
     assert outside.child_run("part").id == f"{outside.id}.part"
 
 
+def test_a_file_can_be_downloaded_to_a_path_object(run, tmp_path):
+    (tmp_path / "plot.png").write_bytes(b"png")
+    run.upload_file("plot.png", tmp_path / "plot.png")
+    (tmp_path / "folder").mkdir()
+    run.download_file("plot.png", tmp_path / "copy.png")
+    run.download_file("plot.png", tmp_path / "folder")
+    assert (tmp_path / "copy.png").read_bytes() == (tmp_path / "folder" / "plot.png").read_bytes() == b"png"
+
+
+def test_tags_of_an_experiment_need_names(experiment):
+    experiment.set_tags({"team": "vision", "bare": None, "year": 2026})
+    for wrong in ("", 3):
+        with pytest.raises(UserErrorException, match="is not a non-empty string"):
+            experiment.tag(wrong, "value")
+    assert experiment.tags == {"team": "vision", "bare": None, "year": "2026"}
+
+
 def test_restored_snapshot_is_not_written_through_a_link_of_another_user(submitted, tmp_path):
     # /tmp/<snapshot id>.zip is a name that anybody can foresee.
     source = write_tree(tmp_path / "source", {"train.py": "x"})

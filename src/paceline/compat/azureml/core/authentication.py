@@ -65,9 +65,20 @@ class AzureCliAuthentication(AbstractAuthentication):
         super().__init__(cloud=cloud)
 
 
-#: One class: no login is ever used.
-ArmTokenAuthentication = AzureMLTokenAuthentication = AbstractAuthentication
-MsiAuthentication = TokenAuthentication = AbstractAuthentication
+class MsiAuthentication(AbstractAuthentication):
+    """A managed identity."""
+
+
+class TokenAuthentication(AbstractAuthentication):
+    """Tokens from a function of the driver's."""
+
+
+class ArmTokenAuthentication(AbstractAuthentication):
+    """A token for Azure Resource Manager."""
+
+
+class AzureMLTokenAuthentication(AbstractAuthentication):
+    """A token of a run."""
 
 
 class Audience(enum.Enum):

@@ -508,10 +508,6 @@ def _now() -> str:
     return dt.datetime.now(dt.timezone.utc).isoformat()
 
 
-#: Names of clusters that Azure would create on demand.
-_LOCAL = ("local", "amlcompute", "containerinstance", "")
-
-
 def resolve(name: object, workspace: Workspace, notes: SubmissionNotes) -> str:
     """Return a target added to Paceline, otherwise "local" with a note.
 
@@ -526,7 +522,7 @@ def resolve(name: object, workspace: Workspace, notes: SubmissionNotes) -> str:
     if name in workspace_targets(workspace):
         return name
     created = records.documents(workspace, "compute")
-    if name.lower() in _LOCAL:
+    if name.lower() in _RESERVED:
         return "local"
     if not created.rule.fullmatch(name):
         raise ComputeTargetException(

@@ -9,12 +9,9 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from paceline.compat.azureml.exceptions import UserErrorException
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["CondaDependencies"]
 

@@ -158,7 +158,9 @@ class Experiment(paceline.Experiment):
         self.set_tags({key: value})
 
     def set_tags(self, tags: Mapping[str, object]) -> None:
-        values = {str(key): None if value is None else str(value) for key, value in tags.items()}
+        if wrong := [key for key in tags if not isinstance(key, str) or not key]:
+            raise UserErrorException(f"tag {wrong[0]!r} is not a non-empty string.")
+        values = {key: None if value is None else str(value) for key, value in tags.items()}
         records.update(self.workspace, "experiments", self.name, values)
 
     def refresh(self) -> None:

@@ -166,7 +166,7 @@ class Run(SdkSpellings, runs.Run):
         return sorted({*super().get_file_names(), *self._script_logs()})
 
     def download_file(  # type: ignore[override]
-        self, name: str, output_file_path: str | None = None, _validate_checksum: bool = False
+        self, name: str, output_file_path: str | os.PathLike[str] | None = None, _validate_checksum: bool = False
     ) -> None:
         """Copy a file of the run to a path or into a folder.
 
@@ -176,7 +176,7 @@ class Run(SdkSpellings, runs.Run):
         Raises:
             UserErrorException: The run has no such file.
         """
-        target = output_file_path if output_file_path is not None else os.path.basename(name)
+        target = os.fspath(output_file_path) if output_file_path is not None else os.path.basename(name)
         if target.endswith("/") or os.path.isdir(target):
             target = os.path.join(target, os.path.basename(name))
         try:

@@ -69,7 +69,7 @@ class MNIST(_Service):
     """Handwritten digits."""
 
     refused = (
-        "MNIST is not included. Download its four .gz files into a folder, and use Dataset.File.from_files('folder'); "
+        "Download its four .gz files into a folder, and use Dataset.File.from_files('folder'); "
         "scikit-learn's load_digits() needs no download."
     )
 

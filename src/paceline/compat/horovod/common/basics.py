@@ -254,16 +254,14 @@ def _check_comm(comm: RanksOrComm | None, world_size: int) -> None:
 
 
 class HorovodBasics:
-    """An object with this module's functions as attributes.
+    """A class with this module's functions as static methods.
 
     The arguments, which describe Horovod's compiled library, are ignored.
     """
 
     Average, Sum, Adasum = ops.Average, ops.Sum, ops.Adasum
     Min, Max, Product = ops.Min, ops.Max, ops.Product
+    vars().update({name: staticmethod(f) for name, f in globals().items() if getattr(f, "__module__", "") == __name__})
 
     def __init__(self, *args: object) -> None:
         pass
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(sys.modules[__name__], name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
@@ -86,10 +86,11 @@ def _make_allreduce_grads_fn(
     )
 
     def reduced(
-        grads: Sequence[Gradient], vars: Sequence[tf.Variable] | None = None, use_generic_names: bool = False
+        grads: Iterable[Gradient], vars: Iterable[tf.Variable] | None = None, use_generic_names: bool = False
     ) -> list[Gradient]:
-        named = by_place(len(grads)) if vars is None or use_generic_names else list(vars)
+        listed = list(grads)
+        named = by_place(len(listed)) if vars is None or use_generic_names else list(vars)
         with tf.name_scope(f"{name}_Allreduce"):
-            return list(reduce_gradients(grads, named, how))
+            return list(reduce_gradients(listed, named, how))
 
     return reduced

@@ -83,6 +83,12 @@ def check_predivision_compression_and_groups_come_to_the_same(hvd):
         step(num_groups=2)
 
 
+def check_gradients_of_an_iterator_are_reduced(hvd):
+    reduced = hvd._make_allreduce_grads_fn("own", "", "", hvd.Compression.none, False, hvd.Sum, 1.0, None)
+    grads = reduced(tf.constant([factor]) for factor in (1.0, 2.0))
+    assert [grad.numpy().tolist() for grad in grads] == [[hvd.size()], [2 * hvd.size()]]
+
+
 def check_groups_are_checked(hvd):
     v, stranger = tf.Variable([1.0]), tf.Variable([1.0], name="stranger")
     for groups, message in (

@@ -6,6 +6,5 @@ from paceline.compat.horovod._keras.module import names_for, submodules
 from paceline.compat.horovod._keras.settings import of_tensorflow
 
 _names = names_for(of_tensorflow()) | submodules(__name__, of_tensorflow())
-__all__ = []
-__all__ += list(_names)
+__all__ = list(_names)
 globals().update(_names)
