@@ -185,7 +185,7 @@ def test_longest_argument_and_variable_that_linux_takes_are_taken():
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("nothing", "send='nothing': '"),
+        ("nothing", "send='nothing': '{source}' has no such file or folder. Give an existing path."),
         (".git", "can't be sent to other machines: a program's own. Name data that the script reads."),
         (".git/config", "a program's own"),
         ("env", "a virtual environment"),
@@ -202,7 +202,7 @@ def test_path_that_can_t_be_sent_is_refused_with_the_reason(tmp_path, path, said
     os.mkfifo(source / "pipe")
     with pytest.raises(JobError) as caught:
         submit(make_job(send=(path,)), SourceCopy(directory=source), source / "ws", "digits")
-    assert said in str(caught.value)
+    assert said.format(source=source) in str(caught.value)
     assert not (source / "ws/runs").exists()
 
 

@@ -292,7 +292,7 @@ def test_send_paths_are_relative_to_the_working_directory(cli: Cli) -> None:
         f"--send '{other}' lies outside '{top}', the folder that is copied. Send it as an input: --input NAME={other}"
     )
     for path, said in {
-        "../nothing": "--send 'nothing': '",
+        "../nothing": f"--send 'nothing': '{top}' has no such file or folder. Give an existing path.",
         "../../other": outside,
         "..": "--send '.' is the whole source folder, whose code is sent anyway.",
         "../.git": "--send '.git' can't be sent to other machines: a program's own.",

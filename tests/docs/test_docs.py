@@ -53,6 +53,7 @@ from tests.engines import hosts
 from tests.engines.conftest import require_engine
 from tests.helpers import make_job, make_launch, make_record, make_run
 from tests.sweeps.helpers import hide_matplotlib
+from tests.warm import run_command
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -157,15 +158,16 @@ def is_elsewhere(text: str) -> bool:
 
 
 COMMAND_BLOCKS = [block for page in (README, EXAMPLES) for block in blocks(page, "console")]
-HERE = {block.text.splitlines()[0]: block for block in COMMAND_BLOCKS if not is_elsewhere(block.text)}
+#: Text -> block: the pages share some.
+HERE = {block.text: block for block in COMMAND_BLOCKS if not is_elsewhere(block.text)}
 
 
 @pytest.mark.promise("command-readme-works")
 @pytest.mark.slow
-@pytest.mark.parametrize("command", HERE)
-def test_command_prints_what_the_page_says(checkout: Path, command: str) -> None:
+@pytest.mark.parametrize("block", HERE.values(), ids=lambda block: block.text.splitlines()[0])
+def test_command_prints_what_the_page_says(checkout: Path, block: Block) -> None:
     hide_matplotlib(checkout / ".paceline")  # of its sweeps the page is looked at, and no PNG
-    assert_prints_what_it_says(HERE[command])
+    assert_prints_what_it_says(block)
 
 
 #: In place of the digits, which another test trains: each of four workers would load torch for one epoch.
@@ -197,7 +199,7 @@ def test_commands_on_other_machines_print_what_the_page_says(
 ) -> None:
     lacks = hosts.missing()
     require_engine(f"hosts ({lacks})" if lacks else "hosts", not lacks)
-    found = {block.text.splitlines()[0]: block for block in COMMAND_BLOCKS if is_elsewhere(block.text)}
+    found = {block.text: block for block in COMMAND_BLOCKS if is_elsewhere(block.text)}
     assert len(found) >= 3
     if script is not None:
         (checkout / "examples" / "digits" / "train.py").write_text(script)
@@ -212,6 +214,7 @@ def test_commands_on_other_machines_print_what_the_page_says(
 def assert_prints_what_it_says(block: Block) -> None:
     text = block.text
     first, *said = text.splitlines()
+    assert first.startswith("$ "), "the command first"
     assert text.count("$ ") == 1, "one command a block"
     if stays(block):
         interrupted(first[2:], said, str(Path.cwd()), dict(os.environ))
@@ -404,7 +407,7 @@ def finished(tmp_path: Path) -> Path:
 
 def paceline(*words: str) -> Any:
     """The JSON that the command line answers."""
-    done = subprocess.run(Cli.argv(*words), capture_output=True, text=True, timeout=180, check=False)
+    done = run_command(*Cli.argv(*words), environment=os.environ, folder=Path.cwd(), timeout_s=180)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

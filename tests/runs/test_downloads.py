@@ -70,7 +70,8 @@ def test_download_excludes_and_lists_special_files(folder):
 
 
 def test_a_pattern_that_nothing_matches_names_the_files_there_are(folder):
-    with pytest.raises(RunNotFoundError, match=r"no file 'outputs/\*\.bin'.*Its files: logs/rank_0.log.* and 1 more"):
+    said = r"no file 'outputs/\*\.bin'\. Did you mean 'outputs/model\.pt'\? Its files: logs/rank_0.log.* and 1 more"
+    with pytest.raises(RunNotFoundError, match=said):
         downloads.files(folder, ["*.pt", "outputs/*.bin"])
 
 

@@ -61,6 +61,6 @@ def test_unpassable_values_are_refused_at_submission(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match="pass_as='env'"):
         pl.Sweep(estimator, {"x": 1}, metric="score", pass_as="env")
     experiment = pl.Experiment(pl.Workspace(tmp_path / ".paceline"), "tuned")
-    with pytest.raises(SweepError, match=r"'p\.json' of the source, which"):
+    with pytest.raises(SweepError, match=r"'p\.json' of the source, which the values replace in part"):
         experiment.submit(pl.Sweep(estimator, {"x": 1}, metric="score", pass_as="p.json"))
     assert not list(experiment.runs_dir.iterdir())
