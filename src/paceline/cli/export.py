@@ -40,11 +40,12 @@ def export(
 ) -> None:
     """Export metrics of runs to CSV, Parquet, TensorBoard or MLflow."""
     own = to != "mlflow" and (experiment is not None or files)
+    if to not in _KINDS:
+        raise UserError(f"--to {to!r}: choose one of {', '.join(_KINDS)}.{did_you_mean(to, _KINDS)}")
     refuse(
         UserError,
-        (to not in _KINDS, f"--to {to!r}: choose one of {', '.join(_KINDS)}.{did_you_mean(to, _KINDS)}"),
         (own, f"--experiment and --files belong to --to mlflow, not to {to}."),
-        (output is None and to != "csv", f"--to {to} needs -o with {_KINDS.get(to)}."),
+        (output is None and to != "csv", f"--to {to} needs -o with {_KINDS[to]}."),
     )
     folders = _folders(run_ids)
     made: list[str] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import os
 import re
 import shutil
@@ -88,8 +87,7 @@ def docs(*, topic: str | None) -> None:
     found = _lookup(topic, pages)
     if found is None:
         words = [*pages, *(section.slug for text in pages.values() for section in _sections(text))]
-        near = difflib.get_close_matches(_slug(topic), dict.fromkeys(words), n=3)
-        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        hint = did_you_mean(_slug(topic), dict.fromkeys(words), most=3)
         raise UserError(f"there is no page or heading {topic!r}.{hint} `paceline docs` lists the pages.")
     _show(re.sub(r"<!--.*?-->\n?", "", found, flags=re.DOTALL).strip())
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import click
 
 from paceline.cli.run_options import RUN
+from paceline.system.names import did_you_mean
 
 #: Option of another program, with `_` for `-` -> that program, and the counterpart here. {n} is the option's value.
 _PROCESSES = "-j {n}, or -j 2x{n} for as many on each of two nodes"
@@ -181,8 +181,7 @@ def verb_hint(verb: str, known: Iterable[str], *, in_group: bool) -> str:
         text = {"ls": "list", "rm": "remove", "delete": "remove", "check": "doctor", "info": "show"}.get(verb, "")
     if text and (text if in_group else text.split()[1]) in known:
         return f"That is `{text}`."
-    close = difflib.get_close_matches(verb, known, n=2)
-    return f"Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    return did_you_mean(verb, known, most=2).lstrip()
 
 
 #: Field -> name of its option, where the two names differ. The option may belong to any verb.

@@ -74,7 +74,6 @@ def logs(
         (follow and attempt is not None, f"--follow shows all attempts; leave out --attempt {attempt}, or --follow."),
         (follow and driver, "--follow goes with the workers' lines; leave it out, or --driver."),
         (follow and prepare, "--follow goes with the workers' lines; leave it out, or --prepare."),
-        (prepare and not driver and since, f"--since {since}: lines of --prepare carry no time. Use --tail N."),
     )
     since_s = _moment(since) if since is not None else None
     folder = folder_of(run_id)
@@ -90,6 +89,7 @@ def logs(
         print_parts([LogPart(folder.driver_log, offset)], tail, as_is=as_is)
         return
     if prepare:
+        refuse(UserError, (since is not None, f"--since {since}: lines of --prepare carry no time. Use --tail N."))
         nodes = record.job.node_count if record.job else 1
         parts = [LogPart(folder.prepare_log(node_rank)) for node_rank in range(nodes)]
         print_parts(parts, tail, as_is=as_is)

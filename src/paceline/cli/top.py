@@ -109,7 +109,7 @@ def _screen(stream: IO[str]) -> Iterator[list[int]]:
 def _told(folder: RunFolder, record: RunRecord) -> RunLoad:
     sample = loads.last(folder)
     none: LoadSample = {"time": None, "nodes": {}, "ranks": {}, "pace": None}
-    return {**cast("LoadSample", sample or none), "run_id": record.run_id, "status": record.status}
+    return {"run_id": record.run_id, "status": record.status, **cast("LoadSample", sample or none)}
 
 
 def _lines(folder: RunFolder, record: RunRecord) -> list[str]:

@@ -113,7 +113,7 @@ def _ask(path: str, variables: Mapping[str, str], to_start: bool) -> ContainerEn
     if kind == "podman":
         return _podman(path, version, variables, to_start)
     if kind == "docker":
-        return _docker(path, version, variables)
+        return _docker(path, variables)
     # Apptainer needs no question, because it always runs as the calling user.
     return ContainerEngine(kind=kind, path=path, version=version, is_rootless=True)
 
@@ -149,7 +149,7 @@ def is_rootless(engine: ContainerEngine) -> bool:
     return engine.is_rootless
 
 
-def _docker(path: str, version: str, variables: Mapping[str, str]) -> ContainerEngine | str:
+def _docker(path: str, variables: Mapping[str, str]) -> ContainerEngine | str:
     code, text = _output([path, "info", "--format", "server={{.ServerVersion}} {{json .SecurityOptions}}"], variables)
     server = re.search(r"server=(\S+) (.*)", text)
     # Older clients return 0 and an empty version if there is no daemon.

@@ -175,8 +175,8 @@ def examine(
         of_scripts = getattr(target, "script_python", None)
         if python is None and of_scripts is not None:
             # Limit the time, because the target sends a request to its nodes, which may hang.
-            packages = within(lambda: of_scripts([patient.link for patient in patients]), STATUS_S)
-            python = None if isinstance(packages, Exception) else packages
+            found = within(lambda: of_scripts([patient.link for patient in patients]), STATUS_S)
+            python = None if isinstance(found, Exception) else found
         examination = Examination(
             patients=patients,
             folder=str(patients[0].link.hello.folder),

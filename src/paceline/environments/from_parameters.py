@@ -47,7 +47,7 @@ def described(
         "custom_docker_image": docker_image,
         "shm_size": shm_size,
     }
-    _check_types(source_directory, options, layered)
+    _check_types(options, layered)
     named = [name for name, value in options.items() if value]
     if definition is not None:
         if not isinstance(definition, EnvironmentSpec):
@@ -60,7 +60,7 @@ def described(
                 f"Leave out {'it' if len(named) == 1 else 'them'}, or environment_definition."
             )
         return definition
-    _check_sense(options, layered)
+    _check_sense(options)
     both = [
         name for name in named if name in ("conda_packages", "pip_packages", "pip_requirements_file", "conda_channels")
     ]
@@ -93,7 +93,7 @@ def described(
     return _checked(replace(environment, **values))
 
 
-def _check_types(source_directory: object, given: Mapping[str, object], layered: object) -> None:
+def _check_types(given: Mapping[str, object], layered: object) -> None:
     for name in ("pip_requirements_file", "conda_dependencies_file", "custom_docker_image", "shm_size"):
         if given[name] is not None and not isinstance(given[name], (str, os.PathLike)):
             raise JobError(f"{name}={given[name]!r} is not a string.")
@@ -102,26 +102,20 @@ def _check_types(source_directory: object, given: Mapping[str, object], layered:
             raise JobError(f"{name}={value!r} is not a bool. Write {name}=True or {name}=False.")
 
 
-def _check_sense(given: Mapping[str, object], layered: bool) -> None:
+def _check_sense(given: Mapping[str, object]) -> None:
     """Raise JobError for options that have no effect, because the caller expects an effect."""
     image, shm_size, channels = given["custom_docker_image"], given["shm_size"], given["conda_channels"]
-    for is_senseless, text in (
-        (
-            shm_size is not None and image is None,
+    if shm_size is not None and image is None:
+        raise JobError(
             f"shm_size={shm_size!r} without custom_docker_image: it is the size of a container's /dev/shm. Name an image, or "
-            "leave it out.",
-        ),
-        (
-            image is not None and given["user_managed"],
-            "custom_docker_image with user_managed=True: an image never changes. Leave user_managed out.",
-        ),
-        (
-            channels and not given["conda_packages"] and not given["conda_dependencies_file"],
-            f"conda_channels={channels!r} without conda_packages: nothing would come from there. Name packages.",
-        ),
-    ):
-        if is_senseless:
-            raise JobError(text)
+            "leave it out."
+        )
+    if image is not None and given["user_managed"]:
+        raise JobError("custom_docker_image with user_managed=True: an image never changes. Leave user_managed out.")
+    if channels and not given["conda_packages"] and not given["conda_dependencies_file"]:
+        raise JobError(
+            f"conda_channels={channels!r} without conda_packages: nothing would come from there. Name packages."
+        )
 
 
 def _checked(environment: EnvironmentSpec) -> EnvironmentSpec:

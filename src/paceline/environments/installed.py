@@ -94,15 +94,15 @@ class Visible:
     def _requires(self, distribution: Distribution, extras: Iterable[str]) -> list[Requirement]:
         from packaging.requirements import InvalidRequirement, Requirement
 
-        missing = []
+        required = []
         for text in distribution.requires or ():
             try:
                 requirement = Requirement(text)
             except InvalidRequirement:
                 continue  # old metadata have lines that pip can't read either
             if self._applies(requirement, set(extras)):
-                missing.append(requirement)
-        return missing
+                required.append(requirement)
+        return required
 
     def _applies(self, requirement: Requirement, extras: set[str]) -> bool:
         from packaging.markers import UndefinedEnvironmentName

@@ -325,8 +325,8 @@ def _conda_pip(items: list[object], path: Path) -> tuple[str, tuple[str, ...]]:
         for line in parse(text, f"{path}, pip: {item!r}", path.parent, numbered=False):
             if line.option in ("--requirement", "--constraint"):
                 included, more = read(path.parent / os.path.expanduser(line.value))
-                (lines if line.option == "--requirement" else constraints).extend(included.splitlines())
                 constraints += more
+                (lines if line.option == "--requirement" else constraints).extend(included.splitlines())
             else:
                 lines.append(line.text)
     return "".join(f"{line}\n" for line in lines), tuple(constraints)

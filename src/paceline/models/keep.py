@@ -151,8 +151,9 @@ def _keep(source: ModelSourceFile, blobs: Path, target: Path, on_read: Callable[
 
 def _alike(fd: int, size: int, blobs: Path) -> Path | None:
     """Return a blob with the same size and sampled bytes, or None."""
-    mine = _samples(fd, size)
-    for name in names_in(blobs / str(size)):
+    names = names_in(blobs / str(size))
+    mine = _samples(fd, size) if names else []
+    for name in names:
         with gone_is_fine():
             other = os.open(blobs / str(size) / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

@@ -7,7 +7,6 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.data.stores.record import default_name
 from paceline.errors import JobError, PipelineError, UserError
@@ -23,10 +22,6 @@ from paceline.snapshot import Progress, Snapshot, git_state
 from paceline.submit import SourceCopy, being_started, check, places_of, take_snapshot, unrecorded, values_of
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.start import check_points
-
-if TYPE_CHECKING:
-    from paceline.runs.folder import RunFolder
-    from paceline.snapshot import Progress
 
 
 class Pipeline:

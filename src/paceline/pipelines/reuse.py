@@ -141,7 +141,7 @@ def _is_there(record: RunRecord, workspace_dir: Path) -> bool:
 
         files = list_files(reference.sources, workspace_dir)
         recorded = stored.get(reference.name, OutputData())
-        now: OutputData = {"files": len(files), "bytes": sum(info.size for info in files)}
-        if "files" in recorded and recorded | now != recorded:
+        counted = (len(files), sum(info.size for info in files))
+        if "files" in recorded and counted != (recorded["files"], recorded["bytes"]):
             return False
     return True

@@ -24,20 +24,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "paceline.runs.artifacts": ("copy_out", "files_below"),
     "paceline.runs.folder": ("RunFolder",),
-    "paceline.runs.ids": (
-        "check_run_id",
-        "new_run_id",
-    ),
+    "paceline.runs.ids": ("check_run_id", "new_run_id"),
     "paceline.runs.interactive": ("is_ours",),
     "paceline.runs.offline": ("OfflineRun",),
     "paceline.runs.page_address": ("page_of",),
     "paceline.runs.read": ("all_records",),
     "paceline.runs.record": ("RunRecord",),
     "paceline.runs.run": ("ExperimentLike", "Run"),
-    "paceline.runs.run_metrics": (
-        "LogsMetrics",
-        "plain_file_name",
-    ),
+    "paceline.runs.run_metrics": ("LogsMetrics", "plain_file_name"),
 }
 
 __all__ = [

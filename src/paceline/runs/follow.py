@@ -12,6 +12,7 @@ from paceline.runs.log_start import LogStart
 from paceline.runs.logs import LogFollower, LogLine, PrepareFollower
 from paceline.runs.record import Attempt, RunRecord
 from paceline.runs.visible import TerminalLines
+from paceline.system.files import stamp_of
 
 #: Seconds between two reads of an unchanged record, to detect an abandoned run.
 _LOOK_S = 0.5
@@ -26,23 +27,15 @@ class RunWatch:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.record = read.record(folder)
-        self._seen = self._stamp()
+        self._seen = stamp_of(folder.state)
         self._looked = time.monotonic()
 
     def look(self) -> RunRecord:
-        stamp, now = self._stamp(), time.monotonic()
+        stamp, now = stamp_of(self.folder.state), time.monotonic()
         if not self.record.is_terminal and (stamp != self._seen or now - self._looked > _LOOK_S):
             self.record = read.record(self.folder)
             self._seen, self._looked = stamp, now
         return self.record
-
-    def _stamp(self) -> tuple[int, int]:
-        try:
-            found = self.folder.state.stat()
-        except OSError:
-            return 0, 0
-        # Compare time and inode: each write replaces the file, and two writes within one clock tick have the same time.
-        return found.st_mtime_ns, found.st_ino
 
 
 class Show:

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.environments.built import Built
 from paceline.environments.store import EnvironmentStore
@@ -26,9 +25,6 @@ from paceline.services.folder import MARK, ServiceFolder
 from paceline.services.record import Revision
 from paceline.system import processes
 from paceline.system.files import read_json, write_json
-
-if TYPE_CHECKING:
-    from paceline.environments.built import Built
 
 
 def main(argv: list[str]) -> int:

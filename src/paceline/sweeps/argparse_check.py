@@ -85,10 +85,7 @@ def list_way(space: Space, script: Path) -> str | None:
         if any(isinstance(v, (list, tuple)) for v in _values(dimension.expression))
     ]
     options = [option for dimension in lists for option in _meant(argument(dimension.name), known) or (None,)]
-    ways = {
-        dimension.takes_list if dimension is not None and dimension.is_switch is False else None
-        for dimension in options
-    }
+    ways = {option.takes_list if option is not None and option.is_switch is False else None for option in options}
     return ways.pop() if len(ways) == 1 else None
 
 

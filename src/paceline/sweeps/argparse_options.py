@@ -24,8 +24,8 @@ PARSERS = frozenset(
 _OTHERS = PARSERS - {"argparse", "omegaconf"}
 _TYPES = ("int", "float", "str", "bool")
 #: Known argparse actions, and whether the action makes the option a switch (an option without a value).
-_ACTIONS: dict[str | None, bool] = {
-    **dict.fromkeys((None, "store", "append", "extend"), False),
+_ACTIONS = {
+    **dict.fromkeys(("store", "append", "extend"), False),
     **dict.fromkeys(("store_true", "store_false", "store_const", "append_const", "count", "help", "version"), True),
 }
 #: Parser methods that return another object with options, and methods without effect on the options.
@@ -87,7 +87,7 @@ class Declared:
 
 
 def declared(script: Path) -> Declared:
-    """Return the certain facts about a script's options, or None."""
+    """Return the certain facts about a script's options."""
     nodes = nodes_of(script)
     try:
         return _of_decorators(nodes) or _Reader(nodes).read()
@@ -390,9 +390,10 @@ class _Reader:
         return node, above
 
     def _action(self, node: ast.expr | None, names: list[str]) -> tuple[bool | None, list[str]]:
-        if node is None or (text := _text(node)) is not None:
-            return _ACTIONS.get(text if node else None), names
-        if self._of(node) == "BooleanOptionalAction":
+        action = "store" if node is None else _text(node)
+        if action is not None:
+            return _ACTIONS.get(action), names
+        if node is not None and self._of(node) == "BooleanOptionalAction":
             return True, names + [f"--no-{name[2:]}" for name in names if name.startswith("--")]
         return None, names
 

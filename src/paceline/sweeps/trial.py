@@ -205,7 +205,8 @@ def _smaller(one: float, other: float) -> float:
 def best(values: Iterable[float], goal: Goal) -> float | None:
     """Return the largest or smallest finite value, or None."""
     # Filter first, because the result of max() with a NaN depends on the order of the values.
-    return min(filter(math.isfinite, values), key=lambda value: cost(value, goal), default=None)
+    finite = filter(math.isfinite, values)
+    return max(finite, default=None) if goal == "maximize" else min(finite, default=None)
 
 
 def cost(value: float | None, goal: Goal) -> float:

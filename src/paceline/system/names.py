@@ -40,9 +40,9 @@ def counted(number: int, noun: str, none: str = "0") -> str:
     return f"{number or none} {noun}{'' if number == 1 else 's'}"
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'nccl'?" with the closest known name, or "" if none is close."""
+def did_you_mean(given: str, known: Iterable[str], most: int = 1) -> str:
+    """Return " Did you mean 'nccl'?" with the `most` closest known names, or "" if none is close."""
     import difflib  # slow to load, only needed for a mistake
 
-    near = difflib.get_close_matches(given, list(known), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    near = difflib.get_close_matches(given, list(known), n=most)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -22,7 +22,7 @@ class UiConfig:
     """Settings of the page's server.
 
     port: 0 for any free port, None for the first free port from `PORT` on. proxies: host names of a proxy with TLS before the
-    server. read_only: without cancel, rerun and tags. opens: open the page in this machine's browser. socket: path to listen at
+    server. read_only: only show runs. opens: open the page in this machine's browser. socket: path to listen at
     instead, until standard input ends; the remote side of `paceline ui --ssh`.
 
     Raises:

@@ -20,9 +20,9 @@ from paceline.runs import read, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import is_trial
 from paceline.runs.record import duration_s
+from paceline.system.files import stamp_of
 
-_Stamp = tuple[int, int, int]
-_NO_FILE: _Stamp = (0, 0, 0)
+_Stamp = tuple[int, int, int] | None
 _NOTES = RunFolder(Path()).notes.name
 #: Seconds after which the index of a workspace on this machine is refreshed.
 _FRESH_S = 0.7
@@ -49,8 +49,8 @@ class IndexEntry:
     why: str
     parent: str | None
     tags: Mapping[str, str | None] = field(default_factory=dict)
-    record_stamp: _Stamp = _NO_FILE
-    notes_stamp: _Stamp = _NO_FILE
+    record_stamp: _Stamp = None
+    notes_stamp: _Stamp = None
 
     @property
     def is_terminal(self) -> bool:
@@ -112,7 +112,7 @@ class Index:
             known = self._entries.get(run_id)
             if known is not None and known.is_terminal:
                 # Almost every run ends here without a change. Creating a `Path` would take longer than this check.
-                notes = _stamp(f"{runs_dir}/{run_id}/{_NOTES}")
+                notes = stamp_of(f"{runs_dir}/{run_id}/{_NOTES}")
                 if notes != known.notes_stamp:
                     _read_notes(known, RunFolder(self._runs_dir / run_id), notes)
                     self.version += 1
@@ -128,7 +128,7 @@ class Index:
 
 def _entry(folder: RunFolder, known: IndexEntry | None) -> IndexEntry | None:
     """Return the present entry of a run, or `known` itself if the run is unchanged."""
-    record_stamp, notes = _stamp(folder.state), _stamp(folder.notes)
+    record_stamp, notes = stamp_of(folder.state), stamp_of(folder.notes)
     try:
         # Read the record as other readers see it: a run whose supervisor has died has ended.
         entry = _of(read.raw(folder) or {}, record_stamp)
@@ -172,20 +172,12 @@ def _nodes(job: Mapping[str, Any]) -> str:
 
 def _read_notes(entry: IndexEntry, folder: RunFolder, stamp: _Stamp) -> None:
     entry.notes_stamp = stamp
-    if stamp == _NO_FILE:
+    if stamp is None:
         entry.name, entry.tags = "", {}
         return
     noted = tags_and_properties.read(folder.notes)
     entry.name = str(noted.name or "")
     entry.tags = {sys.intern(key): value for key, value in noted.tags.items()}
-
-
-def _stamp(path: Path | str) -> _Stamp:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return _NO_FILE
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 # --- queries of the list

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 from paceline.job.job import Job
 from paceline.models import registry
-from paceline.runs import excluded_files, read, states, tags_and_properties
+from paceline.runs import excluded_files, read, run_data, states, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import hang_status
 from paceline.runs.record import RunRecord, parse_utc
@@ -151,14 +151,12 @@ def _start_of(path: Path) -> str:
 def details(folder: RunFolder, record: RunRecord) -> TemplateValues:
     """Return the data of the page of details: job, environment, code and data."""
     environment = read_json(folder.environment) or {}
-    data = read_json(folder.data) or {}
     return {
         "shown_job": record.job.shown() if record.job else None,
         "environment": environment,
         # Show exact versions if Paceline has built the environment.
         "packages": sorted(map(str, (*environment.get("conda", ()), *environment.get("pip", ())))),
-        "inputs": data.get("inputs") or [],
-        "outputs": data.get("outputs") or [],
+        **run_data.read_data(folder),
         "git": dict(record.git),
         "models": registry.ids_of_run(folder),
         "folder": str(folder.path),

@@ -20,14 +20,15 @@ def check_relative(path: str, where: str) -> str:
     It must be relative, without `..`, `.`, NUL, or empty or overlong parts.
     """
     for part in path.split("/"):
-        size = len(part.encode("utf-8", "surrogateescape"))
-        for is_wrong, reason in (
-            (part in ("", ".", ".."), f"has the part {part!r}, so it can't be a file below a folder"),
-            ("\0" in part, "has a NUL, which no file name may have"),
-            (size > _MAX_PART_BYTES, f"has a part of more than {_MAX_PART_BYTES} bytes, which no file system takes"),
-        ):
-            if is_wrong:
-                raise DataError(f"the name {path!r} in {where} {reason}. Rename it there, or take a folder without it.")
+        if part in ("", ".", ".."):
+            reason = f"has the part {part!r}, so it can't be a file below a folder"
+        elif "\0" in part:
+            reason = "has a NUL, which no file name may have"
+        elif len(part.encode("utf-8", "surrogateescape")) > _MAX_PART_BYTES:
+            reason = f"has a part of more than {_MAX_PART_BYTES} bytes, which no file system takes"
+        else:
+            continue
+        raise DataError(f"the name {path!r} in {where} {reason}. Rename it there, or take a folder without it.")
     return path
 
 

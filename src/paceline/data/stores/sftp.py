@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -58,8 +58,10 @@ def open_sftp(record: StoreRecord, options: dict[str, Any]) -> KnownHostsSftp:
     options.pop("skip_instance_cache", None)
     timeouts = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout"), _CONNECT_TIMEOUT_S)
     settings = {**timeouts, **_from_url(record), **options}
-    converters: dict[str, Callable[[Any], object]] = {"key_filename": os.path.expanduser, "port": int}
-    settings |= {name: convert(settings[name]) for name, convert in converters.items() if name in settings}
+    if "key_filename" in settings:
+        settings["key_filename"] = os.path.expanduser(settings["key_filename"])
+    if "port" in settings:
+        settings["port"] = int(settings["port"])
     # With a password or key, try no others: a server disconnects after a few attempts.
     if "password" in settings or "key_filename" in settings:
         settings = {"allow_agent": False, "look_for_keys": False, **settings}

@@ -88,7 +88,7 @@ def fetch(
     is_local = all(record.kind == "local" for record, _ in places)
     # A partition needs a folder of links, because no existing folder holds only this part of the files.
     if reference.mode == "mount" and is_local and reference.partition is None:
-        itself = _place_itself(reference.sources, places)
+        itself = _place_itself(places)
         if itself is not None:
             return replace(whole, path=itself)
     if not infos:
@@ -125,7 +125,7 @@ def _refuse_memory(reference: DataReference, records: Sequence[StoreRecord]) -> 
             )
 
 
-def _place_itself(sources: Sequence[Source], places: Sequence[tuple[StoreRecord, str]]) -> Path | None:
+def _place_itself(places: Sequence[tuple[StoreRecord, str]]) -> Path | None:
     """Return the real path of a single local source, or None."""
     [(record, path), *others] = places
     if others or is_pattern(path):

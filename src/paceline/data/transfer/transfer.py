@@ -17,7 +17,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.data.stores.failures import ChangedError, ShortError, cause_of, translated
 from paceline.data.stores.filesystem import Store
@@ -27,10 +26,6 @@ from paceline.data.transfer.partial import SINGLE_BYTES, FileToFetch, Partial, c
 from paceline.data.transfer.progress import Meter, Progress, size_text
 from paceline.data.transfer.reading import ObjectReader, Reader, reader_of
 from paceline.errors import TransferError
-
-if TYPE_CHECKING:
-    from paceline.data.transfer.reading import ObjectReader
-
 
 #: Concurrent files, and concurrent ranges of large files. The fastest of several values on a loopback server with two cores.
 _FILES_AT_ONCE = 16

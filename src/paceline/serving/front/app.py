@@ -54,7 +54,7 @@ _SWAGGERS = ("2", "2.0", "3", "3.0")
 #: Response headers that a browser may show to pages of other origins.
 _EXPOSED = b"x-request-id, x-ms-request-id, x-ms-client-request-id, x-ms-run-fn-exec-ms, x-ms-run-function-failed"
 
-_METHODS = {wire.SCORE: "GET, POST, OPTIONS", wire.INFER: "POST"}
+_METHODS = {wire.SCORE: ("GET", "POST", "OPTIONS"), wire.INFER: ("POST",)}
 #: Names of operations in the metrics.
 _NAMES: dict[int | None, str] = {wire.SCORE: "/score", wire.INFER: "infer", None: "other"}
 
@@ -183,10 +183,11 @@ class App:
     async def _ask(self, scope: Scope, receive: Receive, given: dict[bytes, bytes], operation: int) -> wire.Reply:
         assert self._config is not None or self.pool.current is not None
         method, allowed = scope["method"], _METHODS[operation]
-        if method not in allowed.split(", "):
-            raise RefusedError(405, f"{method} is not answered here.", (b"allow", allowed.encode()), unread=True)
+        if method not in allowed:
+            header = (b"allow", ", ".join(allowed).encode())
+            raise RefusedError(405, f"{method} is not answered here.", header, unread=True)
         if method == "OPTIONS":
-            return wire.Reply(200, b"", [("allow", allowed)])
+            return wire.Reply(200, b"", [("allow", ", ".join(allowed))])
         encoding = given.get(b"content-encoding", b"identity").lower()
         if encoding not in (b"identity", b""):
             raise RefusedError(

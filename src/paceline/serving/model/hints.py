@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import binascii
 import collections.abc
-import contextlib
 import dataclasses
 import datetime as dt
 import enum
@@ -181,9 +180,10 @@ def _only(kind: type, title: str, name: str) -> Hint:
 def _float(value: object, where: str) -> float:
     if type(value) not in (float, int):
         raise _wrong(value, where, "a number")
-    number = math.inf
-    with contextlib.suppress(OverflowError):
+    try:
         number = float(cast(float, value))
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number):
         raise InputError(f"{where} is too large for a number.")
     return number
