@@ -39,6 +39,13 @@ def test_the_link_leaves_a_cookie_and_no_token_in_the_address(place: Place) -> N
     assert "This token is wrong" in place.client(cookie=False).get("/?token=wrong", headers=PAGE).text
 
 
+def test_page_for_a_missing_token_names_the_commands_that_print_the_link(place: Place) -> None:
+    text = place.client(cookie=False).get("/", headers=PAGE).text
+    for words in ("<code>paceline ui</code>", "<code>paceline ui --ssh HOST</code>", "<code>ui/token</code>"):
+        assert words in text
+    assert Token(place.path).text not in text
+
+
 @pytest.mark.promise("token-stays-owner-s-alone")
 def test_the_token_stays_and_is_its_owner_s_alone(place: Place) -> None:
     token = Token(place.path)

@@ -152,7 +152,10 @@ _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Paceline: token</title><link rel="stylesheet" href="{root}static/0/ui.css"></head>
 <body class="ask"><main><h1>Paceline</h1><p>{said}</p>
-<p>Open the link that <code>paceline ui</code> has printed, or give the token that stands in it.</p>
+<p>To get the link, look at the terminal where <code>paceline ui</code> runs, or call it again in the workspace's folder:
+it prints a link with the token. On another machine: <code>paceline ui --ssh HOST</code>.</p>
+<p>Or type the token. It is the text in the link after <code>token=</code>, and the content of the file <code>ui/token</code>
+in the workspace, which its owner can read.</p>
 <form method="get"><label for="token">Token</label> <input id="token" name="token" type="password" required autofocus
 autocomplete="off"> <button>Open</button></form></main></body></html>
 """

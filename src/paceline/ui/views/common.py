@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qs, unquote_to_bytes
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -149,6 +149,27 @@ def file_name(request: Request, part: str) -> str:
     """Return the file's name behind `/<part>/` in the path. It may have any bytes, as in file systems."""
     raw = request.scope.get("raw_path", b"").partition(f"/{part}/".encode())[2]
     return os.fsdecode(unquote_to_bytes(raw))
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """Return the fields of a form that a page of this server has sent.
+
+    Raises:
+        HTTPException: The form comes from elsewhere, or the server is read-only (403).
+    """
+    if request.app.state.config.read_only:
+        raise HTTPException(403, "This server only shows the workspace: it was started with --read-only.")
+    # Parse the form by hand: a few fields do not justify the dependency python-multipart.
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+        raise HTTPException(415, "A form is sent as application/x-www-form-urlencoded.")
+    fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
+    form = {name: values[-1] for name, values in fields.items()}
+    if not request.app.state.token.is_form_key(form.get("form_key", "")):
+        raise HTTPException(
+            403,
+            "This form belongs to another server, or to a page that was opened before the token changed. Reload the page.",
+        )
+    return form
 
 
 def routes(name: str, find: Find) -> list[Route]:

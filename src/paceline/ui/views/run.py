@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -27,7 +26,17 @@ from paceline.ui.curves import CurveStore
 from paceline.ui.feed import line_json
 from paceline.ui.pieces import stamp_of
 from paceline.ui.views import common
-from paceline.ui.views.common import as_json, curve_query, events, file_name, folder_of, number, place_of, whole
+from paceline.ui.views.common import (
+    as_json,
+    curve_query,
+    events,
+    file_name,
+    folder_of,
+    form_of,
+    number,
+    place_of,
+    whole,
+)
 
 #: Most lines of a log in one response, and most lines that a search finds.
 _MOST_LINES, _MOST_FOUND = 20_000, 2_000
@@ -166,7 +175,7 @@ def _side_lines(folder: RunFolder, record: RunRecord, of: str, last: int, search
 
 
 async def cancel(request: Request) -> Response:
-    await _form(request)
+    await form_of(request)
     folder = folder_of(request)
 
     def ask() -> None:
@@ -181,13 +190,13 @@ async def cancel(request: Request) -> Response:
 
 async def stacks(request: Request) -> Response:
     """Show the present stack of each worker, as `paceline stacks` does."""
-    await _form(request)
+    await form_of(request)
     found = await asyncio.to_thread(take, folder_of(request))
     return PlainTextResponse(visible(str(found), lines=True))
 
 
 async def rerun(request: Request) -> Response:
-    await _form(request)
+    await form_of(request)
     folder = folder_of(request)
     made = await asyncio.to_thread(rerun_job, folder, request.app.state.workspace_dir)
     return RedirectResponse(f"../{made.run_id}", 303)
@@ -195,7 +204,7 @@ async def rerun(request: Request) -> Response:
 
 async def tag(request: Request) -> Response:
     """Set a tag (form fields `key`, `value`), or remove one (form field `remove`)."""
-    form = await _form(request)
+    form = await form_of(request)
     folder = folder_of(request)
     key, value, gone = (form.get(name, "").strip() for name in ("key", "value", "remove"))
     if max(len(key), len(value)) > _LONGEST:
@@ -209,30 +218,9 @@ async def tag(request: Request) -> Response:
 
 async def rename(request: Request) -> Response:
     """Give the run another display name (form field `name`)."""
-    form = await _form(request)
+    form = await form_of(request)
     folder, name = folder_of(request), form.get("name", "").strip()
     if len(name) > _LONGEST:
         raise HTTPException(400, f"A name has at most {_LONGEST} characters.")
     await asyncio.to_thread(tags_and_properties.set_name, folder.notes, "display_name", name)
     return RedirectResponse(f"../{folder.run_id}", 303)
-
-
-async def _form(request: Request) -> dict[str, str]:
-    """Return the fields of a form that a page of this server has sent.
-
-    Raises:
-        HTTPException: The form comes from elsewhere, or the server is read-only (403).
-    """
-    if request.app.state.config.read_only:
-        raise HTTPException(403, "This server only shows runs: it was started with --read-only.")
-    # Parse the form by hand: three fields do not justify the dependency python-multipart.
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
-        raise HTTPException(415, "A form is sent as application/x-www-form-urlencoded.")
-    fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
-    form = {name: values[-1] for name, values in fields.items()}
-    if not request.app.state.token.is_form_key(form.get("form_key", "")):
-        raise HTTPException(
-            403,
-            "This form belongs to another server, or to a page that was opened before the token changed. Reload the page.",
-        )
-    return form
