@@ -13,7 +13,7 @@ from paceline import workspace_dir
 from paceline.environments.environment import Environment
 from paceline.errors import JobError, PipelineError, SweepError, WorkspaceError
 from paceline.job.job import Job
-from paceline.runs import interactive, read, store, tags_and_properties
+from paceline.runs import interactive, read, store, tags_and_properties, trash
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name, check_run_id
 from paceline.runs.read import matches
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from paceline.pipelines.pipeline import Pipeline
     from paceline.pipelines.pipeline_run import PipelineRun
     from paceline.pruning import Pruned
+    from paceline.runs.trash import DeletedRun
     from paceline.services.record import ServingOptions
     from paceline.services.service import DeployOptions, Models, Service
     from paceline.snapshot import Progress
@@ -319,6 +320,31 @@ class Workspace:
         )
         return pruning.prune(self._path, policy, kinds, dry_run=dry_run)
 
+    @property
+    def deleted_runs(self) -> list[DeletedRun]:
+        """Runs in the trash, which keeps them for 7 days, the last deleted first."""
+        return trash.deleted(self._path)
+
+    def restore(self, run_id: str) -> list[Run]:
+        """Bring a deleted run back from the trash, with the runs that were deleted with it.
+
+        Args:
+            run_id: The run's id, the beginning of it, or its name.
+
+        Raises:
+            RunNotFoundError: The trash has no such run, or several.
+
+        Examples:
+            >>> ws = pl.Workspace("my_runs")
+            >>> with pl.Experiment(ws, "notebook").start_logging() as run:
+            ...     run.log("loss", 0.5)
+            >>> run.delete()
+            >>> [restored] = ws.restore(run.id)
+            >>> restored.metrics("loss").last
+            0.5
+        """
+        return [self.get_run(folder.run_id) for folder in trash.restore(self._path, run_id)]
+
     def get_run(self, run_id: str) -> Run:
         """Return a run by its id or a unique beginning of it, or by its name.
 
@@ -521,6 +547,7 @@ class Experiment:
         include_children: bool = False,
         *,
         status: str | None = None,
+        archived: bool | None = False,
     ) -> Iterator[Run]:
         """Return the experiment's runs, newest first, each as an object of the class for its kind.
 
@@ -530,12 +557,20 @@ class Experiment:
             properties: Property -> value.
             status: A state such as "Completed".
             include_children: Include child runs.
+            archived: True for archived runs only, None for all runs.
         """
         # Compare the records: an id that a user chose need not begin with its experiment's name.
         for record in read.all_records(self.runs_dir):
             folder = RunFolder(self.runs_dir / record.run_id)
             if record.experiment == self.name and matches(
-                record, folder, kind=kind, tags=tags, properties=properties, status=status, children=include_children
+                record,
+                folder,
+                kind=kind,
+                tags=tags,
+                properties=properties,
+                status=status,
+                children=include_children,
+                archived=archived,
             ):
                 yield self.run_class._handle(self, record)
 

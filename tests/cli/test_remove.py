@@ -40,15 +40,15 @@ def answered(cli: Cli, answer: str, *words: object) -> tuple[int, str]:
 
 
 def test_rm_removes_a_run_after_confirmation(cli: Cli, runs: list[str]) -> None:
-    assert "no terminal shows the question. Add --yes to answer: Remove run" in cli("rm", runs[0], code=2).stderr
+    assert "no terminal shows the question. Add --yes to answer: Move run" in cli("rm", runs[0], code=2).stderr
     code, said = answered(cli, "", "rm", runs[0])
     assert code == 1
-    assert f"Remove run {runs[0]}, " in said
+    assert f"Move run {runs[0]}, " in said
     assert "Nothing was removed." in said
     assert sorted(runs) == cli.run_ids()
     code, said = answered(cli, "y", "rm", runs[0])
     assert code == 0
-    assert f"{runs[0]}: removed, " in said
+    assert f"{runs[0]}: in the trash, " in said
     assert sorted(runs[1:]) == cli.run_ids()
     assert "no run" in cli("rm", runs[0], "--yes", code=2).stderr
 
@@ -63,6 +63,41 @@ def test_rm_removes_child_runs_only_on_request(cli: Cli, runs: list[str]) -> Non
     assert cli.run_ids() == runs[:1]
 
 
+def test_deleted_runs_are_restored_or_purged(cli: Cli, runs: list[str]) -> None:
+    cli("rm", "--yes", "--children", runs[1])
+    assert [(run["run_id"], run["with_run"]) for run in cli.json("restore")] == [(runs[1], runs[1]), (runs[2], runs[1])]
+    assert runs[1] in cli("restore").stdout
+    assert cli.json("restore", runs[1]) == [runs[1], runs[2]]
+    assert sorted(runs) == cli.run_ids()
+    assert f"no run '{runs[1]}' is in the trash" in cli("restore", runs[1], code=2).stderr
+    cli("rm", "--yes", runs[0])
+    assert f"{runs[0]}: removed" in cli("rm", "--yes", "--purge", runs[0]).stdout
+    assert cli.json("restore") == []
+    assert "is empty" in cli("restore").stdout
+
+
+def test_archived_runs_are_left_out_of_lists(cli: Cli, runs: list[str]) -> None:
+    cli("archive", runs[0])
+    assert runs[0] not in cli("list", "--trials").stdout
+    assert [run["run_id"] for run in cli.json("list", "--archived")] == [runs[0]]
+    experiment = Experiment(Workspace(cli.folder / ".paceline"), "kept")
+    assert [run.id for run in experiment.get_runs()] == [runs[1]]
+    assert [run.id for run in experiment.get_runs(archived=True)] == [runs[0]]
+    cli("archive", "--undo", runs[0])
+    assert runs[0] in cli("list").stdout
+
+
+def test_note_and_tag_write_what_show_prints(cli: Cli, runs: list[str]) -> None:
+    cli("note", runs[0], "Diverges with **fp16**.")
+    assert cli("note", runs[0]).stdout == "Diverges with **fp16**.\n"
+    assert cli("tag", runs[0], "best", "epochs=3").stdout == "best, epochs=3\n"
+    assert cli("tag", runs[0], "--remove", "best").stdout == "epochs=3\n"
+    shown = cli("show", runs[0]).stdout
+    assert "Diverges with **fp16**." in shown
+    assert "epochs=3" in shown
+    assert "tag '=x' is not KEY or KEY=VALUE" in cli("tag", runs[0], "=x", code=2).stderr
+
+
 def test_a_run_that_lives_is_refused_and_nothing_else_is_removed(cli: Cli, runs: list[str]) -> None:
     living = cli.submit("import time; time.sleep(600)")
     cli.wait(living, "Running")
@@ -73,7 +108,7 @@ def test_a_run_that_lives_is_refused_and_nothing_else_is_removed(cli: Cli, runs:
     assert cli.json("prune", "--older-than", "0s", "--runs", "--yes")["failed"] == []
     assert cli.run_ids() == [living]
     cli("cancel", "--wait", living)
-    assert f"{living}: removed" in cli("rm", "--yes", living).stdout
+    assert f"{living}: removed" in cli("rm", "--yes", "--purge", living).stdout
 
 
 def test_a_removal_that_was_killed_is_finished_by_the_next_list(cli: Cli, runs: list[str]) -> None:

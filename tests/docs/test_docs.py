@@ -463,7 +463,7 @@ def test_every_verb_answers_with_the_documented_keys(finished: Path) -> None:
         ("logs", ("logs",)),
         ("metrics", ("metrics",)),
         ("files, download", ("download",)),
-        ("rm, prune", ("rm", "prune")),
+        ("rm, restore, prune", ("rm", "restore", "prune")),
         ("check", ("check",)),
         ("serve", ("serve",)),
     ],

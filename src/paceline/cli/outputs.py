@@ -148,6 +148,17 @@ class RunMetrics(TypedDict, total=False):
 FileRow = TypedDict("FileRow", {"name": str, "size_bytes": int})
 CopiedFile = TypedDict("CopiedFile", {"name": str, "path": str, "size_bytes": int})
 RemovedRun = TypedDict("RemovedRun", {"run_id": str, "size_bytes": int})
+DeletedRunJson = TypedDict(
+    "DeletedRunJson",
+    {
+        "run_id": str,
+        "display_name": str,
+        "deleted_utc": str,
+        "deleted_by": str,
+        "kept_until_utc": str,
+        "with_run": str,
+    },
+)
 CanceledRun = TypedDict("CanceledRun", {"run_id": str, "status": str})
 #: The bytes that a worker needs for model and optimizer, and the free bytes under a memory limit.
 NeededMemory = TypedDict("NeededMemory", {"needed_bytes": int, "free_bytes": int, "limit": str})

@@ -1,7 +1,8 @@
-"""status, list, show, rename: runs and their states."""
+"""status, list, show, rename, note, tag, archive: runs, their states and notes."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from paceline.cli.common import (
     coloured,
     columns,
     folder_of,
+    folders_of,
     has_colour,
     pairs_text,
     print_fields,
@@ -20,6 +22,7 @@ from paceline.cli.common import (
     state_named,
 )
 from paceline.cli.options import JSON, LATEST_RUN, VerbOption, takes
+from paceline.cli.run_options import pairs
 from paceline.cli.summary import command_text, data_texts, details, environment_text, summary
 from paceline.data.transfer.progress import size_text
 from paceline.errors import UserError
@@ -86,6 +89,7 @@ def status(*, run_id: str | None, as_json: bool) -> None:
     VerbOption("-n --limit", "Most runs to list, newest first.", "N", int, least=1, default=_SHOWN),
     VerbOption("--all", "List all runs.", type=bool, name="everything"),
     VerbOption("--trials", "List the trials of sweeps and the steps of pipelines, too.", type=bool),
+    VerbOption("--archived", "Only archived runs, which the list leaves out.", type=bool),
     VerbOption("-l --long", "Show tags, and the size on disk.", type=bool),
     JSON,
 )
@@ -97,6 +101,7 @@ def list_runs(
     limit: int,
     everything: bool,
     trials: bool,
+    archived: bool,
     long: bool,
     as_json: bool,
 ) -> None:
@@ -112,7 +117,7 @@ def list_runs(
         for record in read.all_records(runs_dir, trials=trials)
         for folder in [RunFolder(runs_dir / record.run_id)]
         if (experiment is None or record.experiment == experiment)
-        and matches(record, folder, status=status, tags=tags, children=True)
+        and matches(record, folder, status=status, tags=tags, children=True, archived=archived)
     )
     # Read only the records that are shown, such as the newest 25 of ten thousand.
     shown = list(found if everything else islice(found, limit))
@@ -123,7 +128,7 @@ def list_runs(
     if not shown:
         names = (experiment_of(run_id) for run_id in store.ids(runs_dir))
         meant = did_you_mean(experiment or "", dict.fromkeys(filter(None, names)))
-        print(f"No {'such ' if experiment or status or tag else ''}runs in {runs_dir.parent}.{meant}")
+        print(f"No {'such ' if experiment or status or tag or archived else ''}runs in {runs_dir.parent}.{meant}")
         return
     lines: list[tuple[str, ...]] = [
         ("RUN", "NAME", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK", "COMMAND", "METRICS"),
@@ -140,7 +145,7 @@ def list_runs(
     # Count the ids, which needs no reading of records.
     total = sum(trials or not is_trial(run_id) for run_id in store.ids(runs_dir))
     # With a filter, don't print how many more runs match: only reading all records would tell.
-    if not everything and len(shown) == limit and total > limit and not (experiment or status or tag):
+    if not everything and len(shown) == limit and total > limit and not (experiment or status or tag or archived):
         print(f"... and {total - limit} older ones (--all)")
 
 
@@ -155,6 +160,52 @@ def rename(*, run_id: str, name: str) -> None:
     folder = folder_of(run_id)
     tags_and_properties.set_name(folder.notes, "display_name", name)
     print(f"{folder.run_id} ({visible(name)})")
+
+
+@takes(
+    LATEST_RUN,
+    VerbOption(
+        "text", "The new notes, in Markdown; - reads them from standard input. Default: print the notes.", "[TEXT]"
+    ),
+)
+def note(*, run_id: str | None, text: str | None) -> None:
+    """Write notes on a run in Markdown, or print them."""
+    folder = folder_of(run_id)
+    if text is None:
+        print(visible(tags_and_properties.read(folder.notes).description or "", lines=True))
+        return
+    tags_and_properties.set_name(folder.notes, "description", sys.stdin.read() if text == "-" else text)
+
+
+@takes(
+    VerbOption("run_id", "Run: its id, the beginning of it, or its name.", "RUN", complete="run_ids", needed=True),
+    VerbOption("tags", "Tags to set.", "[KEY[=VALUE]]...", list),
+    VerbOption("--remove", "Tag to remove; may be repeated.", "KEY", list),
+)
+def tag(*, run_id: str, tags: list[str] | None, remove: list[str] | None) -> None:
+    """Set or remove tags of a run, and print its tags."""
+    folder = folder_of(run_id)
+    tags_and_properties.remove_tags(folder.notes, remove or [])
+    tags_and_properties.set_tags(folder.notes, pairs("tag", tags))
+    print(visible(pairs_text(tags_and_properties.read(folder.notes).tags)))
+
+
+@takes(
+    VerbOption(
+        "run_ids",
+        "Runs: their ids, the beginnings of these, or their names.",
+        "RUN...",
+        list,
+        complete="run_ids",
+        needed=True,
+    ),
+    VerbOption("--undo", "List the runs again.", type=bool),
+)
+def archive(*, run_ids: list[str], undo: bool) -> None:
+    """Leave runs out of lists. Everything else of them stays."""
+    for folder in folders_of(run_ids):
+        tags_and_properties.set_archived(folder.notes, not undo)
+        print(f"{folder.run_id}: {'listed again' if undo else 'archived'}")
 
 
 @takes(LATEST_RUN, JSON)
@@ -192,6 +243,7 @@ def show(*, run_id: str | None, as_json: bool) -> None:
         ("Source", record.source_directory or ""),
         ("Git", _git(found["git"])),
         ("Tags", pairs_text(found["tags"])),
+        ("Notes", (tags_and_properties.read(folder.notes).description or "").splitlines()),
         ("Properties", pairs_text(found["properties"])),
         *_load(folder, record, found["load"]),
         ("Attempts", _attempts(record.attempts) if len(record.attempts) > 1 else ""),

@@ -1,23 +1,24 @@
-"""rm, prune, trust: remove runs and unused files, and trust a workspace."""
+"""rm, restore, prune, trust: remove runs and unused files, bring runs back, and trust a workspace."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline import workspace_dir
-from paceline.cli.common import folders_of, print_json, print_table, state_named, warn
+from paceline.cli.common import folders_of, print_json, print_list, print_table, state_named, warn
 from paceline.cli.options import DRY_RUN, JSON, YES, Duration, VerbOption, takes
 from paceline.data.transfer.cache import parse_size
 from paceline.data.transfer.progress import size_text
-from paceline.errors import PacelineError, RunNotFoundError, TargetError, UserError
+from paceline.errors import FileNameError, PacelineError, RunNotFoundError, TargetError, UserError
 from paceline.pruning import Pruned, PrunePolicy, Removed
 from paceline.pruning import prune as prune_workspace
-from paceline.runs import read, removal, tags_and_properties
+from paceline.runs import read, removal, tags_and_properties, trash
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import RunRecord
+from paceline.runs.trash import DeletedRun
 from paceline.system.files import tree_size
 from paceline.system.names import counted, some
 from paceline.targets import configured
@@ -25,7 +26,7 @@ from paceline.targets.base import Examined
 from paceline.workspace import Workspace
 
 if TYPE_CHECKING:
-    from paceline.cli.outputs import RemovedRun
+    from paceline.cli.outputs import DeletedRunJson, RemovedRun
     from paceline.remote.link.copies import LeftBehind
 
 
@@ -45,15 +46,23 @@ _DECLINED = 1
     ),
     VerbOption("--children", "Remove their child runs, too.", type=bool),
     VerbOption("--force", "Remove runs whose engine no longer answers (NotResponding), too.", type=bool),
+    VerbOption("--purge", "Remove them for good, also runs in the trash. That frees the space at once.", type=bool),
     YES,
     DRY_RUN,
     JSON,
 )
-def rm(*, run_ids: list[str], children: bool, force: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
-    """Remove ended runs for good. Records, logs, metrics and outputs go; files that they stored elsewhere stay."""
-    removal.sweep(Workspace.from_config(create=False).runs_dir)
-    folders = folders_of(run_ids)
-    if below := _below(folders):
+def rm(*, run_ids: list[str], children: bool, force: bool, purge: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
+    """Move ended runs to the trash, which keeps them for 7 days. `paceline restore` brings them back.
+
+    Records, logs, metrics and outputs go; files that they stored elsewhere stay.
+    """
+    workspace = Workspace.from_config(create=False)
+    removal.sweep(workspace.runs_dir)
+    in_trash = [run for run in map(_in_trash, run_ids) if run is not None] if purge else []
+    folders = folders_of(word for word in run_ids if word not in {run.run_id for run in in_trash})
+    if len(in_trash) == len(run_ids):
+        folders = []
+    if below := trash.below(workspace.runs_dir, folders) if folders else []:
         if not children:
             shown = some([folder.run_id for folder in below], _NAMED)
             raise UserError(f"there are runs below: {shown}. --children removes them as well.")
@@ -61,21 +70,88 @@ def rm(*, run_ids: list[str], children: bool, force: bool, yes: bool, dry_run: b
     for folder in folders:
         removal.check_removable(read.record(folder), force=force)
     # Measure the runs before they are removed.
-    removed = [Removed(name=folder.run_id, size_bytes=tree_size(folder.path)) for folder in folders]
+    there = [*folders, *(run.folder for run in in_trash)]
+    removed = [Removed(name=folder.run_id, size_bytes=tree_size(folder.path)) for folder in there]
     if not dry_run:
         names = [run.name for run in removed]
         more = ", ..." if len(names) > _NAMED else ""
         which = f"run {names[0]}" if len(names) == 1 else f"{len(names)} runs ({', '.join(names[:_NAMED])}{more})"
-        if not confirmed(f"Remove {which}, {_total(removed)}, for good?", yes=yes, as_json=as_json):
+        how = (
+            f"Remove {which}, {_total(removed)}, for good?"
+            if purge
+            else f"Move {which}, {_total(removed)}, to the trash?"
+        )
+        if not confirmed(how, yes=yes, as_json=as_json):
             return _DECLINED
-        removed = [run for folder, run in zip(folders, removed, strict=True) if _remove(folder, force=force)]
+        if purge:
+            removed = [run for folder, run in zip(there, removed, strict=True) if _remove(folder, force=force)]
+        else:
+            roots = [folder for folder in folders if folder not in below]
+            moved = trash.delete(workspace.runs_dir, roots, force=force)
+            removed = [run for run in removed if run.name in moved]
     if as_json:
         rows: list[RemovedRun] = [{"run_id": run.name, "size_bytes": run.size_bytes} for run in removed]
         print_json(rows)
     else:
+        done = "removed" if purge else "in the trash"
         for run in removed:
-            print(f"{run.name}: {'would be removed' if dry_run else 'removed'}, {size_text(run.size_bytes)}")
-    return 0 if len(removed) == len(folders) else 1
+            print(f"{run.name}: {'would be removed' if dry_run else done}, {size_text(run.size_bytes)}")
+        if removed and not purge and not dry_run:
+            print(
+                f"The trash keeps them for {trash.KEPT_DAYS} days. Bring one back: paceline restore {removed[-1].name}"
+            )
+    return 0 if len(removed) == len(there) else 1
+
+
+def _in_trash(run_id: str) -> DeletedRun | None:
+    with contextlib.suppress(FileNameError):
+        return trash.find(Workspace.from_config(create=False).path, run_id)
+    return None
+
+
+@takes(
+    VerbOption(
+        "run_ids",
+        "Deleted runs: their ids, the beginnings of these, or their names; default: list them.",
+        "[RUN]...",
+        list,
+    ),
+    JSON,
+)
+def restore(*, run_ids: list[str] | None, as_json: bool) -> None:
+    """Bring deleted runs back from the trash, or list the trash."""
+    workspace_dir = Workspace.from_config(create=False).path
+    if not run_ids:
+        print_list(
+            trash.deleted(workspace_dir),
+            {
+                "RUN": lambda run: run.run_id,
+                "NAME": lambda run: run.name,
+                "DELETED": lambda run: f"{run.deleted_utc} by {run.deleted_by}",
+                "KEPT UNTIL": lambda run: run.kept_until_utc,
+            },
+            as_json=as_json,
+            to_json=_deleted_json,
+            none=f"The trash of {workspace_dir} is empty.",
+        )
+        return
+    found = [folder.run_id for run_id in run_ids for folder in trash.restore(workspace_dir, run_id)]
+    if as_json:
+        print_json(found)
+    else:
+        for run_id in found:
+            print(f"{run_id}: restored")
+
+
+def _deleted_json(run: DeletedRun) -> DeletedRunJson:
+    return {
+        "run_id": run.run_id,
+        "display_name": run.name,
+        "deleted_utc": run.deleted_utc,
+        "deleted_by": run.deleted_by,
+        "kept_until_utc": run.kept_until_utc,
+        "with_run": run.with_run,
+    }
 
 
 @takes(
@@ -199,12 +275,16 @@ def _prune_nodes(name: str, *, yes: bool, dry_run: bool, as_json: bool) -> int:
 
 
 def _remove(folder: RunFolder, *, force: bool) -> bool:
-    """Remove the run. If that fails, print the reason and return False."""
+    """Remove the run for good. If that fails, print the reason and return False."""
     # Read the properties now, because they are removed with the run.
     properties = tags_and_properties.read(folder.notes).properties
     left = [text for name, text in properties.items() if name.startswith(("not_fetched", "fetched_later"))]
     try:
-        removal.remove(folder, force=force)
+        deleted = trash.find(folder.path.parents[1], folder.run_id)
+        if deleted is not None and deleted.folder == folder:
+            trash.purge(deleted)
+        else:
+            removal.remove(folder, force=force)
     except RunNotFoundError:
         pass  # another process has removed it
     except PacelineError as error:
@@ -213,20 +293,6 @@ def _remove(folder: RunFolder, *, force: bool) -> bool:
     if left:
         warn(f"{folder.run_id}: files stay on other machines: {' '.join(left)}")
     return True
-
-
-def _below(folders: list[RunFolder]) -> list[RunFolder]:
-    """Return all runs below these runs, such as trials of a sweep, the deepest first."""
-    if not folders:
-        return []
-    runs_dir = folders[0].path.parent
-    named = {folder.run_id for folder in folders}
-    records: list[RunRecord] = [record for record in read.all_records(runs_dir) if record.parent_run_id]
-    parents = set(named)
-    while grown := {record.run_id for record in records if record.parent_run_id in parents} - parents:
-        parents |= grown
-    # The deepest run is first here: records come newest first, and a child is younger than its parent.
-    return [RunFolder(runs_dir / record.run_id) for record in records if record.run_id in parents - named]
 
 
 def confirmed(question: str, *, yes: bool, as_json: bool) -> bool:

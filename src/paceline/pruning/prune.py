@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.errors import PacelineError, UserError
 from paceline.pruning import environments, snapshots
 from paceline.pruning.families import PrunePolicy, unwanted
-from paceline.runs import removal
+from paceline.runs import removal, trash
 from paceline.system.files import tree_size
 
 KINDS = ("runs", "snapshots", "environments", "data", "models")
@@ -86,6 +86,7 @@ def prune(workspace_dir: Path, policy: PrunePolicy, kinds: Collection[str] = (),
     if not dry_run:
         # Always remove remnants of killed removals and submissions.
         removal.sweep(workspace_dir / "runs")
+        trash.expire(workspace_dir)
         snapshots.sweep(workspace_dir)
     # Remove runs first, because that frees snapshots and environments.
     runs, failed = _prune_runs(workspace_dir, policy, dry_run) if "runs" in kinds else ([], [])

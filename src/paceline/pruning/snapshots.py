@@ -26,6 +26,8 @@ def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str
     Runs in `without` count as removed. A file that several snapshots share counts for the last of these snapshots.
     """
     used = {name for run_id, name in _used(workspace_dir / "runs") if run_id not in without}
+    # A deleted run may be restored.
+    used |= {name for _, name in _used(workspace_dir / "trash")}
     # Keep the snapshots of models, also if the run that made the model is removed.
     used |= {name for name in made_by(workspace_dir).values() if name is not None}
     folder = workspace_dir / "snapshots"

@@ -82,6 +82,8 @@ class RunFolder:
     secrets = PathAttribute("secrets.json")
     #: Tags, properties and names: one JSON line per change, appended by any process.
     notes = PathAttribute("notes.jsonl")
+    #: When and by whom the run was deleted: only in the trash (`paceline.runs.trash`).
+    deleted = PathAttribute("deleted.json")
     #: Exists after a request to end the run; holds the user and the reason.
     cancel_request = PathAttribute("cancel.json")
     #: One folder per running `paceline exec` command, readable only for its owner.

@@ -143,11 +143,13 @@ def matches(
     properties: Mapping[str, str] | None = None,
     status: str | None = None,
     children: bool = False,
+    archived: bool | None = None,
 ) -> bool:
     """Return whether the run passes every given filter.
 
     tags: A dict of tag to value, or the name of one tag with any value.
     children: Let runs with a parent through.
+    archived: Whether the run must be archived; None for either.
     """
     if record.parent_run_id and not children:
         return False
@@ -156,9 +158,11 @@ def matches(
     if status is not None and record.status != status:
         return False
     # Filter by notes last, because they are in one more file to read for each run.
-    if not tags and not properties:
+    if not tags and not properties and archived is None:
         return True
     noted = tags_and_properties.read(folder.notes)
+    if archived not in (None, noted.is_archived):
+        return False
     wanted = {tags: None} if isinstance(tags, str) else dict(tags or {})
     for key, value in wanted.items():
         if key not in noted.tags or (value is not None and noted.tags[key] != str(value)):

@@ -13,7 +13,7 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from paceline.errors import RunNotFoundError, RunStateError
@@ -22,7 +22,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.runs.store import remove_containers
 from paceline.system import locks
-from paceline.system.files import names_in, remove_tree
+from paceline.system.files import OWNED, names_in, remove_tree, write_json
 
 GONE, NEW = ".gone-", ".new-"
 #: Seconds to wait for a run's lock. Readers and an exiting supervisor hold it for moments; an owner holds it longer.
@@ -53,7 +53,7 @@ def check_removable(record: RunRecord, *, force: bool = False) -> None:
 
 
 def remove(folder: RunFolder, *, force: bool = False) -> None:
-    """Remove an ended run with its containers. Its children stay.
+    """Remove an ended run for good, with its containers. Its children stay.
 
     force: Also remove a run whose engine cannot be asked (NotResponding).
 
@@ -61,11 +61,28 @@ def remove(folder: RunFolder, *, force: bool = False) -> None:
         RunNotFoundError: The run does not exist any more.
         RunStateError: The run has not ended, or some files cannot be removed (but then the run is in no list any more).
     """
+    gone = _gone(folder.path)
+    move_out(folder, gone, force=force)
+    try:
+        _delete(gone)
+    except OSError as error:
+        raise RunStateError(
+            f"run {folder.run_id} is removed, but some of its files are another user's, and stay: {error.strerror}: "
+            f"{error.filename!r}. Remove {str(gone)!r} as that user, or as root."
+        ) from error
+
+
+def move_out(folder: RunFolder, place: Path, *, force: bool = False, mark: Mapping[str, str] | None = None) -> None:
+    """Move an ended run's folder to a place outside the list of runs, and remove its containers.
+
+    mark: Content of the run's `deleted.json`, which is written first.
+
+    Raises:
+        RunNotFoundError, RunStateError: As for `remove`.
+    """
     record = read.record(folder)
     check_removable(record, force=force)
     store.check_own(folder, "remove")
-    # The name has a random token: another run may get this id, and be removed, before this folder is empty.
-    gone = folder.path.with_name(f"{GONE}{folder.run_id}-{secrets.token_hex(4)}")
     # Only the holder of the lock may write the record, so no other process can take over the run meanwhile.
     with _locked(folder):
         record = store.stored(folder)  # another process may have continued a killed submission
@@ -75,18 +92,32 @@ def remove(folder: RunFolder, *, force: bool = False) -> None:
         remove_containers(record.job, record.run_id, all_ended=True)
         store.remove_scratch(folder, record)
         try:
-            os.rename(folder.path, gone)
+            if mark is not None:
+                write_json(folder.deleted, mark, mode=OWNED)
+            # A run of the same id may be in the trash, such as a trial that its sweep has started again. It is gone for good now.
+            discard(place)
+            os.rename(folder.path, place)
         except OSError as error:
             raise RunStateError(
                 f"run {folder.run_id} can't be removed: {error.strerror}: {str(folder.path.parent)!r}."
             ) from error
-    try:
+
+
+def discard(path: Path) -> None:
+    """Delete a folder that is no run any more, such as one in the trash. Ignore a missing one.
+
+    Raises:
+        OSError: Parts of it can't be deleted, such as other users' files.
+    """
+    gone = _gone(path)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(path, gone)
         _delete(gone)
-    except OSError as error:
-        raise RunStateError(
-            f"run {folder.run_id} is removed, but some of its files are another user's, and stay: {error.strerror}: "
-            f"{error.filename!r}. Remove {str(gone)!r} as that user, or as root."
-        ) from error
+
+
+def _gone(path: Path) -> Path:
+    # The name has a random token: another run may get this id, and be removed, before this folder is empty.
+    return path.with_name(f"{GONE}{path.name}-{secrets.token_hex(4)}")
 
 
 def sweep(runs_dir: Path) -> None:

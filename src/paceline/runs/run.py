@@ -22,6 +22,7 @@ from paceline.runs import (
     states,
     store,
     tags_and_properties,
+    trash,
 )
 from paceline.runs.context import WorkerContext
 from paceline.runs.folder import RunFolder
@@ -569,10 +570,12 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         elif not self.record().is_terminal:
             read.request_cancel(self._folder, by=user_name())
 
-    def delete(self, *, children: bool = False) -> None:
-        """Remove the run with its logs, metrics, outputs and checkpoints. Data in datastores stays.
+    def delete(self, *, children: bool = False, purge: bool = False) -> None:
+        """Move the run with its logs, metrics, outputs and checkpoints to the trash. Data in datastores stays.
 
-        children: also remove the runs below it.
+        `Workspace.restore` brings it back for 7 days.
+
+        children: also delete the runs below it. purge: remove everything for good, which frees the space at once.
 
         Raises:
             RunStateError: The run or a child has not ended, or it has children and children=False. Nothing is removed then.
@@ -583,6 +586,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
                 f"run {self.id} has {len(below)} child run{'s' if len(below) > 1 else ''}. delete(children=True) removes "
                 f"{'them' if len(below) > 1 else 'it'} as well."
             )
+        if not purge:
+            trash.delete(self._folder.path.parent, [self._folder])
+            return
         # Check all runs before removing the first.
         for run in (*below, self):
             removal.check_removable(run.record())

@@ -153,12 +153,21 @@ class HasNotes(ABC):
 
     @property
     def description(self) -> str | None:
-        """The last description that was set, or None."""
+        """Notes on the run for people, in Markdown, or None. `paceline note` and the live page show them."""
         return self._notes().description
 
     @description.setter
     def description(self, text: str) -> None:
         tags_and_properties.set_name(self.folder.notes, "description", text)
+
+    @property
+    def is_archived(self) -> bool:
+        """Whether lists leave the run out; set it to archive the run, or to bring it back."""
+        return self._notes().is_archived
+
+    @is_archived.setter
+    def is_archived(self, is_archived: bool) -> None:
+        tags_and_properties.set_archived(self.folder.notes, bool(is_archived))
 
     def tag(self, key: str, value: object = None) -> None:
         """Set a tag. A value of any type becomes a string and replaces an earlier one.

@@ -22,7 +22,7 @@ class Notes:
     """The content of a notes file.
 
     drawn_name: the run's first readable name (`paceline.runs.ids`). display_name: the name that users or the script's tracker set
-    later.
+    later. description: notes of people, in Markdown. is_archived: lists leave the run out.
     """
 
     tags: dict[str, str | None] = field(default_factory=dict)
@@ -30,6 +30,7 @@ class Notes:
     drawn_name: str | None = None
     display_name: str | None = None
     description: str | None = None
+    is_archived: bool = False
 
     @property
     def name(self) -> str | None:
@@ -54,6 +55,8 @@ def read(path: Path) -> Notes:
                 notes.drawn_name = name
             case {"description": text}:
                 notes.description = text
+            case {"archived": bool(is_archived)}:
+                notes.is_archived = is_archived
     return notes
 
 
@@ -99,6 +102,10 @@ def set_name(path: Path, field_name: str, text: str) -> None:
     if field_name == "display_name":
         check_display_name(text)
     append_line(path, {field_name: str(text)})
+
+
+def set_archived(path: Path, is_archived: bool) -> None:
+    append_line(path, {"archived": is_archived})
 
 
 def _check_key(what: str, key: object) -> None:

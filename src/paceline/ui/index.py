@@ -49,6 +49,7 @@ class IndexEntry:
     why: str
     parent: str | None
     tags: Mapping[str, str | None] = field(default_factory=dict)
+    is_archived: bool = False
     record_stamp: _Stamp = None
     notes_stamp: _Stamp = None
 
@@ -137,6 +138,7 @@ def _entry(folder: RunFolder, known: IndexEntry | None) -> IndexEntry | None:
         return None
     if known is not None and known.notes_stamp == notes:
         entry.name, entry.tags, entry.notes_stamp = known.name, known.tags, notes
+        entry.is_archived = known.is_archived
     else:
         _read_notes(entry, folder, notes)
     return entry
@@ -173,10 +175,11 @@ def _nodes(job: Mapping[str, Any]) -> str:
 def _read_notes(entry: IndexEntry, folder: RunFolder, stamp: _Stamp) -> None:
     entry.notes_stamp = stamp
     if stamp is None:
-        entry.name, entry.tags = "", {}
+        entry.name, entry.tags, entry.is_archived = "", {}, False
         return
     noted = tags_and_properties.read(folder.notes)
     entry.name = str(noted.name or "")
+    entry.is_archived = noted.is_archived
     entry.tags = {sys.intern(key): value for key, value in noted.tags.items()}
 
 
@@ -200,7 +203,7 @@ class RunQuery:
     """The filters and the sort order of a list of runs.
 
     text: part of name, id, tags or experiment. state: one of `states.ALL`, or "live". sort: a key of `SORTS`, with "-" for
-    descending; "" for newest first. parent: only children of this run.
+    descending; "" for newest first. parent: only children of this run. archived: only archived runs, else only others.
     """
 
     text: str = ""
@@ -211,6 +214,7 @@ class RunQuery:
     tags: tuple[str, ...] = ()
     trials: bool = False
     parent: str = ""
+    archived: bool = False
     sort: str = ""
     page: int = 1
 
@@ -235,6 +239,8 @@ def selected(entries: Iterable[IndexEntry], query: RunQuery) -> list[IndexEntry]
 
 
 def _passes(entry: IndexEntry, query: RunQuery, words: list[str], tags: list[tuple[str, str, str]]) -> bool:
+    if entry.is_archived != query.archived:
+        return False
     if query.parent:
         if entry.parent != query.parent:
             return False

@@ -43,6 +43,7 @@ def query_of(request: Request) -> RunQuery:
         tags=tuple(tag for tag in given.getlist("tag") if tag),
         trials=given.get("trials", "") == "1",
         parent=given.get("parent", ""),
+        archived=given.get("archived", "") == "1",
         sort=sort if sort.lstrip("-") in SORTS or sort == "created" else "",
         page=whole(request, "page", 1, least=1),
     )

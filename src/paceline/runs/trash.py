@@ -1,0 +1,208 @@
+"""The trash of a workspace, which keeps deleted runs for a week.
+
+    runs/<run id>  ->  trash/<run id>  ->  runs/<run id>          restored
+                                       ->  trash/.gone-<run id>   removed for good
+
+A run moves by one rename, so no reader meets half a run. The file `deleted.json` in its folder says when and by whom.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import PacelineError, RunNotFoundError, RunStateError
+from paceline.runs import read, removal, store, tags_and_properties
+from paceline.runs.folder import RunFolder
+from paceline.runs.ids import check_run_id
+from paceline.runs.record import parse_utc, user_name, utc_now, utc_text
+from paceline.system.files import names_in, read_json
+
+KEPT_DAYS = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeletedRun:
+    """A run in the trash.
+
+    Attributes:
+        folder: Where it is now.
+        name: Its display name, or its id.
+        deleted_utc: When it was deleted.
+        deleted_by: The user who deleted it.
+        with_run: The run with which it was deleted, such as a trial's sweep; else its own id.
+    """
+
+    folder: RunFolder
+    name: str
+    deleted_utc: str
+    deleted_by: str
+    with_run: str
+
+    @property
+    def run_id(self) -> str:
+        return self.folder.run_id
+
+    @property
+    def kept_until_utc(self) -> str:
+        """The time from which the next removal may remove the run for good."""
+        return utc_text(parse_utc(self.deleted_utc) + dt.timedelta(days=KEPT_DAYS))
+
+
+def delete(runs_dir: Path, folders: Iterable[RunFolder], *, force: bool = False) -> list[str]:
+    """Move ended runs and all runs below them to the trash, and return their ids.
+
+    Runs that have been in the trash for a week are removed for good.
+
+    force: Also accept a run whose engine cannot be asked (NotResponding).
+
+    Raises:
+        RunNotFoundError: A run does not exist any more.
+        RunStateError: A run or a run below it has not ended. Nothing is deleted then.
+    """
+    families = [(folder, [*below(runs_dir, [folder]), folder]) for folder in dict.fromkeys(folders)]
+    for _, family in families:
+        for folder in family:
+            removal.check_removable(read.record(folder), force=force)
+            store.check_own(folder, "delete")
+    expire(runs_dir.parent)
+    moved = []
+    for root, family in families:
+        for folder in family:
+            # A run may be in two families: of a sweep, and of its own.
+            if folder.run_id not in moved:
+                _move(folder, root.run_id, force=force)
+                moved.append(folder.run_id)
+    return moved
+
+
+def _move(folder: RunFolder, with_run: str, *, force: bool) -> None:
+    trash = folder.path.parents[1] / "trash"
+    try:
+        trash.mkdir(exist_ok=True)
+    except OSError as error:
+        raise RunStateError(f"run {folder.run_id} can't be deleted: {error.strerror}: {error.filename!r}.") from error
+    mark = {"time_utc": utc_now(), "by": user_name(), "with": with_run}
+    removal.move_out(folder, trash / folder.run_id, force=force, mark=mark)
+
+
+def below(runs_dir: Path, folders: Sequence[RunFolder]) -> list[RunFolder]:
+    """Return all runs below these runs, such as trials of a sweep, the deepest first."""
+    # The ids come newest first, and a child is younger than its parent. Only `job.json` is read: a workspace may have many runs.
+    above: dict[str, object] = {}
+    for run_id in store.ids(runs_dir):
+        data = read_json(RunFolder(runs_dir / run_id).job)
+        above[run_id] = data.get("parent_run_id") if isinstance(data, dict) else None
+    named = {folder.run_id for folder in folders}
+    parents = set(named)
+    while grown := {run_id for run_id, parent in above.items() if parent in parents} - parents:
+        parents |= grown
+    return [RunFolder(runs_dir / run_id) for run_id in above if run_id in parents - named]
+
+
+def deleted(workspace_dir: Path) -> list[DeletedRun]:
+    """Return the runs in the trash, the last deleted first."""
+    ids = (name for name in names_in(workspace_dir / "trash") if not name.startswith("."))
+    found = [_deleted(RunFolder(workspace_dir / "trash" / run_id)) for run_id in ids]
+    return sorted(found, key=lambda run: run.deleted_utc, reverse=True)
+
+
+def find(workspace_dir: Path, run_id: str) -> DeletedRun | None:
+    """Return the deleted run with this complete id, or None."""
+    folder = RunFolder(workspace_dir / "trash" / check_run_id(run_id))
+    return _deleted(folder) if folder.path.is_dir() else None
+
+
+def _deleted(folder: RunFolder) -> DeletedRun:
+    # Anybody who may write to the workspace may have written the file, so check its types.
+    mark = read_json(folder.deleted)
+    mark = mark if isinstance(mark, dict) else {}
+    try:
+        deleted_utc = utc_text(min(parse_utc(mark["time_utc"]), dt.datetime.now(dt.timezone.utc)))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        deleted_utc = utc_now()
+        with contextlib.suppress(OSError):
+            deleted_utc = utc_text(dt.datetime.fromtimestamp(folder.path.stat().st_ctime, dt.timezone.utc))
+    name = tags_and_properties.read(folder.notes).name
+    return DeletedRun(
+        folder=folder,
+        name=str(name or folder.run_id),
+        deleted_utc=deleted_utc,
+        deleted_by=str(mark.get("by") or ""),
+        with_run=str(mark.get("with") or folder.run_id),
+    )
+
+
+def restore(workspace_dir: Path, run_id: str) -> list[RunFolder]:
+    """Move a deleted run back to the list of runs, with the runs that were deleted with it.
+
+    run_id: The run's id, a unique beginning of it, or its name.
+
+    Raises:
+        RunNotFoundError: No run in the trash matches, or several do.
+        RunStateError: The workspace has a run of this id, or the folder cannot be moved.
+    """
+    there = deleted(workspace_dir)
+    meant = _meant(there, run_id)
+    # Parents first: a child without its parent would look like a run of its own.
+    family = sorted((run for run in there if meant in (run.run_id, run.with_run)), key=lambda run: run.run_id != meant)
+    restored = []
+    for run in family:
+        folder = RunFolder(workspace_dir / "runs" / run.run_id)
+        try:
+            os.rename(run.folder.path, folder.path)
+        except FileNotFoundError:
+            continue  # another process has restored or removed it
+        except OSError as error:
+            why = "there is a run of this id" if folder.path.exists() else error.strerror
+            raise RunStateError(f"run {run.run_id} can't be restored: {why}: {str(folder.path)!r}.") from error
+        folder.deleted.unlink(missing_ok=True)
+        restored.append(folder)
+    return restored
+
+
+def _meant(there: Sequence[DeletedRun], text: str) -> str:
+    ids = [run.run_id for run in there]
+    for found in (
+        [run_id for run_id in (*ids, *(run.with_run for run in there)) if run_id == text][:1],
+        [run_id for run_id in ids if text and run_id.startswith(text)],
+        [run.run_id for run in there if run.name == text],
+    ):
+        # A sweep's id begins those of its trials.
+        if found and (
+            len(found) == 1 or all(run_id.startswith(f"{min(found)}_") for run_id in set(found) - {min(found)})
+        ):
+            return min(found)
+        if found:
+            raise RunNotFoundError(
+                f"{len(found)} deleted runs are called {text!r}: {', '.join(found[:5])}. Give more of the id."
+            )
+    raise RunNotFoundError(
+        f"no run {text!r} is in the trash, which keeps deleted runs for {KEPT_DAYS} days. `paceline restore` lists them."
+    )
+
+
+def purge(run: DeletedRun) -> None:
+    """Remove a run of the trash for good.
+
+    Raises:
+        RunStateError: Some files are another user's, and stay.
+    """
+    try:
+        removal.discard(run.folder.path)
+    except OSError as error:
+        raise RunStateError(f"run {run.run_id} can't be removed: {error.strerror}: {error.filename!r}.") from error
+
+
+def expire(workspace_dir: Path) -> None:
+    """Remove for good what has been in the trash for longer than a week. Never raises."""
+    removal.sweep(workspace_dir / "trash")
+    now = utc_now()
+    for run in deleted(workspace_dir):
+        if run.kept_until_utc < now:
+            with contextlib.suppress(PacelineError):
+                purge(run)
