@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.reports.diff import arguments_by_name, compare
+from paceline.reports.diff import compare
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
 from paceline.runs.record import Attempt
@@ -122,16 +122,3 @@ def test_compare_notes_a_missing_snapshot(runs: tuple[RunFolder, RunFolder]) -> 
     found = compare(a, b)
     assert found.code == ()
     assert found.code_note == f"the snapshot of run {b.run_id} is not here any more"
-
-
-def test_arguments_are_read_by_option() -> None:
-    words = ("data", "--lr", "0.1", "--momentum=-0.5", "--shift", "-3", "-v", "--sizes", "1", "2", "--", "-")
-    assert arguments_by_name(words) == {
-        "argument 1": "data",
-        "--lr": "0.1",
-        "--momentum": "-0.5",
-        "--shift": "-3",
-        "-v": "",
-        "--sizes": "1 2",
-        "--": "-",
-    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,10 +15,10 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import json_safe
 from paceline.runs.record import RunRecord
 from paceline.runs.run_data import inputs_by_name
+from paceline.runs.search.params import arguments_by_name
 from paceline.runs.series import MetricSeries
 from paceline.system import linked
 from paceline.system.files import read_json
-from paceline.system.units import is_number_text
 
 #: Fields of a job that describe the topology. Differences of most other fields are reported under `settings`.
 _TOPOLOGY = (
@@ -159,29 +159,6 @@ def _changes(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[Change, 
 
 
 # --- differences of the job
-
-
-def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
-    """Return the arguments of a script by option.
-
-    `--lr 0.1` and `--lr=0.1` are {"--lr": "0.1"}, a flag has "", a repeated option has all values, and a positional argument
-    has its number from 1.
-    """
-    values_by_name: dict[str, list[str]] = {}
-    number, name = 0, None
-    for word in words:
-        if word.startswith("-") and word != "-" and not is_number_text(word):
-            name, equals, value = word.partition("=")
-            values_by_name.setdefault(name, [])
-            if equals:
-                values_by_name[name].append(value)
-                name = None
-        elif name is not None:
-            values_by_name[name].append(word)
-        else:
-            number += 1
-            values_by_name[f"argument {number}"] = [word]
-    return {name: " ".join(values) for name, values in values_by_name.items()}
 
 
 def _parameters(record: RunRecord) -> dict[str, object]:

@@ -83,16 +83,21 @@ def parsed_lines(path: Path) -> Iterator[Any]:
     """Yield the JSON value of each whole line. Skip lines that a kill or a full disk cut short."""
     # Large chunks parsed as one list are several times faster than single lines.
     for data in LogTail(path).chunks(1 << 21):
-        lines = [line for line in data.split(b"\n") if line]
-        try:
-            # Parse the whole chunk before yielding, so that the fallback repeats no line.
-            yield from json.loads(b"[" + b",".join(lines) + b"]")
-        except ValueError:
-            for line in lines:
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    continue
+        yield from parsed(data)
+
+
+def parsed(data: bytes) -> Iterator[Any]:
+    """Yield the JSON value of each line in a chunk of a log. Skip broken lines."""
+    lines = [line for line in data.split(b"\n") if line]
+    try:
+        # Parse the whole chunk before yielding, so that the fallback repeats no line.
+        yield from json.loads(b"[" + b",".join(lines) + b"]")
+    except ValueError:
+        for line in lines:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
 
 
 def last_entries(path: Path, tail_bytes: int) -> list[MetricEntry]:

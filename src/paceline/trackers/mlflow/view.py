@@ -8,11 +8,11 @@ from pathlib import Path
 
 from mlflow.entities import Experiment, LifecycleStage, Metric, Param, Run, RunData, RunInfo, RunStatus, RunTag
 
-from paceline.reports.diff import arguments_by_name
 from paceline.runs import read, series, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import experiment_of
 from paceline.runs.record import RunRecord, parse_utc
+from paceline.runs.search.params import arguments_by_name
 
 #: MLflow's experiment for runs that name none.
 DEFAULT = "0"

@@ -1,0 +1,243 @@
+"""The facts of a run: one compact record of all that lists, searches and comparisons show of it.
+
+Records in shared folders are input: a value of a wrong type counts as missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from paceline.errors import PacelineError
+from paceline.runs import read, states, tags_and_properties
+from paceline.runs.folder import RunFolder
+from paceline.runs.ids import is_trial
+from paceline.runs.record import duration_s, parse_utc, utc_text
+from paceline.runs.search.packed import Packed
+from paceline.runs.search.params import LONGEST, ParamValue, params_of
+from paceline.runs.search.summaries import NO_METRICS, Goal, MetricSummaries, SummaryReader
+from paceline.system.files import read_json, stamp_of
+
+#: Most tags of a run that are kept, and the most characters of a long text.
+_MOST_TAGS, _LONG = 1000, 1000
+_NO_TAGS: Packed[str | None] = Packed({})
+_NO_PARAMS: Packed[ParamValue] = Packed({})
+#: Folder of a sweep -> the goals of its metrics.
+_goals: dict[Path, dict[str, Goal]] = {}
+
+
+@dataclass(slots=True, kw_only=True)
+class RunFacts:
+    """What lists, searches and comparisons know of a run.
+
+    name: "" without one. created, started, ended: seconds since 1970. size: "2×4", nodes by processes. script: "train.py" or
+    "-m package.train". arguments: one line. why: reason for waiting, failing or hanging. parent: id of the run above. params:
+    arguments, sweep values and tracked parameters (`params_of`). metrics: summaries by name (`MetricSummary`).
+    """
+
+    run_id: str
+    experiment: str = ""
+    status: str = ""
+    kind: str = "script"
+    name: str = ""
+    target: str = ""
+    user: str = ""
+    created: float | None = None
+    started: float | None = None
+    ended: float | None = None
+    size: str = ""
+    attempts: int = 0
+    why: str = ""
+    parent: str | None = None
+    is_child: bool = False
+    script: str = ""
+    arguments: str = ""
+    description: str = ""
+    archived: bool = False
+    tags: Mapping[str, str | None] = field(default_factory=lambda: _NO_TAGS)
+    params: Mapping[str, ParamValue] = field(default_factory=lambda: _NO_PARAMS)
+    metrics: MetricSummaries = field(default_factory=lambda: NO_METRICS)
+    #: Hashes of the stamps of the record and the notes, which show a change.
+    record_stamp: int | None = None
+    notes_stamp: int | None = None
+    #: The parameters before the notes are added.
+    given: Mapping[str, ParamValue] = field(default_factory=lambda: _NO_PARAMS, repr=False)
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.status in states.TERMINAL
+
+    @property
+    def title(self) -> str:
+        """The name, or the id of a run without a name."""
+        return self.name or self.run_id
+
+    @property
+    def duration_s(self) -> float | None:
+        """Seconds from the start to the end, or to now; None before the start."""
+        return duration_s(self.started_utc, self.ended_utc)
+
+    @property
+    def created_utc(self) -> str:
+        return _utc(self.created) or ""
+
+    @property
+    def started_utc(self) -> str | None:
+        return _utc(self.started)
+
+    @property
+    def ended_utc(self) -> str | None:
+        return _utc(self.ended)
+
+
+def read_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFacts | None:
+    """Return the present facts of a run, or None if it has no readable record.
+
+    Reads the metrics too, unless `known` has them. An index reads the metrics of running runs by itself.
+
+    Args:
+        folder: The run's folder.
+        known: Facts that were read before: notes and metrics of an ended run are not read again without a change.
+
+    Examples:
+        >>> facts = read_facts(RunFolder(workspace.runs_dir / "digits_1700000000_00000001"))
+        >>> facts.metrics["val_loss"].best, facts.params["lr"]
+        (0.25, 0.001)
+    """
+    facts = read_record_facts(folder, known)
+    if facts is not None and facts is not known:
+        facts.metrics = read_metrics(folder, facts)
+    return facts
+
+
+def read_record_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFacts | None:
+    """Return the present facts of a run with the metrics of `known`; None without a readable record."""
+    record_stamp, notes_stamp = stamp_hash(folder.state), stamp_hash(folder.notes)
+    try:
+        # Read the record as other readers see it: a run whose supervisor has died has ended.
+        facts = _of_record(folder, read.raw(folder) or {})
+    # The run was removed, or its record is unreadable.
+    except (PacelineError, OSError, TypeError, ValueError, AttributeError, KeyError):
+        return None
+    facts.record_stamp = record_stamp
+    if known is not None:
+        facts.metrics = known.metrics
+    if known is not None and known.notes_stamp == notes_stamp:
+        facts.name, facts.description, facts.archived = known.name, known.description, known.archived
+        facts.tags, facts.params, facts.notes_stamp = known.tags, known.params, notes_stamp
+    else:
+        add_notes(facts, folder, notes_stamp)
+    return facts
+
+
+def read_metrics(folder: RunFolder, facts: RunFacts, reader: SummaryReader | None = None) -> MetricSummaries:
+    """Return the metric summaries of a run, with the goals of its sweep.
+
+    reader: Reads the appended lines only; default: reads the whole logs.
+    """
+    found = (reader or SummaryReader(folder.metrics)).look()
+    sweep = RunFolder(folder.path.with_name(facts.parent)) if facts.is_child and facts.parent else folder
+    return found.with_goals(_goals_of(sweep)) if sweep is not folder or facts.kind == "sweep" else found
+
+
+def add_notes(facts: RunFacts, folder: RunFolder, stamp: int | None) -> None:
+    """Set the name, description, tags and tracked parameters of a run from its notes."""
+    facts.notes_stamp = stamp
+    noted = tags_and_properties.read(folder.notes) if stamp is not None else tags_and_properties.Notes()
+    facts.name, facts.description = _text(noted.name), _text(noted.description, _LONG)
+    tags = [(key[:LONGEST], None if value is None else _text(value)) for key, value in noted.tags.items()]
+    facts.tags = Packed(dict(tags[:_MOST_TAGS])) if tags else _NO_TAGS
+    tracked = params_of((), {}, noted.properties) if noted.properties else {}
+    facts.params = Packed({**facts.given, **tracked}) if tracked else facts.given
+
+
+def stamp_hash(path: Path | str) -> int | None:
+    """Return a number that changes with a file, or None if it is missing."""
+    stamp = stamp_of(path)
+    return None if stamp is None else hash(stamp)
+
+
+def _of_record(folder: RunFolder, data: Mapping[str, object]) -> RunFacts:
+    job = _mapping(data.get("job"))
+    hang = _mapping(data.get("hang")) if data.get("status") == states.RUNNING else {}
+    hangs = f"hangs since {str(hang.get('since_utc'))[:19]}: {hang.get('text')}" if hang else ""
+    words = [str(word) for word in _list(job.get("arguments"))]
+    given = params_of(words, _mapping(_mapping(data.get("trial")).get("values")), {})
+    run_id = str(data["run_id"])
+    return RunFacts(
+        run_id=run_id,
+        experiment=_shared(data.get("experiment")),
+        status=_shared(data["status"]),
+        kind=_shared(data.get("kind") or "script"),
+        target=_shared(data.get("target")),
+        user=_shared(data.get("submitted_by")),
+        created=_seconds(data.get("created_utc")),
+        started=_seconds(data.get("started_utc")),
+        ended=_seconds(data.get("ended_utc")),
+        size=_shared(f"{_nodes(job)}×{job['process_count_per_node']}" if job else ""),
+        attempts=len(_list(data.get("attempts"))),
+        why=_shared(_mapping(data.get("failure")).get("message") or data.get("waiting_for") or hangs),
+        parent=_shared(data.get("parent_run_id")) or None,
+        is_child=is_trial(run_id),
+        script=_shared(f"-m {job['entry_module']}" if job.get("entry_module") else job.get("entry_script")),
+        arguments=_text(" ".join(words), _LONG),
+        given=Packed(given) if given else _NO_PARAMS,
+    )
+
+
+def _goals_of(folder: RunFolder) -> dict[str, Goal]:
+    """Return the goals of a sweep's metrics; they never change."""
+    found = _goals.get(folder.path)
+    if found is None:
+        sweep = _mapping(_mapping(read_json(folder.state)).get("sweep"))
+        metrics, goals = sweep.get("metric"), sweep.get("goal")
+        pairs = zip(
+            metrics if isinstance(metrics, list) else [metrics],
+            goals if isinstance(goals, list) else [goals],
+            strict=False,
+        )
+        known: dict[str, Goal] = {
+            name: cast("Goal", goal)
+            for name, goal in pairs
+            if isinstance(name, str) and goal in ("minimize", "maximize")
+        }
+        if len(_goals) >= _LONG:
+            _goals.clear()
+        found = _goals[folder.path] = known
+    return found
+
+
+def _nodes(job: Mapping[str, object]) -> str:
+    return "..".join(map(str, _list(job.get("node_range")) or [job["node_count"]]))
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[object]:
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def _text(value: object, most: int = LONGEST) -> str:
+    return "" if value is None else str(value)[:most]
+
+
+def _shared(value: object) -> str:
+    return sys.intern(_text(value))
+
+
+def _seconds(value: object) -> float | None:
+    try:
+        return parse_utc(value).timestamp() if isinstance(value, str) else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def _utc(seconds: float | None) -> str | None:
+    import datetime as dt
+
+    return None if seconds is None else utc_text(dt.datetime.fromtimestamp(seconds, dt.timezone.utc))

@@ -1,0 +1,256 @@
+"""The summary of a run's metrics: one last, best, min, max and count for each name.
+
+These rules hold in the page, on the command line, in Python and in comparisons:
+
+- If several ranks log a name, the lowest of these ranks counts, as for the metric of a sweep.
+- A later attempt replaces the values of earlier ones from its first step on (`paceline.runs.metrics`).
+- last is the last logged number, which may be NaN. min, max and best ignore NaN. count is the number of all numbers.
+- best is min or max, by the goal of the sweep for its own metrics, else by a word in the name, such as "loss" or "acc". Without
+  such a word there is no best value.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, cast
+
+from paceline.runs.folder import metric_logs
+from paceline.runs.metric_reader import FolderListing, LogTail, MetricEntry, parsed
+from paceline.runs.metrics import placed_entries_by_name
+from paceline.runs.search.packed import Names, names_of
+from paceline.system.files import gone_is_fine
+
+Goal = Literal["minimize", "maximize"]
+
+#: Most metrics of a run that have a summary, in order of first appearance.
+MOST_METRICS = 1000
+_CHUNK_BYTES = 1 << 21
+_FIELDS = 4
+_MINIMIZED = {
+    *(
+        "loss",
+        "losses",
+        "error",
+        "err",
+        "errors",
+        "mse",
+        "mae",
+        "rmse",
+        "mape",
+        "nll",
+        "perplexity",
+        "ppl",
+        "wer",
+        "cer",
+    ),
+    *("fid", "divergence", "kl", "regret", "cost", "latency", "bpb", "bpc", "crossentropy"),
+}
+_MAXIMIZED = {
+    *(
+        "acc",
+        "accuracy",
+        "top1",
+        "top5",
+        "auc",
+        "auroc",
+        "f1",
+        "precision",
+        "recall",
+        "map",
+        "ap",
+        "bleu",
+        "rouge",
+        "iou",
+    ),
+    *("miou", "dice", "r2", "psnr", "ssim", "reward", "return", "score", "throughput", "mrr", "ndcg"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSummary:
+    """The summary of one metric of a run.
+
+    last: the last number, which may be NaN. min, max: None if all numbers are NaN. goal: None if the direction is unknown.
+
+    Examples:
+        >>> MetricSummary(last=0.3, min=0.25, max=2.0, count=10, goal="minimize").best
+        0.25
+    """
+
+    last: float
+    min: float | None
+    max: float | None
+    count: int
+    goal: Goal | None = None
+
+    @property
+    def best(self) -> float | None:
+        """The best number by `goal`; None without a goal."""
+        if self.goal is None:
+            return None
+        return self.min if self.goal == "minimize" else self.max
+
+
+@lru_cache(maxsize=4096)
+def goal_of(name: str) -> Goal | None:
+    """Return the direction that a word in the metric's name tells, or None.
+
+    Examples:
+        >>> goal_of("val/top1_acc"), goal_of("train_loss"), goal_of("lr")
+        ('maximize', 'minimize', None)
+    """
+    for word in re.findall(r"[a-z]+[0-9]*", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()):
+        if word in _MINIMIZED:
+            return "minimize"
+        if word in _MAXIMIZED:
+            return "maximize"
+    return None
+
+
+class MetricSummaries(Mapping[str, MetricSummary]):
+    """The summaries of a run's metrics by name, packed into 32 bytes each."""
+
+    __slots__ = ("_goals", "_names", "_numbers")
+
+    def __init__(self, names: Names, numbers: array[float], goals: Mapping[str, Goal] | None = None) -> None:
+        self._names = names
+        self._numbers = numbers
+        self._goals = goals
+
+    def __getitem__(self, name: str) -> MetricSummary:
+        at = _FIELDS * self._names.at[name]
+        last, least, most, count = self._numbers[at : at + _FIELDS]
+        goal = (self._goals or {}).get(name) or goal_of(name)
+        if math.isnan(least):
+            return MetricSummary(last, None, None, int(count), goal)
+        return MetricSummary(last, least, most, int(count), goal)
+
+    def last(self, name: str) -> float | None:
+        """Return the last number of a metric, or None; faster than its whole summary."""
+        at = self._names.at.get(name)
+        return None if at is None else self._numbers[_FIELDS * at]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names.at)
+
+    def __len__(self) -> int:
+        return len(self._names.at)
+
+    def with_goals(self, goals: Mapping[str, Goal] | None) -> MetricSummaries:
+        """Return these summaries with the goals of a sweep."""
+        return MetricSummaries(self._names, self._numbers, goals or None)
+
+    def to_json(self) -> dict[str, list[float]]:
+        """Return name -> last, min, max, count, without goals. min and max are NaN if all numbers are."""
+        values = self._numbers.tolist()
+        return {name: values[_FIELDS * at : _FIELDS * (at + 1)] for name, at in self._names.at.items()}
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, Iterable[float]], goals: Mapping[str, Goal] | None = None) -> MetricSummaries:
+        """Return the summaries of name -> last, min, max, count."""
+        if not numbers:
+            return NO_METRICS
+        packed = array("d", (number for values in numbers.values() for number in values))
+        if len(packed) != _FIELDS * len(numbers):
+            raise ValueError(f"a summary has {_FIELDS} numbers")
+        return cls(names_of(tuple(numbers)), packed, goals or None)
+
+
+NO_METRICS = MetricSummaries(names_of(()), array("d"))
+
+
+class SummaryReader:
+    """A reader of a run's metric logs; each call reads only the appended lines, except after a restart."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._listing = FolderListing(directory)
+        self._logs: dict[int, dict[int, Path]] = {}
+        self._read: dict[Path, _Log] = {}
+        self._joined: dict[int, tuple[list[int], dict[str, list[float]]]] = {}
+
+    def look(self) -> MetricSummaries:
+        """Return the summaries of all numbers that have been logged so far."""
+        if self._listing.is_due():
+            self._logs = metric_logs(self._directory)
+        found: dict[str, list[float]] = {}
+        for rank, attempts in self._logs.items():
+            for name, numbers in self._of_rank(rank, attempts).items():
+                if len(found) < MOST_METRICS:
+                    found.setdefault(name, numbers)
+        return MetricSummaries.of(found)
+
+    def _of_rank(self, rank: int, attempts: Mapping[int, Path]) -> dict[str, list[float]]:
+        if len(attempts) == 1:
+            (path,) = attempts.values()
+            log = self._read.setdefault(path, _Log(path))
+            log.look()
+            if len(log.attempts) <= 1:
+                return log.numbers
+        sizes = []
+        for path in attempts.values():
+            with gone_is_fine():
+                sizes.append(path.stat().st_size)
+        known = self._joined.get(rank)
+        if known is None or known[0] != sizes:
+            numbers: dict[str, list[float]] = {}
+            with gone_is_fine():
+                for entries in placed_entries_by_name(self._directory, ranks=(rank,)).values():
+                    for entry in entries:
+                        _add(numbers, entry)
+            known = self._joined[rank] = (sizes, numbers)
+        return known[1]
+
+
+class _Log:
+    """The numbers of one metric log so far, by name: last, min, max, count."""
+
+    def __init__(self, path: Path) -> None:
+        self._tail = LogTail(path)
+        self.numbers: dict[str, list[float]] = {}
+        self.attempts: set[int] = set()
+
+    def look(self) -> None:
+        with gone_is_fine():
+            for chunk in self._tail.chunks(_CHUNK_BYTES):
+                for entry in parsed(chunk):
+                    if not isinstance(entry, dict):
+                        continue
+                    if "name" in entry:
+                        _add(self.numbers, cast("MetricEntry", entry))
+                    elif type(attempt := entry.get("attempt")) is int:
+                        self.attempts.add(attempt)
+
+
+def _add(numbers: dict[str, list[float]], entry: MetricEntry) -> None:
+    name, value = entry["name"], entry.get("value")
+    if entry.get("kind") == "list" and isinstance(value, list):
+        for item in value:
+            _add(numbers, {"name": name, "value": item})
+    # Compare exact types: isinstance takes True for an int.
+    elif type(value) in (float, int) and entry.get("kind") in (None, "list") and isinstance(name, str):
+        number = _float(cast("float", value))
+        known = numbers.get(name)
+        if known is None:
+            if len(numbers) < MOST_METRICS:
+                numbers[name] = [number, number, number, 1]
+            return
+        known[0] = number
+        known[3] += 1
+        # Any comparison with NaN is False: keep the extremes, unless all numbers so far were NaN.
+        if not math.isnan(number):
+            known[1] = number if not known[1] <= number else known[1]
+            known[2] = number if not known[2] >= number else known[2]
+
+
+def _float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf

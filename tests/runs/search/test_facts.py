@@ -1,0 +1,102 @@
+"""The facts of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.runs import states, store, tags_and_properties
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import MetricLog
+from paceline.runs.search.facts import read_facts
+from tests.helpers import make_job, make_run
+
+
+def ended(tmp_path: Path, run_id: str = "digits_1700000000_00000001", **values: object) -> RunFolder:
+    folder, fd = make_run(tmp_path / "runs", run_id, **values)
+    store.change(
+        folder,
+        store.stored(folder),
+        states.COMPLETED,
+        ended_utc="2026-01-01T00:00:10Z",
+        started_utc="2026-01-01T00:00:00Z",
+    )
+    os.close(fd)
+    return folder
+
+
+def test_facts_hold_arguments_notes_and_metrics(tmp_path: Path) -> None:
+    folder = ended(tmp_path, job=make_job(arguments=("--lr", "0.1", "big")))
+    tags_and_properties.set_tags(folder.notes, {"team": "vision", "bare": None})
+    tags_and_properties.add_properties(folder.notes, {"depth": "18"})
+    tags_and_properties.set_name(folder.notes, "display_name", "first")
+    tags_and_properties.set_name(folder.notes, "description", "a try")
+    log = MetricLog(folder.metric_log(0))
+    log.scalar("loss", 0.5)
+    facts = read_facts(folder)
+    assert facts is not None
+    assert (facts.title, facts.description, facts.script, facts.arguments) == (
+        "first",
+        "a try",
+        "train.py",
+        "--lr 0.1 big",
+    )
+    assert facts.tags == {"team": "vision", "bare": None}
+    assert facts.params == {"lr": "0.1 big", "depth": 18}
+    assert facts.metrics["loss"].best == 0.5
+    assert (facts.duration_s, facts.ended_utc, facts.is_child) == (10.0, "2026-01-01T00:00:10.000Z", False)
+
+
+def test_trial_has_its_values_and_the_goal_of_its_sweep(tmp_path: Path) -> None:
+    ended(
+        tmp_path,
+        "s_1700000000_00000001",
+        kind="sweep",
+        sweep={"metric": ["size", "loss"], "goal": ["minimize", "maximize"]},
+    )
+    trial = ended(
+        tmp_path,
+        "s_1700000000_00000001_0",
+        parent_run_id="s_1700000000_00000001",
+        trial={"number": 0, "values": {"lr": 0.5}},
+    )
+    log = MetricLog(trial.metric_log(0))
+    for value in (1.0, 3.0, 2.0):
+        log.scalar("size", value)
+        log.scalar("loss", value)
+    facts = read_facts(trial)
+    assert facts is not None
+    assert facts.is_child
+    assert facts.params == {"lr": 0.5}
+    assert (facts.metrics["size"].best, facts.metrics["loss"].best) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"job": 3, "failure": [], "created_utc": 5, "attempts": 7, "hang": "x", "trial": [], "parent_run_id": {}},
+        {
+            "created_utc": "soon",
+            "failure": {"message": 5},
+            "job": {"arguments": 5, "node_count": [], "process_count_per_node": {}},
+        },
+    ],
+)
+def test_values_of_wrong_types_in_a_record_are_survived(tmp_path: Path, changes: dict[str, object]) -> None:
+    folder = ended(tmp_path)
+    for path in (folder.job, folder.state):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    folder.notes.write_text(
+        '{"tag": "a", "value": [1]}\n{"display_name": {"x": 1}}\n{"property": "p", "value": {"q": 2}}\n'
+    )
+    facts = read_facts(folder)
+    assert facts is not None
+    assert facts.name == "{'x': 1}"
+    assert facts.params == {"p": '{"q": 2}'}
+
+
+def test_run_without_a_record_has_no_facts(tmp_path: Path) -> None:
+    assert read_facts(RunFolder(tmp_path / "gone")) is None

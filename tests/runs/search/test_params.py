@@ -1,0 +1,59 @@
+"""Parameters from arguments, sweeps and trackers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from paceline.runs.search.params import arguments_by_name, params_of, typed
+
+
+def test_arguments_are_read_by_option() -> None:
+    words = ("data", "--lr", "0.1", "--momentum=-0.5", "--shift", "-3", "-v", "--sizes", "1", "2", "--", "-")
+    assert arguments_by_name(words) == {
+        "argument 1": "data",
+        "--lr": "0.1",
+        "--momentum": "-0.5",
+        "--shift": "-3",
+        "-v": "",
+        "--sizes": "1 2",
+        "--": "-",
+    }
+
+
+def test_later_sources_of_parameters_replace_earlier_ones() -> None:
+    found = params_of(
+        ["data", "--lr", "0.1", "--amp", "--note="], {"lr": 0.2, "layers": [1, 2]}, {"layers": "7", "m": None}
+    )
+    assert found == {"argument 1": "data", "lr": 0.2, "amp": "true", "note": "true", "layers": 7, "m": "null"}
+
+
+@pytest.mark.parametrize(
+    "words", [["lr=0.1", "model.depth=18"], ["--set", "lr=0.1", "+model.depth=18"], ["x", "lr=0.1", "model.depth=18"]]
+)
+def test_pairs_are_parameters(words: list[str]) -> None:
+    found = params_of(words, {}, {})
+    assert (found["lr"], found["model.depth"]) == (0.1, 18)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("-7", -7),
+        ("1_000", "1_000"),
+        ("٣", 3),
+        ("adam", "adam"),
+        ("inf", math.inf),
+        ("9" * 5000, int("9" * 300)),
+    ],
+)
+def test_text_of_a_number_is_a_number(text: str, value: float | str) -> None:
+    assert typed(text) == value
+
+
+def test_parameters_of_a_run_are_bounded() -> None:
+    found = params_of([f"--{n}{'n' * 999}={'v' * 999}" for n in range(3000)], {}, {})
+    assert len(found) == 1000
+    assert {len(name) for name in found} == {len(value) for value in found.values() if isinstance(value, str)} == {300}
