@@ -21,6 +21,7 @@ classes in all source files.
     │   ├── ServingError                  a served model, or a scoring script
     │   ├── ServiceError                  a setting of a service, or a request to it
     │   ├── MetricError                   a value that can't be logged
+    │   ├── QueryError                    a query of runs, with the position
     │   ├── FileNameError                 a run id or a file name that leaves the run's folder
     │   ├── ArgumentError                 collectives.errors: an operation that is wrong on any rank
     │   └── ParallelError                 parallel.errors: a model, a strategy, a batch or a loss
@@ -152,6 +153,26 @@ class ServiceError(UserError):
 
 class MetricError(UserError):
     """A value that can't be logged as this kind of metric."""
+
+
+class QueryError(UserError):
+    """A query of runs that can't be understood.
+
+    problem: what is wrong. at: the position in the query, from 0. expected: what is right there.
+    """
+
+    def __init__(self, problem: str, at: int, expected: str) -> None:
+        super().__init__(problem, at, expected)
+        self.problem, self.at, self.expected = problem, at, expected
+
+    def __str__(self) -> str:
+        return f"At character {self.at + 1} of the query: {self.problem.rstrip('.')}. Expected: {self.expected}."
+
+    def pointed(self, query: str) -> str:
+        """Return the message, and below it the query with a caret under the wrong place."""
+        begin = max(0, self.at - 60)
+        shown = "".join(one if one.isprintable() else " " for one in query[begin : begin + 100])
+        return f"{self}\n  {shown}\n  {' ' * (self.at - begin)}^"
 
 
 class FileNameError(UserError):

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.runs.metrics import MetricLog
 from paceline.runs.search import summaries
-from paceline.runs.search.summaries import MetricSummary, SummaryReader, goal_of
+from paceline.runs.search.summaries import MetricFacts, SummaryReader, goal_of
 
 
 def log_values(
@@ -32,8 +32,8 @@ def test_lowest_rank_with_a_metric_counts(tmp_path: Path) -> None:
     log_values(tmp_path, "only on 2", [7], rank=2)
     log_values(tmp_path, "only on 2", [8], rank=10)
     assert dict(SummaryReader(tmp_path).look()) == {
-        "loss": MetricSummary(2.0, 1.0, 3.0, 3, "minimize"),
-        "only on 2": MetricSummary(7.0, 7.0, 7.0, 1),
+        "loss": MetricFacts(2.0, 1.0, 3.0, 3, "minimize"),
+        "only on 2": MetricFacts(7.0, 7.0, 7.0, 1),
     }
 
 
@@ -44,14 +44,14 @@ def test_later_attempt_replaces_values_from_its_first_step(tmp_path: Path) -> No
     log_values(tmp_path, "acc", [0.3, 0.25], attempt=2, first=2)
     reader = SummaryReader(tmp_path)
     for _ in range(2):
-        assert reader.look()["acc"] == MetricSummary(0.25, 0.1, 0.3, 4, "maximize")
+        assert reader.look()["acc"] == MetricFacts(0.25, 0.1, 0.3, 4, "maximize")
 
 
 def test_attempts_in_one_file_are_joined(tmp_path: Path) -> None:
     log_values(tmp_path, "acc", [0.1, 0.9])
     with open(tmp_path / "rank_0.jsonl", "a") as file:
         file.write('{"attempt":2,"time":9}\n{"name":"acc","value":0.5,"time":9,"step":1}\n')
-    assert SummaryReader(tmp_path).look()["acc"] == MetricSummary(0.5, 0.1, 0.5, 2, "maximize")
+    assert SummaryReader(tmp_path).look()["acc"] == MetricFacts(0.5, 0.1, 0.5, 2, "maximize")
 
 
 @pytest.mark.parametrize("values", [[math.nan, 2.0, 1.0, math.nan], [2.0, math.nan, 1.0, math.nan]])
@@ -67,11 +67,11 @@ def test_last_may_be_nan_and_extremes_ignore_it(tmp_path: Path, values: list[obj
 def test_reader_reads_only_appended_lines_and_skips_broken_ones(tmp_path: Path) -> None:
     log_values(tmp_path, "x", [1.0, True, None, "text", [5, 6], 10**400])
     reader = SummaryReader(tmp_path)
-    assert reader.look()["x"] == MetricSummary(math.inf, 1.0, math.inf, 4)
+    assert reader.look()["x"] == MetricFacts(math.inf, 1.0, math.inf, 4)
     with open(tmp_path / "rank_0.jsonl", "a") as file:
         file.write('{"name":["x"],"value":1}\n[]\nnull\n{"name":"x","kind":"row","value":9}\n{"na\n')
         file.write('{"name":"x","value":-1}\n{"name":"x","value":')
-    assert reader.look()["x"] == MetricSummary(-1.0, -1.0, math.inf, 5)
+    assert reader.look()["x"] == MetricFacts(-1.0, -1.0, math.inf, 5)
 
 
 def test_number_of_metrics_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,37 +5,35 @@ Records in shared folders are input: a value of a wrong type counts as missing.
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 from paceline.errors import PacelineError
 from paceline.runs import read, states, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import is_trial
 from paceline.runs.record import duration_s, parse_utc, utc_text
-from paceline.runs.search.packed import Packed
+from paceline.runs.search.packed import packed
 from paceline.runs.search.params import LONGEST, ParamValue, params_of
 from paceline.runs.search.summaries import NO_METRICS, Goal, MetricSummaries, SummaryReader
 from paceline.system.files import read_json, stamp_of
 
 #: Most tags of a run that are kept, and the most characters of a long text.
 _MOST_TAGS, _LONG = 1000, 1000
-_NO_TAGS: Packed[str | None] = Packed({})
-_NO_PARAMS: Packed[ParamValue] = Packed({})
 #: Folder of a sweep -> the goals of its metrics.
 _goals: dict[Path, dict[str, Goal]] = {}
 
 
 @dataclass(slots=True, kw_only=True)
 class RunFacts:
-    """What lists, searches and comparisons know of a run.
+    """The facts of a run for lists, searches and comparisons.
 
     name: "" without one. created, started, ended: seconds since 1970. size: "2×4", nodes by processes. script: "train.py" or
     "-m package.train". arguments: one line. why: reason for waiting, failing or hanging. parent: id of the run above. params:
-    arguments, sweep values and tracked parameters (`params_of`). metrics: summaries by name (`MetricSummary`).
+    arguments, sweep values and tracked parameters (`params_of`). metrics: summaries by name (`MetricFacts`).
     """
 
     run_id: str
@@ -57,14 +55,14 @@ class RunFacts:
     arguments: str = ""
     description: str = ""
     archived: bool = False
-    tags: Mapping[str, str | None] = field(default_factory=lambda: _NO_TAGS)
-    params: Mapping[str, ParamValue] = field(default_factory=lambda: _NO_PARAMS)
+    tags: Mapping[str, str | None] = field(default_factory=lambda: packed({}))
+    params: Mapping[str, ParamValue] = field(default_factory=lambda: packed({}))
     metrics: MetricSummaries = field(default_factory=lambda: NO_METRICS)
     #: Hashes of the stamps of the record and the notes, which show a change.
     record_stamp: int | None = None
     notes_stamp: int | None = None
     #: The parameters before the notes are added.
-    given: Mapping[str, ParamValue] = field(default_factory=lambda: _NO_PARAMS, repr=False)
+    given: Mapping[str, ParamValue] = field(default_factory=lambda: packed({}), repr=False)
 
     @property
     def is_terminal(self) -> bool:
@@ -96,7 +94,7 @@ class RunFacts:
 def read_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFacts | None:
     """Return the present facts of a run, or None if it has no readable record.
 
-    Reads the metrics too, unless `known` has them. An index reads the metrics of running runs by itself.
+    Reads the metrics too, unless `known` has them. An index has a reader for the metrics of each running run.
 
     Args:
         folder: The run's folder.
@@ -108,7 +106,7 @@ def read_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFacts | N
         (0.25, 0.001)
     """
     facts = read_record_facts(folder, known)
-    if facts is not None and facts is not known:
+    if facts is not None:
         facts.metrics = read_metrics(folder, facts)
     return facts
 
@@ -146,12 +144,11 @@ def read_metrics(folder: RunFolder, facts: RunFacts, reader: SummaryReader | Non
 def add_notes(facts: RunFacts, folder: RunFolder, stamp: int | None) -> None:
     """Set the name, description, tags and tracked parameters of a run from its notes."""
     facts.notes_stamp = stamp
-    noted = tags_and_properties.read(folder.notes) if stamp is not None else tags_and_properties.Notes()
+    noted = tags_and_properties.read(folder.notes)
     facts.name, facts.description = _text(noted.name), _text(noted.description, _LONG)
-    tags = [(key[:LONGEST], None if value is None else _text(value)) for key, value in noted.tags.items()]
-    facts.tags = Packed(dict(tags[:_MOST_TAGS])) if tags else _NO_TAGS
-    tracked = params_of((), {}, noted.properties) if noted.properties else {}
-    facts.params = Packed({**facts.given, **tracked}) if tracked else facts.given
+    tags = list(noted.tags.items())[:_MOST_TAGS]
+    facts.tags = packed({key[:LONGEST]: None if value is None else _text(value) for key, value in tags})
+    facts.params = packed({**facts.given, **params_of((), {}, noted.properties)})
 
 
 def stamp_hash(path: Path | str) -> int | None:
@@ -162,8 +159,9 @@ def stamp_hash(path: Path | str) -> int | None:
 
 def _of_record(folder: RunFolder, data: Mapping[str, object]) -> RunFacts:
     job = _mapping(data.get("job"))
-    hang = _mapping(data.get("hang")) if data.get("status") == states.RUNNING else {}
-    hangs = f"hangs since {str(hang.get('since_utc'))[:19]}: {hang.get('text')}" if hang else ""
+    hang = _mapping(data.get("hang"))
+    is_hanging = hang and data.get("status") == states.RUNNING
+    hangs = f"hangs since {str(hang.get('since_utc'))[:19]}: {hang.get('text')}" if is_hanging else ""
     words = [str(word) for word in _list(job.get("arguments"))]
     given = params_of(words, _mapping(_mapping(data.get("trial")).get("values")), {})
     run_id = str(data["run_id"])
@@ -177,14 +175,14 @@ def _of_record(folder: RunFolder, data: Mapping[str, object]) -> RunFacts:
         created=_seconds(data.get("created_utc")),
         started=_seconds(data.get("started_utc")),
         ended=_seconds(data.get("ended_utc")),
-        size=_shared(f"{_nodes(job)}×{job['process_count_per_node']}" if job else ""),
+        size=_shared(job and f"{_nodes(job)}×{job['process_count_per_node']}"),
         attempts=len(_list(data.get("attempts"))),
         why=_shared(_mapping(data.get("failure")).get("message") or data.get("waiting_for") or hangs),
         parent=_shared(data.get("parent_run_id")) or None,
         is_child=is_trial(run_id),
         script=_shared(f"-m {job['entry_module']}" if job.get("entry_module") else job.get("entry_script")),
         arguments=_text(" ".join(words), _LONG),
-        given=Packed(given) if given else _NO_PARAMS,
+        given=packed(given),
     )
 
 
@@ -194,15 +192,9 @@ def _goals_of(folder: RunFolder) -> dict[str, Goal]:
     if found is None:
         sweep = _mapping(_mapping(read_json(folder.state)).get("sweep"))
         metrics, goals = sweep.get("metric"), sweep.get("goal")
-        pairs = zip(
-            metrics if isinstance(metrics, list) else [metrics],
-            goals if isinstance(goals, list) else [goals],
-            strict=False,
-        )
+        pairs = zip(_several(metrics), _several(goals), strict=False)
         known: dict[str, Goal] = {
-            name: cast("Goal", goal)
-            for name, goal in pairs
-            if isinstance(name, str) and goal in ("minimize", "maximize")
+            name: goal for name, goal in pairs if isinstance(name, str) and goal in ("minimize", "maximize")
         }
         if len(_goals) >= _LONG:
             _goals.clear()
@@ -222,8 +214,12 @@ def _list(value: object) -> list[object]:
     return list(value) if isinstance(value, (list, tuple)) else []
 
 
+def _several(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
+
+
 def _text(value: object, most: int = LONGEST) -> str:
-    return "" if value is None else str(value)[:most]
+    return str(value or "")[:most]
 
 
 def _shared(value: object) -> str:
@@ -232,12 +228,10 @@ def _shared(value: object) -> str:
 
 def _seconds(value: object) -> float | None:
     try:
-        return parse_utc(value).timestamp() if isinstance(value, str) else None
+        return parse_utc(str(value)).timestamp()
     except (ValueError, OverflowError):
         return None
 
 
 def _utc(seconds: float | None) -> str | None:
-    import datetime as dt
-
     return None if seconds is None else utc_text(dt.datetime.fromtimestamp(seconds, dt.timezone.utc))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from typing import TypeVar, cast
 
 _V = TypeVar("_V")
 #: Most tables of names that runs share.
@@ -33,7 +33,7 @@ def names_of(names: tuple[str, ...]) -> Names:
     return found
 
 
-class Packed(Mapping[str, _V]):
+class PackedMapping(Mapping[str, _V]):
     """A mapping that holds only its values; the names are shared."""
 
     __slots__ = ("_names", "_values")
@@ -56,3 +56,11 @@ class Packed(Mapping[str, _V]):
 
     def __repr__(self) -> str:
         return repr(dict(self))
+
+
+_EMPTY: PackedMapping[object] = PackedMapping({})
+
+
+def packed(values: Mapping[str, _V]) -> PackedMapping[_V]:
+    """Return a packed copy of a mapping; all empty ones are one object."""
+    return PackedMapping(values) if values else cast("PackedMapping[_V]", _EMPTY)

@@ -59,19 +59,27 @@ def params_of(
     """
     found: dict[str, object] = {}
     for name, value in arguments_by_name(arguments).items():
-        for pair in filter(None, map(_PAIR.fullmatch, value.split())):
-            found[pair[1]] = pair[2]
-        if not _PAIR.fullmatch(value) or name.startswith("-"):
-            found[name.lstrip("-") or name] = value if value or not name.startswith("-") else "true"
+        pairs = {pair[1]: pair[2] for pair in map(_PAIR.fullmatch, value.split()) if pair}
+        found |= pairs
+        if name.startswith("-"):
+            found[name.lstrip("-") or name] = value or "true"
+        elif not pairs:
+            found[name] = value
     found = {**found, **swept, **tracked}
     return {name[:LONGEST]: typed(value) for name, value in [*found.items()][:MOST_PARAMS]}
 
 
 def typed(value: object) -> ParamValue:
-    """Return a number if the value is one or its text is one, else its text."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return value
-    text = (value if isinstance(value, str) else json.dumps(value))[:LONGEST]
+    """Return numbers, and texts that are numbers, as numbers, and other values as texts."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return value
+        case str():
+            text = value[:LONGEST]
+        case _:
+            text = json.dumps(value, default=str)[:LONGEST]
     if _INTEGER.fullmatch(text):
         return int(text)
     return float(text) if "_" not in text and is_number_text(text) else text

@@ -32,54 +32,26 @@ Goal = Literal["minimize", "maximize"]
 MOST_METRICS = 1000
 _CHUNK_BYTES = 1 << 21
 _FIELDS = 4
-_MINIMIZED = {
-    *(
-        "loss",
-        "losses",
-        "error",
-        "err",
-        "errors",
-        "mse",
-        "mae",
-        "rmse",
-        "mape",
-        "nll",
-        "perplexity",
-        "ppl",
-        "wer",
-        "cer",
-    ),
-    *("fid", "divergence", "kl", "regret", "cost", "latency", "bpb", "bpc", "crossentropy"),
-}
-_MAXIMIZED = {
-    *(
-        "acc",
-        "accuracy",
-        "top1",
-        "top5",
-        "auc",
-        "auroc",
-        "f1",
-        "precision",
-        "recall",
-        "map",
-        "ap",
-        "bleu",
-        "rouge",
-        "iou",
-    ),
-    *("miou", "dice", "r2", "psnr", "ssim", "reward", "return", "score", "throughput", "mrr", "ndcg"),
+_MINIMIZED = "loss losses error errors err mse mae rmse mape nll perplexity ppl wer cer fid kl regret cost latency"
+_MAXIMIZED = (
+    "acc accuracy top1 top5 auc auroc f1 precision recall map ap bleu rouge iou miou dice r2 psnr ssim reward return score "
+    "throughput mrr ndcg"
+)
+#: Word in a metric's name -> its goal.
+_GOALS: dict[str, Goal] = {
+    **dict.fromkeys(_MINIMIZED.split(), "minimize"),
+    **dict.fromkeys(_MAXIMIZED.split(), "maximize"),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class MetricSummary:
+class MetricFacts:
     """The summary of one metric of a run.
 
     last: the last number, which may be NaN. min, max: None if all numbers are NaN. goal: None if the direction is unknown.
 
     Examples:
-        >>> MetricSummary(last=0.3, min=0.25, max=2.0, count=10, goal="minimize").best
+        >>> MetricFacts(last=0.3, min=0.25, max=2.0, count=10, goal="minimize").best
         0.25
     """
 
@@ -92,9 +64,7 @@ class MetricSummary:
     @property
     def best(self) -> float | None:
         """The best number by `goal`; None without a goal."""
-        if self.goal is None:
-            return None
-        return self.min if self.goal == "minimize" else self.max
+        return {"minimize": self.min, "maximize": self.max}.get(self.goal or "")
 
 
 @lru_cache(maxsize=4096)
@@ -105,15 +75,11 @@ def goal_of(name: str) -> Goal | None:
         >>> goal_of("val/top1_acc"), goal_of("train_loss"), goal_of("lr")
         ('maximize', 'minimize', None)
     """
-    for word in re.findall(r"[a-z]+[0-9]*", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()):
-        if word in _MINIMIZED:
-            return "minimize"
-        if word in _MAXIMIZED:
-            return "maximize"
-    return None
+    words = re.findall(r"[a-z]+[0-9]*", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
+    return next((_GOALS[word] for word in words if word in _GOALS), None)
 
 
-class MetricSummaries(Mapping[str, MetricSummary]):
+class MetricSummaries(Mapping[str, MetricFacts]):
     """The summaries of a run's metrics by name, packed into 32 bytes each."""
 
     __slots__ = ("_goals", "_names", "_numbers")
@@ -123,13 +89,12 @@ class MetricSummaries(Mapping[str, MetricSummary]):
         self._numbers = numbers
         self._goals = goals
 
-    def __getitem__(self, name: str) -> MetricSummary:
+    def __getitem__(self, name: str) -> MetricFacts:
         at = _FIELDS * self._names.at[name]
         last, least, most, count = self._numbers[at : at + _FIELDS]
         goal = (self._goals or {}).get(name) or goal_of(name)
-        if math.isnan(least):
-            return MetricSummary(last, None, None, int(count), goal)
-        return MetricSummary(last, least, most, int(count), goal)
+        has_numbers = not math.isnan(least)
+        return MetricFacts(last, least if has_numbers else None, most if has_numbers else None, int(count), goal)
 
     def last(self, name: str) -> float | None:
         """Return the last number of a metric, or None; faster than its whole summary."""
@@ -154,8 +119,6 @@ class MetricSummaries(Mapping[str, MetricSummary]):
     @classmethod
     def of(cls, numbers: Mapping[str, Iterable[float]], goals: Mapping[str, Goal] | None = None) -> MetricSummaries:
         """Return the summaries of name -> last, min, max, count."""
-        if not numbers:
-            return NO_METRICS
         packed = array("d", (number for values in numbers.values() for number in values))
         if len(packed) != _FIELDS * len(numbers):
             raise ValueError(f"a summary has {_FIELDS} numbers")
@@ -181,9 +144,9 @@ class SummaryReader:
             self._logs = metric_logs(self._directory)
         found: dict[str, list[float]] = {}
         for rank, attempts in self._logs.items():
-            for name, numbers in self._of_rank(rank, attempts).items():
-                if len(found) < MOST_METRICS:
-                    found.setdefault(name, numbers)
+            numbers = self._of_rank(rank, attempts)
+            new = [name for name in numbers if name not in found]
+            found |= {name: numbers[name] for name in new[: MOST_METRICS - len(found)]}
         return MetricSummaries.of(found)
 
     def _of_rank(self, rank: int, attempts: Mapping[int, Path]) -> dict[str, list[float]]:

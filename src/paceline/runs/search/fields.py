@@ -1,0 +1,177 @@
+"""The fields of a run that queries, sort orders and columns name, such as `state`, `params.lr` or `metrics.acc.best`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from paceline.errors import QueryError
+from paceline.runs.search.facts import RunFacts
+from paceline.system.names import did_you_mean
+
+FieldKind: TypeAlias = Literal["text", "state", "number", "time", "duration", "truth", "any"]
+#: A value of a field. None: the run has no such value.
+FieldValue: TypeAlias = "str | float | bool | None"
+
+#: Prefix of a field -> its meaning, for completion.
+GROUPS = {"metrics": "a metric's last value", "params": "a parameter", "tags": "a tag"}
+#: Statistic of a metric -> its meaning.
+STATISTICS = {
+    "last": "the last number",
+    "best": "the best number, by the metric's direction",
+    "min": "the least number",
+    "max": "the greatest number",
+    "count": "how many numbers there are",
+}
+#: Characters that end a bare word of a query.
+SPECIAL = r"\s()\"'`=!<>~,"
+_BARE = re.compile(rf"[^{SPECIAL}]+")
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"(?:\.(\w+))?|`([^`]*)`(?:\.(\w+))?', re.DOTALL)
+
+
+@dataclass(frozen=True)
+class RunField:
+    """A field: its name in a query, the kind of its values, and a function that returns its value of a run."""
+
+    name: str
+    kind: FieldKind
+    get: Callable[[RunFacts], FieldValue] = field(compare=False, repr=False)
+    #: Whether a greater value comes first when runs are sorted by this field: for the best value of a metric.
+    is_descending: Callable[[RunFacts], bool] = field(compare=False, repr=False, default=lambda facts: False)
+
+
+_PLAIN: tuple[tuple[str, FieldKind, str, Callable[[RunFacts], FieldValue]], ...] = (
+    ("name", "text", "name, or id of a run without a name", lambda facts: facts.title),
+    ("id", "text", "id", lambda facts: facts.run_id),
+    ("experiment", "text", "experiment", lambda facts: facts.experiment),
+    ("state", "state", "state, such as failed, or live for runs that have not ended", lambda facts: facts.status),
+    ("kind", "text", "script, sweep, pipeline or interactive", lambda facts: facts.kind),
+    ("created", "time", "time of the submission", lambda facts: facts.created),
+    ("started", "time", "time of the start", lambda facts: facts.started),
+    ("ended", "time", "time of the end", lambda facts: facts.ended),
+    ("duration", "duration", "time from the start to the end, or to now", lambda facts: facts.duration_s),
+    ("user", "text", "who submitted it", lambda facts: facts.user),
+    ("target", "text", "compute target", lambda facts: facts.target),
+    ("size", "text", "nodes and processes on each, such as 2x4", lambda facts: facts.size.replace("×", "x")),
+    ("attempts", "number", "number of attempts", lambda facts: facts.attempts),
+    ("script", "text", "script or module", lambda facts: facts.script),
+    ("arguments", "text", "arguments of the script", lambda facts: facts.arguments),
+    ("description", "text", "description", lambda facts: facts.description),
+    ("why", "text", "reason for waiting or failing", lambda facts: facts.why),
+    ("parent", "text", "id of the sweep or pipeline", lambda facts: facts.parent or ""),
+    ("archived", "truth", "true or false", lambda facts: facts.archived),
+)
+FIELDS = {name: RunField(name, kind, get) for name, kind, _, get in _PLAIN}
+#: Name of a field without a prefix -> its meaning.
+MEANINGS = {name: meaning for name, _, meaning, _ in _PLAIN}
+_ALIASES = {
+    "status": "state",
+    "run_id": "id",
+    "took": "duration",
+    "metric": "metrics",
+    "param": "params",
+    "tag": "tags",
+}
+
+
+def field_of(text: str, at: int = 0) -> RunField:
+    """Return the field of this name.
+
+    Args:
+        text: Its name in a query. A name with other characters is quoted: `metrics."val loss".best`.
+        at: Position in the query, for the error.
+
+    Raises:
+        QueryError: There is no such field.
+
+    Examples:
+        >>> field_of('metrics."val loss".best').get(facts)
+        0.25
+    """
+    first, dot, rest = text.partition(".")
+    first = _ALIASES.get(first.lower(), first.lower())
+    if not dot and first in FIELDS:
+        return FIELDS[first]
+    if first not in GROUPS or not dot:
+        expected = "a field such as state, params.lr or metrics.acc"
+        known = [*FIELDS, *(f"{group}.{text}" for group in GROUPS)]
+        raise QueryError(f"there is no field {text[:80]!r}.{did_you_mean(text, known)}", at, expected)
+    name, statistic = _name_and_statistic(rest, has_statistic=first == "metrics")
+    if not name:
+        raise QueryError(f"{first}. lacks a name", at + len(text), f"the name of {GROUPS[first]}")
+    if statistic not in STATISTICS:
+        raise QueryError(f"{statistic!r} is no statistic of a metric", at, ", ".join(STATISTICS))
+    shown = f"{first}.{quoted(name)}"
+    match first, statistic:
+        case "tags", _:
+            return RunField(shown, "any", lambda facts: facts.tags[name] or "" if name in facts.tags else None)
+        case "params", _:
+            return RunField(shown, "any", lambda facts: facts.params.get(name))
+        case _, "last":
+            return RunField(shown, "number", lambda facts: facts.metrics.last(name))
+
+    def get(facts: RunFacts) -> float | None:
+        return getattr(facts.metrics[name], statistic) if name in facts.metrics else None
+
+    def is_descending(facts: RunFacts) -> bool:
+        return statistic == "best" and name in facts.metrics and facts.metrics[name].goal == "maximize"
+
+    return RunField(f"{shown}.{statistic}", "number", get, is_descending)
+
+
+def quoted(name: str) -> str:
+    """Return a name as a query has it: in quotes if it has special characters, or ends like a statistic."""
+    plain = _BARE.fullmatch(name) and name.rpartition(".")[2] not in STATISTICS and name.lower() not in ("and", "or")
+    return name if plain and name.lower() not in ("not", "in") else json.dumps(name, ensure_ascii=False)
+
+
+def unquoted(text: str) -> str:
+    """Return the text inside a quoted text without its escapes."""
+    return re.sub(r"\\u([0-9a-fA-F]{4})|\\(.)", _escaped, text, flags=re.DOTALL)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code, letter = found.groups()
+    return chr(int(code, 16)) if code else {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}.get(letter, letter)
+
+
+def _name_and_statistic(rest: str, *, has_statistic: bool) -> tuple[str, str]:
+    if found := _QUOTED.fullmatch(rest):
+        name = unquoted(found[1]) if found[1] is not None else found[3]
+        return name, found[2] or found[4] or "last"
+    name, dot, last = rest.rpartition(".")
+    return (name, last) if has_statistic and dot and last in STATISTICS else (rest, "last")
+
+
+def sorted_runs(runs: Iterable[RunFacts], order: str) -> list[RunFacts]:
+    """Return the runs sorted by a field; runs without a value come last.
+
+    Args:
+        runs: The runs, newest first.
+        order: A field, with "-" in front for the reverse order. The best value of a metric sorts the best run first, every other
+            field the least value first.
+
+    Raises:
+        QueryError: There is no such field.
+
+    Examples:
+        >>> [facts.name for facts in sorted_runs(runs, "metrics.acc.best")]
+        ['brave-otter-12', 'calm-fox-3']
+    """
+    by = field_of(order.removeprefix("-"), at=len(order) - len(order.removeprefix("-")))
+    pairs = [(_key(by.get(facts)), facts) for facts in runs]
+    known = [pair for pair in pairs if pair[0] is not None]
+    is_reversed = bool(known) and by.is_descending(known[0][1])
+    known.sort(key=lambda pair: pair[0] or (), reverse=is_reversed != order.startswith("-"))
+    return [facts for _, facts in known] + [facts for key, facts in pairs if key is None]
+
+
+def _key(value: FieldValue) -> tuple[int, float, str] | None:
+    """Return a sort key: numbers come before texts. None for a missing value and NaN."""
+    if isinstance(value, str):
+        return (1, 0.0, value.lower()) if value else None
+    return None if value is None or math.isnan(value) else (0, value, "")
