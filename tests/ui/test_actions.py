@@ -7,11 +7,13 @@ import re
 
 import pytest
 
+from paceline.observe.stacks import RunStacks
 from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
 from paceline.ui.guard import Token
 from paceline.ui.views import run
+from tests.observe.test_wait_graph import entry, rank, told
 from tests.ui.conftest import Place
 
 
@@ -62,16 +64,21 @@ def test_a_run_that_hangs_has_a_banner_with_the_reason_its_ranks_and_a_button_fo
     text = client.get(f"/runs/{folder.run_id}").text
     for words in (
         "Running, hangs since 2026-11-23 06:12:03 UTC",
+        "</span> Hangs</span>",
         "waits for &lt;rank 1&gt;.",
         "rank 1: train.py, line 7",
     ):
         assert words in text
     assert "hangs since 2026-11-23" in client.get("/").text
-    monkeypatch.setattr(run, "take", lambda folder: "rank 1: train.py, line 8\x1b[2J")
+    assert "<title>! Hangs: " in text
+    assert "icon-bad.svg" in text
+    look = told(rank(at="<train>\x1b[2J.py:20 step"), rank(entry("allreduce")))
+    monkeypatch.setattr(run, "take", lambda folder: RunStacks(look))  # type: ignore[arg-type]
     form = {"form_key": key_of(place, folder)}
     answer = client.post(f"/runs/{folder.run_id}/stacks", data=form)
-    assert (answer.status_code, answer.text) == (200, "rank 1: train.py, line 8\\x1b[2J")
-    assert answer.headers["content-type"].startswith("text/plain")
+    assert answer.status_code == 200
+    assert "&lt;train&gt;\\x1b[2J.py:20" in answer.text
+    assert "<train>" not in answer.text
     assert client.post(f"/runs/{folder.run_id}/stacks", data={}).status_code in (403, 415)
 
 

@@ -20,6 +20,7 @@ from paceline.launchers import environment
 from paceline.observe.node.messages import WatchedWorkers
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
+from paceline.runs.record import utc_now
 from paceline.system.files import write_json
 
 # The import comes with the first sample: short runs have none, and their supervisors start sooner.
@@ -79,6 +80,8 @@ class LoadWatch:
         self._count = 0
         self._asked: set[tuple[int, ...]] = set()
         self._place: tuple[tuple[int, ...], str, float] | None = None
+        #: The ranks that are slow now, and since when.
+        self._slow: tuple[tuple[int, ...], str] = ((), "")
         #: The last samples, the newest last.
         self.samples: deque[Sample] = deque(maxlen=_REMEMBERED)
 
@@ -150,7 +153,7 @@ class LoadWatch:
         for rank, load in ranks.items():
             values = {f"rank_{name}": value for name, value in load.items() if name not in _NOT_KEPT}
             self._keep(f"rank {rank}", values, at_s, now)
-        judged = self._placed(pace_of(self._windows, self._names, recent=_RECENT))
+        judged = self._since(self._placed(pace_of(self._windows, self._names, recent=_RECENT)))
         self._write_last(sample, judged)
         if judged.straggler is not None and judged.straggler.ranks not in self._asked and len(self._asked) < 3:
             self._asked.add(judged.straggler.ranks)
@@ -188,6 +191,13 @@ class LoadWatch:
             return pace
         _, place, share = self._place
         return replace(pace, straggler=replace(found, place=place, place_share=share))
+
+    def _since(self, pace: RunPace) -> RunPace:
+        found = pace.straggler
+        ranks = found.ranks if found is not None else ()
+        if ranks != self._slow[0]:
+            self._slow = (ranks, utc_now())
+        return pace if found is None else replace(pace, straggler=replace(found, since_utc=self._slow[1]))
 
     def _keep(self, name: str, values: dict[str, float], at_s: float, now: float) -> None:
         self._kept.setdefault(name, []).append({**values, "at_s": at_s})

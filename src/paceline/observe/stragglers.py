@@ -69,7 +69,8 @@ class Straggler:
 
     factor: their own time per step as a multiple of the others'. own_s, others_s: these times in seconds. lost_s: seconds that
     the others have waited so far. why: "data" if the straggler waits for batches, else "compute". place: its most frequent
-    position, such as "data.py:41, `load`", with the share of it in place_share; None if it was not sampled.
+    position, such as "data.py:41, `load`", with the share of it in place_share; None if it was not sampled. since_utc: when
+    Paceline first found these ranks slow, if they are slow now.
     """
 
     ranks: tuple[int, ...]
@@ -81,6 +82,7 @@ class Straggler:
     why: str
     place: str | None = None
     place_share: float = 0.0
+    since_utc: str | None = None
 
     def text(self, *, is_over: bool = False) -> str:
         """Return a sentence on which ranks are slow, by how much, and where."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.observe.node.messages import Collective, Frame, ProcessFacts, WorkerFacts, WorkersReport
@@ -80,6 +80,41 @@ def sentences(told: WorkersReport) -> list[str]:
             found.append(f"Rank {rank}: {text}.")
             explained.add(rank)
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Ranks in a collective, and the ranks for which they wait: empty if all have come to it."""
+
+    ranks: tuple[int, ...]
+    for_ranks: tuple[int, ...]
+    collective: str
+    seconds: float
+
+
+def waits(told: WorkersReport) -> list[Wait]:
+    """Return which ranks wait for which, the oldest wait first.
+
+    Ranks that call their collectives in another order wait for each other.
+    """
+    found = []
+    for op in ops(told):
+        now = float(told["time"])
+        if op.missing or not op.others:
+            found.append(_wait(op.entry, op.ages, op.missing))
+        if op.others:
+            ages = {rank: max(0.0, now - float(entry["began"])) for rank, entry in op.others.items()}
+            found += [_wait(op.entry, op.ages, ages), _wait(next(iter(op.others.values())), ages, op.ages)]
+    return found
+
+
+def _wait(entry: Collective, ages: Mapping[int, float], for_ranks: Iterable[int]) -> Wait:
+    return Wait(
+        ranks=tuple(sorted(ages)),
+        for_ranks=tuple(sorted(for_ranks)),
+        collective=op_text(entry),
+        seconds=max(ages.values(), default=0.0),
+    )
 
 
 def ops(told: WorkersReport) -> list[Op]:

@@ -27,6 +27,7 @@ from paceline.runs.log_start import last_lines_start
 from paceline.runs.logs import LogFollower, LogLine
 from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible_line
+from paceline.ui.banners import SlowRanks, shown_state, slow_ranks
 from paceline.ui.curves import CurveStore, Key, finite
 
 #: Seconds between polls of the files, after a poll with new values and after one without.
@@ -61,6 +62,7 @@ class RunFeed:
         self._watchers: set[asyncio.Queue[bytes | None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._record: RunRecord | None = None
+        self._slow: SlowRanks | None = None
         self._follower: LogFollower | None = None
         self._lines: deque[tuple[int, list[object]]] = deque(maxlen=TAIL)
         self._number = 0
@@ -101,7 +103,7 @@ class RunFeed:
         queue.put_nowait(b"retry: 700\n" + message("log", {"lines": first, "reset": is_gap}, self._place))
         queue.put_nowait(message("points", [_point_of(key, count) for key, count in self._sent.items()]))
         if self._record is not None:
-            queue.put_nowait(message("state", state_json(self._record)))
+            queue.put_nowait(message("state", state_json(self._record, self._slow)))
         if self._is_over:
             queue.put_nowait(message("end", {}))
             queue.put_nowait(None)
@@ -163,11 +165,13 @@ class RunFeed:
             await asyncio.sleep(_STATE_S)
             try:
                 record = await asyncio.to_thread(read.record, self.folder)
+                slow = await asyncio.to_thread(slow_ranks, self.folder, record)
             except (PacelineError, OSError):
                 continue
-            if record != self._record:
+            if record != self._record or slow != self._slow:
+                self._slow = slow
                 if not record.is_terminal:
-                    self._tell(message("state", state_json(record)))
+                    self._tell(message("state", state_json(record, slow)))
                 self._record = record
 
     def close(self) -> None:
@@ -259,8 +263,11 @@ def line_json(line: LogLine) -> list[object]:
     return [line.attempt, line.rank, visible_line(line.text), int(line.complete)]
 
 
-def state_json(record: RunRecord) -> dict[str, object]:
+def state_json(record: RunRecord, slow: SlowRanks | None = None) -> dict[str, object]:
+    """Return the facts after whose change a page requests its header again."""
     return {
+        "shown": shown_state(record),
+        "slow": slow.text if slow else "",
         "status": record.status,
         "waiting_for": record.waiting_for,
         "started_utc": record.started_utc,

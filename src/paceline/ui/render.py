@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
@@ -22,6 +23,7 @@ from paceline.runs.metrics import json_safe
 from paceline.runs.visible import visible
 from paceline.sweeps.pictures import draw as pictures
 from paceline.system.units import value_text
+from paceline.ui.banners import HANGS
 
 #: Name -> value for a template. Only the template knows the types.
 TemplateValues: TypeAlias = "dict[str, Any]"
@@ -39,6 +41,7 @@ _SIGNS = {
     states.RUNNING: ("running", "▶"),
     states.CANCEL_REQUESTED: ("stopped", "■"),
     states.NOT_RESPONDING: ("bad", "?"),
+    HANGS: ("bad", "!"),
 }
 
 
@@ -94,6 +97,7 @@ def _templates() -> Environment:
         "sign": lambda status: _SIGNS.get(status, ("waiting", "…"))[1],
         "tone": lambda status: _SIGNS.get(status, ("waiting", "…"))[0],
         "json_text": lambda value: json.dumps(json_safe(value), indent=2, ensure_ascii=False),
+        "code": code_html,
         "number": lambda value: "" if value is None else value_text(value),
         "urlpath": lambda name: quote(os.fsencode(str(name)), safe="/"),
         "lines": lambda text: str(text).splitlines(),
@@ -116,3 +120,8 @@ def time_tag(utc: str | None) -> Markup:
         return Markup("")
     plain = str(utc)[:16].replace("T", " ")
     return Markup('<time datetime="{}">{} UTC</time>').format(str(utc), plain)
+
+
+def code_html(text: str) -> Markup:
+    """Return HTML for a text with `code` in backticks."""
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))

@@ -16,8 +16,11 @@ from paceline.runs.follow import hang_status
 from paceline.runs.record import RunRecord, parse_utc
 from paceline.runs.remote_status import refresh
 from paceline.system.files import read_json
+from paceline.ui import banners
+from paceline.ui.banners import SlowRanks
 from paceline.ui.curves import CurveStore, Key, RunCurves, thinned
 from paceline.ui.render import TemplateValues
+from paceline.ui.wait_picture import WaitPicture, picture_of_hang
 
 #: Most ranks whose curve a metric shows if the page requests no particular ranks.
 MOST_RANKS = 8
@@ -35,6 +38,13 @@ class RunHead(TypedDict):
     hang_report: str
     #: A text such as "Running, hangs since ...". Empty unless the run hangs now.
     hangs: str
+    #: Who waits for whom. None unless the run hangs now.
+    hang_picture: WaitPicture | None
+    slow: SlowRanks | None
+    #: "Hangs", or the status.
+    shown_state: str
+    #: The next step after a failure.
+    remedy: str
     run_id: str
     name: str
     has_name: bool
@@ -124,6 +134,10 @@ def head(folder: RunFolder) -> RunHead:
         "record": record,
         "hang_report": _start_of(folder.hang_report(len(record.attempts))) if record.hang else "",
         "hangs": status if (status := hang_status(record)) != record.status else "",
+        "hang_picture": picture_of_hang(folder, len(record.attempts)) if record.hang else None,
+        "slow": banners.slow_ranks(folder, record),
+        "shown_state": banners.shown_state(record),
+        "remedy": banners.remedy(record),
         "run_id": record.run_id,
         "name": notes.name or record.run_id,
         "has_name": bool(notes.name),

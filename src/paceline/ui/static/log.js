@@ -59,6 +59,9 @@ export class Log {
     this.colours = new Map();
     this.last = 500;
     this.mode = "live";
+    // A link to the log of one rank, such as that of the first that failed.
+    const chosen = new URLSearchParams(location.search).get("log_rank"), byRank = document.getElementById("log-rank");
+    if (chosen && byRank) byRank.value = chosen;
     const ask = () => this.ask();
     let typing = 0;
     document.getElementById("log-search").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(ask, 250); });
@@ -66,7 +69,7 @@ export class Log {
     document.getElementById("log-earlier").addEventListener("click", () => { this.last = Math.min(20000, this.last * 4); this.ask(true); });
     this.follow.addEventListener("change", () => this.toEnd());
     // A controller has no workers: what it says itself is shown.
-    if (this.asked.of !== "workers") ask();
+    if (this.asked.of !== "workers" || this.asked.rank) ask();
     this.box.addEventListener("scroll", () => {
       const isAtEnd = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 30;
       if (!this.isScrolling && this.follow.checked !== isAtEnd) this.follow.checked = isAtEnd;

@@ -24,7 +24,7 @@ let known = "";
 
 /** The top of the page anew where the state is another one than that which stands there. */
 async function stateIs(state) {
-  const now = JSON.stringify(state), isShown = known === "" && state.status === document.getElementById("head").dataset.status;
+  const now = JSON.stringify(state), isShown = known === "" && state.shown === document.getElementById("head").dataset.shown && !state.slow;
   if (known !== now && !isShown) {
     const made = await part(`${runPage}/head`);
     if (made) swap(document.querySelector("[data-piece=head]"), () => made);

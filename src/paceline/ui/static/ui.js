@@ -66,6 +66,18 @@ export async function part(address) {
   } catch { return null; }
 }
 
+/** Show a run's state in the tab, which may be one of many. */
+function stateInTab() {
+  const head = document.getElementById("head");
+  if (!head?.dataset.title || head.dataset.title === shownInTab) return;
+  if (shownInTab !== null) {
+    document.title = document.title.replace(`${shownInTab}: `, `${head.dataset.title}: `);
+    document.querySelector("link[rel=icon]").href = `${document.body.dataset.static}icon-${head.dataset.tone}.svg`;
+  }
+  shownInTab = head.dataset.title;
+}
+let shownInTab = null;
+
 /** Replace what is in an element; where somebody types there, or `isBusy`, as soon as that is over. What is open, checked, focused or
  *  scrolled stays so. */
 export function swap(place, make, done, isBusy) {
@@ -87,6 +99,7 @@ export function swap(place, make, done, isBusy) {
   each(".scroll, pre").forEach((one, number) => { if (number in scrolled) [one.scrollLeft, one.scrollTop] = scrolled[number]; });
   each("input[type=checkbox]").forEach(one => { one.checked ||= checked.has(name(one)); });
   if (active) (each(canFocus).find(one => name(one) === name(active)) || each(canFocus)[at])?.focus({ preventScroll: true });
+  stateInTab();
   tick();
   done?.();
 }
@@ -150,5 +163,6 @@ document.addEventListener("keydown", event => {
 });
 
 localTimes();
+stateInTab();
 tick();
 setInterval(tick, 1000);

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 
 from paceline.errors import RunStateError
 from paceline.observe.stacks import take
@@ -18,8 +18,8 @@ from paceline.runs import downloads, read, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import last_lines_start
 from paceline.runs.logs import LogLine, PrepareFollower, last_lines, lines_of
-from paceline.runs.record import RunRecord, user_name
-from paceline.runs.visible import visible, visible_line
+from paceline.runs.record import RunRecord, user_name, utc_now
+from paceline.runs.visible import visible_line
 from paceline.ui import files as run_files
 from paceline.ui import render, run_page
 from paceline.ui.curves import CurveStore
@@ -37,6 +37,7 @@ from paceline.ui.views.common import (
     place_of,
     whole,
 )
+from paceline.ui.wait_picture import wait_picture
 
 #: Most lines of a log in one response, and most lines that a search finds.
 _MOST_LINES, _MOST_FOUND = 20_000, 2_000
@@ -189,10 +190,15 @@ async def cancel(request: Request) -> Response:
 
 
 async def stacks(request: Request) -> Response:
-    """Show the present stack of each worker, as `paceline stacks` does."""
+    """Show the present stack of each worker, as `paceline stacks` does, and which ranks wait for which."""
     await form_of(request)
-    found = await asyncio.to_thread(take, folder_of(request))
-    return PlainTextResponse(visible(str(found), lines=True))
+    folder = folder_of(request)
+    found = await asyncio.to_thread(take, folder)
+    name = tags_and_properties.read(folder.notes).name or folder.run_id
+    picture = wait_picture(found.told)
+    return render.page(
+        request, "run_stacks.html", stacks=found, picture=picture, name=name, run_id=folder.run_id, taken_utc=utc_now()
+    )
 
 
 async def rerun(request: Request) -> Response:

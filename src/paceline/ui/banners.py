@@ -1,0 +1,72 @@
+"""The state of a run in words, and the facts behind the banners at the top of its pages: failures, hangs and slow ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from paceline.observe.stragglers import RunPace
+from paceline.runs import states
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord
+from paceline.system.files import read_json, stamp_of
+
+#: The state that a page shows while a run hangs.
+HANGS = "Hangs"
+#: Cause of a failure -> the next step. docs/when-it-fails.md has the whole table.
+_REMEDIES = {
+    "exception": "Read the traceback, and try one process first.",
+    "memory": "Use a smaller batch or model, fewer workers on a node, or a node with more memory.",
+    "killed": "Look at the kernel's log (`dmesg`) on that node, and ask who sent the signal.",
+    "launcher": "`paceline compute doctor TARGET` checks the machines and their network.",
+    "port": "`paceline compute doctor TARGET` checks the machines and their network.",
+    "node_lost": "Run again. With `--max-restarts 3` and checkpoints Paceline starts the next attempt.",
+    "preempted": "Run again. With `--max-restarts 3` and checkpoints Paceline starts the next attempt.",
+    "hang": "Look at the line of the rank for which the others wait: all ranks must call the same collectives in one order.",
+    "time_limit": "Give the run a larger `--max-duration`, or look at each rank's position in the message.",
+    "environment": "Change the packages that conflict. The resolver's reason is in the message.",
+    "data": "Check the path and the store in the message.",
+    "disk": "`paceline prune --dry-run` lists files that can go.",
+    "internal": "Report it, with the output of `paceline bug-report`.",
+}
+
+
+@dataclass(frozen=True)
+class SlowRanks:
+    """The ranks that hold up a running training. since_utc: when Paceline first found them, or None."""
+
+    text: str
+    since_utc: str | None
+
+
+def shown_state(record: RunRecord) -> str:
+    """Return the state that pages show: "Hangs" for a running run that hangs."""
+    return HANGS if record.status == states.RUNNING and record.hang else record.status
+
+
+def remedy(record: RunRecord) -> str:
+    """Return what to do after a run's failure, or ""."""
+    if record.failure is None:
+        return ""
+    return _REMEDIES.get(record.failure.cause, "").replace("TARGET", record.target or "TARGET")
+
+
+def slow_ranks(folder: RunFolder, record: RunRecord) -> SlowRanks | None:
+    """Return the ranks that hold up a running run, by its last sample of load, or None."""
+    if record.status != states.RUNNING or not record.attempts or record.world_size < 2:
+        return None
+    path = folder.load(len(record.attempts))
+    return _slow_ranks(path, stamp_of(path))
+
+
+@lru_cache(maxsize=64)
+def _slow_ranks(path: Path, stamp: object) -> SlowRanks | None:
+    """Read the sample. The cache spares the many readers of an unchanged file."""
+    sample = read_json(path) if stamp else None
+    # The sample is input: other programs may write the shared folder.
+    try:
+        straggler = RunPace.from_json(sample["pace"]).straggler if sample else None
+        return SlowRanks(straggler.text(), straggler.since_utc) if straggler else None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
