@@ -114,12 +114,12 @@ THIRD_PARTY = {
     "pandas": "serving data runs sweeps trackers",
     **dict.fromkeys(("optuna", "cmaes"), "sweeps"),
     "sklearn": "compat serving",
-    "pyarrow": "data trackers",
+    "pyarrow": "data trackers ui",
     "mlflow": "models trackers",
     **dict.fromkeys(("tensorboard", "transformers"), "trackers"),
     **dict.fromkeys(("inference_schema", "joblib", "onnxruntime", "uvloop"), "serving"),
     **dict.fromkeys(("starlette", "uvicorn"), "serving ui"),
-    **dict.fromkeys(("jinja2", "markupsafe"), "ui"),
+    **dict.fromkeys(("jinja2", "markdown_it", "markupsafe", "pygments"), "ui"),
 }
 
 

@@ -35,7 +35,7 @@ from paceline.ui.guard import Guard, Token
 from paceline.ui.index import Index
 from paceline.ui.latest import LatestValues
 from paceline.ui.pieces import PieceStreams
-from paceline.ui.views import common, compare, listing, places, run, sweep
+from paceline.ui.views import common, compare, files, listing, places, run, sweep
 from paceline.ui.views.listing import RunRows
 
 #: Most bytes of a submitted form, which holds a tag or a key.
@@ -86,10 +86,8 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         Route("/runs/{run_id}/curves", run.curves),
         Route("/runs/{run_id}/others", run.others),
         Route("/runs/{run_id}/log", run.log),
-        *common.routes("files", run.files),
+        *files.routes(),
         *common.routes("details", run_page.details),
-        Route("/runs/{run_id}/look/{name:path}", run.look),
-        Route("/runs/{run_id}/file/{name:path}", run.file),
         Route("/runs/{run_id}/sweep", sweep.page),
         Route("/runs/{run_id}/sweep/live", sweep.live),
         Route("/runs/{run_id}/cancel", run.cancel, methods=["POST"]),

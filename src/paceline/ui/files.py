@@ -1,99 +1,173 @@
-"""Previews and downloads of a run's files, in a form that no browser executes.
+"""Files of a run: their tree, and their bytes in a form that no browser executes.
 
-Scripts may write HTML, or pictures with scripts in them. So a file is sent as an attachment, with a policy that blocks all
-execution, and with its own content type only if it is a picture.
+Scripts may write HTML, or pictures with scripts in them. So a file is sent as an attachment with a policy that blocks all
+execution, and with its own content type only if it is a picture, a sound or a video.
 """
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import io
-import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO, TypedDict
 from urllib.parse import quote
 
-from starlette.responses import StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.responses import Response, StreamingResponse
 
 from paceline.errors import RunNotFoundError
+from paceline.runs import artifacts, downloads
+from paceline.runs.downloads import RunFile
 from paceline.runs.folder import RunFolder, check_file_name
 from paceline.system import links
+from paceline.ui.previews import preview
 
 _CHUNK = 1 << 18
-#: Most bytes and most rows that a preview shows.
-_SHOWN_BYTES, _SHOWN_ROWS = 1 << 16, 200
-#: Content types that a page shows as a picture. An SVG in an <img> runs no script.
+#: Content types that a page shows by an element of HTML. An SVG in an <img> runs no script.
 PICTURES = {
-    ".png": "image/png",
-    ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
-    ".gif": "image/gif",
-    ".webp": "image/webp",
-    ".svg": "image/svg+xml",
+    **{f".{kind}": f"image/{kind}" for kind in ("png", "jpeg", "gif", "webp", "bmp", "avif")},
+    **{".jpg": "image/jpeg", ".svg": "image/svg+xml"},
 }
-_TABLES = {".csv": ",", ".tsv": "\t"}
+_SOUNDS = {
+    **{f".{kind}": f"audio/{kind}" for kind in ("wav", "ogg", "flac", "aac")},
+    **{".mp3": "audio/mpeg", ".m4a": "audio/mp4", ".opus": "audio/ogg"},
+}
+_VIDEOS = {
+    ".mp4": "video/mp4",
+    ".m4v": "video/mp4",
+    ".webm": "video/webm",
+    ".ogv": "video/ogg",
+    ".mov": "video/quicktime",
+}
+_KINDS = {
+    **dict.fromkeys(PICTURES, "picture"),
+    **dict.fromkeys(_SOUNDS, "audio"),
+    **dict.fromkeys(_VIDEOS, "video"),
+    **dict.fromkeys((".html", ".htm"), "page"),
+    ".pdf": "pdf",
+}
 #: Content policy of files that a browser opens by their address.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
+#: Content policy of HTML in a frame: no script, no request, no form, and an origin of its own.
+_FRAME_POLICY = (
+    "sandbox; default-src 'none'; img-src data:; font-src data:; style-src 'unsafe-inline'; frame-ancestors 'self'"
+)
+#: Browsers show a PDF by a viewer of their own, which a sandbox would block. Scripts of a PDF don't reach this server's pages.
+_PDF_POLICY = "default-src 'none'; style-src 'unsafe-inline'; object-src 'self'; plugin-types application/pdf"
+#: Rows up to which folders are shown with their content, and most rows.
+_OPEN_ROWS, _MOST_ROWS = 200, 2000
+#: Folders beside the artifacts whose files a page shows.
+_OTHER_FOLDERS = ("checkpoints", "work")
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
+
+
+class FileRow(TypedDict):
+    """A row of the tree.
+
+    files: number of files in a folder, 0 for a file. is_open: whether the folder's content follows.
+    """
+
+    name: str
+    label: str
+    depth: int
+    files: int
+    size: int
+    is_open: bool
+
+
+class FileTree(TypedDict):
+    """The files of a run or folder. more: number of hidden rows."""
+
+    below: str
+    above: list[tuple[str, str]]
+    wanted: str
+    rows: list[FileRow]
+    more: int
+    count: int
+    total: int
 
 
 def kind_of(name: str) -> str:
-    """Return "picture", "table" or "other" by the ending of a file's name."""
-    ending = os.path.splitext(name)[1].lower()
-    return "picture" if ending in PICTURES else "table" if ending in _TABLES else "other"
+    """Return the kind of a file by the ending of its name."""
+    return _KINDS.get(_ending(name), "other")
 
 
-@dataclass(frozen=True)
-class Look:
-    """A preview of a file: text, table rows or a picture. is_cut: the end is missing."""
-
-    name: str
-    size: int
-    kind: str
-    text: str = ""
-    rows: tuple[tuple[str, ...], ...] = ()
-    is_cut: bool = False
+def files_of(folder: RunFolder) -> list[RunFile]:
+    """Return the files of a run and its checkpoints by name."""
+    found = {file.name: file for file in downloads.files(folder)}
+    for name, path in artifacts.files_below(folder, "checkpoints"):
+        with contextlib.suppress(OSError):
+            size = os.lstat(path).st_size
+            found.setdefault(name, RunFile(name=name, path=path, size_bytes=size, top=folder.path))
+    return [found[name] for name in sorted(found)]
 
 
-def look(folder: RunFolder, name: str) -> Look:
-    """Return a preview of a file of a run.
+def tree(files: Sequence[RunFile], below: str = "", wanted: str = "") -> FileTree:
+    """Return the files and folders of a folder as rows.
 
-    Raises:
-        RunNotFoundError, FileNameError: As for `opened`.
+    Folders are open as far as there is room.
+
+    below: the folder's name, "" for all files. wanted: show only files with this text in their names, without folders.
     """
-    file, plain = opened(folder, name)
-    with os.fdopen(file, "rb") as read:
-        size = os.fstat(read.fileno()).st_size
-        if (kind := kind_of(plain)) == "picture":
-            return Look(plain, size, kind)
-        data = read.read(_SHOWN_BYTES)
-    is_cut = size > len(data)
-    if b"\0" in data:
-        return Look(plain, size, "binary")
-    text = data.decode("utf-8", errors="replace")
-    if kind == "table":
-        # Drop the last line of a cut file, which may be incomplete.
-        lines = text.splitlines()[: -1 if is_cut else None]
-        delimiter = _TABLES[os.path.splitext(plain)[1].lower()]
-        try:
-            rows = [*csv.reader(io.StringIO("\n".join(lines)), delimiter=delimiter)]
-        except csv.Error:
-            return Look(plain, size, "text", text, is_cut=is_cut)
-        shown = tuple(tuple(cell[:300] for cell in row[:60]) for row in rows[: _SHOWN_ROWS + 1])
-        return Look(plain, size, kind, rows=shown, is_cut=is_cut or len(rows) > len(shown))
-    if plain.endswith(".json") and not is_cut:
-        try:
-            text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-        except ValueError:
-            pass
-    return Look(plain, size, "text", text, is_cut=is_cut)
+    inside = [file for file in files if not below or file.name.startswith(f"{below}/")]
+    shown = [file for file in inside if wanted.lower() in file.name.lower()]
+    start = len(below) + 1 if below else 0
+    rows = [_file_row(file, file.name[start:], 0) for file in shown] if wanted else _tree_rows(shown, below)
+    parts = below.split("/") if below else []
+    return {
+        "below": below,
+        "above": [("/".join(parts[: number + 1]), part) for number, part in enumerate(parts)],
+        "wanted": wanted,
+        "rows": rows[:_MOST_ROWS],
+        "more": max(0, len(rows) - _MOST_ROWS),
+        "count": len(shown),
+        "total": sum(file.size_bytes for file in shown),
+    }
 
 
-def opened(folder: RunFolder, name: str) -> tuple[int, str]:
-    """Open a file of the run, without following links that lead out of the run's folder.
+def _tree_rows(files: Sequence[RunFile], top: str) -> list[FileRow]:
+    counts, sizes = Counter[str](), Counter[str]()
+    content: dict[str, dict[str, RunFile | None]] = {top: {}}
+    for file in files:
+        name: str = file.name
+        content.setdefault(name.rpartition("/")[0], {})[name] = file
+        while (name := name.rpartition("/")[0]) != top:
+            counts[name] += 1
+            sizes[name] += file.size_bytes
+            content.setdefault(name.rpartition("/")[0], {})[name] = None
+    opened, room, waiting = {top}, _OPEN_ROWS - len(content[top]), [top]
+    for name in waiting:
+        for one in (one for one, file in content[name].items() if file is None and len(content[one]) <= room):
+            opened.add(one)
+            waiting.append(one)
+            room -= len(content[one])
 
-    Return descriptor and name.
+    def rows(name: str, depth: int) -> Iterator[FileRow]:
+        for one, file in sorted(content[name].items()):
+            label = one.rpartition("/")[2]
+            if file is not None:
+                yield _file_row(file, label, depth)
+                continue
+            yield FileRow(name=one, label=label, depth=depth, files=counts[one], size=sizes[one], is_open=one in opened)
+            if one in opened:
+                yield from rows(one, depth + 1)
+
+    return [*rows(top, 0)]
+
+
+def _file_row(file: RunFile, label: str, depth: int) -> FileRow:
+    return FileRow(name=file.name, label=label, depth=depth, files=0, size=file.size_bytes, is_open=False)
+
+
+def opened(folder: RunFolder, name: str) -> tuple[BinaryIO, str]:
+    """Open a file of the run. Return file and name.
+
+    Links that lead out of the run's folder are not followed.
 
     Raises:
         FileNameError: The name leaves the run's folder.
@@ -101,40 +175,142 @@ def opened(folder: RunFolder, name: str) -> tuple[int, str]:
     """
     plain = check_file_name(name)
     where = folder.file(plain).relative_to(folder.path).as_posix()
+    # An uploaded file of the same name hides a checkpoint.
+    if plain.partition("/")[0] in _OTHER_FOLDERS and not os.path.lexists(folder.path / where):
+        where = plain
     found = links.find(os.fspath(folder.path), where)
     try:
         if found is not None and found.kind == "file":
-            return links.open_below(os.fspath(folder.path), found.real), plain
+            return os.fdopen(links.open_below(os.fspath(folder.path), found.real), "rb"), plain
     except OSError:
         pass
     raise RunNotFoundError(f"run {folder.run_id} has no file {plain!r}.")
 
 
-def download(folder: RunFolder, name: str) -> StreamingResponse:
-    """Return a response with the unchanged file as an attachment.
+def download(folder: RunFolder, name: str, asked: Mapping[str, str]) -> Response:
+    """Send a file, or a range of its bytes, as an attachment.
+
+    asked: headers of the request.
 
     Raises:
         RunNotFoundError, FileNameError: As for `opened`.
+        HTTPException: The file does not have the requested range (416).
     """
     file, plain = opened(folder, name)
-    size = os.fstat(file).st_size
-    return StreamingResponse(_chunks(file, size), headers=headers_of(plain, size))
+    about = os.fstat(file.fileno())
+    headers = {**headers_of(plain), "etag": f'"{about.st_mtime_ns:x}-{about.st_size:x}"', "accept-ranges": "bytes"}
+    begin, end, status = 0, about.st_size, 200
+    wanted = _RANGE.fullmatch(asked.get("range", ""))
+    # A player that continues an older version of the file needs the whole new one.
+    if wanted and any(wanted.groups()) and asked.get("if-range", headers["etag"]) == headers["etag"]:
+        first, last = wanted.groups()
+        begin = int(first) if first else max(0, end - int(last))
+        end = min(end, int(last) + 1) if first and last else end
+        if begin >= end:
+            file.close()
+            raise HTTPException(416, f"The file has {about.st_size:,} bytes, and no range {wanted[0]!r}.")
+        status = 206
+        headers["content-range"] = f"bytes {begin}-{end - 1}/{about.st_size}"
+    file.seek(begin)
+    headers["content-length"] = str(end - begin)
+    return StreamingResponse(_chunks(file, end - begin), status, headers)
 
 
-def headers_of(name: str, size: int) -> dict[str, str]:
-    ending = os.path.splitext(name)[1].lower()
+def frame(folder: RunFolder, name: str, output: int | None) -> Response:
+    """Return HTML for a frame without scripts, or a PDF.
+
+    output: number of a notebook's HTML output. Without it the file is an HTML page, or a PDF for the browser's viewer.
+
+    Raises:
+        RunNotFoundError, FileNameError: As for `opened`.
+        HTTPException: A page does not show this file in a frame (404).
+    """
+    file, plain = opened(folder, name)
+    kind, size = kind_of(plain), os.fstat(file.fileno()).st_size
+    headers = {"content-security-policy": _FRAME_POLICY, "x-frame-options": "SAMEORIGIN"}
+    if output is not None:
+        with file:
+            blocks = preview(file.fileno(), plain, output)["blocks"]
+        text = blocks[0].get("html", "") if blocks else ""
+        return Response(text.encode("utf-8", "replace"), media_type="text/html; charset=utf-8", headers=headers)
+    if kind == "page":
+        return StreamingResponse(_chunks(file, size), media_type="text/html", headers=headers)
+    # A PDF has its mark in the first 1,024 bytes. Anything else might be a page to some viewer.
+    if kind == "pdf" and file.read(5) == b"%PDF-":
+        file.seek(0)
+        headers = {"content-security-policy": _PDF_POLICY, "content-disposition": "inline"}
+        return StreamingResponse(_chunks(file, size), media_type="application/pdf", headers=headers)
+    file.close()
+    raise HTTPException(404, f"{plain!r} is not an HTML page, a notebook's output or a PDF.")
+
+
+def headers_of(name: str) -> dict[str, str]:
+    types = {**PICTURES, **_SOUNDS, **_VIDEOS}
     return {
-        "content-type": PICTURES.get(ending, "application/octet-stream"),
-        "content-length": str(size),
+        "content-type": types.get(_ending(name), "application/octet-stream"),
         "content-disposition": f"attachment; filename*=UTF-8''{quote(Path(name).name, safe='', errors='replace')}",
         "content-security-policy": _POLICY,
         "cache-control": "private, no-cache",
+        # Compressing the bytes of models takes longer than sending them.
+        "content-encoding": "identity",
     }
 
 
-def _chunks(file: int, size: int) -> Iterator[bytes]:
+def archive(folder: RunFolder, below: str) -> Response:
+    """Stream the files of a folder as a zip archive.
+
+    Raises:
+        RunNotFoundError: The run has no files there.
+    """
+    names = [file.name for file in files_of(folder) if not below or file.name.startswith(f"{below}/")]
+    if not names:
+        raise RunNotFoundError(f"run {folder.run_id} has no files in {below!r}.")
+    name = f"{folder.run_id}-{below.replace('/', '-')}.zip" if below else f"{folder.run_id}.zip"
+    return StreamingResponse(_zipped(folder, names), headers=headers_of(name))
+
+
+class _Sink(io.RawIOBase):
+    """A stream that keeps written bytes until they are taken."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        self._pieces.append(bytes(data))  # type: ignore[call-overload]
+        return len(self._pieces[-1])
+
+    def take(self) -> bytes:
+        data, self._pieces = b"".join(self._pieces), []
+        return data
+
+
+def _zipped(folder: RunFolder, names: Sequence[str]) -> Iterator[bytes]:
+    sink = _Sink()
+    with zipfile.ZipFile(sink, "w") as made:
+        for name in names:
+            try:
+                file, _ = opened(folder, name)
+            # A live run may have removed the file meanwhile.
+            except RunNotFoundError:
+                continue
+            entry = name.encode("utf-8", "replace").decode()
+            with file, made.open(entry, "w", force_zip64=True) as into:
+                while data := file.read(_CHUNK):
+                    into.write(data)
+                    yield sink.take()
+    yield sink.take()
+
+
+def _ending(name: str) -> str:
+    return os.path.splitext(name)[1].lower()
+
+
+def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
     """Yield exactly `size` bytes of the file, even if it changes meanwhile."""
-    with os.fdopen(file, "rb") as read:
-        while size > 0 and (data := read.read(min(_CHUNK, size))):
+    with file:
+        while size > 0 and (data := file.read(min(_CHUNK, size))):
             size -= len(data)
             yield data

@@ -176,12 +176,12 @@ def routes(name: str, find: Find) -> list[Route]:
     """Return two routes: one of a page, and one of the stream of its changes."""
     path = f"/runs/{{run_id}}/{name}"
     return [
-        Route(path, lambda request: _page(request, name, find)),
+        Route(path, lambda request: page(request, name, find)),
         Route(f"{path}/live", lambda request: live(request, name, find)),
     ]
 
 
-def _page(request: Request, name: str, find: Find) -> Response:
+def page(request: Request, name: str, find: Find) -> Response:
     """Render the page `run_<name>.html`, which contains the piece `run_<name>_part.html`."""
     folder = folder_of(request)
     head = run_page.head(folder)

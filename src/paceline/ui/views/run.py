@@ -1,4 +1,4 @@
-"""The pages of a run: state, curves and log; files; details; actions."""
+"""The pages of a run: state, curves and log; details; actions."""
 
 from __future__ import annotations
 
@@ -14,29 +14,17 @@ from starlette.responses import RedirectResponse, Response
 from paceline.errors import RunStateError
 from paceline.observe.stacks import take
 from paceline.rerun import rerun as rerun_job
-from paceline.runs import downloads, read, tags_and_properties
+from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import last_lines_start
 from paceline.runs.logs import LogLine, PrepareFollower, last_lines, lines_of
 from paceline.runs.record import RunRecord, user_name, utc_now
 from paceline.runs.visible import visible_line
-from paceline.ui import files as run_files
 from paceline.ui import render, run_page
 from paceline.ui.curves import CurveStore
 from paceline.ui.feed import line_json
-from paceline.ui.pieces import stamp_of
 from paceline.ui.views import common
-from paceline.ui.views.common import (
-    as_json,
-    curve_query,
-    events,
-    file_name,
-    folder_of,
-    form_of,
-    number,
-    place_of,
-    whole,
-)
+from paceline.ui.views.common import as_json, curve_query, events, folder_of, form_of, number, place_of, whole
 from paceline.ui.wait_picture import wait_picture
 
 #: Most lines of a log in one response, and most lines that a search finds.
@@ -120,23 +108,6 @@ def log(request: Request) -> Response:
         lines_found = _with(search.lower(), lines_found)
     lines = deque(lines_found, maxlen=_MOST_FOUND if search else last)
     return as_json({"lines": [*map(line_json, lines)], "more": len(lines) == lines.maxlen})
-
-
-def look(request: Request) -> Response:
-    folder = folder_of(request)
-    found, seen = run_page.head(folder), run_files.look(folder, file_name(request, "look"))
-    place = f"head:{stamp_of(found)}"
-    return render.page(request, "run_look.html", tab="files", seen=seen, place=place, **found)
-
-
-def file(request: Request) -> Response:
-    return run_files.download(folder_of(request), file_name(request, "file"))
-
-
-def files(folder: RunFolder, record: RunRecord) -> render.TemplateValues:
-    """Return the data of the page that lists all files."""
-    listed = downloads.files(folder)
-    return {"files": listed, "total": sum(file.size_bytes for file in listed)}
 
 
 def _read_on(curves: CurveStore, folder: RunFolder) -> None:

@@ -1,0 +1,84 @@
+"""HTML from Markdown and from source code, with all foreign text escaped."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Callable, MutableMapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from paceline.runs.visible import visible
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
+
+#: Most characters that are coloured. A browser draws more only slowly.
+_COLOURED = 1 << 17
+
+
+def render_markdown(text: str, image: Callable[[str], str | None] | None = None) -> Markup:
+    r"""Return the HTML of a Markdown text, whose own HTML is escaped.
+
+    Args:
+        text: May come from anybody.
+        image: Returns the address of an image, or None to show a link to it. By default all images become links, because an
+            image of another site would tell that site who reads the text.
+
+    Example:
+        >>> render_markdown("*a* <b>")
+        Markup('<p><em>a</em> &lt;b&gt;</p>\n')
+    """
+    return Markup(_markdown().render(visible(text, lines=True), {"image": image}))
+
+
+@cache
+def _markdown() -> MarkdownIt:
+    from markdown_it import MarkdownIt
+
+    made = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    made.add_render_rule("image", _image)
+    made.add_render_rule("link_open", _link)
+    return made
+
+
+def _link(renderer: Any, tokens: Sequence[Token], at: int, options: Any, _: MutableMapping[str, Any]) -> str:
+    tokens[at].attrSet("rel", "noreferrer noopener nofollow")
+    return str(renderer.renderToken(tokens, at, options, {}))
+
+
+def _image(_: Any, tokens: Sequence[Token], at: int, __: Any, env: MutableMapping[str, Any]) -> str:
+    source, text = str(tokens[at].attrGet("src") or ""), tokens[at].content
+    address = env["image"](source) if env.get("image") else None
+    if address is not None:
+        return f'<img class="whole" src="{html.escape(address)}" alt="{html.escape(text)}">'
+    return f'<a href="{html.escape(source)}" rel="noreferrer noopener nofollow">{html.escape(text or source)}</a>'
+
+
+def highlighted(text: str, name: str) -> str:
+    """Return the HTML of source code in colours.
+
+    The name of the file tells the language. Return "" for an unknown language.
+
+    Example:
+        >>> highlighted("x = 1", "unknown.xyz")
+        ''
+    """
+    try:
+        from pygments import highlight
+        from pygments.formatters import HtmlFormatter
+        from pygments.lexers import get_lexer_for_filename
+        from pygments.util import ClassNotFound
+    except ImportError:
+        return ""
+    if len(text) > _COLOURED or name.lower().endswith((".txt", ".log")):
+        return ""
+    try:
+        lexer = get_lexer_for_filename(os.path.basename(name), stripnl=False)
+    except ClassNotFound:
+        return ""
+    made: str = highlight(visible(text, lines=True), lexer, HtmlFormatter(nowrap=True, classprefix="hl-"))
+    return f'<pre class="file" tabindex="0">{made}</pre>'
