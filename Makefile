@@ -54,6 +54,11 @@ lint: .venv/.ready
 	$(BIN)/mypy
 	# With the modules and private names that tests replace. A cache of its own, because the options differ.
 	$(BIN)/mypy --implicit-reexport --cache-dir .mypy_cache/tests tests
+	# The examples, without the gaps of other packages' types.
+	MYPYPATH=examples/parallel:examples/tutorials/digits $(BIN)/mypy --cache-dir .mypy_cache/examples --explicit-package-bases \
+	    --untyped-calls-exclude=torch --no-warn-return-any --allow-untyped-decorators --ignore-missing-imports \
+	    --disable-error-code var-annotated --disable-error-code import-untyped --exclude 'examples/azureml|score.py' examples
+	$(BIN)/pyright
 
 # The site, into site/. A dead link, a page that is not in the navigation, or a request to another host is an error.
 # Not with --quiet, which would hide from --strict the warnings that it counts.

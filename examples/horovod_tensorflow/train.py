@@ -41,7 +41,7 @@ optimizer = tf.keras.optimizers.SGD(0.05 * scale, momentum=0.9)
 
 
 @tf.function
-def train_step(x, y, first_batch):
+def train_step(x: tf.Tensor, y: tf.Tensor, first_batch: bool) -> tf.Tensor:
     with tf.GradientTape() as tape:
         loss = loss_of(y, model(x, training=True))
     tape = hvd.DistributedGradientTape(

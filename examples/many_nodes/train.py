@@ -37,7 +37,7 @@ parser.add_argument(
 args = parser.parse_args()
 
 
-class Characters(Dataset):
+class Characters(Dataset[tuple[Tensor, Tensor]]):
     """Pieces of the shards, which are mapped from the disk and not read: all workers of a node have them in memory once."""
 
     def __init__(self, folder: Path, length: int) -> None:

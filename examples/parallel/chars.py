@@ -12,7 +12,7 @@ MODULES = ("argparse", "ast", "configparser", "dataclasses", "datetime", "inspec
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 
 
-class Source(Dataset):
+class Source(Dataset[tuple[Tensor, Tensor]]):
     """Pieces of `length` characters, each with the piece that begins one character later."""
 
     def __init__(self, length: int, pieces: int) -> None:

@@ -41,9 +41,8 @@ optimizer = torch.optim.SGD([weights], lr=0.5)
 for step in range(options.steps):
     logits = x @ weights[:-1] + weights[-1]
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, y, reduction="sum") / count
-    optimizer.zero_grad()
-    loss.backward()
-    weights.grad = total(weights.grad)
+    [gradient] = torch.autograd.grad(loss, [weights])
+    weights.grad = total(gradient)
     optimizer.step()
     if step % 50 == 49 and dist.get_rank() == 0:
         run.log("step", step)

@@ -21,5 +21,7 @@ sweep = pl.Sweep(
 run = pl.Experiment(pl.Workspace.from_config(), "digits").submit(sweep)
 run.wait_for_completion(show_output=True)
 
-print(f"best: {run.best_child().id} with {run.best_point()}")
+best = run.best_child()
+if best is not None:
+    print(f"best: {best.id} with {run.best_point()}")
 print(f"pictures: {run.folder.outputs / 'sweep.html'}")

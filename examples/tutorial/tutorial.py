@@ -33,6 +33,7 @@ sweep = pl.Sweep(
 tuned = experiment.submit(sweep)
 tuned.wait_for_completion()
 best = tuned.best_child()
+assert best is not None, "no trial has logged an accuracy"
 print("best:", tuned.best_point(), best.get_metrics()["accuracy"])
 
 # Register: both, so that there is something to go back to.

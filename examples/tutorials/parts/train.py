@@ -63,9 +63,9 @@ for epoch in range(args.epochs):
             run.log("loss", loss.item())
     right = par.evaluate(test, accuracy)
     if par.rank == 0:
-        run.log("accuracy", float(right))
+        run.log("accuracy", right)
         print(
-            f"epoch {epoch}: loss {loss.item():.6f}  accuracy {float(right):.4f} on {par.world_size} workers",
+            f"epoch {epoch}: loss {loss.item():.6f}  accuracy {right:.4f} on {par.world_size} workers",
             flush=True,
         )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import torch
 import torch.distributed as dist
@@ -230,6 +230,20 @@ class Parallel:
         if self._feed is None:
             raise ParallelError("without a loader there is no number of batches.")
         return len(self._feed)
+
+    @overload
+    def evaluate(
+        self, loader: object, metric: Callable[..., Mapping[str, object]], *, weight: WeightFunction | None = None
+    ) -> dict[str, float]: ...
+
+    @overload
+    def evaluate(
+        self,
+        loader: object,
+        metric: Callable[..., Tensor | float] | None = None,
+        *,
+        weight: WeightFunction | None = None,
+    ) -> float: ...
 
     def evaluate(
         self, loader: object, metric: MetricFunction | None = None, *, weight: WeightFunction | None = None
