@@ -77,6 +77,8 @@ MAY_IMPORT = {
     "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps pipelines models services",
     # It runs in a service's own environment, with what a service needs.
     "serving": "errors system",
+    # A plain program as a run of its own.
+    "tracking": "errors system runs workspace",
     # What the author of a target runs; nothing imports it.
     "testing": f"{UP_TO_SUBMIT} estimator workspace",
     # A run's job submitted again: the command line and the page do it by the same function.

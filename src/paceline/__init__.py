@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from paceline.sweeps.policies.population import PopulationBasedTraining
     from paceline.sweeps.sweep import Sweep
     from paceline.sweeps.sweep_run import SweepRun
+    from paceline.tracking import finish, init, log
     from paceline.workspace import Experiment, Run, Workspace
 
 __version__ = "0.1.0"
@@ -106,6 +107,7 @@ _HOMES = {
     "paceline.sweeps.policies.population": ("PopulationBasedTraining",),
     "paceline.sweeps.sweep": ("Sweep",),
     "paceline.sweeps.sweep_run": ("SweepRun",),
+    "paceline.tracking": ("finish", "init", "log"),
     "paceline.workspace": ("Experiment", "Run", "Workspace"),
 }
 
@@ -148,7 +150,10 @@ __all__ = [
     "__version__",
     "choice",
     "errors",
+    "finish",
     "fixed",
+    "init",
+    "log",
     "lognormal",
     "loguniform",
     "normal",

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.data_options import data_words
-from paceline.cli.run_options import experiment_name
 from paceline.environments.environment import Environment
 from paceline.environments.from_parameters import described
 from paceline.errors import JobError
@@ -26,7 +25,7 @@ from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
 from paceline.job.sizes import node_range, range_text
 from paceline.runs.folder import RunFolder
-from paceline.runs.ids import check_experiment_name
+from paceline.runs.ids import check_experiment_name, experiment_name
 from paceline.runs.tags_and_properties import check_display_name
 from paceline.submit import SourceCopy, submit
 from paceline.workspace import Workspace

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.options import Given, takes
-from paceline.cli.run_options import RUN, experiment_name, words
+from paceline.cli.run_options import RUN, words
 from paceline.errors import WorkspaceError
-from paceline.runs.ids import check_experiment_name, new_run_id
+from paceline.runs.ids import check_experiment_name, experiment_name, new_run_id
 from paceline.system.detached_process import library_dir
 from paceline.targets import supervisors
 from paceline.workspace_dir import configured

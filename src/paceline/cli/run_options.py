@@ -261,12 +261,6 @@ def words(given: Given) -> tuple[Path | None, dict[str, Any]]:
     return file, found | {key: value for key, value in plain.items() if value not in (None, [], {})}
 
 
-def experiment_name(directory: str | Path) -> str:
-    """Return the default name of an experiment, made from the source folder's name."""
-    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", os.path.basename(directory)).strip("-_")[:100]
-    return plain or "default"
-
-
 def one_file(requirements: list[str] | None) -> str | None:
     """Return the only requirements file, or raise if there are several."""
     if requirements and len(requirements) > 1:

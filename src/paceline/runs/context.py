@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.errors import RunContextError
 from paceline.system import processes
-from paceline.system.run_variables import nested_rank
+from paceline.system.run_variables import TRACKED_VARIABLE, launched_rank, nested_rank
 
 #: Variables that hold the rank: Paceline's, Open MPI's (mpirun) and Slurm's (srun). Under mpirun and srun, the worker itself
 #: sets PACELINE_RANK, so the environments of its parent processes do not show this variable.
@@ -33,13 +33,15 @@ class WorkerContext:
     def of_process(cls) -> WorkerContext | None:
         """Return the context of this process, even if its environment was cleared; None outside a run.
 
-        An empty PACELINE_RUN_DIR means outside a run.
+        An empty PACELINE_RUN_DIR means outside a run. A process below a run of `paceline.init` belongs to that run.
 
         Raises:
             RunContextError: The process is inside a run, but its rank is unknown.
         """
         if "PACELINE_RUN_DIR" in os.environ:
             return cls.from_environment()
+        if tracked := os.environ.get(TRACKED_VARIABLE):
+            return cls(Path(tracked), *launched_rank(), attempt=1)
         found = _of_parents()
         context = cls.from_environment(found)
         # Don't copy PACELINE_RUN_DIR: without a rank it raises an error, and child processes check their own parents.

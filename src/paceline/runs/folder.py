@@ -102,6 +102,8 @@ class RunFolder:
         """Return temporary files of a killed supervisor: partial transfers, and probes for a shared folder."""
         return [path for pattern in (".incoming", ".seen-*") for path in self.path.glob(pattern)]
 
+    #: Failure of a rank that a launcher started beside the program that logs the run.
+    rank_failure = PathAttribute("rank_failure.json")
     #: The engine and job of a run whose supervisor is inside that job.
     engine = PathAttribute("engine.json")
     #: Created when the engine first lost the job while the record was not final.

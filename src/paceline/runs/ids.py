@@ -56,6 +56,12 @@ def check_experiment_name(name: object) -> str:
     return name
 
 
+def experiment_name(directory: str | Path) -> str:
+    """Return the default name of an experiment, made from the source folder's name."""
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", os.path.basename(directory)).strip("-_")[:100]
+    return plain or "default"
+
+
 def check_run_id(run_id: object) -> str:
     """Return `run_id` if it is a valid run id, so that it names nothing outside the folder of runs.
 

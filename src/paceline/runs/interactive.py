@@ -1,18 +1,21 @@
 """Runs that a program logs by itself, from `Experiment.start_logging` or `Run.child_run`.
 
 The program holds the run's lock, so it is the only writer of the record. If it is killed, the run becomes Failed. If it exits
-without ending the run, the run is Failed after an exception, else Completed (`sys.exit(3)` cannot be detected). While it runs,
-new files in `./outputs` and `./logs` are copied into the run.
+without ending the run, the run is Failed after an exception or `sys.exit(3)`, Canceled after Ctrl-C, else Completed. While it
+runs, new files in `./outputs` and `./logs` are copied into the run.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
+import threading
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from paceline.errors import PacelineError, RunStateError
 from paceline.runs import artifacts, read, states, store
@@ -23,6 +26,9 @@ from paceline.runs.record import RunRecord, user_name, utc_now
 
 #: Run folder -> fd that holds its lock, and pid of the process that created it (a fork inherits both).
 _ours: dict[RunFolder, tuple[int, int]] = {}
+
+#: The argument of the main thread's last `sys.exit`: the interpreter does not keep it.
+_exit_code: object = None
 
 _Seen = dict[str, tuple[int, int]]
 #: Run folder -> each watched folder, its files' name in the run, and the files that were copied or were there before.
@@ -62,8 +68,7 @@ def create(
     )
     fd = store.create(runs_dir, record)
     # Handlers run in reverse order, so handlers that the program registers later still find its runs alive.
-    if not _ours:
-        atexit.register(_end_all)
+    _watch_end()
     _ours[folder] = (fd, os.getpid())
     if begin:
         store.change(folder, record, states.RUNNING, started_utc=utc_now())
@@ -99,7 +104,7 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
     # A program that completes after a request to cancel was canceled.
     if status == states.COMPLETED and folder.cancel_request.exists():
         status = states.CANCELED
-    report = _report(folder, details, code) if status == states.FAILED else None
+    report = _report(details, code) if status == states.FAILED else None
     # Copy the files before the end is written, so that whoever reads the end finds all files.
     unwatch(folder)
     store.change(
@@ -116,7 +121,9 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
     os.close(_ours.pop(folder)[0])
 
 
-def _report(folder: RunFolder, details: object, code: str | None) -> FailureReport:
+def _report(details: object, code: str | None = None) -> FailureReport:
+    if isinstance(details, FailureReport):
+        return details
     exception = full = None
     if isinstance(details, BaseException):
         exception = "".join(traceback.format_exception_only(type(details), details)).strip()
@@ -131,15 +138,46 @@ def _report(folder: RunFolder, details: object, code: str | None) -> FailureRepo
     )
 
 
-def _end_all() -> None:
+def end_of_program() -> tuple[str, FailureReport | None]:
+    """Return this program's end state and failure."""
     # The interpreter stores an uncaught exception here; after sys.exit() it stores nothing.
     error = getattr(sys, "last_value", None)
+    # In a notebook or a prompt, an exception ends a cell, not the program.
+    if error is not None and not hasattr(sys, "ps1"):
+        if isinstance(error, KeyboardInterrupt):
+            return states.CANCELED, None
+        return states.FAILED, _report(error)
+    # sys.exit(False) is 0, and a text is 1.
+    if _exit_code:
+        text = f"The program ended with sys.exit({_exit_code!r})."
+        return states.FAILED, FailureReport(cause="exception", message=text)
+    return states.COMPLETED, None
+
+
+@functools.cache
+def _watch_end() -> None:
+    """End all open runs at the end of this program."""
+    atexit.register(_end_all)
+    leave = sys.exit
+
+    def exit_and_note(status: str | int | None = None, /) -> NoReturn:
+        global _exit_code
+        # Elsewhere, it ends a thread.
+        if threading.current_thread() is threading.main_thread():
+            _exit_code = status
+        leave(status)
+
+    sys.exit = exit_and_note
+
+
+def _end_all() -> None:
+    status, report = end_of_program()
     # A forked child may run this too, with its parent's runs, which it does not own.
     for folder in list(_ours):
         if is_ours(folder):
             # An error for a run whose folder was deleted must not leave the other runs open.
             with contextlib.suppress(PacelineError, OSError):
-                end(folder, states.FAILED if error else states.COMPLETED, error)
+                end(folder, status, report)
 
 
 def watch_folders(folder: RunFolder, outputs: Path) -> None:

@@ -285,6 +285,14 @@ def deserted_report(record: RunRecord) -> FailureReport:
     )
 
 
+def _rank_failure(folder: RunFolder) -> FailureReport | None:
+    """Return another rank's failure, or None."""
+    try:
+        return FailureReport.from_json(read_json(folder.rank_failure))
+    except (TypeError, ValueError, KeyError, AttributeError):
+        return None
+
+
 def mark_closing(folder: RunFolder) -> None:
     """Tell readers that the run is over while the remaining processes are being ended."""
     with contextlib.suppress(OSError):
@@ -355,7 +363,7 @@ def set_right(folder: RunFolder) -> RunRecord:
         if record.is_terminal:
             return record
         # Read again under the lock: another reader or the owner may have written the end meanwhile.
-        report = deserted_report(record)
+        report = _rank_failure(folder) or deserted_report(record)
         mark_closing(folder)
         if record.kind == "script":
             # Kill first: an ended run must have no processes. Find them by environment, as their supervisor is gone.

@@ -72,8 +72,10 @@ def remove_tags(path: Path, keys: list[str]) -> None:
         append_line(path, {"untag": key})
 
 
-def add_properties(path: Path, properties: Mapping[str, object]) -> None:
-    """Add properties, which never change.
+def add_properties(path: Path, properties: Mapping[str, object], *, if_missing: bool = False) -> Mapping[str, str]:
+    """Add properties, which never change. Return the properties that were there before.
+
+    if_missing: keep the existing value of a property instead of raising.
 
     Raises:
         RunStateError: One of the properties exists; no property is added then.
@@ -84,12 +86,14 @@ def add_properties(path: Path, properties: Mapping[str, object]) -> None:
     with locks.locked(path.with_name("notes.lock"), patience_s=_PATIENCE_S):
         # Check under the lock: two programs may add the same property at once. Tags need no lock, as their last line counts.
         there = read(path).properties
-        if again := sorted(set(there) & set(properties)):
+        if not if_missing and (again := sorted(set(there) & set(properties))):
             raise RunStateError(
                 f"property {again[0]!r} is {there[again[0]]!r} already, and properties never change. Tags do."
             )
         for key, value in properties.items():
-            append_line(path, {"property": key, "value": str(value)})
+            if key not in there:
+                append_line(path, {"property": key, "value": str(value)})
+    return there
 
 
 def check_display_name(name: object) -> None:

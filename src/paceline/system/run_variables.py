@@ -19,6 +19,9 @@ VARIABLE = "PACELINE_NESTED_RANK"
 #: The worker's output file or pipe: "<device>:<inode>".
 OUTPUT_VARIABLE = "PACELINE_WORKER_OUTPUT"
 
+#: Folder of the run that `paceline.init` started in this process or in a parent process.
+TRACKED_VARIABLE = "PACELINE_TRACKED_RUN"
+
 #: Minimum and maximum number of nodes; only set in workers of elastic runs.
 MIN_NODES_VARIABLE = "PACELINE_ELASTIC_MIN_NODES"
 MAX_NODES_VARIABLE = "PACELINE_ELASTIC_MAX_NODES"
@@ -64,6 +67,29 @@ def by_launcher(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int]
         if rank.isdigit() and size.isdigit() and int(rank) < int(size) != 1 and not ((rank, size) == own and is_of_run):
             return int(rank), int(size), int(local if local.isdigit() else rank)
     return None
+
+
+def launched_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Return the (rank, world size) of a process outside a run.
+
+    torchrun, mpirun or srun set them; without a launcher they are (0, 1).
+    """
+    if (found := by_launcher(environ)) is not None:
+        return found[:2]
+    for rank, size in (("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("PMI_RANK", "PMI_SIZE")):
+        numbers = environ.get(rank, ""), environ.get(size, "")
+        if all(map(str.isdigit, numbers)) and int(numbers[0]) < int(numbers[1]):
+            return int(numbers[0]), int(numbers[1])
+    return 0, 1
+
+
+def launch_name(environ: Mapping[str, str] = os.environ) -> str:
+    """Return a text that all ranks of one launch share.
+
+    It has torchrun's address, or the id of an MPI or Slurm job.
+    """
+    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")
+    return " ".join(environ.get(name, "") for name in names)
 
 
 def is_resize_requested() -> bool:
