@@ -214,11 +214,11 @@ def test_the_log_by_rank_attempt_search_and_side(place: Place) -> None:
         return found
 
     assert len(lines()) == 500
-    assert lines("rank=1") == [[1, 1, "hello from 1", 1]]
-    assert lines("search=LINE 77&rank=0")[0] == [1, 0, "line 77", 1]
+    assert lines("rank=1") == [[1, 1, "hello from 1", 1, 0]]
+    assert lines("search=LINE 77&rank=0")[0][:4] == [1, 0, "line 77", 1]
     # Colours stay, what clears a screen does not.
     assert lines("search=one")[0][2] == "\x1b[31mred\x1b[0m one"
-    assert lines("of=driver") == [[0, 0, "driver says", 1]]
+    assert lines("of=driver") == [[0, 0, "driver says", 1, -1]]
     assert lines("of=prepare") == []
     assert lines("attempt=7") == []
 

@@ -70,6 +70,14 @@ def last_lines_start(
     return start
 
 
+def start_before(folder: RunFolder, attempt: int, ranks: Sequence[int], line: tuple[int, int], count: int) -> LogStart:
+    """Return the position `count` lines before a line of an attempt, or slightly before.
+
+    line: its rank, and its offset in the rank's log.
+    """
+    return _from_the_end(folder, attempt, ranks, count, unended=False, line=line)[0]
+
+
 def moment_start(
     folder: RunFolder, attempts: Sequence[Attempt], ranks: Sequence[int], time_s: float
 ) -> LogStart | None:
@@ -108,9 +116,17 @@ def tail_offset(path: Path, count: int) -> int:
 
 
 def _from_the_end(
-    folder: RunFolder, attempt: int, ranks: Sequence[int], count: int, unended: bool
+    folder: RunFolder,
+    attempt: int,
+    ranks: Sequence[int],
+    count: int,
+    unended: bool,
+    line: tuple[int, int] | None = None,
 ) -> tuple[LogStart, int]:
-    """Return a position in this attempt and the number of lines behind it, at most `count`."""
+    """Return a position in this attempt and the number of lines behind it, at most `count`.
+
+    line: rank and offset of the line at which the attempt is taken to end.
+    """
     with contextlib.ExitStack() as files:
         logs: dict[int, IO[bytes]] = {}
         for rank in ranks:
@@ -120,6 +136,8 @@ def _from_the_end(
         ends = {rank: file.seek(0, os.SEEK_END) for rank, file in logs.items()}
         found = sum(_is_unended(file, ends[rank]) for rank, file in logs.items()) if unended else 0
         notes = files.enter_context(_Notes(folder.log_order(attempt)))
+        if line is not None and line[0] in ends:
+            ends = notes.cut(ends, *line)
         offsets, place = dict(ends), notes.size
         for span in notes.spans_back(ends) if found < count else ():
             offsets[span.rank], place = span.begin, span.place
@@ -164,6 +182,30 @@ class _Notes:
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
+
+    def cut(self, ends: Mapping[int, int], rank: int, offset: int) -> dict[int, int]:
+        """Forget the notes behind a byte of a rank's log. Return the sizes of all logs before that byte.
+
+        ends: rank -> size of its log.
+        """
+
+        def noted(place: int) -> int:
+            # The cache is made for places that decrease.
+            self._seen.clear()
+            return self.offsets([rank], place)[rank]
+
+        behind = bisect.bisect_left(range(self.size + 1), offset + 1, key=noted)
+        self._seen.clear()
+        if behind > self.size:
+            # No note has the byte: bytes without notes follow by rank.
+            sizes = self.offsets(tuple(ends), self.size)
+            order = [*ends]
+            sizes.update({one: ends[one] for one in order[: order.index(rank)]})
+        else:
+            top = max(0, behind - _NOTE_BYTES)
+            self.size = top + self._read(top, behind - 1).rfind(b"\n") + 1
+            sizes = self.offsets(tuple(ends), self.size)
+        return {one: min(sizes[one], ends[one]) for one in ends} | {rank: min(offset, ends[rank])}
 
     def spans_back(self, ends: Mapping[int, int]) -> Iterator[_Span]:
         """Yield the spans of these ranks' logs, the last first. ends: rank -> size of its log."""

@@ -15,7 +15,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.runs.folder import RunFolder
@@ -35,13 +35,15 @@ _PATIENCE_S = 1.0
 class LogLine:
     """A line of a worker's log, without its newline.
 
-    complete: False for the current state of a progress bar, which later states replace.
+    complete: False for the current state of a progress bar, which later states replace. begin: offset of the line in the rank's
+    log, -1 if it is not known.
     """
 
     attempt: int
     rank: int
     text: str
     complete: bool = True
+    begin: int = field(default=-1, compare=False)
 
 
 #: torch prints this on each rank of several hosts whose name servers do not answer (getnameinfo(3), EAI_AGAIN). torch then
@@ -55,19 +57,25 @@ def _is_noise(line: bytes) -> bool:
 
 
 class LineAssembler:
-    """An incremental decoder of one rank's bytes into lines: UTF-8, with carriage returns resolved."""
+    """An incremental decoder of one rank's bytes into lines: UTF-8, with carriage returns resolved.
+
+    begin: the offset in the log of the line that was yielded last.
+    """
 
     def __init__(self) -> None:
+        self.begin = self._begin = 0
         self._partial = b""
         self._since = 0.0
         self._shown = b""
 
-    def feed(self, data: bytes) -> Iterator[str]:
+    def feed(self, data: bytes, at: int = 0) -> Iterator[str]:
+        """Yield the lines that `data`, from the offset `at` on, completes."""
         # No bytes of an unfinished line were pending, so its waiting time starts now.
         if not self._partial:
-            self._since = time.monotonic()
+            self._since, self._begin = time.monotonic(), at
         *whole, rest = (self._partial + data).split(b"\n")
         for line in whole:
+            self.begin, self._begin = self._begin, self._begin + len(line) + 1
             text = _last_state(line)
             # If the last state of a progress bar was shown, its final newline is not shown as a further line.
             if not (text == self._shown and text) and not _is_noise(text):
@@ -76,29 +84,35 @@ class LineAssembler:
         # Only the last state of an unfinished line matters.
         if len(rest) > _LONGEST_LINE:
             # Search before the last byte: a trailing carriage return keeps the previous state until new text comes.
-            rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]
+            cut = rest.rfind(b"\r", 0, -1) + 1
+            rest, self._begin = rest[cut:], self._begin + cut
         # The cut may split a multi-byte character, which then shows as U+FFFD.
         while len(rest) > _LONGEST_LINE:
+            self.begin, self._begin = self._begin, self._begin + _LONGEST_LINE
             yield _decode(rest[:_LONGEST_LINE])
             rest = rest[_LONGEST_LINE:]
         self._partial = rest
 
-    def feed_blocks(self, data: bytes) -> Iterator[str]:
+    def feed_blocks(self, data: bytes, at: int = 0) -> Iterator[str]:
         """Yield the lines of `feed`, many in one text with newlines between them, which is far quicker."""
         end = data.rfind(b"\n")
         block = self._partial + data[: max(end, 0)]
-        if end < 0 or self._shown or b"\r" in block or b"\r" in data or _NOISE in block:
-            yield from self.feed(data)
+        # Replaced bytes would change the offsets of lines within a block.
+        text = _strictly(block)
+        if end < 0 or self._shown or b"\r" in block or b"\r" in data or _NOISE in block or text is None:
+            yield from self.feed(data, at)
             return
+        self.begin, self._begin = self._begin if self._partial else at, at + end + 1
         if end == len(data) - 1:
             self._partial = b""
         else:
             self._partial, self._since = data[end + 1 :], time.monotonic()
-        yield _decode(block)
+        yield text
 
     def overdue(self) -> Iterator[str]:
         """Yield an unfinished line that has waited too long and is not a progress bar."""
         if self._partial and b"\r" not in self._partial and time.monotonic() - self._since > _PATIENCE_S:
+            self.begin = self._begin
             yield _decode(self._partial)
             self._partial = b""
 
@@ -108,7 +122,7 @@ class LineAssembler:
             self._since = time.monotonic()
             state = _last_state(self._partial)
             if state and state != self._shown:
-                self._shown = state
+                self._shown, self.begin = state, self._begin
                 return _decode(state)
         return None
 
@@ -117,6 +131,7 @@ class LineAssembler:
         if self._partial:
             text = _last_state(self._partial)
             if text and text != self._shown:
+                self.begin = self._begin
                 yield _decode(text)
         self._partial = b""
 
@@ -231,7 +246,7 @@ class AttemptLog:
             yield from self._grow(rank, None)
             yield from self._as_lines(rank, lines.overdue())
             if (state := lines.unfinished()) is not None:
-                yield LogLine(self._attempt, rank, state, complete=False)
+                yield LogLine(self._attempt, rank, state, complete=False, begin=lines.begin)
 
     def end(self) -> Iterator[LogLine]:
         """Yield the last lines of an attempt that is over."""
@@ -260,12 +275,13 @@ class AttemptLog:
             yield from self._grow(number, until)
 
     def _grow(self, rank: int, until: int | None) -> Iterator[LogLine]:
-        for data in self._tails[rank].read(until):
-            yield from self._as_lines(rank, self._feed(self._lines[rank], data))
+        tail, lines = self._tails[rank], self._lines[rank]
+        for data in tail.read(until):
+            yield from self._as_lines(rank, self._feed(lines, data, tail.position - len(data)))
 
     def _as_lines(self, rank: int, texts: Iterator[str]) -> Iterator[LogLine]:
         for text in texts:
-            yield LogLine(self._attempt, rank, text)
+            yield LogLine(self._attempt, rank, text, begin=self._lines[rank].begin)
 
 
 def lines_of(
@@ -379,3 +395,11 @@ def _last_state(line: bytes) -> bytes:
 
 def _decode(data: bytes) -> str:
     return data.decode("utf-8", errors="replace")
+
+
+def _strictly(data: bytes) -> str | None:
+    """Return the text, or None if the bytes are not UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None

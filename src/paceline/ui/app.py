@@ -27,7 +27,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from paceline.errors import FileNameError, ModelError, PacelineError, RunNotFoundError, ServiceNotFoundError
-from paceline.ui import render, run_page
+from paceline.ui import render
 from paceline.ui.config import UiConfig
 from paceline.ui.curves import CurveStore
 from paceline.ui.feed import RunFeeds
@@ -35,7 +35,7 @@ from paceline.ui.guard import Guard, Token
 from paceline.ui.index import Index
 from paceline.ui.latest import LatestValues
 from paceline.ui.pieces import PieceStreams
-from paceline.ui.views import common, compare, files, listing, places, run, sweep
+from paceline.ui.views import compare, details, files, listing, log, places, run, sweep
 from paceline.ui.views.listing import RunRows
 
 #: Most bytes of a submitted form, which holds a tag or a key.
@@ -85,9 +85,9 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         Route("/runs/{run_id}/head/live", run.head_live),
         Route("/runs/{run_id}/curves", run.curves),
         Route("/runs/{run_id}/others", run.others),
-        Route("/runs/{run_id}/log", run.log),
+        *log.routes(),
         *files.routes(),
-        *common.routes("details", run_page.details),
+        *details.routes(),
         Route("/runs/{run_id}/sweep", sweep.page),
         Route("/runs/{run_id}/sweep/live", sweep.live),
         Route("/runs/{run_id}/cancel", run.cancel, methods=["POST"]),

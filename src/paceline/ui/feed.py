@@ -24,11 +24,11 @@ from paceline.errors import PacelineError
 from paceline.runs import read, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import last_lines_start
-from paceline.runs.logs import LogFollower, LogLine
+from paceline.runs.logs import LogFollower
 from paceline.runs.record import RunRecord
-from paceline.runs.visible import visible_line
 from paceline.ui.banners import SlowRanks, shown_state, slow_ranks
 from paceline.ui.curves import CurveStore, Key, finite
+from paceline.ui.log_view import line_json
 
 #: Seconds between polls of the files, after a poll with new values and after one without.
 _LOOK_S, _IDLE_S = 0.1, 0.2
@@ -256,11 +256,6 @@ class RunFeeds:
         if run_id not in self._feeds:
             self._feeds[run_id] = RunFeed(store.find(self._runs_dir, run_id), self._curves)
         return self._feeds[run_id]
-
-
-def line_json(line: LogLine) -> list[object]:
-    """Return a log line as JSON: attempt, rank, text with only its colours, 1 if the line is complete."""
-    return [line.attempt, line.rank, visible_line(line.text), int(line.complete)]
 
 
 def state_json(record: RunRecord, slow: SlowRanks | None = None) -> dict[str, object]:

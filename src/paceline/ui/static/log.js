@@ -62,14 +62,36 @@ export class Log {
     // A link to the log of one rank, such as that of the first that failed.
     const chosen = new URLSearchParams(location.search).get("log_rank"), byRank = document.getElementById("log-rank");
     if (chosen && byRank) byRank.value = chosen;
-    const ask = () => this.ask();
+    this.found = [];         // the lines of a search's result
+    this.current = -1;       // the number of the line among them to which the reader went
+    const ask = () => this.ask(), by = id => document.getElementById(id);
     let typing = 0;
-    document.getElementById("log-search").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(ask, 250); });
-    for (const name of ["of", "rank", "attempt"]) document.getElementById(`log-${name}`)?.addEventListener("change", ask);
-    document.getElementById("log-earlier").addEventListener("click", () => { this.last = Math.min(20000, this.last * 4); this.ask(true); });
+    const search = by("log-search");
+    search.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(ask, 250); });
+    search.addEventListener("keydown", event => {
+      if (event.key === "Enter") { event.preventDefault(); this.go(event.shiftKey ? -1 : 1); }
+    });
+    for (const name of ["of", "rank", "attempt", "level", "regex"]) by(`log-${name}`)?.addEventListener("change", ask);
+    by("log-previous").addEventListener("click", () => this.go(-1));
+    by("log-next").addEventListener("click", () => this.go(1));
+    by("log-latest").addEventListener("click", () => { this.follow.checked = true; ask(); });
+    by("log-earlier").addEventListener("click", () => {
+      this.last = Math.min(20000, this.last * 4);
+      if (this.mode === "line") this.openLine(this.line); else this.ask(true);
+    });
+    by("log-copy").hidden = !navigator.clipboard;
+    by("log-copy").addEventListener("click", () => this.copy());
+    this.box.addEventListener("click", event => {
+      const link = event.target.closest("a.link");
+      if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault();
+      this.openLine(new URL(link.href).searchParams.get("line"));
+    });
     this.follow.addEventListener("change", () => this.toEnd());
+    const linked = new URLSearchParams(location.search).get("line");
+    if (linked) this.openLine(linked);
     // A controller has no workers: what it says itself is shown.
-    if (this.asked.of !== "workers" || this.asked.rank) ask();
+    else if (this.asked.of !== "workers" || this.asked.rank) ask();
     this.box.addEventListener("scroll", () => {
       const isAtEnd = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 30;
       if (!this.isScrolling && this.follow.checked !== isAtEnd) this.follow.checked = isAtEnd;
@@ -79,7 +101,8 @@ export class Log {
 
   get asked() {
     const value = name => document.getElementById(`log-${name}`)?.value || "";
-    return { search: value("search"), of: value("of"), rank: value("rank"), attempt: value("attempt") };
+    const regex = document.getElementById("log-regex").checked ? "1" : "";
+    return { search: value("search"), of: value("of"), rank: value("rank"), attempt: value("attempt"), level: value("level"), regex };
   }
 
   /** Lines of the stream. */
@@ -94,28 +117,88 @@ export class Log {
   /** The supervisor has said something, or a node that prepares. */
   sideCame() {
     const { of, search } = this.asked;
-    if (of !== "workers" && !search && this.follow.checked) this.ask();
+    if (this.mode !== "line" && of !== "workers" && !search && this.follow.checked) this.ask();
   }
 
   async ask(isSame = false) {
     const asked = this.asked;
-    const isPlain = !asked.search && asked.of === "workers" && !asked.rank && !asked.attempt;
+    const isPlain = !asked.search && asked.of === "workers" && !asked.rank && !asked.attempt && !asked.level;
     if (!isSame) this.last = 500;
     this.mode = isPlain ? "live" : "asked";
+    this.keep("");
+    const whole = new URLSearchParams(Object.entries({ of: asked.of, rank: asked.rank, attempt: asked.attempt }).filter(([, value]) => value));
+    document.getElementById("log-download").href = `${this.section.dataset.log}/text?${whole}`;
     const given = new URLSearchParams(Object.entries({ ...asked, last: this.last }).filter(([, value]) => value));
     const number = this.asking = (this.asking || 0) + 1;
     let found;
-    try { found = await json(`${this.section.dataset.log}?${given}`); } catch (error) { this.note.textContent = error.message; return; }
+    this.note.textContent = asked.search ? "Searching…" : "";
+    try { found = await json(`${this.section.dataset.log}?${given}`); } catch (error) { if (number === this.asking) this.note.textContent = error.message; return; }
     if (number !== this.asking) return;
     this.clear();
     // Of a supervisor, and of one node alone, each line needs no name before it.
     this.isOne = asked.of !== "workers" && found.lines.every(line => line[1] === 0);
-    this.add(found.lines, asked.search);
-    this.note.textContent = asked.search
-      ? `${found.more ? "The last " : ""}${found.lines.length} line${found.lines.length === 1 ? "" : "s"} with “${asked.search}”.`
+    this.add(found.lines, asked.search, asked.regex);
+    const isSearch = asked.search || asked.level;
+    this.found = isSearch ? Array.from(this.box.querySelectorAll(".line")) : [];
+    this.current = -1;
+    document.getElementById("log-previous").hidden = document.getElementById("log-next").hidden = !this.found.length;
+    this.note.textContent = isSearch
+      ? `${found.count.toLocaleString()} line${found.count === 1 ? "" : "s"} found${found.more ? `; the last ${found.lines.length.toLocaleString()} are shown` : ""}${found.is_partial ? "; the search stopped at its time limit, before the end of the log" : ""}.`
       : isPlain ? "" : `${found.lines.length} line${found.lines.length === 1 ? "" : "s"}${asked.of === "workers" ? "; new ones come where all ranks and attempts are chosen" : ""}.`;
-    document.getElementById("log-earlier").disabled = !found.more || this.last >= 20000;
+    document.getElementById("log-earlier").disabled = !found.more || this.last >= 20000 || Boolean(isSearch);
     if (isSame) this.box.scrollTop = 0;
+  }
+
+  /** Show the lines around the line of a link, "attempt.rank.offset". */
+  async openLine(line) {
+    if (this.mode !== "line") this.last = 200;
+    [this.mode, this.line] = ["line", line];
+    this.follow.checked = false;
+    this.keep(line);
+    const number = this.asking = (this.asking || 0) + 1;
+    const given = new URLSearchParams({ line, last: this.last, rank: this.asked.rank });
+    let found;
+    try { found = await json(`${this.section.dataset.log}?${given}`); } catch (error) { this.note.textContent = error.message; return; }
+    if (number !== this.asking) return;
+    this.clear();
+    this.isOne = false;
+    this.add(found.lines);
+    this.found = [];
+    document.getElementById("log-previous").hidden = document.getElementById("log-next").hidden = true;
+    document.getElementById("log-earlier").disabled = !found.more || this.last >= 20000;
+    this.note.textContent = found.at < 0 ? "The log does not have the linked line." : "The linked line and the lines around it. New lines are not added here.";
+    const place = this.box.querySelectorAll(".line")[found.at];
+    if (place) this.show(place);
+  }
+
+  /** Keep the linked line in the address, and offer a way back. */
+  keep(line) {
+    const given = new URLSearchParams(location.search);
+    line ? given.set("line", line) : given.delete("line");
+    history.replaceState(null, "", `${location.pathname}${String(given) ? `?${given}` : ""}${location.hash}`);
+    document.getElementById("log-latest").hidden = !line;
+  }
+
+  /** Go to the next (1) or previous (-1) line of the result. */
+  go(step) {
+    if (!this.found.length) return;
+    this.current = this.current < 0 ? (step > 0 ? 0 : this.found.length - 1) : (this.current + step + this.found.length) % this.found.length;
+    this.follow.checked = false;
+    this.show(this.found[this.current]);
+    this.note.textContent = this.note.textContent.replace(/^(Line [\d.,]+ of )?/, `Line ${(this.current + 1).toLocaleString()} of `);
+  }
+
+  show(line) {
+    this.box.querySelector(".line.on")?.classList.remove("on");
+    line.classList.add("on");
+    this.isScrolling = true;
+    this.box.scrollTop += line.getBoundingClientRect().top - this.box.getBoundingClientRect().top - this.box.clientHeight / 3;
+  }
+
+  async copy() {
+    const texts = Array.from(this.box.querySelectorAll(".line"), line => line.dataset.text);
+    try { await navigator.clipboard.writeText(texts.join("\n")); this.note.textContent = `Copied ${texts.length.toLocaleString()} lines.`; }
+    catch (error) { this.note.textContent = `The browser did not copy the lines: ${error.message}`; }
   }
 
   clear() { this.box.replaceChildren(); this.box.classList.add("short"); this.bars.clear(); this.colours.clear(); this.attempt = 0; }
@@ -127,9 +210,10 @@ export class Log {
     this.box.append(rule);
   }
 
-  add(lines, search = "") {
+  add(lines, search = "", isRegex = "") {
     const made = document.createDocumentFragment();
-    for (const [attempt, rank, text, isWhole] of lines) {
+    const pattern = search && patternOf(search, isRegex);
+    for (const [attempt, rank, text, isWhole, begin] of lines) {
       if (attempt && this.attempt && attempt !== this.attempt) {
         const rule = document.createElement("div");
         rule.className = "rule";
@@ -139,6 +223,16 @@ export class Log {
       this.attempt = attempt || this.attempt;
       const line = document.createElement("div");
       line.className = "line";
+      line.dataset.text = text.replace(/\x1b\[[0-9;:]*m/g, "");
+      if (begin >= 0) {
+        const link = document.createElement("a");
+        link.className = "link";
+        link.href = `?line=${attempt}.${rank}.${begin}`;
+        link.title = "Link to this line";
+        link.tabIndex = -1;
+        link.ariaLabel = "Link to this line";
+        line.append(link);
+      }
       if (attempt) this.ranks = Math.max(this.ranks, rank + 1);   // a script may start ranks itself
       if (attempt ? this.ranks > 1 : !this.isOne) {
         const who = document.createElement("span");
@@ -146,7 +240,7 @@ export class Log {
         who.textContent = attempt ? rank : `node ${rank}`;
         line.append(who);
       }
-      if (search) marked(text.replace(/\x1b\[[0-9;:]*m/g, ""), search, line); else coloured(text, line);
+      if (pattern) marked(line.dataset.text, pattern, line); else coloured(text, line);
       const bar = this.bars.get(rank);
       if (bar) { bar.remove(); this.bars.delete(rank); }
       if (!isWhole) this.bars.set(rank, line);
@@ -166,15 +260,20 @@ export class Log {
   }
 }
 
-function marked(text, search, into) {
-  const lower = text.toLowerCase(), wanted = search.toLowerCase();
+/** The pattern of a search; null where the browser does not know this expression of Python's, or where it might take long. */
+function patternOf(search, isRegex) {
+  try { return new RegExp(isRegex ? search : search.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), "gi"); } catch { return null; }
+}
+
+function marked(text, pattern, into) {
   let from = 0;
-  for (let at = lower.indexOf(wanted); at >= 0; at = lower.indexOf(wanted, from)) {
-    into.append(text.slice(from, at));
+  for (const match of text.slice(0, 5000).matchAll(pattern)) {
+    if (!match[0]) continue;
+    into.append(text.slice(from, match.index));
     const mark = document.createElement("mark");
-    mark.textContent = text.slice(at, at + wanted.length);
+    mark.textContent = match[0];
     into.append(mark);
-    from = at + wanted.length;
+    from = match.index + match[0].length;
   }
   into.append(text.slice(from));
 }

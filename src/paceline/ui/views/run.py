@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import replace
 
 from starlette.exceptions import HTTPException
@@ -16,21 +14,12 @@ from paceline.observe.stacks import take
 from paceline.rerun import rerun as rerun_job
 from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.log_start import last_lines_start
-from paceline.runs.logs import LogLine, PrepareFollower, last_lines, lines_of
-from paceline.runs.record import RunRecord, user_name, utc_now
-from paceline.runs.visible import visible_line
+from paceline.runs.record import user_name, utc_now
 from paceline.ui import render, run_page
 from paceline.ui.curves import CurveStore
-from paceline.ui.feed import line_json
 from paceline.ui.views import common
-from paceline.ui.views.common import as_json, curve_query, events, folder_of, form_of, number, place_of, whole
+from paceline.ui.views.common import as_json, curve_query, events, folder_of, form_of, place_of
 from paceline.ui.wait_picture import wait_picture
-
-#: Most lines of a log in one response, and most lines that a search finds.
-_MOST_LINES, _MOST_FOUND = 20_000, 2_000
-#: Most lines of the supervisor's log or of a preparation log, counted from the end of the log.
-_WINDOW = 1 << 20
 
 #: Most characters of a tag's key and of its value.
 _LONGEST = 500
@@ -86,30 +75,6 @@ def others(request: Request) -> Response:
     return render.page(request, "run_others.html", others=others, run_id=folder.run_id)
 
 
-def log(request: Request) -> Response:
-    """Return lines of the run's log as JSON.
-
-    Query: `last`, `rank`, `attempt`, `search`; `of=driver` or `prepare`.
-    """
-    folder = folder_of(request)
-    last = whole(request, "last", 500, least=1, most=_MOST_LINES)
-    search = request.query_params.get("search", "")
-    of = request.query_params.get("of", "workers")
-    rank, attempt = number(request, "rank"), number(request, "attempt")
-    record = read.record(folder)
-    if of in ("driver", "prepare"):
-        return as_json({"lines": _side_lines(folder, record, of, last, search), "more": False})
-    chosen = [one for one in folder.ranks(record.world_size) if rank is None or one == rank]
-    attempts = [one.number for one in record.attempts if attempt is None or one.number == attempt]
-    # A search begins at the start of the log, not at its last lines.
-    start = None if search else last_lines_start(folder, attempts, chosen, last)
-    lines_found = lines_of(folder, attempts, chosen, start, in_blocks=bool(search))
-    if search:
-        lines_found = _with(search.lower(), lines_found)
-    lines = deque(lines_found, maxlen=_MOST_FOUND if search else last)
-    return as_json({"lines": [*map(line_json, lines)], "more": len(lines) == lines.maxlen})
-
-
 def _read_on(curves: CurveStore, folder: RunFolder) -> None:
     with curves.open(folder) as found:
         found.look()
@@ -123,27 +88,6 @@ def _ranks(request: Request) -> list[int] | None:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise HTTPException(400, f"ranks={text!r}: give numbers, such as 0,3.") from None
-
-
-def _with(wanted: str, blocks: Iterator[LogLine]) -> Iterator[LogLine]:
-    """Yield the lines that contain this text in lower or upper case.
-
-    Blocks of lines without a match are not split into lines.
-    """
-    for block in blocks:
-        if wanted in block.text.lower():
-            yield from (replace(block, text=line) for line in block.text.split("\n") if wanted in line.lower())
-
-
-def _side_lines(folder: RunFolder, record: RunRecord, of: str, last: int, search: str) -> list[list[object]]:
-    if of == "driver":
-        texts = [(0, text) for text in last_lines(folder.driver_log, last, window=_WINDOW)]
-    else:
-        follower = PrepareFollower(folder, record.job.node_count if record.job else 1)
-        texts = [(line.rank, line.text) for line in follower.new()]
-        follower.close()
-    wanted = [(rank, text) for rank, text in texts if search.lower() in text.lower()]
-    return [[0, rank, visible_line(text), 1] for rank, text in wanted[-last:]]
 
 
 async def cancel(request: Request) -> Response:

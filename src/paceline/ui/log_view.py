@@ -1,0 +1,210 @@
+"""The log as its page asks for it: last lines, matches of a search, lines around a linked line.
+
+A regular expression runs in a process of its own, because some expressions take years.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TypedDict
+
+from paceline.errors import UserError
+from paceline.runs import read
+from paceline.runs.folder import RunFolder
+from paceline.runs.log_levels import LEVELS, LevelFilter
+from paceline.runs.log_start import last_lines_start, start_before
+from paceline.runs.logs import LogLine, PrepareFollower, last_lines, lines_of
+from paceline.runs.visible import visible_line
+
+#: Most lines of a search's result.
+_MOST_FOUND = 2_000
+#: Seconds of a search, and further seconds until the process of a regular expression is killed.
+_LIMIT_S, _MORE_S = 20.0, 2.0
+#: Lines behind a linked line.
+_BEHIND = 300
+#: Most bytes of the supervisor's log, counted from its end.
+_WINDOW = 1 << 20
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+
+
+class LogJson(TypedDict, total=False):
+    """Lines for the page. count: number of matches. is_partial: the search has reached its time limit.
+
+    at: number of the linked line in `lines`, -1 if the log does not have it.
+    """
+
+    lines: list[list[object]]
+    more: bool
+    count: int
+    is_partial: bool
+    at: int
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogQuery:
+    """The lines that a page asks for.
+
+    source: "workers", "driver" or "prepare". rank, attempt: None for all. last: number of lines. search: only lines with this
+    text, or that match this regular expression. level: only lines of at least this level.
+    """
+
+    source: str = "workers"
+    rank: int | None = None
+    attempt: int | None = None
+    last: int = 500
+    search: str = ""
+    is_regex: bool = False
+    level: str = ""
+
+    def __post_init__(self) -> None:
+        if self.level and self.level not in LEVELS:
+            raise UserError(f"level={self.level!r} is not a level of a log. Give one of {', '.join(LEVELS)}.")
+
+
+def find(folder: RunFolder, query: LogQuery) -> LogJson:
+    """Return the lines of a query.
+
+    Raises:
+        UserError: The regular expression is malformed, or takes too long.
+    """
+    if query.search and query.is_regex:
+        return _find_apart(folder, query)
+    return _find(folder, query)
+
+
+def around(folder: RunFolder, place: str, rank: int | None, before: int) -> LogJson:
+    """Return the lines around the line of a link.
+
+    Args:
+        folder: The run's.
+        place: "attempt.rank.offset": the rank's log has the line at this offset.
+        rank: Only lines of this rank, None for all.
+        before: Number of lines before the line.
+
+    Raises:
+        UserError: `place` is malformed.
+    """
+    parts = place.split(".")
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 16 for part in parts):
+        raise UserError(f"line={place!r} is not a line of a log. Copy the link of a line, such as line=1.0.2048.")
+    attempt, own, offset = map(int, parts)
+    ranks = [one for one in folder.ranks(read.record(folder).world_size) if rank is None or one in (rank, own)]
+    start = start_before(folder, attempt, ranks, (own, offset), before)
+    lines = [*islice(lines_of(folder, [attempt], ranks, start), before + _BEHIND + len(ranks))]
+    at = [number for number, line in enumerate(lines) if line.rank == own and line.begin <= offset]
+    return {"lines": [*map(line_json, lines)], "more": start.notes > 0, "at": at[-1] if at else -1}
+
+
+def text(folder: RunFolder, query: LogQuery) -> Iterator[bytes]:
+    """Yield the whole log as text without colours; of several ranks, each line has its rank."""
+    is_one = query.rank is not None or len(folder.ranks(read.record(folder).world_size)) == 1
+    for line in _lines(folder, query, None):
+        name = "" if is_one else f"{line.rank}: "
+        for part in line.text.split("\n"):
+            yield f"{name}{_COLOUR.sub('', visible_line(part))}\n".encode("utf-8", "replace")
+
+
+def line_json(line: LogLine) -> list[object]:
+    """Return a log line as JSON: attempt, rank, text with its colours, 1 if the line is complete, offset."""
+    return [line.attempt, line.rank, visible_line(line.text), int(line.complete), line.begin]
+
+
+def _find(folder: RunFolder, query: LogQuery) -> LogJson:
+    if not query.search and not query.level:
+        lines = deque(_lines(folder, query, query.last), maxlen=query.last)
+        return {"lines": [*map(line_json, lines)], "more": len(lines) == query.last}
+    matches = _matcher(query)
+    levels = LevelFilter(LEVELS[query.level]) if query.level else None
+    found: deque[LogLine] = deque(maxlen=_MOST_FOUND)
+    count, end, is_partial = 0, time.monotonic() + _LIMIT_S, False
+    for block in _lines(folder, query, None):
+        writer = (block.attempt, block.rank)
+        if levels is not None and not levels.may_keep(writer, block.text):
+            continue
+        if levels is None and not query.is_regex and "\x1b" not in block.text and not matches(block.text):
+            continue
+        begin = block.begin
+        for line in block.text.split("\n"):
+            plain = _COLOUR.sub("", line) if "\x1b" in line else line
+            if (levels is None or levels.keeps(writer, plain)) and matches(plain):
+                count += 1
+                found.append(replace(block, text=line, begin=begin))
+            begin += (len(line) if line.isascii() else len(line.encode())) + 1
+        if is_partial := time.monotonic() > end:
+            break
+    return {
+        "lines": [*map(line_json, found)],
+        "more": count > len(found),
+        "count": count,
+        "is_partial": is_partial,
+    }
+
+
+def _lines(folder: RunFolder, query: LogQuery, last: int | None) -> Iterator[LogLine]:
+    """Yield at least the last lines of a log; with None all lines, in blocks."""
+    record = read.record(folder)
+    if query.source == "driver":
+        for line in last_lines(folder.driver_log, last or _WINDOW, window=_WINDOW):
+            yield LogLine(0, 0, line)
+    elif query.source == "prepare":
+        follower = PrepareFollower(folder, record.job.node_count if record.job else 1)
+        yield from (replace(line, complete=True) for line in follower.new())
+        follower.close()
+    else:
+        ranks = [one for one in folder.ranks(record.world_size) if query.rank in (None, one)]
+        attempts = [one.number for one in record.attempts if query.attempt in (None, one.number)]
+        start = None if last is None else last_lines_start(folder, attempts, ranks, last)
+        yield from lines_of(folder, attempts, ranks, start, in_blocks=last is None)
+
+
+def _matcher(query: LogQuery) -> Callable[[str], object]:
+    if query.is_regex:
+        return re.compile(query.search, re.IGNORECASE).search
+    wanted = query.search.lower()
+    return lambda line: wanted in line.lower()
+
+
+def _find_apart(folder: RunFolder, query: LogQuery) -> LogJson:
+    words = [sys.executable, "-m", "paceline.ui.log_view", os.fspath(folder.path.absolute()), json.dumps(asdict(query))]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    try:
+        done = subprocess.run(
+            words, cwd="/", env=environment, capture_output=True, timeout=_LIMIT_S + _MORE_S, check=False
+        )
+        found: LogJson = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):
+        raise UserError(
+            f"the regular expression {query.search!r} takes longer than {_LIMIT_S:.0f} s. Nested repetitions, such as "
+            "(a+)+, take very long. Simplify it, or search for a text."
+        ) from None
+    if "error" in found:
+        raise UserError(
+            f"the regular expression {query.search!r} is malformed: {found['error']}. Correct it, or search for a text."
+        )
+    return found
+
+
+def main(words: list[str]) -> None:
+    # This also ends a search whose server is gone.
+    resource.setrlimit(resource.RLIMIT_CPU, (int(_LIMIT_S + _MORE_S), int(_LIMIT_S + _MORE_S)))
+    try:
+        found = _find(RunFolder(Path(words[0])), LogQuery(**json.loads(words[1])))
+    except (re.error, OverflowError, RecursionError) as error:
+        found = {"error": str(error)}
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

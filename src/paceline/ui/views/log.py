@@ -1,0 +1,56 @@
+"""The log of a run: lines as JSON, and the whole log as text."""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from paceline.errors import UserError
+from paceline.ui import log_view
+from paceline.ui.views import common
+
+#: Most lines of a log in one response, and most characters of a search.
+_MOST_LINES, _LONGEST_SEARCH = 20_000, 1000
+
+
+def routes() -> list[Route]:
+    """Return the routes of a run's log."""
+    return [Route("/runs/{run_id}/log", _lines), Route("/runs/{run_id}/log/text", _text)]
+
+
+def _lines(request: Request) -> Response:
+    """Return lines of the log as JSON.
+
+    Query: `last`, `rank`, `attempt`, `level`, `search`, `regex=1`; `of=driver` or `prepare`. `line` requests the lines around a
+    line, of which `last` precede it.
+    """
+    folder, place = common.folder_of(request), request.query_params.get("line")
+    try:
+        query = _query(request)
+        found = log_view.around(folder, place, query.rank, query.last) if place else log_view.find(folder, query)
+    except UserError as error:
+        raise HTTPException(400, str(error)) from error
+    return common.as_json(found)
+
+
+def _text(request: Request) -> Response:
+    """Return the whole log as a text file, perhaps of one rank, attempt or source."""
+    folder = common.folder_of(request)
+    headers = {"content-disposition": f'attachment; filename="{folder.run_id}.log"'}
+    return StreamingResponse(log_view.text(folder, _query(request)), media_type="text/plain", headers=headers)
+
+
+def _query(request: Request) -> log_view.LogQuery:
+    asked = request.query_params
+    rank, attempt = (common.whole(request, name, -1, least=-1) for name in ("rank", "attempt"))
+    return log_view.LogQuery(
+        source=asked.get("of", "workers"),
+        rank=None if rank < 0 else rank,
+        attempt=None if attempt < 0 else attempt,
+        last=common.whole(request, "last", 500, least=1, most=_MOST_LINES),
+        search=asked.get("search", "")[:_LONGEST_SEARCH],
+        is_regex=asked.get("regex") == "1",
+        level=asked.get("level", ""),
+    )
