@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from paceline.sweeps.policies.population import PopulationBasedTraining
     from paceline.sweeps.sweep import Sweep
     from paceline.sweeps.sweep_run import SweepRun
+    from paceline.trackers.imports import import_runs
     from paceline.tracking import finish, init, log
     from paceline.workspace import Experiment, Run, Workspace
 
@@ -108,6 +109,7 @@ _HOMES = {
     "paceline.sweeps.sweep": ("Sweep",),
     "paceline.sweeps.sweep_run": ("SweepRun",),
     "paceline.tracking": ("finish", "init", "log"),
+    "paceline.trackers.imports": ("import_runs",),
     "paceline.workspace": ("Experiment", "Run", "Workspace"),
 }
 
@@ -152,6 +154,7 @@ __all__ = [
     "errors",
     "finish",
     "fixed",
+    "import_runs",
     "init",
     "log",
     "lognormal",

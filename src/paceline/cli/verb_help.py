@@ -34,6 +34,7 @@ EXAMPLES = {
     "download": "paceline download brave-otter-12 outputs --to results",
     "ui": "paceline ui --open",
     "export": "paceline export brave-otter-12 -o metrics.csv",
+    "import": "paceline import mlflow mlruns",
     "tensorboard": "paceline tensorboard brave-otter-12 calm-heron-3",
     "usage": "paceline usage --by user --since 30d",
     "top": "paceline top brave-otter-12",

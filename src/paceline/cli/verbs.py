@@ -46,6 +46,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "download": ("files.download", "Copy files of a run to a folder."),
     "ui": ("ui.ui", "Show the workspace in a browser: runs, curves, logs, files."),
     "export": ("export.export", "Export metrics of runs to CSV, Parquet, TensorBoard or MLflow."),
+    "import": ("imports.import_runs", "Import the runs of another tracker's store."),
     "tensorboard": ("export.tensorboard", "Start TensorBoard on runs, with all their metrics."),
     "usage": ("diff.usage", "Sum up the core hours and GPU hours that runs used and lost."),
     "top": ("top.top", "Watch the load of a run's nodes and workers."),

@@ -84,6 +84,8 @@ class RunFolder:
     notes = PathAttribute("notes.jsonl")
     #: When and by whom the run was deleted: only in the trash (`paceline.runs.trash`).
     deleted = PathAttribute("deleted.json")
+    #: For a run of another tracker: what its last import read (`paceline.trackers.imports`).
+    origin = PathAttribute("import.json")
     #: Exists after a request to end the run; holds the user and the reason.
     cancel_request = PathAttribute("cancel.json")
     #: One folder per running `paceline exec` command, readable only for its owner.

@@ -58,8 +58,12 @@ def check_experiment_name(name: object) -> str:
 
 def experiment_name(directory: str | Path) -> str:
     """Return the default name of an experiment, made from the source folder's name."""
-    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", os.path.basename(directory)).strip("-_")[:100]
-    return plain or "default"
+    return plain_experiment_name(os.path.basename(directory))[:100]
+
+
+def plain_experiment_name(name: object) -> str:
+    """Return a foreign name as a valid experiment name, with dashes for other characters."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", str(name)).strip("-_")[:_EXPERIMENT_LENGTH] or "default"
 
 
 def check_run_id(run_id: object) -> str:

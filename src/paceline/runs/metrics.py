@@ -70,11 +70,12 @@ class MetricLog:
             f'{{"name":{quoted},"value":{text},"time":{time.time() if time_s is None else time_s:.6f}{tail}}}\n'.encode()
         )
 
-    def other(self, kind: str, name: str, value: object, step: int | None = None) -> None:
+    def other(self, kind: str, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:
         """Append a list, row, table, image or other kind of metric. `value` is plain JSON data."""
         if not self._of_tracker and len(logged_here) < _MOST_NAMES:
             logged_here.add(check_name(name))
-        line: MetricEntry = {"name": check_name(name), "kind": kind, "value": value, "time": round(time.time(), 6)}
+        line: MetricEntry = {"name": check_name(name), "kind": kind, "value": value, "time": 0.0}
+        line["time"] = round(time.time() if time_s is None else time_s, 6)
         if step is not None:
             line["step"] = int(step)
         self._write(json.dumps(line).encode() + b"\n")

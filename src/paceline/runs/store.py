@@ -17,7 +17,7 @@ import shlex
 import shutil
 import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,11 @@ only_shown: set[Path] = set()
 
 
 def create(
-    runs_dir: Path, record: RunRecord, secrets: Mapping[str, str] | None = None, checkpoints: Path | None = None
+    runs_dir: Path,
+    record: RunRecord,
+    secrets: Mapping[str, str] | None = None,
+    checkpoints: Path | None = None,
+    fill: Callable[[RunFolder], None] | None = None,
 ) -> int:
     """Create the folder of a new run, write its first record, and return the fd that holds its lock.
 
@@ -49,6 +53,7 @@ def create(
 
     secrets: Values of the job's secrets by variable.
     checkpoints: Folder that is copied into the run as its own checkpoints.
+    fill: Writes more into the folder before it gets its name, such as the content of an imported run.
 
     Raises:
         WorkspaceError: The workspace cannot be written to, its disk is full, or the checkpoints cannot be copied.
@@ -63,6 +68,8 @@ def create(
         try:
             # Take the lock while the folder is hidden: under its own name the run never looks abandoned.
             fd = _fill(hidden, record, secrets or {}, checkpoints)
+            if fill is not None:
+                fill(hidden)
             # Renaming onto a folder with content fails, so the second of two runs with one id stops here.
             os.rename(hidden.path, folder.path)
             _submitted(folder, record.job)

@@ -129,7 +129,7 @@ def scalars(event: bytes) -> list[Scalar]:
     """Return the scalars of one serialized Event."""
     time_s, step, values = 0.0, 0, list[tuple[str, float]]()
     try:
-        for number, value in _fields(event):
+        for number, value in fields(event):
             match number, value:
                 case 1, bytes():
                     (time_s,) = _DOUBLE.unpack(value)
@@ -143,11 +143,11 @@ def scalars(event: bytes) -> list[Scalar]:
 
 
 def _of_summary(summary: bytes) -> Iterator[tuple[str, float]]:
-    for number, message in _fields(summary):
+    for number, message in fields(summary):
         if number != 1 or not isinstance(message, bytes):
             continue
         tag, value = "", None
-        for field, content in _fields(message):
+        for field, content in fields(message):
             match field, content:
                 case 1, bytes():
                     tag = content.decode("utf-8", "replace")
@@ -162,7 +162,7 @@ def _of_summary(summary: bytes) -> Iterator[tuple[str, float]]:
 def tensor_scalar(tensor: bytes) -> float | None:
     """Return the number of a TensorProto without dimensions."""
     dtype, content, values = 0, b"", dict[int, int | bytes]()
-    for number, field in _fields(tensor):
+    for number, field in fields(tensor):
         match number, field:
             case 1, int():
                 dtype = field
@@ -185,7 +185,7 @@ def tensor_scalar(tensor: bytes) -> float | None:
     return float(number) if end == len(value) else None
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield (number, value) of each field of a protobuf message.
 
     Values of fixed size and of given length are bytes. https://protobuf.dev/programming-guides/encoding/

@@ -12,7 +12,6 @@ Only MLflow loads this module, by the entry point `mlflow.tracking_store` (https
 from __future__ import annotations
 
 import os
-import re
 import urllib.parse
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +38,7 @@ from mlflow.utils.search_utils import SearchExperimentsUtils, SearchUtils
 from paceline.errors import MetricError, PacelineError, RunStateError
 from paceline.runs import interactive, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.ids import check_experiment_name, check_run_id
+from paceline.runs.ids import check_experiment_name, check_run_id, plain_experiment_name
 from paceline.runs.metrics import MetricLog
 from paceline.trackers.mlflow import view
 from paceline.trackers.mlflow.models import LoggedModels
@@ -153,7 +152,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
             return self.get_run(own)
         number = len(_open) + 1
         run_id = f"{own}-{number}"
-        _open[run_id] = _Open(to.folder, sink=to, prefix=f"{_plain(name or f'run{number}')}/")
+        _open[run_id] = _Open(to.folder, sink=to, prefix=f"{plain_experiment_name(name or f'run{number}')}/")
         self._set_tags(_open[run_id], tags)
         return self.get_run(run_id)
 
@@ -328,15 +327,11 @@ def _number(metric: Metric) -> tuple[int, int, str]:
 
 def _checked(name: object) -> str:
     """Return an experiment's name as its id. Invalid characters become dashes."""
-    plain = _plain(str(name))
+    plain = plain_experiment_name(name)
     try:
         return check_experiment_name(plain)
     except PacelineError as error:
         raise MlflowException(str(error), INVALID_PARAMETER_VALUE) from error
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")[:200] or "default"
 
 
 def _refused(why: str) -> MlflowException:

@@ -1,0 +1,112 @@
+"""The run of another tracker, as its reader finds it: everything in it is input, and nothing is checked yet."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from paceline.runs import states
+
+#: The state of a run that its store shows as running: the store cannot tell whether it still runs.
+UNFINISHED = "Unfinished"
+
+
+class Problems(Counter[str]):
+    """Sentences on excluded parts of a run, each with its first example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._examples: dict[str, str] = {}
+
+    def note(self, text: str, example: object = "") -> None:
+        self[text] += 1
+        self._examples.setdefault(text, str(example)[:200])
+
+    def sentences(self) -> list[str]:
+        found = []
+        for text, count in self.items():
+            example = f": {self._examples[text]!r}" if self._examples[text] else ""
+            found.append(text + example + (f" and {count - 1} more" if count > 1 else ""))
+        return found
+
+
+class Point(NamedTuple):
+    """A value of a metric. kind: None for a scalar, or as in `MetricLog.other`."""
+
+    name: object
+    value: object
+    step: object
+    time_s: object
+    kind: str | None = None
+
+
+class OldFile(NamedTuple):
+    """A file of the old store.
+
+    name: in the new run. inside: its path below `top`, where links are not followed.
+    """
+
+    name: str
+    top: Path
+    inside: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OldRun:
+    """A run of another tracker.
+
+    key: its id in the old store. parent: key of its parent. points, files: read only when called, because a store may be larger
+    than the memory. problems: readers and checks add to it.
+    """
+
+    key: str
+    experiment: str
+    points: Callable[[], Iterable[Point]]
+    files: Callable[[], Iterable[OldFile]] = tuple
+    name: object = None
+    description: object = None
+    user: object = None
+    state: str = states.COMPLETED
+    started_s: object = None
+    ended_s: object = None
+    parent: str | None = None
+    params: Mapping[str, object] = field(default_factory=dict)
+    tags: Mapping[str, object] = field(default_factory=dict)
+    problems: Problems = field(default_factory=Problems)
+
+
+@dataclass(frozen=True)
+class BrokenRun:
+    """A run that cannot be read, and why."""
+
+    key: str
+    why: str
+
+
+#: A reader yields the runs of the store at a path.
+Reader = Callable[[Path], Iterator["OldRun | BrokenRun"]]
+
+
+def files_below(top: Path, prefix: str, problems: Problems) -> list[OldFile]:
+    """Return the regular files below a folder; links and special files become problems."""
+    found: list[OldFile] = []
+    for place, folders, names in os.walk(top):
+        folders.sort()
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        for name in sorted([*names, *links]):
+            path = os.path.join(place, name)
+            inside = os.path.relpath(path, top)
+            if name in links or os.path.islink(path) or not os.path.isfile(path):
+                problems.note("left out a link or special file", inside)
+            else:
+                found.append(OldFile(f"{prefix}/{inside}", top, inside))
+    return found
+
+
+def is_below(path: Path, top: Path) -> bool:
+    """Return whether the real path is below `top`."""
+    return path.resolve().is_relative_to(top.resolve())

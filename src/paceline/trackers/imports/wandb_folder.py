@@ -1,0 +1,218 @@
+"""W&B's local folders, read without W&B.
+
+    wandb/run-<time>-<id>/run-<id>.wandb             or offline-run-...; a resumed run has several folders
+                         /files/...                  saved files, media, output.log
+
+`paceline.trackers.wandb_log` reads the log. `wandb.save` makes links, which an import leaves out.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from paceline.errors import UserError
+from paceline.runs import states
+from paceline.trackers.event_file import fields
+from paceline.trackers.imports.old_run import UNFINISHED, BrokenRun, OldFile, OldRun, Point, Problems, files_below
+from paceline.trackers.wandb_log import CONFIG, EXIT, HISTORY, RUN, SUMMARY, records
+
+_MEDIA = "_type"
+
+
+def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
+    """Yield the runs of `wandb`, of its parent folder, or of one run's folder.
+
+    Raises:
+        UserError: There is no run.
+    """
+    places = [place for place in (path, path / "wandb", path / ".wandb") if place.is_dir()]
+    patterns = ("*.wandb", "run-*/*.wandb", "offline-run-*/*.wandb")
+    logs = [log for place in places for pattern in patterns for log in place.glob(pattern)]
+    # The names begin with the time of the start.
+    logs.sort(key=lambda log: log.parent.name.removeprefix("offline-"))
+    if not logs:
+        raise UserError(f"{str(path)!r} is no W&B folder: it has no run-*/run-*.wandb. Name the folder `wandb`.")
+    parts: dict[str, list[tuple[Path, _Meta]]] = {}
+    for log in logs:
+        meta = _Meta()
+        try:
+            if log.is_symlink():
+                raise ValueError("it is a link")
+            for number, data in records(log, meta.problems.note):
+                meta.add(number, data)
+        except (OSError, ValueError, IndexError, struct.error) as error:
+            yield BrokenRun(log.parent.name, f"{log.name} can't be read: {error}")
+            continue
+        if not meta.run_id:
+            yield BrokenRun(log.parent.name, f"{log.name} has no run in it; W&B was ended before it wrote one")
+        else:
+            parts.setdefault(f"{meta.project}/{meta.run_id}", []).append((log, meta))
+    for key, segments in parts.items():
+        yield _joined(key, segments)
+
+
+class _Meta:
+    """Facts about a run, from all records except its history."""
+
+    def __init__(self) -> None:
+        self.run_id = self.project = self.name = self.notes = self.group = self.job_type = self.sweep = ""
+        self.tags: list[str] = []
+        self.config: dict[str, object] = {}
+        self.summary: dict[str, object] = {}
+        self.started_s: float | None = None
+        self.runtime_s = 0
+        self.exit_code: int | None = None
+        self.problems = Problems()
+
+    def add(self, number: int, data: bytes) -> None:
+        if number == RUN:
+            self._add_run(data)
+        elif number == CONFIG:
+            self._update(self.config, data)
+        elif number == SUMMARY:
+            self._update(self.summary, data)
+        elif number == EXIT:
+            found = dict(fields(data))
+            code, runtime = found.get(1, 0), found.get(2, 0)
+            self.exit_code = code if isinstance(code, int) else 1
+            self.runtime_s = runtime if isinstance(runtime, int) else 0
+
+    def _add_run(self, data: bytes) -> None:
+        texts = {1: "run_id", 3: "project", 6: "group", 7: "job_type", 8: "name", 9: "notes", 12: "sweep"}
+        for number, value in fields(data):
+            if not isinstance(value, bytes):
+                continue
+            if number in texts:
+                setattr(self, texts[number], value.decode("utf-8", "replace"))
+            elif number == 10:
+                self.tags.append(value.decode("utf-8", "replace"))
+            elif number == 4:
+                self._update(self.config, value)
+            elif number == 17:
+                found = dict(fields(value))
+                seconds, nanos = found.get(1, 0), found.get(2, 0)
+                if isinstance(seconds, int) and isinstance(nanos, int):
+                    self.started_s = seconds + nanos / 1e9
+
+    def _update(self, values: dict[str, object], data: bytes) -> None:
+        for number, item in fields(data):
+            if number == 1 and isinstance(item, bytes) and (found := _item(item)) is not None:
+                _put(values, *found)
+
+
+def _joined(key: str, segments: list[tuple[Path, _Meta]]) -> OldRun:
+    """Return one run from the folders of its starts."""
+    last = segments[-1][1]
+    problems = Problems()
+    for _, meta in segments:
+        for text in meta.problems:
+            problems.note(text, meta.run_id)
+    config = {name: value for _, meta in segments for name, value in _flat(meta.config)}
+    ends = [(meta.started_s or 0.0) + meta.runtime_s for _, meta in segments]
+    state = UNFINISHED
+    if last.exit_code is not None:
+        state = states.FAILED if last.exit_code else states.COMPLETED
+
+    def points() -> Iterator[Point]:
+        seen: set[str] = set()
+        latest = None
+        for log, _ in segments:
+            for number, data in records(log):
+                if number == HISTORY:
+                    for point in _of_history(data, problems):
+                        seen.add(str(point.name))
+                        latest = point.time_s
+                        yield point
+        # Values that the script wrote into the summary only.
+        for name, value in _flat(last.summary):
+            if name not in seen and not name.startswith("_") and isinstance(value, (int, float)):
+                yield Point(name, value, None, latest)
+
+    def files() -> Iterable[OldFile]:
+        for log, _ in segments:
+            for file in files_below(log.parent / "files", "outputs", problems):
+                yield file._replace(name="logs/output.log") if file.inside == "output.log" else file
+
+    words = {"group": last.group, "job_type": last.job_type, "sweep": last.sweep}
+    return OldRun(
+        key=key,
+        experiment=last.project or "wandb",
+        name=last.name or None,
+        description=last.notes or None,
+        state=state,
+        started_s=segments[0][1].started_s,
+        ended_s=max(ends),
+        params={name: value for name, value in config.items() if not name.startswith("_")},
+        tags={**dict.fromkeys(last.tags, ""), **{name: value for name, value in words.items() if value}},
+        points=points,
+        files=files,
+        problems=problems,
+    )
+
+
+def _of_history(data: bytes, problems: Problems) -> Iterator[Point]:
+    values: dict[str, object] = {}
+    step: object = None
+    for number, item in fields(data):
+        if number == 1 and isinstance(item, bytes) and (found := _item(item)) is not None:
+            _put(values, *found)
+        elif number == 2 and isinstance(item, bytes):
+            step = dict(fields(item)).get(1, 0)
+    time_s = values.get("_timestamp")
+    step = values.get("_step", step)
+    for name, value in _flat(values):
+        if name.startswith("_"):
+            continue
+        if not isinstance(value, Mapping):
+            yield Point(name, value, step, time_s)
+        elif pictures := _pictures(value):
+            yield from (Point(name, f"outputs/{picture}", step, time_s, "image") for picture in pictures)
+        else:
+            problems.note(f"kept only the file of a {str(value.get(_MEDIA))[:40]}", name)
+
+
+def _pictures(value: Mapping[str, object]) -> list[str]:
+    if value.get(_MEDIA) == "image-file":
+        return [path] if isinstance(path := value.get("path"), str) else []
+    names = value.get("filenames")
+    if value.get(_MEDIA) == "images/separated" and isinstance(names, list):
+        return [name for name in names if isinstance(name, str)]
+    return []
+
+
+def _flat(values: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
+    """Yield (name, value) with dotted names; a media object stays whole."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value and _MEDIA not in value:
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _item(data: bytes) -> tuple[list[str], object] | None:
+    """Return the keys and the value of an item."""
+    path: list[str] = []
+    value: object = None
+    for number, content in fields(data):
+        if not isinstance(content, bytes):
+            continue
+        if number in (1, 2):
+            path.append(content.decode("utf-8", "replace"))
+        elif number == 16:
+            try:
+                value = json.loads(content)
+            except (ValueError, RecursionError):
+                return None
+    return (path, value) if path else None
+
+
+def _put(values: dict[str, object], path: list[str], value: object) -> None:
+    for part in path[:-1]:
+        inner = values.get(part)
+        if not isinstance(inner, dict):
+            inner = values[part] = {}
+        values = inner
+    values[path[-1]] = value
