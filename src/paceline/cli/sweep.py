@@ -1,4 +1,4 @@
-"""sweep run, show, best, stop, more, resume: tune hyperparameters over runs."""
+"""sweep run, show, best, stop, more, again, resume: tune hyperparameters over runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from paceline.children import child
 from paceline.cli import job_file
 from paceline.cli.common import folder_of, print_fields, print_json, print_table, refuse, with_children
 from paceline.cli.description import Asked, asked, combined
-from paceline.cli.options import JSON, VerbOption, takes
+from paceline.cli.options import DETACH, JSON, VerbOption, takes
 from paceline.cli.run_options import words
 from paceline.cli.summary import print_submitted, summary
-from paceline.cli.sweep_options import SWEEP, spec
+from paceline.cli.sweep_options import AGAIN, QUIET, SWEEP, params, spec
 from paceline.errors import SweepError
 from paceline.job.job import Job
 from paceline.runs import read, states
@@ -24,6 +24,8 @@ from paceline.runs.record import RunRecord, user_name
 from paceline.runs.visible import visible, visible_line
 from paceline.sweeps import live_trials, results, start, trial_runs, warm_start
 from paceline.sweeps import live_trials as live
+from paceline.sweeps.again import changed, submit_again
+from paceline.sweeps.expressions import parse
 from paceline.sweeps.live_trials import Standing
 from paceline.sweeps.pictures import draw
 from paceline.sweeps.pictures import png as pngs
@@ -76,11 +78,15 @@ def run(**given: Any) -> int:
         values=wanted.values,
         leave_out=wanted.leave_out,
     )
-    if given["detach"]:
+    return _started(folder, as_json=given["as_json"], detach=given["detach"], quiet=given["quiet"])
+
+
+def _started(folder: RunFolder, *, as_json: bool, detach: bool, quiet: bool) -> int:
+    if detach:
         run_id = folder.run_id
         hints = f"See it:      paceline sweep show {run_id}\nThe best:    paceline sweep best {run_id}\n"
-        return print_submitted(folder, f"{hints}End it:      paceline sweep stop {run_id}", as_json=given["as_json"])
-    return _follow(folder, as_json=given["as_json"], quiet=given["quiet"])
+        return print_submitted(folder, f"{hints}End it:      paceline sweep stop {run_id}", as_json=as_json)
+    return _follow(folder, as_json=as_json, quiet=quiet)
 
 
 @takes(ANY_SWEEP, TOP, FOLLOW, HTML, PNG, JSON)
@@ -192,6 +198,35 @@ def more(*, run_id: str, trials: int, as_json: bool) -> None:
     _told(folder, f"goes on. Follow it: paceline sweep show -f {folder.run_id}", as_json=as_json)
 
 
+@takes(SWEEP_ID, *AGAIN, DETACH, JSON, QUIET)
+def again(
+    *,
+    run_id: str,
+    param: list[str],
+    without: list[str],
+    trials: int | None,
+    concurrent: int | None,
+    sampler: str | None,
+    learn: bool,
+    detach: bool,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Start a new sweep from another, with a changed space. The source and all other settings stay."""
+    before, _, old = _sweep(run_id)
+    changes = {name: parse(text) for name, text in params(param).items()}
+    folder = submit_again(
+        before,
+        Workspace.from_config().path,
+        space=changed(old.space, changes, without or ()),
+        trials=trials,
+        concurrent=concurrent,
+        sampler=sampler,
+        learn=learn,
+    )
+    return _started(folder, as_json=as_json, detach=detach, quiet=quiet)
+
+
 @takes(SWEEP_ID, JSON)
 def resume(*, run_id: str, as_json: bool) -> None:
     """Resume a sweep whose controller was killed. Every read of the sweep does the same."""
@@ -293,4 +328,4 @@ def _said(trial: Leg) -> list[str]:
     return [visible(f"{name.lstrip('-')} {value_text(value)}") for name, value in trial.values.items()]
 
 
-verbs = {"run": run, "show": show, "best": best, "stop": stop, "more": more, "resume": resume}
+verbs = {"run": run, "show": show, "best": best, "stop": stop, "more": more, "again": again, "resume": resume}

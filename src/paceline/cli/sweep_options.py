@@ -94,6 +94,17 @@ SWEEP = (
     VerbOption("-q --quiet", "Print only errors, and with --json the JSON.", type=bool),
 )
 
+QUIET = SWEEP[-1]
+#: Options of `sweep again`: changes of an earlier sweep.
+AGAIN = (
+    VerbOption("--param", "Hyperparameter to change or to add; may be repeated.", "NAME=EXPRESSION", list),
+    VerbOption("--without", "Hyperparameter to remove; may be repeated.", "NAME", list),
+    VerbOption("--trials", "Number of trials; default: as before.", "N", int),
+    VerbOption("--concurrent", "Most trials at a time; default: as before.", "N", int),
+    VerbOption("--sampler", "Sampler; default: as before.", "NAME"),
+    VerbOption("--learn", "Give the sampler the results of the earlier sweep.", type=bool),
+)
+
 #: Keys of a file's section `sweep`. The fields of `SweepSpec` have the same names or are made from these keys.
 _KEYS = (
     *("space", "metric", "goal", "trials", "concurrent", "sampler", "stop", "seed", "points", "max_failures"),
@@ -117,7 +128,7 @@ def spec(given: Given, section: Mapping[str, Any], file: Path | None, former: Ca
     # A hyperparameter on the command line replaces that of the file.
     parts = {
         **_space(section.get("space") or {}),
-        **{name: parse(text) for name, text in _params(given["param"]).items()},
+        **{name: parse(text) for name, text in params(given["param"]).items()},
     }
     none = "a sweep needs hyperparameters. Give --param lr=loguniform(1e-4,1e-1), once for each."
     refuse(SweepError, (not parts, none))
@@ -173,7 +184,7 @@ def _judge(given: Given, found: dict[str, Any]) -> None:
     found |= objectives(found["metric"], found.get("goal", "maximize"))
 
 
-def _params(given: list[str] | None) -> dict[str, str]:
+def params(given: list[str] | None) -> dict[str, str]:
     found: dict[str, str] = {}
     for word in given or ():
         name, equals, text = word.partition("=")

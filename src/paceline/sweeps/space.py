@@ -155,6 +155,10 @@ class Space:
     def from_json(cls, data: Mapping[str, object]) -> Space:
         return cls({name: _parsed(part) for name, part in data.items()})
 
+    def parts(self) -> dict[str, object]:
+        """Return name -> expression."""
+        return {name: _parsed(part) for name, part in self.to_json().items()}
+
 
 def argument(name: str) -> str:
     """Return a name as an argument: `--lr` for lr, `-b` for -b."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from paceline.runs.record import RunRecord
 from paceline.runs.run import ExperimentLike, Run
 from paceline.runs.visible import visible_line
 from paceline.sweeps import live_trials, results, trial_runs
+from paceline.sweeps.again import changed, submit_again
 from paceline.sweeps.live_trials import Board
 from paceline.sweeps.pictures import draw
 from paceline.sweeps.spec import SweepSpec
@@ -150,6 +152,45 @@ class SweepRun(Run):
             SweepError: The number is below 1.
         """
         more(self._folder, trials)
+
+    def again(
+        self,
+        space: Mapping[str, object] | None = None,
+        *,
+        without: Collection[str] = (),
+        trials: int | None = None,
+        concurrent: int | None = None,
+        sampler: str | None = None,
+        learn: bool = False,
+    ) -> SweepRun:
+        """Start a new sweep with a changed space.
+
+        Args:
+            space: Hyperparameters to change or to add, each name -> expression.
+            without: Names of hyperparameters to remove.
+            trials: Number of trials. Default, also of the next two: as before.
+            concurrent: Number of trials at a time.
+            sampler: A sampler's name.
+            learn: Give the sampler the results of this sweep.
+
+        Raises:
+            SweepError: A value is wrong.
+
+        Examples:
+            >>> new = run.again({"--lr": pl.choice(0.05, 0.1)}, trials=2)
+            >>> new.wait_for_completion().status
+            'Completed'
+        """
+        folder = submit_again(
+            self._folder,
+            self._folder.path.parent.parent,
+            space=changed(self.spec.space, space or {}, without),
+            trials=trials,
+            concurrent=concurrent,
+            sampler=sampler,
+            learn=learn,
+        )
+        return SweepRun(self._experiment, folder.run_id)
 
     def _only_best(self, instead: str) -> Trial | None:
         spec = self.spec

@@ -1,0 +1,150 @@
+"""A new sweep from an earlier one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import SweepError
+from paceline.runs import read
+from paceline.runs.folder import RunFolder
+from paceline.submit import SourceCopy
+from paceline.sweeps.expressions import Choice, parse
+from paceline.sweeps.samplers.samplers import check_sampler
+from paceline.sweeps.space import Space, argument
+from paceline.sweeps.spec import SweepSpec
+from paceline.sweeps.start import submit_sweep
+from paceline.system.names import did_you_mean
+
+
+def submit_again(
+    before: RunFolder,
+    workspace_dir: Path,
+    *,
+    space: Space | None = None,
+    trials: int | None = None,
+    concurrent: int | None = None,
+    sampler: str | None = None,
+    learn: bool = False,
+    display_name: str | None = None,
+) -> RunFolder:
+    """Start a new sweep from another, and return its folder.
+
+    It has the source, job and limits of the other sweep.
+
+    Args:
+        before: The earlier sweep, which may still run.
+        workspace_dir: The workspace of both sweeps.
+        space: Default: that of the earlier sweep.
+        trials: Default, as for the next two: as for the earlier sweep.
+        concurrent: Number of trials at a time.
+        sampler: A sampler's name.
+        learn: Give the sampler the results of the earlier sweep.
+        display_name: Name of the new sweep. Default: one is made up.
+
+    Raises:
+        UserError: The run is no sweep, or the new sweep is known to fail.
+        TargetError: The controller could not be started.
+    """
+    record = read.record(before)
+    if record.sweep is None:
+        raise SweepError(f"run {record.run_id} is not a sweep; its kind is {record.kind}.")
+    if record.job is None or record.snapshot_id is None:
+        raise SweepError(f"sweep {record.run_id} has no source any more. Submit it again as you did.")
+    old = SweepSpec.from_json(record.sweep)
+    space = space or old.space
+    spec = dataclasses.replace(
+        old,
+        space=space,
+        trials=trials if trials is not None else old.trials,
+        concurrent=concurrent if concurrent is not None else old.concurrent,
+        sampler=sampler or old.sampler,
+        # A new seed: with the old one an unchanged space would give the same points.
+        seed=secrets.randbelow(1 << 31),
+        points=tuple(point for point in old.points if _has(space, point)),
+        switches=tuple(one for one in old.switches if one.partition("/")[0] in map(argument, space.names)),
+        warm_start=(record.run_id,) if learn else (),
+        resumed=(),
+        counted_from=0,
+        counted_utc=None,
+    )
+    check_sampler(spec.sampler, spec.space, spec.goals)
+    return submit_sweep(
+        record.job,
+        spec,
+        # The snapshot is what runs. The folder, which may be gone, is only recorded.
+        SourceCopy(directory=Path(record.source_directory or "."), snapshot_id=record.snapshot_id, git=record.git),
+        workspace_dir,
+        record.experiment,
+        tags={"sweep_of": record.run_id},
+        display_name=display_name,
+    )
+
+
+def changed(space: Space, changes: Mapping[str, object], without: Collection[str] = ()) -> Space:
+    """Return a changed space.
+
+    Names with and without leading dashes are the same.
+
+    Raises:
+        SweepError: A name to remove is unknown, or nothing is left.
+    """
+    parts = space.parts()
+    known = {name.lstrip("-"): name for name in parts}
+    for name in without:
+        if name.lstrip("-") not in known:
+            raise SweepError(f"the space has no {name!r}.{did_you_mean(name, parts)} It has {', '.join(parts)}.")
+        parts.pop(known[name.lstrip("-")], None)
+    for name, expression in changes.items():
+        parts[known.get(name.lstrip("-"), name)] = expression
+    return Space(parts)
+
+
+def space_text(space: Space) -> str:
+    """Return lines such as `lr = uniform(0, 1)`."""
+    return "\n".join(f"{name} = {_text(part)}" for name, part in space.to_json().items())
+
+
+def read_space(text: str, before: Space) -> Space:
+    """Return the space of edited `space_text`.
+
+    Unchanged lines keep the expressions of `before`, also those that have no text form.
+
+    Raises:
+        SweepError: A line is wrong.
+    """
+    known = dict(zip(space_text(before).split("\n"), before.parts().items(), strict=True))
+    parts: dict[str, object] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        name, equals, expression = (part.strip() for part in line.partition("="))
+        if not equals or not expression:
+            raise SweepError(
+                f"{line!r} is not a hyperparameter. Write one per line, such as --lr = loguniform(1e-4, 1)."
+            )
+        part = known[line][1] if line in known else parse(expression)
+        if line not in known and isinstance(part, Choice) and part.is_of_spaces:
+            raise SweepError(f"{name}: a choice of spaces can't be changed here. Submit it from Python or from a file.")
+        if name in parts:
+            raise SweepError(f"{name!r} is there twice. Remove a line.")
+        parts[name] = part
+    return Space(parts)
+
+
+def _text(part: Any) -> str:
+    """Return an expression's JSON as text for `parse`."""
+    name, arguments = part
+    options = arguments[0] if name == "choice" else arguments
+    listed = ", ".join(json.dumps(value, ensure_ascii=False) for value in options)
+    return listed if name == "fixed" else f"{name}({listed})"
+
+
+def _has(space: Space, point: Mapping[str, object]) -> bool:
+    try:
+        space.chosen(point)
+    except SweepError:
+        return False
+    return True
