@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from paceline.pipelines.pipeline import Pipeline
     from paceline.pipelines.pipeline_run import PipelineRun
     from paceline.pruning import Pruned
+    from paceline.reports.compare import RunTable
     from paceline.runs.trash import DeletedRun
     from paceline.services.record import ServingOptions
     from paceline.services.service import DeployOptions, Models, Service
@@ -356,6 +357,27 @@ class Workspace:
         """
         run: Run = Run.get(self, run_id)
         return run
+
+    def compare(self, *runs: Run | str) -> RunTable:
+        """Return a table of runs, with what differs first.
+
+        Args:
+            runs: Two or more runs, or their ids or names.
+
+        Raises:
+            RunNotFoundError: There is no such run, or several have this name.
+
+        Examples:
+            >>> table = workspace.compare("brave-otter-12", "calm-heron-3").differences()
+            >>> [(fact.title, fact.values) for fact in table.facts][:1]
+            [('lr', (0.1, 0.01))]
+        """
+        from paceline.reports.compare import run_table
+
+        if not runs:
+            raise WorkspaceError("compare() needs runs: workspace.compare(run, other).")
+        ids = [run.id if isinstance(run, Run) else run for run in runs]
+        return run_table(list(dict.fromkeys(store.find(self.runs_dir, run_id) for run_id in ids)))
 
 
 class Experiment:

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from paceline.pipelines.spec import PipelineSpec, StepSpec
 from paceline.runs import states
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
@@ -237,25 +238,6 @@ def test_tables_rows_and_texts_that_were_logged_are_shown(place: Place) -> None:
     assert "warm" in text
 
 
-def test_compare_page_shows_runs_side_by_side(place: Place) -> None:
-    one = place.run("a_1700000001_00000001", job=make_job(arguments=("--lr", "0.1", "--deep")))
-    two = place.run("b_1700000002_00000001", job=make_job(arguments=("--lr=0.2", "--deep")))
-    for folder, value in ((one, 1.0), (two, 2.0)):
-        log_values(folder, "loss", [value])
-    client = place.client()
-    query = f"run={one.run_id}&run={two.run_id}"
-    text = client.get(f"/compare?{query}").text
-    row = re.search(r'<tr class="(\w+)"><th scope="row">--lr</th><td>([^<]*)</td><td>([^<]*)</td>', text)
-    assert row
-    assert row.groups() == ("differs", "0.1", "0.2")
-    assert re.search(r'<tr class="same"><th scope="row">--deep</th>', text)
-    curves = client.get(f"/compare/curves?{query}").json()["curves"]
-    assert [(curve["run"], curve["y"]) for curve in curves] == [(0, [1.0]), (1, [2.0])]
-    assert "loss</b> differs first, at step 0" in client.get(f"/compare/changes?{query}").text
-    assert client.get("/compare").status_code == 400
-    assert client.get("/compare?" + "&".join(f"run=x{n}" for n in range(20))).status_code == 400
-
-
 def test_the_page_s_own_files_may_be_kept(place: Place) -> None:
     client = place.client()
     address = re.search(r'href="\./(static/[0-9a-f]{10}/ui\.css)"', client.get("/").text)
@@ -299,3 +281,45 @@ def test_a_sweep_s_table_and_pictures(place: Place) -> None:
     assert "/sweep" in client.get(f"/runs/{sweep.run_id}").text
     assert client.get(f"/runs/{place.run('a_1700000001_00000001').run_id}/sweep").status_code == 404
     assert client.get("/runs/a_1700000001_00000001/sweep/live").status_code == 404
+
+
+def test_sweep_opens_on_its_trials_and_keeps_its_log(place: Place) -> None:
+    sweep = make_sweep(place.runs_dir, SPEC)
+    client = place.client()
+    answer = client.get(f"/runs/{sweep.run_id}", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, f"./{sweep.run_id}/sweep")
+    text = client.get(f"/runs/{sweep.run_id}?tab=log").text
+    assert 'id="log"' in text
+    assert re.findall(r'<a href="[^"]*"[^>]*>([A-Z][a-z ]+)</a>', text[text.index('class="tabs"') :])[:2] == [
+        "Sweep",
+        "Log",
+    ]
+
+
+def test_sweep_page_has_slices_and_its_space_as_text(place: Place) -> None:
+    sweep = make_sweep(place.runs_dir, SPEC)
+    for trial in make_trials(3):
+        add_trial(sweep, trial.number, trial.values, (1.0,), chosen=trial.chosen, metric=SPEC.metric)
+    text = place.client().get(f"/runs/{sweep.run_id}/sweep").text
+    # One for lr, the hostile choice, momentum or beta, and layers.
+    assert text.count('class="slice"') >= 4
+    assert "--lr = loguniform(0.0001, 1)" in text
+    assert Elements(text).runs == []
+    assert "/again" not in place.client(read_only=True).get(f"/runs/{sweep.run_id}/sweep").text
+
+
+def test_pipeline_page_shows_steps_in_order(place: Place) -> None:
+    names = ("prepare", HOSTILE, "report")
+    steps = tuple(
+        StepSpec(name=name, job=make_job(), after=(number - 1,) if number else ()) for number, name in enumerate(names)
+    )
+    pipeline = PipelineSpec(steps=steps).to_json()
+    folder = place.run("flow_1700000000_00000001", states.FAILED, kind="pipeline", pipeline=pipeline)
+    step = place.run(f"{folder.run_id}_0", parent_run_id=folder.run_id)
+    client = place.client()
+    text = client.get(f"/runs/{folder.run_id}", headers=PAGE).text
+    rows = re.findall(r'<tr><td class="num">(\d)</td><td>(.*?)</td>.*?</span> (\w+)</span>', text)
+    assert [(number, state) for number, _, state in rows] == [("1", "Completed"), ("2", "Skipped"), ("3", "Skipped")]
+    assert step.run_id in rows[0][1]
+    assert Elements(text).runs == []
+    assert client.get(f"/runs/{step.run_id}/steps").status_code == 404

@@ -1,23 +1,27 @@
-"""diff, usage, bug-report: compare two runs, sum up what runs used, and describe a failure."""
+"""diff, compare, usage, bug-report: compare runs, sum up what runs used, and describe a failure."""
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
 import json
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.cli.common import coloured, folder_of, has_colour, print_json, print_table
+from paceline.cli.common import coloured, folder_of, folders_of, has_colour, print_json, print_table, refuse
+from paceline.cli.metrics import run_titles
 from paceline.cli.options import JSON, Duration, VerbOption, takes
 from paceline.errors import UserError
 from paceline.reports import usage as usages
 from paceline.reports.bug_report import bug_report, text
+from paceline.reports.compare import KINDS, PARTS, RunTable, run_table, text_of
 from paceline.reports.diff import FileChange, MetricChange, RunDiff, compare
 from paceline.runs import read, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
 from paceline.system.names import did_you_mean
+from paceline.system.units import value_text
 from paceline.workspace import Workspace
 
 #: Most lines of the code's diff that are shown without --code.
@@ -63,6 +67,52 @@ def diff(*, a: str, b: str, code: bool, as_json: bool) -> None:
         print(f"\nThe same: {', '.join(same).lower()}")
 
 
+@takes(
+    VerbOption(
+        "run_ids",
+        "Runs: their ids, the beginnings of these, or their names.",
+        "RUN...",
+        list,
+        complete="run_ids",
+        needed=True,
+    ),
+    VerbOption("--all", "Also facts that all runs share.", type=bool, name="whole"),
+    VerbOption("--value", f"Of each metric: {', '.join(PARTS)}, or all. Default: last.", "VALUE", default="last"),
+    VerbOption("--csv", "Print CSV.", type=bool, name="as_csv"),
+    JSON,
+)
+def compare_runs(*, run_ids: list[str], whole: bool, value: str, as_csv: bool, as_json: bool) -> None:
+    """Show any number of runs in one table, with what differs first. The page shows the same table."""
+    refuse(UserError, (as_csv and as_json, "--csv and --json: choose one of them."))
+    if value not in (*PARTS, "all"):
+        raise UserError(f"--value {value!r}: choose one of {', '.join(PARTS)}, all.{did_you_mean(value, PARTS)}")
+    folders = folders_of(run_ids)
+    found = run_table(folders)
+    found = found if whole or len(folders) == 1 else found.differences()
+    facts = [fact for fact in found.facts if value == "all" or fact.part in ("", value)]
+    if as_json:
+        print_json(RunTable(runs=found.runs, facts=tuple(facts)).to_json())
+        return
+    if as_csv:
+        # Replace csv's line ends, which are those of Windows: many tools read the \r as part of the last field.
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(("kind", "name", "value", *found.runs))
+        writer.writerows((fact.kind, fact.name, fact.part, *map(text_of, fact.values)) for fact in facts)
+        return
+    if not facts:
+        print("These runs do not differ. --all shows what they share.")
+    titles = run_titles(folders)
+    for kind, title in KINDS.items():
+        rows = [
+            (f"  {fact.title}", *(_clipped(value_text(value)) for value in fact.values))
+            for fact in facts
+            if fact.kind == kind
+        ]
+        if rows:
+            print(f"{title}:")
+            print_table(("", *titles), rows)
+
+
 def _print_code(found: RunDiff, *, whole: bool) -> None:
     print("\nCode:" + (f" not compared: {found.code_note}" if found.code_note else ""))
     for file in found.code:
@@ -96,7 +146,10 @@ def _print_metrics(metrics: Sequence[MetricChange]) -> None:
 def _text(value: Any) -> str:
     if value is None:
         return "-"
-    text = value if isinstance(value, str) else json.dumps(value)
+    return _clipped(value if isinstance(value, str) else json.dumps(value))
+
+
+def _clipped(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 

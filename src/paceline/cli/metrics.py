@@ -92,7 +92,7 @@ def _print_side_by_side(runs: Mapping[RunFolder, Mapping[str, MetricSeries]]) ->
         if any(len(one) > 1 and one.min is not None for one in of_runs):
             rows.append(("", "min", *(_text(one.min) for one in of_runs)))
             rows.append(("", "max", *(_text(one.max) for one in of_runs)))
-    print_table(("METRIC", "", *_titles(list(runs))), rows)
+    print_table(("METRIC", "", *run_titles(list(runs))), rows)
 
 
 def _print_series(runs: Mapping[RunFolder, MetricSeries]) -> None:
@@ -108,10 +108,10 @@ def _print_series(runs: Mapping[RunFolder, MetricSeries]) -> None:
     columns = [dict(zip(one.steps if by_step else range(len(one)), one.values, strict=True)) for one in runs.values()]
     places = sorted({place for column in columns for place in column if place is not None})
     rows = [(_text(place), *(_text(column.get(place)) for column in columns)) for place in places]
-    print_table(("STEP" if by_step else "NUMBER", *_titles(list(runs))), rows)
+    print_table(("STEP" if by_step else "NUMBER", *run_titles(list(runs))), rows)
 
 
-def _titles(folders: Sequence[RunFolder]) -> list[str]:
+def run_titles(folders: Sequence[RunFolder]) -> list[str]:
     """Return the runs' display names if all of them are different, else their ids."""
     names = [tags_and_properties.read(folder.notes).name for folder in folders]
     # Use ids if names are missing or equal, because the columns could not be told apart.

@@ -19,7 +19,20 @@ SECTIONS = {
 #: Verbs that only show something. They also work in an untrusted workspace, and start nothing of it.
 SHOWING = frozenset(
     {
-        *("status", "list", "show", "logs", "metrics", "diff", "usage", "export", "files", "download", "bug-report"),
+        *(
+            "status",
+            "list",
+            "show",
+            "logs",
+            "metrics",
+            "diff",
+            "compare",
+            "usage",
+            "export",
+            "files",
+            "download",
+            "bug-report",
+        ),
         *(f"{verb} {word}" for verb in ("model", "service", "env", "data") for word in ("list", "show")),
         *("sweep show", "sweep best", "pipeline show", "service logs"),
     }
@@ -42,6 +55,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "logs": ("logs.logs", "Print the logs of a run's workers."),
     "metrics": ("metrics.metrics", "Show metrics of runs side by side."),
     "diff": ("diff.diff", "Compare two runs: parameters, code, packages, data, metrics."),
+    "compare": ("diff.compare_runs", "Show any number of runs in one table, with what differs first."),
     "files": ("files.files", "List a run's files with their sizes: outputs, logs, uploads."),
     "download": ("files.download", "Copy files of a run to a folder."),
     "ui": ("ui.ui", "Show the workspace in a browser: runs, curves, logs, files."),

@@ -267,7 +267,7 @@ def _part(name: str, a: MetricSeries, b: MetricSeries) -> MetricChange:
         dict(zip(steps if by_step else range(len(steps)), values, strict=True)) for steps, values in (mine, theirs)
     ]
     both = sorted(columns[0].keys() & columns[1].keys(), key=lambda step: step or 0)
-    step = next((step for step in both if not _is_equal(columns[0][step], columns[1][step])), None)
+    step = next((step for step in both if not is_equal(columns[0][step], columns[1][step])), None)
     return MetricChange(
         name=name,
         step=step,
@@ -288,7 +288,8 @@ def _of_one_rank(found: MetricSeries) -> tuple[list[int | None], list[object]]:
     return [found.steps[number] for number in kept], [found.values[number] for number in kept]
 
 
-def _is_equal(a: object, b: object) -> bool:
+def is_equal(a: object, b: object) -> bool:
+    """Return whether two values are equal. NaN equals NaN."""
     if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
         return True
     return bool(a == b)

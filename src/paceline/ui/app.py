@@ -35,7 +35,7 @@ from paceline.ui.guard import Guard, Token
 from paceline.ui.index import Index
 from paceline.ui.latest import LatestValues
 from paceline.ui.pieces import PieceStreams
-from paceline.ui.views import compare, details, files, listing, log, places, run, sweep
+from paceline.ui.views import compare, details, files, listing, log, places, run, steps, sweep
 from paceline.ui.views.listing import RunRows
 
 #: Most bytes of a submitted form, which holds a tag or a key.
@@ -75,9 +75,7 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
     routes = [
         Route("/", listing.page),
         Route("/live", listing.live),
-        Route("/compare", compare.page),
-        Route("/compare/curves", compare.curves),
-        Route("/compare/changes", compare.changes),
+        *compare.routes(),
         *places.routes(),
         Route("/runs/{run_id}", run.page),
         Route("/runs/{run_id}/live", run.live),
@@ -88,8 +86,8 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         *log.routes(),
         *files.routes(),
         *details.routes(),
-        Route("/runs/{run_id}/sweep", sweep.page),
-        Route("/runs/{run_id}/sweep/live", sweep.live),
+        *sweep.routes(),
+        *steps.routes(),
         Route("/runs/{run_id}/cancel", run.cancel, methods=["POST"]),
         Route("/runs/{run_id}/rerun", run.rerun, methods=["POST"]),
         Route("/runs/{run_id}/stacks", run.stacks, methods=["POST"]),

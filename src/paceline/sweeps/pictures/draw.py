@@ -134,6 +134,10 @@ def page(sketch: Sketch) -> str:
             '<p class="key">The darker, the better; dashes: stopped or running; red: failed. Draw over an axis to choose a '
             "part of it; a click on it shows all again.</p>"
         )
+    for across in sketch.slices:
+        parts.append(
+            f"<h2>{_text(across.up.name)} over {_text(across.across.name)}</h2>{_picture(svg.scatter(across))}"
+        )
     for metric, shares in sketch.importances:
         parts.append(f"<h2>Importance for {_text(metric)}</h2>{_picture(svg.importance(shares))}")
         parts.append(
@@ -142,8 +146,6 @@ def page(sketch: Sketch) -> str:
         )
     if sketch.lines:
         parts.append(f"<h2>Trials</h2>{_table(sketch.columns, list(reversed(sketch.lines)))}")
-    # The JSON has only numbers, so no text in it can close the script element.
-    places = json.dumps({line.number: [_short(place) for place in line.places] for line in sketch.lines})
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
@@ -151,9 +153,17 @@ def page(sketch: Sketch) -> str:
         f'<meta name="viewport" content="width=device-width"><title>{_text(sketch.title)}</title>'
         f"<style>{_STYLE}{STYLE.read_text('utf-8')}</style></head>\n<body>\n"
         + "\n".join(parts)
-        + f'\n<script type="application/json" id="places">{places}</script>\n'
+        + f'\n<script type="application/json" id="places">{places(sketch)}</script>\n'
         + f'<script type="module">\n{SCRIPT.read_text("utf-8")}\nprepare(document);\n</script>\n</body></html>\n'
     )
+
+
+def places(sketch: Sketch) -> str:
+    """Return the lines' places as JSON.
+
+    The JSON has only numbers, so that it can't close the HTML element.
+    """
+    return json.dumps({line.number: [_short(place) for place in line.places] for line in sketch.lines})
 
 
 def _table(columns: Sequence[Column], lines: Sequence[Line]) -> str:

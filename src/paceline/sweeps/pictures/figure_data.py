@@ -30,6 +30,8 @@ _LOG_RATIO = 300
 #: Approximate number of ticks, and the limit of texts for the options of a choice.
 _TICKS = 5
 _MOST_TEXTS = 24
+#: Limit of slices.
+_MOST_SLICES = 12
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Sketch:
         lines: Trials, the worst first, so that the best are drawn on top.
         count: Number of all trials; `lines` may hold fewer.
         fronts: One figure for each pair of neighbouring metrics.
+        slices: The primary metric over each hyperparameter.
         importances: The importance of hyperparameters for each metric.
         remarks: Sentences about figures that are not drawn, and why.
     """
@@ -106,6 +109,7 @@ class Sketch:
     lines: tuple[Line, ...]
     histories: tuple[History, ...]
     fronts: tuple[Front, ...] = ()
+    slices: tuple[Front, ...] = ()
     importances: tuple[tuple[str, tuple[Importance, ...]], ...] = ()
     remarks: tuple[str, ...] = ()
 
@@ -152,14 +156,16 @@ def sketch(
         _history(name, goal, [(trial, v) for trial in trials if (v := values[trial.number][n]) is not None])
         for n, (name, goal) in enumerate(zip(spec.metrics, spec.goals, strict=True))
     ]
+    columns = (*parameters, *metrics)
     if len(trials) > MOST:
         remarks = (*remarks, f"The best {MOST} of {len(trials)} trials are drawn.")
     return Sketch(
         title=title,
         count=len(trials),
-        columns=(*parameters, *metrics),
+        columns=columns,
         lines=tuple(reversed(lines)),
         histories=tuple(history for history in histories if history is not None),
+        slices=tuple(_slice(columns, n, len(parameters), lines) for n in range(min(len(parameters), _MOST_SLICES))),
         fronts=tuple(_front(pair, n, shown, values, best) for n, pair in enumerate(itertools.pairwise(metrics))),
         importances=tuple(importances),
         remarks=tuple(remarks),
@@ -204,6 +210,16 @@ def _front(
         if x is not None and y is not None:
             points.append((trial.number, (x, y), trial.shown))
     return Front(*pair, tuple(points), tuple(sorted(places for number, places, _ in points if number in best)))
+
+
+def _slice(columns: Sequence[Column], across: int, up: int, lines: Sequence[Line]) -> Front:
+    """Return one column over another."""
+    points = []
+    for line in lines:
+        x, y = line.places[across], line.places[up]
+        if x is not None and y is not None:
+            points.append((line.number, (x, y), line.status))
+    return Front(columns[across], columns[up], tuple(points), ())
 
 
 def _history(name: str, goal: Goal, valued: Sequence[tuple[Trial, float]]) -> History | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from paceline.runs import states
@@ -22,13 +22,17 @@ _SAID = {
     "parallel": "A line for each trial, through its hyperparameters to its metric",
     "history": "The metric of each trial, and the best so far",
     "front": "Two metrics of the trials against each other",
+    "slice": "A point for each trial",
     "importance": "The share of each hyperparameter",
 }
 #: Number of lines above which lines are drawn thinner.
 DENSE = 250
 
+#: Trial number -> a name for readers, if trials are known by other names than their numbers.
+Names = Mapping[int, str]
 
-def parallel(columns: Sequence[Column], lines: Sequence[Line]) -> str:
+
+def parallel(columns: Sequence[Column], lines: Sequence[Line], names: Names | None = None) -> str:
     """Draw a line for each trial, through its hyperparameters to its metric.
 
     A line's `data-trial` is the trial's number. Where a trial has no value, its line passes below the axis.
@@ -45,7 +49,7 @@ def parallel(columns: Sequence[Column], lines: Sequence[Line]) -> str:
         dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
         parts.append(
             f'<polyline class="trial" data-trial="{line.number}" points="{points}" stroke="{colour}"{dashed}>'
-            f"<title>{_said(columns, line)}</title></polyline>"
+            f"<title>{_said(columns, line, names)}</title></polyline>"
         )
     for n, (x, column) in enumerate(zip(xs, columns, strict=True)):
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>')
@@ -93,7 +97,12 @@ def history(picture: History) -> str:
     return _svg(WIDTH, bottom + _BOTTOM, "history", parts)
 
 
-def front(picture: Front) -> str:
+def scatter(picture: Front, names: Names | None = None) -> str:
+    """Draw two columns against each other."""
+    return front(picture, names, "slice")
+
+
+def front(picture: Front, names: Names | None = None, kind: str = "front") -> str:
     """Draw two metrics and a line through the Pareto front."""
     bottom, right = _TOP + _HEIGHT, _LEFT + 1.5 * _HEIGHT
 
@@ -107,10 +116,11 @@ def front(picture: Front) -> str:
         parts.append(_text(at((place, 0))[0], bottom + 16, text, "tick", "middle"))
     parts.append(_text(_LEFT, _TOP - 14, picture.up.name, "name", "start", 60))
     parts.append(_text(right, bottom + 34, picture.across.name, "name", "end", 60))
-    line = " ".join("{:.1f},{:.1f}".format(*at(places)) for places in picture.best)
-    parts.append(f'<polyline class="best" points="{line}"/>')
-    parts += [_mark(number, *at(places), status) for number, places, status in picture.points]
-    return _svg(right + _RIGHT, bottom + _BOTTOM, "front", parts)
+    if picture.best:
+        line = " ".join("{:.1f},{:.1f}".format(*at(places)) for places in picture.best)
+        parts.append(f'<polyline class="best" points="{line}"/>')
+    parts += [_mark(number, *at(places), status, names) for number, places, status in picture.points]
+    return _svg(right + _RIGHT, bottom + _BOTTOM, kind, parts)
 
 
 def importance(found: Sequence[Importance]) -> str:
@@ -128,9 +138,9 @@ def importance(found: Sequence[Importance]) -> str:
     return _svg(WIDTH, 16 + len(found) * height, "importance", parts)
 
 
-def _mark(number: int, x: float, y: float, status: str) -> str:
+def _mark(number: int, x: float, y: float, status: str, names: Names | None = None) -> str:
     whose = f'class="mark trial" data-trial="{number}"'
-    title = f"<title>trial {number}, {status}</title>"
+    title = f"<title>{escape(visible(_trial(number, names)))}, {status}</title>"
     if status == states.COMPLETED:
         return f'<circle {whose} cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{BEST}" stroke="none">{title}</circle>'
     if status == states.FAILED:
@@ -144,9 +154,13 @@ def _ticks(last: int) -> list[int]:
     return sorted({round(place * last) for place, _ in Numbers(0, max(1, last)).ticks()})
 
 
-def _said(columns: Sequence[Column], line: Line) -> str:
+def _trial(number: int, names: Names | None) -> str:
+    return names[number] if names else f"trial {number}"
+
+
+def _said(columns: Sequence[Column], line: Line, names: Names | None) -> str:
     values = [f"{c.name} {text}" for c, text in zip(columns, line.texts, strict=True) if text]
-    return escape(visible(f"trial {line.number}, {line.status}\n" + "\n".join(values), lines=True))
+    return escape(visible(f"{_trial(line.number, names)}, {line.status}\n" + "\n".join(values), lines=True))
 
 
 def _text(x: float, y: float, text: str, kind: str, anchor: str, longest: int = _LONGEST) -> str:

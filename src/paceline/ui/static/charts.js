@@ -3,6 +3,7 @@
 "use strict";
 import { json, number } from "./ui.js";
 
+const MOST_TOLD = 10; // curves below a chart: of more, those nearest to the pointer
 const MOST_POINTS = 6000; // of one curve on the page; beyond, it is fetched anew, thinned
 const tools = name => document.getElementById(`chart-${name}`);
 
@@ -109,7 +110,7 @@ class Chart {
   }
 
   draw() {
-    const curves = [...this.curves.values()].filter(curve => curve.x.length);
+    const curves = [...this.curves.values()].filter(curve => curve.x.length && this.board.isShown(curve));
     const weight = this.isNode ? 0 : this.board.smooth;
     const tables = curves.map(curve => {
       let x = curve.x, y = curve.y;
@@ -179,9 +180,25 @@ class Chart {
     };
   }
 
+  /** The curves that are told below the chart. */
+  told(values) {
+    const all = (this.drawn || []).map((_, at) => at);
+    if (all.length <= MOST_TOLD) return all;
+    const there = all.filter(at => values[at] !== null && values[at] !== undefined), y = this.plot.posToVal(this.plot.cursor.top, "y");
+    return there.sort((a, b) => Math.abs(values[a] - y) - Math.abs(values[b] - y)).slice(0, MOST_TOLD);
+  }
+
+  /** Let the curves that `isMeant` takes stand out; of null none does. */
+  highlight(isMeant) {
+    if (!this.plot) return;
+    const at = isMeant ? (this.drawn || []).findIndex(isMeant) : -1;
+    this.plot.setSeries(at < 0 ? null : at + 1, { focus: true });
+  }
+
   tell(values, x) {
     const drawn = this.drawn || [];
-    const parts = drawn.map((curve, at) => {
+    const parts = this.told(values).map(at => {
+      const curve = drawn[at];
       const told = document.createElement("span"), mark = document.createElement("i");
       mark.style.background = this.board.colourOf(curve, at);
       // One curve alone needs no name.
@@ -227,8 +244,9 @@ function near(ys, at) {
 
 /** All pictures of a page, and the tools above them, whose settings stand in the page's address. */
 export class Board {
-  constructor({ address, place, nodes, colourOf, dashOf, labelOf, onOthers }) {
-    this.address = address; this.place = place; this.nodes = nodes; this.onOthers = onOthers;
+  constructor({ address, place, nodes, colourOf, dashOf, labelOf, onOthers, isShown, onListed }) {
+    this.address = address; this.place = place; this.nodes = nodes; this.onOthers = onOthers; this.onListed = onListed;
+    this.isShown = isShown || (() => true);
     this.colourOf = colourOf || (curve => colour(curve.rank));
     // Where there are several, attempts are told apart.
     this.dashOf = dashOf || ((curve, at, curves) => curve.attempt % 2 || curves.every(one => one.attempt === curve.attempt) ? undefined : [6, 3]);
@@ -247,12 +265,15 @@ export class Board {
       tools(name)?.addEventListener(name === "axis" || name === "ranks" ? "change" : "input", () => this.changed(name));
     }
     tools("reset")?.addEventListener("click", () => this.reset());
-    document.addEventListener("theme", () => this.all(chart => { chart.shape = ""; if (!chart.isStale) chart.draw(); }));
+    document.addEventListener("theme", () => this.redrawAll());
     let width = 0;
     new ResizeObserver(() => {
       if (place.clientWidth !== width) { width = place.clientWidth; this.all(chart => chart.resize()); }
     }).observe(place);
   }
+
+  redrawAll() { this.all(chart => { chart.shape = ""; if (!chart.isStale) chart.draw(); }); }
+  highlight(isMeant, isOn) { this.all(chart => chart.highlight(isOn ? isMeant : null)); }
 
   all(does) { for (const chart of this.charts.values()) does(chart); }
 
@@ -291,7 +312,7 @@ export class Board {
     if (name === "axis") this.window = null;
     this.keep();
     if (name === "filter") this.filter();
-    else if (name === "smooth" || name === "log") this.all(chart => { chart.shape = ""; if (!chart.isStale) chart.draw(); });
+    else if (name === "smooth" || name === "log") this.redrawAll();
     else this.refresh();
   }
 
@@ -333,6 +354,7 @@ export class Board {
     let found;
     try { found = await json(this.query(charts)); } catch { setTimeout(() => charts?.forEach(chart => this.want(chart)), 2000); return; }
     this.listed(found);
+    this.onListed?.(found);
     const by = new Map();
     for (const curve of found.curves) {
       const of = `${curve.node || 0}|${curve.name}`;

@@ -1,106 +1,155 @@
-"""The page that compares runs: their curves and their differences."""
+"""The page that compares runs."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypedDict
+from urllib.parse import quote, urlencode
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
 
-from paceline.reports import diff
-from paceline.runs import store
+from paceline.errors import FileNameError, RunNotFoundError
+from paceline.reports import compare, diff
+from paceline.reports.compare import PARTS, FactsOf, RunTable, run_table
+from paceline.runs import read, store, tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.ids import check_run_id
 from paceline.runs.metrics import json_safe
 from paceline.runs.record import RunRecord
+from paceline.runs.search.facts import RunFacts, read_facts, stamp_hash
+from paceline.runs.search.summaries import goal_of
+from paceline.sweeps.pictures import chosen_runs, draw, svg
 from paceline.ui import render, run_page
+from paceline.ui.index import Index, RunQuery, selected
 from paceline.ui.views.common import as_json, curve_query, runs_dir
 
-#: Most runs in a comparison. More runs are hard to distinguish.
-_MOST = 12
-#: Kind of difference in `paceline diff` -> heading on the page.
-_TITLES = {
-    "parameters": "Parameters",
-    "topology": "Topology",
-    "settings": "Settings",
-    "code": "Code",
-    "data": "Data",
-    "environment": "Environment",
-}
-_WHOLE = ("parameters", "code")
+#: Most runs in a comparison. Some proxies refuse longer addresses.
+MOST = 200
+#: Most metrics with a chart. The table has all.
+_CHARTS = 200
+#: Most points of all curves of one chart, and fewest of one curve.
+_POINTS, _FEWEST = 12_000, 60
+#: Most names that completion offers.
+_OFFERED = 12
 
 
-class ComparedRow(TypedDict):
-    """A compared fact, with its value in each run."""
+class ComparedRun(TypedDict):
+    """A run in the legend."""
 
+    run_id: str
     name: str
-    values: list[str]
-    differs: bool
+    status: str
 
 
-class Section(TypedDict):
-    """A section of compared facts, such as the parameters of the runs."""
+class ShownImages(TypedDict):
+    """Images of one run under one name.
 
-    title: str
-    rows: list[ComparedRow]
+    run: its number in the comparison. images: steps and paths for URLs.
+    """
+
+    run: int
+    images: list[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class ChosenRuns:
+    """The runs that a request names.
+
+    places: each run's number in the request; removed runs leave gaps.
+    """
+
+    folders: tuple[RunFolder, ...]
+    records: tuple[RunRecord, ...]
+    places: tuple[int, ...]
+    missing: tuple[str, ...]
+
+    def names(self) -> list[str]:
+        """Return each run's display name, or its id."""
+        return [tags_and_properties.read(folder.notes).name or folder.run_id for folder in self.folders]
+
+
+def routes() -> list[Route]:
+    """Return the routes of the page and its parts."""
+    views: dict[str, Callable[[Request], Response]] = {
+        "": page,
+        "/table": table,
+        "/curves": curves,
+        "/changes": changes,
+        "/pictures": pictures,
+        "/images": images,
+        "/names": names,
+    }
+    return [Route(f"/compare{path}", view) for path, view in views.items()]
 
 
 def page(request: Request) -> Response:
-    folders = _folders(request)
-    heads = [run_page.head(folder) for folder in folders]
-    sections = differences([(head["record"], folder) for head, folder in zip(heads, folders, strict=True)])
-    return render.page(request, "compare.html", runs=heads, sections=sections)
+    chosen = _chosen(request)
+    given = list(dict.fromkeys(request.query_params.getlist("run")))
+    ids = list(dict.fromkeys(folder.run_id for folder in chosen.folders))
+    if not chosen.missing and given != ids:
+        # Somebody has added a run by its name: the address gets its id.
+        others = [(key, value) for key, value in request.query_params.multi_items() if key != "run"]
+        return RedirectResponse(f"./compare?{urlencode([*(('run', run_id) for run_id in ids), *others])}", 303)
+    shown: list[ComparedRun] = [
+        {"run_id": record.run_id, "name": name, "status": record.status}
+        for record, name in zip(chosen.records, chosen.names(), strict=True)
+    ]
+    return render.page(
+        request,
+        "compare.html",
+        runs=shown,
+        query=urlencode([("run", run["run_id"]) for run in shown]),
+        missing=chosen.missing,
+        is_live=any(not record.is_terminal for record in chosen.records),
+        kinds=compare.KINDS,
+        most=MOST,
+    )
+
+
+def table(request: Request) -> Response:
+    """Return the table as JSON.
+
+    Each fact is `[kind, name, part, values]`, with one value if all runs share it.
+    """
+    chosen = _chosen(request)
+    facts = [
+        [fact.kind, fact.name, fact.part, [*map(_cell, fact.values if fact.differs else fact.values[:1])]]
+        for fact in run_table(chosen.folders, _facts_of(request)).facts
+    ]
+    return as_json({"runs": [folder.run_id for folder in chosen.folders], "facts": facts})
 
 
 def curves(request: Request) -> Response:
-    """Return a curve for each run and metric: that of the run's lowest rank, over all attempts."""
-    query = curve_query(request)
+    """Return a curve for each run and metric.
+
+    It is that of the run's lowest rank, over all attempts. A request without metrics gets their names only.
+    """
+    chosen, query = _chosen(request), curve_query(request)
+    query = replace(
+        query,
+        names=query.names or ("",),
+        pixels=min(query.pixels, max(_FEWEST, _POINTS // (2 * len(chosen.folders)))),
+    )
     drawn: list[dict[str, object]] = []
     listed: dict[str, run_page.MetricJson] = {}
-    for place, folder in enumerate(_folders(request)):
+    for place, folder in zip(chosen.places, chosen.folders, strict=True):
         one = run_page.curves_of(request.app.state.curves, folder, query)
         lowest = {entry["name"]: entry["ranks"][0] for entry in one["names"] if not entry["node"]}
         for entry in one["names"]:
             if not entry["node"]:
-                listed.setdefault(entry["name"], entry)
+                # No last value: the chart shows many.
+                listed.setdefault(entry["name"], {**entry, "last": ""})
         drawn += [
             {**curve, "run": place}
             for curve in one["curves"]
             if not curve["node"] and curve["rank"] == lowest[curve["name"]]
         ]
-    return as_json({"names": [*listed.values()], "curves": drawn, "others": 0})
-
-
-def _folders(request: Request) -> list[RunFolder]:
-    ids = list(dict.fromkeys(request.query_params.getlist("run")))
-    if not ids:
-        raise HTTPException(400, "No run is named. Choose some in the list of runs, and then Compare.")
-    if len(ids) > _MOST:
-        raise HTTPException(400, f"{len(ids)} runs are chosen; {_MOST} at most can be compared.")
-    return [store.find(runs_dir(request), check_run_id(run_id)) for run_id in ids]
-
-
-def differences(runs: Sequence[tuple[RunRecord, RunFolder]]) -> list[Section]:
-    """Return the compared facts in sections, with the value of each run.
-
-    The sections of parameters and code list all facts, the other sections only differences.
-    """
-    columns = [diff.sides(folder, record) for record, folder in runs]
-    sections: list[Section] = []
-    for part, title in _TITLES.items():
-        of_runs = [column[part] for column in columns]
-        rows: list[ComparedRow] = []
-        for name in dict.fromkeys(name for values in of_runs for name in values):
-            values = [_text(values.get(name)) for values in of_runs]
-            is_different = len(set(values)) > 1
-            if is_different or part in _WHOLE:
-                rows.append({"name": name, "values": values, "differs": is_different})
-        if rows:
-            sections.append({"title": title, "rows": sorted(rows, key=lambda row: not row["differs"])})
-    return sections
+    shown = [*listed.values()][:_CHARTS]
+    return as_json({"names": shown, "curves": drawn, "others": 0, "more": len(listed) - len(shown)})
 
 
 def changes(request: Request) -> Response:
@@ -108,13 +157,135 @@ def changes(request: Request) -> Response:
 
     This is a separate piece of the page, because it may take long.
     """
-    folders = _folders(request)
+    folders = _chosen(request).folders
     if len(folders) != 2:
         raise HTTPException(400, f"{len(folders)} runs are named; sources are compared of two.")
     return render.page(request, "compare_part.html", diff=diff.compare(*folders))
 
 
-def _text(value: object) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(json_safe(value), ensure_ascii=False)
+def pictures(request: Request) -> Response:
+    """Render pictures of the runs.
+
+    Query: `y` and `x`, each "parameters/NAME" or "metrics/NAME"; `part`, one of `PARTS`.
+    """
+    chosen, query = _chosen(request), request.query_params
+    part = query.get("part", "last")
+    if part not in PARTS:
+        raise HTTPException(400, f"part={part!r}: choose one of {', '.join(PARTS)}.")
+    found = run_table(chosen.folders, _facts_of(request))
+    axes = _axes(found, part)
+    metrics = [key for key in axes if key.startswith("metrics/")]
+    y, x = query.get("y", ""), query.get("x", "")
+    y = y if y in metrics else next(iter(metrics), "")
+    x = x if x in axes else next((key for key in axes if key != y), "")
+    sketch = chosen_runs.sketched(
+        {key.partition("/")[2]: values for key, values in axes.items() if key not in metrics},
+        y.partition("/")[2],
+        axes.get(y, ()),
+        [record.status for record in chosen.records],
+        goal_of(y.partition("/")[2]) or "maximize",
+    )
+    scatter = chosen_runs.scatter(x.partition("/")[2], axes[x], y.partition("/")[2], axes[y]) if x and y else None
+    return render.page(
+        request,
+        "compare_pictures.html",
+        sketch=sketch,
+        places=draw.places(sketch) if sketch else "{}",
+        scatter=scatter,
+        svg=svg,
+        x=x,
+        y=y,
+        part=part,
+        parts=PARTS,
+        axes=axes,
+        metrics=metrics,
+        names=dict(enumerate(chosen.names())),
+    )
+
+
+def images(request: Request) -> Response:
+    """Render the logged images side by side."""
+    chosen = _chosen(request)
+    found: dict[str, list[ShownImages]] = {}
+    for place, folder in enumerate(chosen.folders):
+        for name, of_run in _images_of(request, folder).items():
+            found.setdefault(name, []).append({"run": place, "images": of_run})
+    return render.page(request, "compare_images.html", found=found, runs=chosen.folders, names=chosen.names())
+
+
+def names(request: Request) -> Response:
+    """Return runs that match the text `q`."""
+    index: Index = request.app.state.index
+    index.refresh()
+    query = RunQuery(text=request.query_params.get("q", "")[:200], trials=True)
+    taken = set(request.query_params.getlist("run"))
+    offered = [entry for entry in selected(index.entries(), query) if entry.run_id not in taken][:_OFFERED]
+    return as_json([{"run_id": entry.run_id, "name": entry.name, "status": entry.status} for entry in offered])
+
+
+def _chosen(request: Request) -> ChosenRuns:
+    """Return the requested runs without those that are gone.
+
+    Raises:
+        HTTPException: No run or too many runs are named (400), or none of them exists (404).
+    """
+    given = [text for text in dict.fromkeys(request.query_params.getlist("run")) if text]
+    if not given:
+        raise HTTPException(400, "No run is named. Choose some in the list of runs, and then Compare.")
+    if len(given) > MOST:
+        raise HTTPException(400, f"{len(given)} runs are chosen; {MOST} at most can be compared. Remove some.")
+    found: dict[str, tuple[RunFolder, RunRecord, int]] = {}
+    errors: dict[str, str] = {}
+    for place, text in enumerate(given):
+        try:
+            folder = store.find(runs_dir(request), text)
+            found.setdefault(folder.run_id, (folder, read.record(folder), place))
+        except (RunNotFoundError, FileNameError) as error:
+            errors[text] = str(error)
+    if not found:
+        raise HTTPException(404, next(iter(errors.values())))
+    folders, records, places = zip(*found.values(), strict=True)
+    return ChosenRuns(folders, records, places, tuple(errors.values()))
+
+
+def _facts_of(request: Request) -> FactsOf:
+    """Return a reader of facts that keeps those of ended runs."""
+    known: dict[str, RunFacts] = request.app.state.__dict__.setdefault("compared", {})
+
+    def facts_of(folder: RunFolder) -> RunFacts | None:
+        old = known.pop(folder.run_id, None)
+        stamps = stamp_hash(folder.state), stamp_hash(folder.notes)
+        facts = old if old and old.is_terminal and (old.record_stamp, old.notes_stamp) == stamps else read_facts(folder)
+        if facts is not None:
+            known[folder.run_id] = facts
+        while len(known) > 2 * MOST:
+            del known[next(iter(known))]
+        return facts
+
+    return facts_of
+
+
+def _cell(value: object) -> object:
+    """Return a value as number or text."""
+    return json_safe(value) if isinstance(value, float) else value if type(value) is int else compare.text_of(value)
+
+
+def _axes(found: RunTable, part: str) -> dict[str, Sequence[object]]:
+    """Return the facts for axes, by kind and name."""
+    return {
+        f"{fact.kind}/{fact.name}": fact.values
+        for fact in found.facts
+        if (fact.kind == "parameters" and fact.differs) or (fact.kind == "metrics" and fact.part == part)
+    }
+
+
+def _images_of(request: Request, folder: RunFolder) -> dict[str, list[tuple[int, str]]]:
+    found: dict[str, list[tuple[int, str]]] = {}
+    with request.app.state.curves.open(folder) as curves:
+        curves.look()
+        for other in curves.others:
+            if other.kind == "image" and isinstance(other.value, str):
+                images = found.setdefault(other.name, [])
+                path = quote(os.fsencode(other.value))
+                images.append((len(images) if other.step is None else other.step, path))
+    return {name: sorted(images) for name, images in found.items()}

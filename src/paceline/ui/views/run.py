@@ -34,6 +34,10 @@ async def page(request: Request) -> Response:
     reading = asyncio.get_running_loop().run_in_executor(None, _read_on, request.app.state.curves, folder)
     reading.add_done_callback(lambda done: done.exception())
     found = await asyncio.to_thread(run_page.head, folder)
+    record = found["record"]
+    if not request.url.query and (own := "sweep" if record.sweep else "steps" if record.pipeline else ""):
+        # A sweep has no curves of its own, so open what it has.
+        return RedirectResponse(f"./{folder.run_id}/{own}", 303)
     nodes = found["job"].node_count if found["job"] else 1
     return render.page(request, "run.html", tab="run", nodes=nodes, settings=request.url.query, **found)
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
 
 from paceline.runs.folder import RunFolder
-from paceline.sweeps import live_trials, results
+from paceline.sweeps import live_trials, results, start
+from paceline.sweeps.again import read_space, space_text, submit_again
 from paceline.sweeps.live_trials import Board, Standing
 from paceline.sweeps.pictures import draw, svg
+from paceline.sweeps.samplers.samplers import NAMES
+from paceline.sweeps.spec import SweepSpec
 from paceline.ui import render, run_page
 from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views import common
@@ -24,12 +30,67 @@ _ROWS = 500
 _LOOK_S = 2.0
 
 
+def routes() -> list[Route]:
+    """Return the routes of a sweep's page."""
+    return [
+        Route("/runs/{run_id}/sweep", page),
+        Route("/runs/{run_id}/sweep/live", live),
+        Route("/runs/{run_id}/more", more, methods=["POST"]),
+        Route("/runs/{run_id}/again", again, methods=["POST"]),
+    ]
+
+
 def page(request: Request) -> Response:
     folder = folder_of(request)
     head = _head(folder)
     standing = Board(folder).look()
     shown, place = _shown(request.app.state, standing), f"head:{stamp_of(head)},sweep:{_stamp(standing)}"
-    return render.page(request, "run_sweep.html", tab="sweep", place=place, **head, **shown)
+    actions: render.TemplateValues = {
+        "spec": standing.spec,
+        "space": space_text(standing.spec.space),
+        "samplers": NAMES,
+    }
+    return render.page(request, "run_sweep.html", tab="sweep", place=place, **head, **shown, **actions)
+
+
+async def more(request: Request) -> Response:
+    """Add trials to the sweep (form field `trials`)."""
+    form = await common.form_of(request)
+    folder = folder_of(request)
+    await asyncio.to_thread(start.more, folder, _count(form, "trials"))
+    return RedirectResponse(f"../{folder.run_id}/sweep", 303)
+
+
+async def again(request: Request) -> Response:
+    """Start a new sweep with a changed space.
+
+    Form fields: `space`, `trials`, `concurrent`, `sampler`, `learn`.
+    """
+    form = await common.form_of(request)
+    folder = folder_of(request)
+
+    def submit() -> RunFolder:
+        before = SweepSpec.from_json(_head(folder)["record"].sweep or {})
+        return submit_again(
+            folder,
+            request.app.state.workspace_dir,
+            space=read_space(form.get("space", ""), before.space),
+            trials=_count(form, "trials"),
+            concurrent=_count(form, "concurrent"),
+            sampler=form.get("sampler", "").strip(),
+            learn=form.get("learn") == "1",
+        )
+
+    made = await asyncio.to_thread(submit)
+    return RedirectResponse(f"../{made.run_id}/sweep", 303)
+
+
+def _count(form: Mapping[str, str], name: str) -> int:
+    text = form.get(name, "").strip()
+    # Not `isdigit`: int() refuses superscripts, and numbers of more than 4,300 digits.
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise HTTPException(400, f"{name}={text[:50]!r} is not a whole number of 1 or more.")
+    return int(text)
 
 
 def live(request: Request) -> Response:
@@ -81,8 +142,7 @@ def _shown(state: Any, standing: Standing) -> render.TemplateValues:
         "more": max(0, len(rows) - _ROWS),
         "best": set(order),
         "sketch": sketch,
-        # The values are numbers, so this JSON can't close the HTML element.
-        "places": json.dumps({line.number: [_short(place) for place in line.places] for line in sketch.lines}),
+        "places": draw.places(sketch),
         "svg": svg,
     }
 
@@ -99,7 +159,3 @@ def _shares(state: Any, standing: Standing) -> draw.Shares:
             del kept[other]
         kept[run_id, ended] = draw.shares(standing.spec, [trial for trial in standing.trials if trial.is_over])
     return kept[run_id, ended]
-
-
-def _short(place: float | None) -> float | None:
-    return None if place is None else round(place, 4)

@@ -1,0 +1,165 @@
+"""A table of any number of runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
+
+from paceline.errors import UserError
+from paceline.reports import diff
+from paceline.runs import read
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import json_safe
+from paceline.runs.search.facts import RunFacts, read_facts
+
+if TYPE_CHECKING:
+    import pandas
+
+#: Kind of fact -> its title, in the order of the table.
+KINDS = {
+    "parameters": "Parameters",
+    "metrics": "Metrics",
+    "topology": "Topology",
+    "settings": "Settings",
+    "code": "Code",
+    "data": "Data",
+    "environment": "Environment",
+}
+
+
+#: A function that returns the facts of a run; None if the run has no readable record.
+FactsOf: TypeAlias = "Callable[[RunFolder], RunFacts | None]"
+#: Numbers of a metric, each of which is a fact.
+PARTS = ("last", "best", "min", "max")
+
+
+class FactJson(TypedDict):
+    """A fact as JSON. part: as for `ComparedFact`."""
+
+    kind: str
+    name: str
+    part: str
+    values: list[object]
+
+
+class TableJson(TypedDict):
+    """A `RunTable` as JSON."""
+
+    runs: list[str]
+    facts: list[FactJson]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedFact:
+    """One row of the table.
+
+    Attributes:
+        kind: A key of `KINDS`.
+        part: "last", "best", "min" or "max" of a metric, else "".
+        values: The value in each run; None if the run lacks it.
+    """
+
+    kind: str
+    name: str
+    part: str = ""
+    values: tuple[object, ...]
+
+    @property
+    def title(self) -> str:
+        """The name, with the part of a metric."""
+        return f"{self.name} {self.part}" if self.part else self.name
+
+    @property
+    def differs(self) -> bool:
+        """Whether the runs have different values. NaN equals NaN."""
+        return not all(diff.is_equal(value, self.values[0]) for value in self.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTable:
+    """The facts of several runs, by kind.
+
+    Within a kind, facts that differ come first.
+
+    Attributes:
+        runs: The runs' ids, in the order of each fact's `values`.
+    """
+
+    runs: tuple[str, ...]
+    facts: tuple[ComparedFact, ...]
+
+    def differences(self) -> RunTable:
+        """Return only the facts that differ."""
+        return RunTable(runs=self.runs, facts=tuple(fact for fact in self.facts if fact.differs))
+
+    def to_json(self) -> TableJson:
+        """Return plain JSON values; NaN and the infinities become strings."""
+        return {
+            "runs": [*self.runs],
+            "facts": [
+                {"kind": fact.kind, "name": fact.name, "part": fact.part, "values": json_safe([*fact.values])}
+                for fact in self.facts
+            ],
+        }
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a pandas frame.
+
+        It has a column for each run, and is indexed by kind, name and part.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise UserError("to_pandas() needs pandas: pip install 'paceline[tabular]'.") from error
+        keys = [(fact.kind, fact.name, fact.part) for fact in self.facts]
+        index = pandas.MultiIndex.from_tuples(keys, names=["kind", "name", "part"]) if keys else None
+        return pandas.DataFrame([fact.values for fact in self.facts], index=index, columns=[*self.runs], dtype=object)
+
+
+def run_table(folders: Sequence[RunFolder], facts: FactsOf = read_facts) -> RunTable:
+    """Return the table of these runs.
+
+    Args:
+        folders: One or more.
+        facts: Returns the parameters and metrics of a run, such as those of an index.
+
+    Raises:
+        RunNotFoundError: The record of a run can't be read.
+    """
+    columns = [_values(folder, facts(folder)) for folder in folders]
+    rows: list[ComparedFact] = []
+    for kind in KINDS:
+        of_runs = [column[kind] for column in columns]
+        keys = dict.fromkeys(key for found in of_runs for key in found)
+        of_kind = [
+            ComparedFact(kind=kind, name=name, part=part, values=tuple(found.get((name, part)) for found in of_runs))
+            for name, part in keys
+        ]
+        # Sorting is stable: facts keep the order of the runs.
+        rows += sorted(of_kind, key=lambda fact: not fact.differs)
+    return RunTable(runs=tuple(folder.run_id for folder in folders), facts=tuple(rows))
+
+
+def _values(folder: RunFolder, facts: RunFacts | None) -> dict[str, dict[tuple[str, str], object]]:
+    """Return a run's values by kind, name and part."""
+    sides: dict[str, dict[str, object]] = diff.sides(folder, read.record(folder))
+    if facts is not None:
+        # Arguments have the names by which users search: without dashes, and with values of sweeps and trackers.
+        others = {name: value for name, value in sides["parameters"].items() if name == "script" or name[:1] == "$"}
+        sides["parameters"] = {**facts.params, **others}
+    found = {kind: {(name, ""): value for name, value in values.items()} for kind, values in sides.items()}
+    metrics = facts.metrics if facts is not None else {}
+    found["metrics"] = {(name, part): getattr(one, part) for name, one in metrics.items() for part in PARTS}
+    return found
+
+
+def text_of(value: object) -> str:
+    """Return a value as text; "" for None."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(json_safe(value), ensure_ascii=False)

@@ -1,0 +1,169 @@
+// The table of a comparison. Only the rows in sight are in the document, so 12,000 rows scroll like 12.
+"use strict";
+import { number } from "./ui.js";
+
+const ROW = 30, EXTRA = 12; // height of a row in pixels; rows drawn above and below those in sight
+
+/** The value of a fact in a run. Equal values are sent once. */
+const valueOf = (fact, run) => fact.values.length === 1 ? fact.values[0] : fact.values[run];
+const isUnlike = (a, b) => a !== b && (a ?? "") !== (b ?? "");
+const textOf = value => value === null || value === undefined || value === "" ? "–" : number(value);
+
+function element(tag, text = "", className = "") {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+export class Table {
+  /** head(run): the content of a run's heading. pair(run): the address that compares a run with the first. */
+  constructor(place, { head, pair, note }) {
+    this.place = place; this.head = head; this.pair = pair; this.note = note;
+    this.kinds = JSON.parse(place.dataset.kinds);
+    this.facts = []; this.runs = []; this.order = []; this.rows = []; this.words = []; this.part = "last"; this.isOnly = true;
+    this.sorted = null;
+    place.addEventListener("scroll", () => requestAnimationFrame(() => this.draw()), { passive: true });
+    new ResizeObserver(() => this.draw()).observe(place);
+  }
+
+  /** Take the table that the server has sent. */
+  set({ runs, facts }) {
+    this.runs = runs;
+    if (this.order.length !== runs.length) this.order = runs.map((_, at) => at);
+    this.facts = facts.map(([kind, name, part, values]) => ({ kind, name, part, values, low: name.toLowerCase() }));
+    this.sort();
+    this.choose();
+  }
+
+  show({ words = this.words, part = this.part, isOnly = this.isOnly }) {
+    Object.assign(this, { words, part, isOnly });
+    this.choose();
+  }
+
+  /** Order the runs by a fact: up, down, and as they were. */
+  sortBy(fact) {
+    const key = `${fact.kind}|${fact.name}|${fact.part}`, was = this.sorted;
+    this.sorted = was?.key !== key ? { key, down: false } : was.down ? null : { key, down: true };
+    this.sort();
+    this.choose();
+  }
+
+  sort() {
+    this.order = this.runs.map((_, at) => at);
+    const fact = this.sorted && this.facts.find(one => `${one.kind}|${one.name}|${one.part}` === this.sorted.key);
+    if (!fact) { this.sorted = null; return; }
+    const value = run => { const one = valueOf(fact, run), read = Number(one); return one === "" || Number.isNaN(read) ? one : read; };
+    this.order.sort((a, b) => {
+      const x = value(a), y = value(b), isNone = one => one === null || one === undefined || one === "";
+      if (isNone(x) || isNone(y)) return isNone(x) - isNone(y);
+      const by = typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y));
+      return this.sorted.down ? -by : by;
+    });
+  }
+
+  /** Choose the rows by the filters. */
+  choose() {
+    const shown = this.facts.filter(fact => (!fact.part || !this.part || fact.part === this.part)
+      && (!this.isOnly || fact.values.length > 1) && this.words.every(word => fact.low.includes(word)));
+    this.rows = [];
+    let kind = null;
+    for (const fact of shown) {
+      if (fact.kind !== kind) this.rows.push({ section: kind = fact.kind });
+      this.rows.push(fact);
+    }
+    this.drawn = null;
+    const differ = this.facts.filter(fact => fact.values.length > 1 && (!fact.part || !this.part || fact.part === this.part)).length;
+    this.note.textContent = `${shown.length} row${shown.length === 1 ? "" : "s"}`
+      + (this.runs.length > 1 ? `; ${differ} differ${differ === 1 ? "s" : ""}. A cell is marked where it differs from the first run.` : ".");
+    this.make();
+  }
+
+  /** Make the table and its head; `draw` fills in the rows. */
+  make() {
+    const table = element("table"), head = element("thead"), names = element("tr"), against = element("tr", "", "against");
+    table.setAttribute("aria-rowcount", this.rows.length + 1);
+    table.style.setProperty("--count", this.order.length);
+    names.append(element("th", "Name", "name"));
+    for (const run of this.order) names.append(this.head(run, this.order[0]));
+    head.append(names);
+    if (this.runs.length > 1) head.append(this.against(against));
+    this.body = element("tbody");
+    table.append(head, this.body);
+    const left = this.place.scrollLeft, top = this.place.scrollTop;
+    this.place.replaceChildren(table);
+    this.place.scrollLeft = left; this.place.scrollTop = top;
+    this.draw();
+  }
+
+  /** How far each run is from the first, by kind of fact. */
+  against(row) {
+    row.append(element("th", "Unlike the first", "name"));
+    const first = this.order[0];
+    const facts = this.facts.filter(fact => fact.values.length > 1 && (!fact.part || fact.part === "last"));
+    for (const run of this.order) {
+      const cell = element("td");
+      if (run === first) { cell.textContent = "the first"; row.append(cell); continue; }
+      const found = Object.keys(this.kinds).filter(kind => kind !== "metrics").map(kind => [kind, facts.filter(fact =>
+        fact.kind === kind && isUnlike(valueOf(fact, run), valueOf(fact, first))).length]).filter(([, count]) => count);
+      const link = element("a", found.length ? found.map(([kind, count]) => `${kind} ${count}`).join(", ") : "nothing but results");
+      link.href = this.pair(run, first);
+      link.title = "Compare these two runs: code, first difference of metrics";
+      cell.append(link);
+      row.append(cell);
+    }
+    return row;
+  }
+
+  draw() {
+    if (!this.body) return;
+    const first = Math.max(0, Math.floor(this.place.scrollTop / ROW) - EXTRA);
+    const last = Math.min(this.rows.length, first + Math.ceil((this.place.clientHeight || 600) / ROW) + 2 * EXTRA);
+    if (this.drawn && this.drawn[0] === first && this.drawn[1] === last) return;
+    this.drawn = [first, last];
+    const rows = [];
+    const gap = height => { const row = element("tr", "", "gap"), cell = element("td"); cell.colSpan = this.order.length + 1;
+      cell.style.height = `${height}px`; row.append(cell); row.setAttribute("aria-hidden", "true"); return row; };
+    if (first) rows.push(gap(first * ROW));
+    for (let at = first; at < last; at++) rows.push(this.row(this.rows[at], at));
+    if (last < this.rows.length) rows.push(gap((this.rows.length - last) * ROW));
+    const active = this.body.contains(document.activeElement) ? document.activeElement.textContent : null;
+    this.body.replaceChildren(...rows);
+    if (active) Array.from(this.body.querySelectorAll("button")).find(one => one.textContent === active)?.focus({ preventScroll: true });
+  }
+
+  row(fact, at) {
+    const row = element("tr", "", fact.section ? "section" : "");
+    row.setAttribute("aria-rowindex", at + 2);
+    const name = element("th", "", "name");
+    row.append(name);
+    if (fact.section) {
+      name.textContent = this.kinds[fact.section];
+      name.scope = "rowgroup";
+      const rest = element("td");
+      rest.colSpan = this.order.length;
+      row.append(rest);
+      return row;
+    }
+    name.scope = "row";
+    const title = fact.part && (!this.part || this.part !== "last") ? `${fact.name} ${fact.part}` : fact.name;
+    if (fact.values.length > 1) {
+      const button = element("button", title, "order");
+      button.type = "button";
+      button.title = `${title}: order the runs by this row`;
+      button.addEventListener("click", () => this.sortBy(fact));
+      name.append(button);
+      if (this.sorted?.key === `${fact.kind}|${fact.name}|${fact.part}`) name.append(element("span", this.sorted.down ? " ↓" : " ↑"));
+    } else {
+      name.textContent = name.title = title;
+    }
+    const one = valueOf(fact, this.order[0]);
+    for (const run of this.order) {
+      const value = valueOf(fact, run), text = textOf(value);
+      const cell = element("td", text, isUnlike(value, one) ? "unlike" : "");
+      if (text.length > 16) cell.title = text;
+      row.append(cell);
+    }
+    return row;
+  }
+}

@@ -1,0 +1,170 @@
+"""The page that compares runs, without a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from paceline.runs import states
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import MetricLog
+from tests.helpers import make_job
+from tests.ui.conftest import HOSTILE, Place, log_values
+from tests.ui.test_app import Elements
+
+PAGE = {"accept": "text/html"}
+
+
+def _runs(place: Place, count: int) -> list[RunFolder]:
+    """Runs with learning rates of their own, whose losses follow from them."""
+    made = []
+    for number in range(count):
+        arguments = ("--lr", f"{0.1 * (number + 1):g}", "--deep", "--kind", "ab"[number % 2])
+        folder = place.run(f"a_17000000{number:02d}_00000001", job=make_job(arguments=arguments))
+        log_values(folder, "loss", [9.0, float(number), float(number) + 0.5])
+        made.append(folder)
+    return made
+
+
+def _query(folders: list[RunFolder]) -> str:
+    return "&".join(f"run={folder.run_id}" for folder in folders)
+
+
+def _facts(place: Place, query: str) -> dict[tuple[str, str], list[object]]:
+    found = place.client().get(f"/compare/table?{query}").json()["facts"]
+    return {(name, part): values for _, name, part, values in found}
+
+
+def test_table_has_params_and_metrics_of_each_run(place: Place) -> None:
+    facts = _facts(place, _query(_runs(place, 3)))
+    assert facts["lr", ""] == [0.1, 0.2, 0.3]
+    # A value that all runs share is sent once.
+    assert facts["deep", ""] == ["true"]
+    assert facts["loss", "last"] == [0.5, 1.5, 2.5]
+    assert facts["loss", "best"] == facts["loss", "min"] == [0, 1, 2]
+    assert facts["loss", "max"] == [9]
+
+
+def test_facts_that_differ_come_first(place: Place) -> None:
+    answer = place.client().get(f"/compare/table?{_query(_runs(place, 3))}").json()
+    counts = [len(values) for kind, _, _, values in answer["facts"] if kind == "parameters"]
+    assert counts[0] == 3
+    assert counts == sorted(counts, reverse=True)
+
+
+def test_last_value_of_two_ranks_is_one_number(place: Place) -> None:
+    folder = place.run()
+    log_values(folder, "loss", [1.0, 2.0])
+    log_values(folder, "loss", [7.0], rank=1)
+    assert _facts(place, f"run={folder.run_id}")["loss", "last"] == [2]
+
+
+def test_removed_run_is_left_out_of_the_comparison(place: Place) -> None:
+    folders = _runs(place, 3)
+    query = _query(folders)
+    shutil.rmtree(folders[1].path)
+    client = place.client()
+    text = client.get(f"/compare?{query}", headers=PAGE).text
+    assert f"no run &#39;{folders[1].run_id}&#39;" in text
+    assert len(re.findall(r"<li data-run=", text)) == 2
+    assert client.get(f"/compare/table?{query}").json()["runs"] == [folders[0].run_id, folders[2].run_id]
+    # A curve keeps the number of its run in the page that was opened before.
+    curves = client.get(f"/compare/curves?{query}&name=loss").json()["curves"]
+    assert [curve["run"] for curve in curves] == [0, 2]
+    for part in ("pictures", "images"):
+        assert client.get(f"/compare/{part}?{query}").status_code == 200
+    for folder in folders[::2]:
+        shutil.rmtree(folder.path)
+    assert client.get(f"/compare/table?{query}").status_code == 404
+
+
+def test_wrong_runs_are_refused(place: Place) -> None:
+    client = place.client()
+    assert "No run is named" in client.get("/compare/table").text
+    assert "201 runs are chosen" in client.get("/compare?" + "&".join(f"run=x{n}" for n in range(201))).text
+    assert client.get("/compare?run=../../etc").status_code == 404
+    folder = place.run()
+    assert "part=" in client.get(f"/compare/pictures?run={folder.run_id}&part=mean").text
+    assert client.get(f"/compare/changes?run={folder.run_id}").status_code == 400
+
+
+def test_run_is_added_by_its_name(place: Place) -> None:
+    first, second = place.run(), place.run("b_1700000002_00000001", display_name="calm-heron-3")
+    client = place.client()
+    answer = client.get(f"/compare?run={first.run_id}&run=calm-heron-3&axis=time", follow_redirects=False)
+    assert answer.headers["location"] == f"./compare?run={first.run_id}&run={second.run_id}&axis=time"
+    offered = client.get(f"/compare/names?run={first.run_id}&q=heron").json()
+    assert [one["run_id"] for one in offered] == [second.run_id]
+    assert client.get(f"/compare/names?run={second.run_id}&q=heron").json() == []
+
+
+def test_runs_without_metrics_or_params_are_compared(place: Place) -> None:
+    query = _query([place.run(job=None), place.run("b_1700000002_00000001", states.FAILED, job=None)])
+    client = place.client()
+    assert client.get(f"/compare?{query}").status_code == 200
+    assert client.get(f"/compare/curves?{query}").json()["names"] == []
+    assert "have logged no numbers" in client.get(f"/compare/pictures?{query}").text
+    assert client.get(f"/compare/images?{query}").text.strip() == ""
+
+
+def test_pictures_of_chosen_runs(place: Place) -> None:
+    pytest.importorskip("sklearn")
+    query = _query(_runs(place, 12))
+    text = place.client().get(f"/compare/pictures?{query}&y=metrics/loss&x=parameters/lr").text
+    assert text.count("<polyline") == 12
+    assert "Importance for loss" in text
+    assert len(re.findall(r"<circle", text)) == 12
+    places = re.search(r'id="places">(.*?)</script>', text)
+    assert places
+    assert json.loads(places[1])["11"][0] == 1
+    # Kind "b" has no number, so its axis has texts.
+    assert ">b</text>" in text
+
+
+def test_pictures_tell_runs_by_their_names(place: Place) -> None:
+    named = place.run("b_1700000002_00000001", display_name="<b>", job=make_job(arguments=("--lr", "1")))
+    log_values(named, "loss", [0.1])
+    titles = re.findall(
+        r"<title>(.*?)</title>", place.client().get(f"/compare/pictures?{_query([*_runs(place, 2), named])}").text
+    )
+    assert "&lt;b&gt;, Completed" in titles
+    assert not [title for title in titles if title.startswith("trial")]
+
+
+def test_images_of_runs_are_listed_by_step(place: Place) -> None:
+    folders = _runs(place, 2)
+    for folder in folders:
+        log = MetricLog(folder.metric_log(0))
+        for step in (20, 10):
+            log.other("image", "samples", f"outputs/{step} #.png", step)
+        log.close()
+    text = place.client().get(f"/compare/images?{_query(folders)}").text
+    listed = re.findall(r"data-images='(.*?)'", text)
+    assert [json.loads(one) for one in listed] == [[[10, "outputs/10%20%23.png"], [20, "outputs/20%20%23.png"]]] * 2
+    assert f'data-folder="../runs/{folders[1].run_id}/file/"' in text
+
+
+def test_hostile_texts_stay_texts_in_comparison(place: Place, hostile: RunFolder) -> None:
+    other = place.run("b_1700000002_00000001", job=make_job(arguments=("--lr", "1", f"--{HOSTILE}", HOSTILE)))
+    log_values(other, HOSTILE, [3.0])
+    query = _query([hostile, other])
+    client = place.client()
+    for path in ("/compare", "/compare/pictures", "/compare/images", "/compare/changes"):
+        answer = client.get(f"{path}?{query}", headers=PAGE)
+        assert answer.status_code == 200, path
+        page = Elements(answer.text)
+        assert page.runs == []
+        assert "<script>document" not in answer.text
+        assert "\u202e" not in answer.text
+    assert client.get("/compare/names", params={"q": HOSTILE}).status_code == 200
+
+
+def test_half_written_log_is_compared(place: Place) -> None:
+    folder = _runs(place, 1)[0]
+    with Path(folder.metric_log(0)).open("a", encoding="utf-8") as log:
+        log.write('{"name":"loss","val')
+    assert _facts(place, f"run={folder.run_id}")["loss", "last"] == [0.5]
