@@ -6,6 +6,7 @@ A traceback and the line of its exception count as errors.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 #: Level -> its number, as in Python's logging.
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -21,8 +22,18 @@ _LEVEL = re.compile(
     # UserWarning: and ValueError: of Python, error: of compilers
     r"|(?:^|[\s.])(?:\w{0,80}(Warning|Error|Exception|KeyboardInterrupt)(?::|$)|(warning|error|fatal|fatal error):)"
 )
-#: A part of every line with a warning or an error.
-_SERIOUS = re.compile(r"warn|err|crit|fatal|exception|interrupt|traceback|[WEF]\d{4} ", re.IGNORECASE)
+#: Parts of every line with a warning or an error, in lower case. The last are glog's, as in "E1128 12:30".
+_SERIOUS = (
+    "warn",
+    "err",
+    "crit",
+    "fatal",
+    "exception",
+    "interrupt",
+    "traceback",
+    *(f"{one}{two}" for one in "wef" for two in "01"),
+)
+COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -49,12 +60,29 @@ class LevelFilter:
         self._least = least
         self._open: set[object] = set()
 
-    def may_keep(self, writer: object, block: str) -> bool:
-        """Return False if no line of a block can have the level. This is far quicker than reading its lines."""
-        return self._least < LEVELS["warning"] or writer in self._open or _SERIOUS.search(block) is not None
+    def lines(self, writer: object, block: str) -> Iterator[tuple[int, str]]:
+        """Yield the kept lines of a block of lines, each after its place in the block."""
+        lower, at = block.lower(), 0
+        # A search for words is far quicker than reading lines. A few letters have two characters in lower case.
+        is_quick = self._least >= LEVELS["warning"] and len(lower) == len(block)
+        places = dict.fromkeys(_SERIOUS, -1)
+        while at <= len(block):
+            if is_quick and writer not in self._open:
+                for word in (word for word, place in places.items() if place < at):
+                    found = lower.find(word, at)
+                    places[word] = found if found >= 0 else len(block) + 1
+                at = max(at, block.rfind("\n", 0, min(places.values())) + 1)
+                if min(places.values()) > len(block):
+                    return
+            end = block.find("\n", at)
+            line = block[at : end if end >= 0 else None]
+            if self.keeps(writer, line):
+                yield at, line
+            at += len(line) + 1
 
     def keeps(self, writer: object, text: str) -> bool:
         """Return whether to keep the next line of this writer."""
+        text = COLOUR.sub("", text) if "\x1b" in text else text
         if writer in self._open:
             # The first line behind a traceback that is not indented names the exception.
             if text.strip() and not text[0].isspace():

@@ -22,7 +22,7 @@ from typing import TypedDict
 from paceline.errors import UserError
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
-from paceline.runs.log_levels import LEVELS, LevelFilter
+from paceline.runs.log_levels import COLOUR, LEVELS, LevelFilter
 from paceline.runs.log_start import last_lines_start, start_before
 from paceline.runs.logs import LogLine, PrepareFollower, last_lines, lines_of
 from paceline.runs.visible import visible_line
@@ -35,7 +35,6 @@ _LIMIT_S, _MORE_S = 20.0, 2.0
 _BEHIND = 300
 #: Most bytes of the supervisor's log, counted from its end.
 _WINDOW = 1 << 20
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 class LogJson(TypedDict, total=False):
@@ -113,7 +112,7 @@ def text(folder: RunFolder, query: LogQuery) -> Iterator[bytes]:
     for line in _lines(folder, query, None):
         name = "" if is_one else f"{line.rank}: "
         for part in line.text.split("\n"):
-            yield f"{name}{_COLOUR.sub('', visible_line(part))}\n".encode("utf-8", "replace")
+            yield f"{name}{COLOUR.sub('', visible_line(part))}\n".encode("utf-8", "replace")
 
 
 def line_json(line: LogLine) -> list[object]:
@@ -131,17 +130,13 @@ def _find(folder: RunFolder, query: LogQuery) -> LogJson:
     count, end, is_partial = 0, time.monotonic() + _LIMIT_S, False
     for block in _lines(folder, query, None):
         writer = (block.attempt, block.rank)
-        if levels is not None and not levels.may_keep(writer, block.text):
-            continue
         if levels is None and not query.is_regex and "\x1b" not in block.text and not matches(block.text):
             continue
-        begin = block.begin
-        for line in block.text.split("\n"):
-            plain = _COLOUR.sub("", line) if "\x1b" in line else line
-            if (levels is None or levels.keeps(writer, plain)) and matches(plain):
+        for at, line in _with_places(block.text) if levels is None else levels.lines(writer, block.text):
+            if matches(COLOUR.sub("", line) if "\x1b" in line else line):
                 count += 1
+                begin = block.begin + (at if block.text.isascii() else len(block.text[:at].encode()))
                 found.append(replace(block, text=line, begin=begin))
-            begin += (len(line) if line.isascii() else len(line.encode())) + 1
         if is_partial := time.monotonic() > end:
             break
     return {
@@ -150,6 +145,13 @@ def _find(folder: RunFolder, query: LogQuery) -> LogJson:
         "count": count,
         "is_partial": is_partial,
     }
+
+
+def _with_places(block: str) -> Iterator[tuple[int, str]]:
+    at = 0
+    for line in block.split("\n"):
+        yield at, line
+        at += len(line) + 1
 
 
 def _lines(folder: RunFolder, query: LogQuery, last: int | None) -> Iterator[LogLine]:

@@ -65,9 +65,8 @@ export class Log {
     this.found = [];         // the lines of a search's result
     this.current = -1;       // the number of the line among them to which the reader went
     const ask = () => this.ask(), by = id => document.getElementById(id);
-    let typing = 0;
     const search = by("log-search");
-    search.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(ask, 250); });
+    search.addEventListener("input", () => { clearTimeout(this.typing); this.typing = setTimeout(ask, 250); });
     search.addEventListener("keydown", event => {
       if (event.key === "Enter") { event.preventDefault(); this.go(event.shiftKey ? -1 : 1); }
     });
@@ -121,6 +120,7 @@ export class Log {
   }
 
   async ask(isSame = false) {
+    clearTimeout(this.typing);
     const asked = this.asked;
     const isPlain = !asked.search && asked.of === "workers" && !asked.rank && !asked.attempt && !asked.level;
     if (!isSame) this.last = 500;
@@ -151,6 +151,7 @@ export class Log {
 
   /** Show the lines around the line of a link, "attempt.rank.offset". */
   async openLine(line) {
+    clearTimeout(this.typing);
     if (this.mode !== "line") this.last = 200;
     [this.mode, this.line] = ["line", line];
     this.follow.checked = false;
