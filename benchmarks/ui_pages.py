@@ -30,6 +30,7 @@ from serving import free_port
 
 ROUNDS, RUNS, MANY_RUNS, POINTS, MANY_POINTS = 7, 1_000, 10_000, 1_000, 1_000_000
 NAMES = ("loss", "accuracy", "lr")
+MANY_NAMES = tuple(f"layer{number // 100}/weight_{number}" for number in range(12_000))
 VALUES, WATCHERS, WATCHED_S = 60, 200, 20
 PEERS = {"mlflow": "mlflow==3.17.2", "tensorboard": "tensorboard==2.21.0"}
 _REST_MS = 1000
@@ -307,6 +308,7 @@ def main() -> None:
 def measure(page: Any, context: Any, folder: Path, given: argparse.Namespace) -> None:
     make_runs(folder, RUNS)
     small, large = make_curves(NAMES, POINTS), make_curves(("loss",), MANY_POINTS)
+    wide = make_curves(MANY_NAMES, 10)
     (starts,) = in_turn(given.rounds, start_s)
     mlflow_start: float | None = None
     with page_server() as (url, pid):
@@ -330,12 +332,16 @@ def measure(page: Any, context: Any, folder: Path, given: argparse.Namespace) ->
         sent_kib = bytes_of(page, context, f"{base}/runs/{small}", drawn(NAMES, POINTS))
         delays = until_drawn(page, base, folder)
         share = watchers_share(context, url, pid, folder)
-    firsts = []
+    firsts, wides = [], []
     for _ in range(given.rounds):
         # A server that has never read the run: afterwards its numbers are there.
-        with page_server() as (url, _):
-            page.goto(url)
-            firsts.append(seconds_to(page, f"{url.partition('/?')[0]}/runs/{large}", drawn(("loss",), MANY_POINTS)))
+        for figures, run, is_there in (
+            (firsts, large, drawn(("loss",), MANY_POINTS)),
+            (wides, wide, drawn(MANY_NAMES[:1], 10)),
+        ):
+            with page_server() as (url, _):
+                page.goto(url)
+                figures.append(seconds_to(page, f"{url.partition('/?')[0]}/runs/{run}", is_there))
     make_runs(folder, MANY_RUNS)
     with page_server() as (url, pid):
         page.goto(url)
@@ -345,6 +351,7 @@ def measure(page: Any, context: Any, folder: Path, given: argparse.Namespace) ->
         many_s = seconds_to(page, url.partition("/?")[0] + "/", rows(100))
         mib = memory_mib(pid)
     start, listed, opened, million = median(starts), seconds["list"], seconds["run"], median(firsts)
+    first_of_many = median(wides)
     mlflow_s, tensorboard_s = seconds.get("mlflow"), seconds.get("tensorboard")
     times_mlflow = mlflow_s / listed if mlflow_s else None
     times_tensorboard = tensorboard_s / opened if tensorboard_s else None
@@ -360,10 +367,14 @@ def measure(page: Any, context: Any, folder: Path, given: argparse.Namespace) ->
     )
     report(
         "ui_run",
-        f"a run's page with 3 x {POINTS:,} points, and with {MANY_POINTS:,}",
-        "at most 0.4 s and 150 KiB, 5 times as fast as TensorBoard; at most 1 s",
-        opened <= 0.4 and sent_kib <= 150 and million <= 1 and (times_tensorboard is None or times_tensorboard >= 5),
-        **{"page_s": opened, "sent_kib": sent_kib, "million_s": million, **told},
+        f"a run's page with 3 x {POINTS:,} points, with {MANY_POINTS:,}, and the first chart of {len(MANY_NAMES):,}",
+        "at most 0.4 s and 150 KiB, 5 times as fast as TensorBoard; at most 1 s; at most 1 s",
+        opened <= 0.4
+        and sent_kib <= 150
+        and million <= 1
+        and first_of_many <= 1
+        and (times_tensorboard is None or times_tensorboard >= 5),
+        **{"page_s": opened, "sent_kib": sent_kib, "million_s": million, "first_of_12000_s": first_of_many, **told},
         **({"tensorboard_s": tensorboard_s, "times_tensorboard": times_tensorboard} if tensorboard_s else {}),
     )
     report(

@@ -186,8 +186,12 @@ def test_curves_by_rank_attempt_axis_and_window(place: Place) -> None:
         found: list[dict[str, object]] = answer.json()["curves"]
         return found
 
-    # Of many ranks the first ones, unless others are asked for.
-    assert {curve["rank"] for curve in curves()} == set(range(8))
+    # Many ranks are a band for each attempt, unless the page requests ranks.
+    first, second = curves("name=loss")
+    assert (first["rank"], first["of"], first["x"], first["y"]) == (-1, 12, [0, 1], [5.5, 2])
+    assert (first["lo"], first["hi"]) == ([0, 2], [11, 2])
+    assert (second["of"], second["x"], second["y"]) == (1, [2], [9])
+    assert client.get(f"/runs/{folder.run_id}/curves?name=nan&list=asked").json()["names"][0]["name"] == "nan"
     (eleven,) = curves("ranks=11&name=loss")
     assert (eleven["x"], eleven["y"], eleven["n"]) == ([0, 1, 2], [11.0, 2.0, 3.0], 3)
     of_zero = [(curve["attempt"], curve["x"]) for curve in curves("ranks=0&name=loss")]

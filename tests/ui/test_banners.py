@@ -31,7 +31,7 @@ def test_thousand_ranks_that_wait_for_one_are_two_boxes_and_one_arrow() -> None:
     picture = wait_picture(look)  # type: ignore[arg-type]
     cause, others = picture.boxes
     assert (cause.name, cause.is_cause) == ("Rank 511", True)
-    assert cause.place == "is in data.py:41, `load`"
+    assert cause.place == "data.py:41, `load`"
     assert (others.name, others.is_cause) == ("Ranks 0–510, 512–999 (999)", False)
     assert others.y < cause.y
     assert picture.sentences[0] == "Ranks 0–510, 512–999 (999) wait for rank 511 in all_reduce 512, 310 s."
@@ -91,7 +91,7 @@ def test_page_of_a_hang_draws_who_waits_for_whom_with_names_as_text(place: Place
     look = told(rank(entry("all_reduce", name=HOSTILE)), rank(at="data.py:41 <b>load</b>"))
     write_json(folder.hang_report(1).with_suffix(".json"), look)
     text = place.client().get(f"/runs/{folder.run_id}").text
-    assert '<g class="cause"><title>Rank 1: is in data.py:41, `&lt;b&gt;load&lt;/b&gt;`' in text
+    assert '<g class="cause"><title>Rank 1: data.py:41, `&lt;b&gt;load&lt;/b&gt;`' in text
     assert "<li>Rank 0 waits for rank 1 in all_reduce 512" in text
     assert "<b>load</b>" not in text
     assert "<script>document" not in text

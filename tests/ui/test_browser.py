@@ -218,6 +218,9 @@ def test_every_view_in_a_browser_with_real_runs(cli: Cli, page: Any) -> None:
         alone.close()
         _piece_behind_a_proxy(session)
         _live(session, live, outputs)
+        _charts(session, pair)
+        session.open(f"/runs/{live}")
+        session.wait_drawn("loss", 4)
         _killed_and_started_again(session, outputs)
         _actions(session, good, live)
     finally:
@@ -249,7 +252,7 @@ def _every_view(session: Session, *, good: str, pair: str, bad: str, sweep: str)
     for name, path in views.items():
         session.open(path)
         if name in ("run", "ranks", "failed", "compare"):
-            page.wait_for_selector(".chart canvas")
+            page.wait_for_selector(".chart canvas, .numbers dd")
             # A run that has ended still has its stream's first message, the log.
             if name != "compare":
                 page.wait_for_selector("#log .line")
@@ -383,12 +386,85 @@ def _live(session: Session, live: str, outputs: Path) -> None:
     (outputs / "go").touch()
     session.wait_drawn("loss", 4)
     page.wait_for_selector("#log .line:has-text('said 1')")
-    # What there is of memory stands beside what is taken of it.
+    # What there is of memory stands beside what is taken of it. The figures of nodes and workers are folded at first.
+    for section in ("Nodes", "Workers"):
+        page.locator("#system-charts summary", has_text=section).click()
     for title in ("memory GiB", "rank memory GiB"):
         page.locator("#system-charts h3 span").get_by_text(title, exact=True).wait_for()
     titles = page.locator("#system-charts h3 span:first-child").all_inner_texts()
     assert not [title for title in titles if "total" in title or "mib" in title]
     assert " of " in page.locator("#system-charts .chart .last").filter(has_text=" of ").first.inner_text()
+
+
+def _charts(session: Session, pair: str) -> None:
+    """Sections, pins, own charts, the menu of a chart and its files, by keys."""
+    page = session.page
+    session.open(f"/runs/{pair}")
+    page.wait_for_selector(".chart canvas")
+    assert page.locator("#charts summary").all_inner_texts() == ["train 1", "val 1"]
+    page.locator("#charts summary").first.click()
+    page.reload()
+    page.wait_for_selector(".chart canvas")
+    assert page.locator("details.metrics").first.get_attribute("open") is None
+    page.locator("#charts summary").first.click()
+    menu = page.get_by_role("button", name="train/loss: menu")
+    kept: dict[str, str] = {}
+    for kind in ("PNG", "SVG", "CSV"):
+        menu.press("Enter")
+        with page.expect_download() as download:
+            page.get_by_role("menuitem", name=f"Save as {kind}").press("Enter")
+        kept[download.value.suggested_filename] = Path(download.value.path()).read_bytes().decode("latin-1")
+    assert list(kept) == ["train_loss.png", "train_loss.svg", "train_loss.csv"]
+    png, svg, csv = kept.values()
+    assert png.startswith("\x89PNG")
+    assert svg.startswith("<svg xmlns")
+    assert "train/loss</text>" in svg
+    # All values of both ranks, and the line of headings.
+    assert len(csv.splitlines()) == 401
+    menu.press("Enter")
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.className") == "menubutton"
+    menu.press("Enter")
+    page.get_by_role("menuitem", name="Full screen").press("Enter")
+    page.wait_for_selector("dialog[open] .chart canvas")
+    assert not (found := findings(session, "full screen", _ALL)), found
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog", state="detached")
+    menu.press("Enter")
+    page.get_by_role("menuitem", name="Pin to the top").press("Enter")
+    page.wait_for_selector("#pinned .chart")
+    for kind, first, second in (
+        ("scatter", "train/loss", "val/accuracy"),
+        ("bar", "train/loss", ""),
+        ("histogram", "train/loss", ""),
+    ):
+        page.click("#own-add")
+        page.get_by_label("Kind").select_option(kind)
+        page.locator("dialog input").first.fill("no such metric")
+        if second:
+            page.get_by_label("Horizontal axis").fill(second)
+        page.get_by_role("button", name="Add", exact=True).click()
+        page.locator("dialog [role=alert]:has-text('No metric of this run')").wait_for()
+        assert not (found := findings(session, "add a chart", _ALL)), found
+        page.locator("dialog input").first.fill(first)
+        page.get_by_role("button", name="Add", exact=True).click()
+        page.wait_for_selector("dialog", state="detached")
+    titles = ["train/loss", "train/loss over val/accuracy", "Last values: train/loss", "Histogram: train/loss"]
+    page.wait_for_function("() => document.querySelectorAll('#pinned canvas').length === 4")
+    assert page.locator("#pinned h3 span:first-child").all_inner_texts() == titles
+    page.get_by_role("button", name="Histogram: train/loss: menu").press("Enter")
+    page.get_by_role("menuitem", name="Move forward").press("Enter")
+    page.reload()
+    page.wait_for_function("() => document.querySelectorAll('#pinned canvas').length === 4")
+    assert page.locator("#pinned h3 span:first-child").all_inner_texts() == [*titles[:2], titles[3], titles[2]]
+    assert not (found := findings(session, "own charts", _ALL)), found
+    session.picture("own-charts")
+    page.evaluate("() => { for (const key of Object.keys(localStorage)) localStorage.removeItem(key); }")
+    # A name of a metric is text in every file, and no formula.
+    texts = ["=1+2", "-x", "@a", "+b", 'a,"b', -1]
+    menu_of = "import(document.body.dataset.static + 'chart_menu.js')"
+    cells = page.evaluate(f"texts => {menu_of}.then(menu => texts.map(menu.cell))", texts)
+    assert cells == ["'=1+2", "'-x", "'@a", "'+b", '"a,""b"', "-1"]
 
 
 def _piece_behind_a_proxy(session: Session) -> None:

@@ -443,7 +443,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     def _write_scalar(self, name: str, value: object, step: int | None) -> None:
         self._log().scalar(name, value, step)
-        if (clock := step_clock.clock()) is not None:
+        # A value without a step may be anything, such as a result at the end.
+        if step is not None and (clock := step_clock.clock()) is not None:
             clock.tick(name)
 
     def _write_other(self, kind: str, name: str, value: object, step: int | None = None) -> None:

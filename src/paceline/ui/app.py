@@ -83,6 +83,7 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         Route("/runs/{run_id}/head/live", run.head_live),
         Route("/runs/{run_id}/curves", run.curves),
         Route("/runs/{run_id}/others", run.others),
+        Route("/runs/{run_id}/own", run.own),
         *log.routes(),
         *files.routes(),
         *details.routes(),

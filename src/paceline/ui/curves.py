@@ -14,7 +14,7 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import le
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,18 @@ class Curve:
             # Check the sum, which is NaN or infinite if one of the numbers is.
             self.has_nan = not math.isfinite(sum(ys))
 
+    def add_one(self, y: float, step: float | None, time_s: float | None) -> None:
+        """Add one value, as `add` does, in a tenth of the time."""
+        self.ys.append(y)
+        if time_s is not None:
+            self.times.append(time_s)
+        if step is None:
+            self.has_steps = False
+        elif self.has_steps:
+            self.is_sorted = self.is_sorted and (not self.steps or self.steps[-1] <= step)
+            self.steps.append(step)
+        self.has_nan = self.has_nan or not math.isfinite(y)
+
     def xs(self, axis: str, origin_s: float) -> Any:
         """Return the x values for an axis: "step" (indices if a value has no step), "time" or "relative"."""
         if axis == "time":
@@ -104,6 +116,7 @@ class _Log:
         self._tail = LogTail(path)
         self._rank, self._attempt, self._is_node = rank, attempt, is_node
         self._patterns: dict[bytes, re.Pattern[bytes]] = {}
+        self._curves: dict[tuple[bytes, int], Curve] = {}
 
     def read_on(self, into: RunCurves) -> bool:
         """Read the lines that were appended to the log. Return True if there were any."""
@@ -141,8 +154,17 @@ class _Log:
         Return False, and store nothing, if a value is not a number.
         """
         taken = []
+        single = []
         for name, lines in found.items():
-            if not lines:
+            if len(lines) < 2:
+                # With thousands of names, a chunk has one line of each.
+                try:
+                    single += [
+                        (name, float(value), float(steps) if steps else None, float(times[0]) if times else None)
+                        for value, *times, steps in lines
+                    ]
+                except ValueError:
+                    return False
                 continue
             values, *times, steps = zip(*lines, strict=True)
             try:
@@ -152,13 +174,25 @@ class _Log:
             # Steps are only used if all values have one, else the values' indices.
             given = array("d", map(float, steps)) if b"" not in steps else None
             taken.append((name, ys, given, array("d", map(float, times[0])) if times else None))
+        for name in filter(found.get, found):
+            # Create the curves in the order in which the script logged them first.
+            self._curve(name, into)
+        for name, y, step, time_s in single:
+            self._curve(name, into).add_one(y, step, time_s)
         for name, ys, given, clock in taken:
             if name not in self._patterns and len(self._patterns) <= _FEW:
                 self._patterns[name] = re.compile(
                     _LINE % (re.escape(name), _TIME[True] if into.has_times else _SOME_TIME)
                 )
-            into.curve(Key(_text(name), self._rank, self._attempt, self._is_node)).add(ys, given, clock)
+            self._curve(name, into).add(ys, given, clock)
         return True
+
+    def _curve(self, name: bytes, into: RunCurves) -> Curve:
+        key = (name, self._attempt)
+        found = self._curves.get(key)
+        if found is None:
+            found = self._curves[key] = into.curve(Key(_text(name), self._rank, self._attempt, self._is_node))
+        return found
 
     def _take_other(self, line: Any, into: RunCurves) -> None:
         if not isinstance(line, dict) or not isinstance(name := line.get("name"), str):
@@ -191,6 +225,7 @@ class RunCurves:
         self._logs: dict[Path, _Log] = {}
         self._listing = FolderListing(folder.metrics)
         self.curves: dict[Key, Curve] = {}
+        self._attempts: set[int] = set()
         self.others: list[Other] = []
         self.left_out = 0
 
@@ -211,6 +246,7 @@ class RunCurves:
         try:
             return self.curves[key]
         except KeyError:
+            self._attempts.add(key.attempt)
             return self.curves.setdefault(key, Curve())
 
     def add_other(self, other: Other) -> None:
@@ -222,13 +258,11 @@ class RunCurves:
 
     def cuts(self, key: Key) -> list[tuple[float, float]]:
         """Return (first, last) step of each range that later attempts logged again, as in `runs.metrics`."""
+        others = (replace(key, attempt=number) for number in sorted(self._attempts) if number > key.attempt)
         later = [
             (other.attempt, curve)
-            for other, curve in self.curves.items()
-            if (other.name, other.rank, other.is_node) == (key.name, key.rank, key.is_node)
-            and other.attempt > key.attempt
-            and curve.has_steps
-            and len(curve.ys)
+            for other in others
+            if (curve := self.curves.get(other)) is not None and curve.has_steps and len(curve.ys)
         ]
         last = max((attempt for attempt, _ in later), default=0)
         return [(min(curve.steps), math.inf if attempt == last else max(curve.steps)) for attempt, curve in later]

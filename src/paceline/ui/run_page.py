@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 from paceline.job.job import Job
 from paceline.models import registry
+from paceline.observe import loads
 from paceline.runs import excluded_files, read, run_data, states, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import hang_status
 from paceline.runs.record import RunRecord, parse_utc
 from paceline.runs.remote_status import refresh
 from paceline.system.files import read_json
-from paceline.ui import banners
+from paceline.ui import bands, banners
 from paceline.ui.banners import SlowRanks
 from paceline.ui.curves import CurveStore, Key, RunCurves, thinned
 from paceline.ui.render import TemplateValues
@@ -65,7 +66,8 @@ class CurveQuery:
     """The curves that a page requests.
 
     names: of metrics; empty for the first ones. ranks: None for the first ones. pixels: width of the picture. window: visible
-    part of the axis.
+    part of the axis. node_ranks: of curves about nodes and workers: only these nodes, and these ranks. has_bands: draw many ranks
+    as a band. lists_all: list all metrics, not only those of `names`.
     """
 
     pixels: int
@@ -74,6 +76,9 @@ class CurveQuery:
     axis: str = "step"
     window: tuple[float, float] | None = None
     all_attempts: bool = False
+    node_ranks: tuple[Collection[int], Collection[int]] | None = None
+    has_bands: bool = False
+    lists_all: bool = True
 
 
 class MetricJson(TypedDict):
@@ -101,6 +106,14 @@ class CurveJson(TypedDict):
     steps: bool
     x: list[float | None]
     y: list[float | None]
+
+
+class BandJson(CurveJson):
+    """The mean of `of` ranks, with the least and the greatest value."""
+
+    lo: list[float | None]
+    hi: list[float | None]
+    of: int
 
 
 class CurvesJson(TypedDict):
@@ -162,6 +175,31 @@ def _start_of(path: Path) -> str:
         return ""
 
 
+@dataclass(frozen=True)
+class NodeRanks:
+    """A node of a run, and the ranks on it."""
+
+    number: int
+    name: str
+    ranks: list[int]
+
+
+def ranks_of_nodes(folder: RunFolder) -> list[NodeRanks]:
+    """Return the nodes in the last sample of load; none if the sample is missing or damaged."""
+    # The sample is input: other programs may write the shared folder.
+    try:
+        sample = loads.last(folder) or {"nodes": {}, "ranks": {}}
+        by_name: dict[str, list[int]] = {}
+        for rank, load in sample["ranks"].items():
+            by_name.setdefault(str(load.get("node")), []).append(int(rank))
+        names = {int(number): str(load.get("name", "")) for number, load in sample["nodes"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return []
+    return [
+        NodeRanks(number, name or f"node {number}", by_name.get(name, [])) for number, name in sorted(names.items())
+    ]
+
+
 def details(folder: RunFolder, record: RunRecord) -> TemplateValues:
     """Return the data of the page of details: job, environment, code and data."""
     environment = read_json(folder.environment) or {}
@@ -197,8 +235,10 @@ def curves_json(curves: RunCurves, query: CurveQuery, origin_s: float = 0.0) -> 
     for place, of in enumerate(sorted(by_name, key=lambda of: (of[0], _node_place(of[1]) if of[0] else (), order[of]))):
         is_node, name = of
         keys = by_name[of]
+        is_asked = name in query.names
+        if not (is_asked or query.lists_all):
+            continue
         there = sorted({key.rank for key in keys})
-        chosen = set(there[:MOST_RANKS] if query.ranks is None or is_node else query.ranks)
         last = max(keys, key=lambda key: (key.attempt, -key.rank))
         listed.append(
             {
@@ -210,34 +250,60 @@ def curves_json(curves: RunCurves, query: CurveQuery, origin_s: float = 0.0) -> 
                 "last": _last(curves.curves[last].ys),
             }
         )
-        if name not in query.names if query.names else place >= FIRST and not is_node:
+        if not is_asked if query.names else place >= FIRST and not is_node:
             continue
-        for key in keys:
-            if key.rank not in chosen:
-                continue
-            curve = curves.curves[key]
-            cuts = () if query.all_attempts else curves.cuts(key)
-            xs, ys = thinned(
-                curve,
-                query.pixels,
-                axis="step" if is_node else query.axis,
-                origin_s=origin_s,
-                window=query.window,
-                cuts=cuts,
-            )
-            drawn.append(
-                {
-                    "name": name,
-                    "rank": key.rank,
-                    "attempt": key.attempt,
-                    "node": int(is_node),
-                    "n": len(curve.ys),
-                    "steps": curve.has_steps,
-                    "x": xs,
-                    "y": ys,
-                }
-            )
+        chosen, is_band = _chosen_ranks(query, there, name, is_node=is_node)
+        shown = [key for key in keys if key.rank in chosen]
+        of_place = replace(query, axis="step", window=None) if is_node else query
+        if is_band:
+            drawn += _bands(curves, shown, of_place, origin_s)
+        else:
+            drawn += [_curve_json(curves, key, of_place, origin_s) for key in shown]
     return {"names": listed, "curves": drawn, "others": len(curves.others) + curves.left_out}
+
+
+def _chosen_ranks(query: CurveQuery, there: Sequence[int], name: str, *, is_node: bool) -> tuple[Collection[int], bool]:
+    """Return the ranks, or nodes, whose values a metric shows, and True if it shows them as a band."""
+    of_name: Collection[int] | None = query.ranks
+    if is_node:
+        of_name = None if query.node_ranks is None else query.node_ranks[name.startswith("rank_")]
+    shown = [rank for rank in there if of_name is None or rank in of_name]
+    if query.has_bands and len(shown) >= bands.RANKS and (is_node or of_name is None):
+        return set(shown), True
+    return set(shown[:MOST_RANKS] if of_name is None else shown), False
+
+
+def _curve_json(curves: RunCurves, key: Key, query: CurveQuery, origin_s: float) -> CurveJson:
+    curve = curves.curves[key]
+    cuts = () if query.all_attempts else curves.cuts(key)
+    xs, ys = thinned(curve, query.pixels, axis=query.axis, origin_s=origin_s, window=query.window, cuts=cuts)
+    return _json_of(key, len(curve.ys), curve.has_steps, xs, ys)
+
+
+def _bands(curves: RunCurves, keys: Sequence[Key], query: CurveQuery, origin_s: float) -> Iterator[BandJson]:
+    """Yield a band for each attempt. Its rank is -1."""
+    for attempt in sorted({key.attempt for key in keys}):
+        mine = [key for key in keys if key.attempt == attempt and len(curves.curves[key].ys)]
+        if not mine:
+            continue
+        cuts = () if query.all_attempts else curves.cuts(mine[0])
+        band = bands.band_of([curves.curves[key] for key in mine], axis=query.axis, origin_s=origin_s, cuts=cuts)
+        xs, mean, least, greatest = bands.thinned_band(band, query.pixels, query.window)
+        one = _json_of(replace(mine[0], rank=-1), band.count, curves.curves[mine[0]].has_steps, xs, mean)
+        yield {**one, "lo": least, "hi": greatest, "of": len(mine)}
+
+
+def _json_of(key: Key, count: int, has_steps: bool, xs: list[float | None], ys: list[float | None]) -> CurveJson:
+    return {
+        "name": key.name,
+        "rank": key.rank,
+        "attempt": key.attempt,
+        "node": int(key.is_node),
+        "n": count,
+        "steps": has_steps,
+        "x": xs,
+        "y": ys,
+    }
 
 
 def others_of(curves: RunCurves) -> list[LoggedItems]:

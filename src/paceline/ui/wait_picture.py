@@ -119,7 +119,7 @@ def _groups(told: WorkersReport, waits: Sequence[Wait]) -> list[tuple[tuple[int,
         for rank in wait.for_ranks:
             awaited.setdefault(rank, []).append(number)
     found: dict[tuple[object, ...], list[int]] = {}
-    places = {int(rank): wait_graph.stands(int(rank), told) for rank in told["ranks"]}
+    places = {int(rank): wait_graph.stands(int(rank), told).removeprefix("is in ") for rank in told["ranks"]}
     for rank, place in sorted(places.items()):
         is_only_waiting = rank in waiting and rank not in awaited
         key = (*waiting.get(rank, ()), "|", *awaited.get(rank, ()), "" if is_only_waiting else place)

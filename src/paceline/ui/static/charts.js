@@ -1,14 +1,15 @@
 // Curves: one picture for each metric, drawn by uPlot. The server thins them to the pixels that there are; what is zoomed into is
-// fetched anew, and exact.
+// fetched anew, and exact. Sections fold, and only the charts in sight are made and fetched.
 "use strict";
 import { json, number } from "./ui.js";
+import { Sections } from "./chart_sections.js";
 
 const MOST_TOLD = 10; // curves below a chart: of more, those nearest to the pointer
 const MOST_POINTS = 6000; // of one curve on the page; beyond, it is fetched anew, thinned
 const tools = name => document.getElementById(`chart-${name}`);
 
-function colour(at) { return getComputedStyle(document.documentElement).getPropertyValue(`--c${at % 8}`).trim(); }
-function style(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
+export function colour(at) { return getComputedStyle(document.documentElement).getPropertyValue(`--c${at % 8}`).trim(); }
+export function style(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 
 /** Exponential smoothing, without a drag towards 0 at the beginning (Kingma and Ba, 2015, section 3). */
 function smoothed(ys, weight) {
@@ -21,22 +22,48 @@ function smoothed(ys, weight) {
   });
 }
 
-function tickText(value) {
+export function tickText(value) {
   return value === null || value === undefined ? "" : number(value).replace(/\.?0+e/, "e");
 }
 
 /** Ticks of a clock, `step` seconds apart: times of day, and the date where a day begins. */
 function clockTicks(ticks, step) {
-  const time = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined });
+  const time = new Intl.DateTimeFormat(undefined, {
+    hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined, fractionalSecondDigits: step < 0.2 || step === 0.25 ? 2 : step < 1 ? 1 : undefined,
+  });
   const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" });
   return ticks.map(tick => {
     const date = new Date(tick * 1000);
-    return (step >= 86400 || date.getHours() + date.getMinutes() + date.getSeconds() === 0 ? day : time).format(date);
+    return (step >= 86400 || step >= 60 && date.getHours() + date.getMinutes() + date.getSeconds() === 0 ? day : time).format(date);
   });
 }
 
+/** Seconds since the start as a clock shows them: "12 s", "2:05", "1:00:00". */
+function sinceText(seconds) {
+  const size = Math.abs(seconds), two = part => String(Math.floor(part)).padStart(2, "0");
+  if (size < 60) return `${tickText(seconds)} s`;
+  const clock = size < 3600 ? `${Math.floor(size / 60)}:${two(size % 60)}` : `${Math.floor(size / 3600)}:${two(size / 60 % 60)}:${two(size % 60)}`;
+  return seconds < 0 ? `-${clock}` : clock;
+}
+const SINCE_STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
+const WHOLE_STEPS = [1, 2, 5].flatMap(first => Array.from({ length: 15 }, (_, zeros) => first * 10 ** zeros)).sort((a, b) => a - b);
+
+/** A range of the vertical axis, also for values that are all equal. */
+export function yRange(low, high) {
+  if (low === null) return [0, 1];
+  if (low !== high) return uPlot.rangeNum(low, high, 0.1, true);
+  return low === 0 ? [0, 1] : [low - Math.abs(low) / 10, low + Math.abs(low) / 10];
+}
+
+/** What the names of figures on nodes and workers mean. */
+const MEANINGS = {
+  rank_data_percent: "Share of the time in which the rank waits for its next batch of data",
+  rank_wait_percent: "Share of the time in which the rank waits in collectives for other ranks",
+  rank_steps_s: "Steps per second: of the optimizer, or of metrics that are logged with a step",
+};
+
 /** `disk_read_mib_s` as people read it. */
-function nodeTitle(name) {
+export function nodeTitle(name) {
   const units = { _percent: " %", _gib: " GiB", _mib_s: " MiB/s", _steps_s: " steps/s" };
   return name.replace(/_(percent|gib|mib_s|steps_s)$/, unit => units[unit]).replaceAll("_", " ")
     .replace(/\b(cpu|gpu)/, unit => unit.toUpperCase()).replace(/\bnet\b/, "network");
@@ -58,19 +85,26 @@ class Chart {
     title.textContent = this.title;
     this.last = document.createElement("span");
     this.last.className = "last";
-    this.wide = document.createElement("button");
-    this.wide.type = "button"; this.wide.textContent = "⤢"; this.wide.title = "Enlarge or reduce";
-    this.wide.setAttribute("aria-label", `${this.title}: enlarge or reduce`);
-    head.append(title, this.last, this.wide);
+    this.menu = document.createElement("button");
+    this.menu.type = "button"; this.menu.textContent = "⋯"; this.menu.className = "menubutton"; this.menu.title = "Pin, full screen, PNG, SVG, CSV";
+    this.menu.setAttribute("aria-label", `${this.title}: menu`);
+    this.menu.setAttribute("aria-haspopup", "menu");
+    head.append(title, this.last, this.menu);
     this.box = document.createElement("div");
     this.box.className = "plot";
     this.box.setAttribute("role", "img");
     this.legend = document.createElement("div");
     this.legend.className = "legendline";
     this.card.append(head, this.box, this.legend);
-    place.append(this.card);
+    if (this.isNode && MEANINGS[this.name]) {
+      const meaning = document.createElement("p");
+      meaning.className = "meaning"; meaning.textContent = MEANINGS[this.name];
+      head.after(meaning);
+    }
+    this.card.chart = this;
+    place?.append(this.card);
     this.entry(entry);
-    this.wide.addEventListener("click", () => { this.card.classList.toggle("wide"); this.resize(); this.board.want(this); });
+    this.menu.addEventListener("click", async () => (await import("./chart_menu.js")).open(this));
     this.card.addEventListener("keydown", event => this.key(event));
   }
 
@@ -93,10 +127,18 @@ class Chart {
     this.draw();
   }
 
+  labelAt(curve) { return this.board.labelOf(curve, this.drawn.length, this.isNode); }
+  get isBand() { return [...this.curves.values()].some(curve => curve.lo); }
+
   /** Values that were logged just now; false where some between are missing, so that the curve has to be fetched. */
   add(points) {
     const curve = this.curves.get(key(points));
     if (points.y && points.y.length) { this.latest = points.y[points.y.length - 1]; this.say(); }
+    if (!curve && this.isBand) {
+      // A band has the values of all ranks: fetch it again, once in a while.
+      this.later ||= setTimeout(() => { this.later = 0; this.isStale = true; if (this.isSeen) this.board.want(this); }, 1000);
+      return true;
+    }
     if (!curve) return this.curves.size >= 8;
     const missing = points.n - (points.y ? points.y.length : 0) - curve.n;
     if (points.n <= curve.n) return true;
@@ -112,16 +154,17 @@ class Chart {
   draw() {
     const curves = [...this.curves.values()].filter(curve => curve.x.length && this.board.isShown(curve));
     const weight = this.isNode ? 0 : this.board.smooth;
+    const isLog = this.board.isLog && !this.isNode, shown = y => isLog ? y.map(value => value > 0 ? value : null) : y;
     const tables = curves.map(curve => {
-      let x = curve.x, y = curve.y;
+      let x = curve.x, ys = [curve.y, ...(curve.lo ? [curve.lo, curve.hi] : [])];
       if (x.some((value, at) => at && value < x[at - 1])) {
         const order = x.map((_, at) => at).sort((a, b) => x[a] - x[b]);
-        x = order.map(at => curve.x[at]); y = order.map(at => curve.y[at]);
+        x = order.map(at => curve.x[at]); ys = ys.map(y => order.map(at => y[at]));
       }
-      return [x, weight ? smoothed(y, weight) : y];
+      return [x, ...ys.map((y, at) => shown(weight && at === 0 ? smoothed(y, weight) : y))];
     });
     const data = tables.length === 0 ? [[], []] : tables.length === 1 ? tables[0] : uPlot.join(tables);
-    const shape = JSON.stringify([curves.map(key), this.isTime, this.board.isLog, curves.map(c => c.x.length < 60)]);
+    const shape = JSON.stringify([curves.map(key), this.isTime, this.board.axis, this.board.isLog, curves.map(c => [c.x.length < 60, Boolean(c.lo)])]);
     if (!this.plot || shape !== this.shape) {
       this.plot?.destroy();
       this.shape = shape;
@@ -152,17 +195,31 @@ class Chart {
     const line = style("--line2"), soft = style("--soft");
     const axis = { stroke: soft, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1, size: 4 }, font: "11px system-ui, sans-serif" };
     this.drawn = curves;
+    // A curve with a band has three columns: mean, least, greatest.
+    this.columns = [];
+    let column = 1;
+    for (const curve of curves) { this.columns.push(column); column += curve.lo ? 3 : 1; }
+    const isSince = !this.isTime && this.board.axis === "relative", isStep = !this.isTime && !isSince, isLog = this.board.isLog && !this.isNode;
+    const xText = (ticks, step) => this.isTime ? clockTicks(ticks, step) : ticks.map(isSince ? sinceText : tickText);
     return {
       width: Math.max(200, this.box.clientWidth), height: this.box.clientHeight, legend: { show: false },
-      padding: [8, 8, 0, 0],
+      // The last label of the horizontal axis reaches beyond the axis.
+      padding: [8, this.isTime ? 34 : 20, 0, 0],
       cursor: { drag: { x: true, y: false, uni: 12 }, points: { size: 7 }, y: false, sync: this.isNode ? undefined : { key: "metrics" } },
       // Of a single value uPlot would draw years around it.
-      scales: { x: { time: this.isTime, ...(this.isTime ? { range: (_, low, high) => low === high && low !== null ? [low - 30, low + 30] : [low, high] } : {}) }, y: { distr: this.board.isLog && !this.isNode ? 3 : 1, ...(this.isPercent ? { range: [0, 100] } : {}) } },
-      series: [{}, ...curves.map((curve, at) => ({
-        stroke: this.board.colourOf(curve, at), width: 1.6, spanGaps: false,
-        dash: this.board.dashOf(curve, at, curves), points: { show: curve.x.length < 60, size: 4 },
-      }))],
-      axes: [{ ...axis, size: 30, space: this.isTime ? 84 : 60, values: (_, ticks, at, space, step) => this.isTime ? clockTicks(ticks, step) : ticks.map(tickText) },
+      scales: {
+        x: { time: this.isTime, range: (_, low, high) => low === null ? [0, 1] : low === high ? [low - (this.isTime ? 30 : 1), low + (this.isTime ? 30 : 1)] : [low, high] },
+        y: isLog ? { distr: 3, range: (_, low, high) => low > 0 ? uPlot.rangeLog(low, high, 10, low === high) : [1, 10] }
+          : { distr: 1, range: this.isPercent ? [0, 100] : (_, low, high) => yRange(low, high) },
+      },
+      series: [{}, ...curves.flatMap((curve, at) => {
+        const stroke = this.board.colourOf(curve, at), dash = this.board.dashOf(curve, at, curves);
+        const line = { stroke, width: 1.6, spanGaps: false, dash, points: { show: curve.x.length < 60 && !curve.lo, size: 4 } };
+        const edge = { stroke: `${stroke}55`, width: 1, spanGaps: false, points: { show: false } };
+        return curve.lo ? [line, edge, edge] : [line];
+      })],
+      bands: curves.flatMap((curve, at) => curve.lo ? [{ series: [this.columns[at] + 2, this.columns[at] + 1], fill: `${this.board.colourOf(curve, at)}26` }] : []),
+      axes: [{ ...axis, size: 30, space: this.isTime ? 84 : 60, ...(isStep ? { incrs: WHOLE_STEPS } : isSince ? { incrs: SINCE_STEPS } : {}), values: (_, ticks, at, space, step) => xText(ticks, step) },
         { ...axis, size: 54, values: (_, ticks) => ticks.map(tickText) }],
       hooks: {
         setSelect: [plot => {
@@ -174,7 +231,7 @@ class Chart {
         setCursor: [plot => {
           const at = plot.cursor.idx;
           this.at = at;
-          this.tell(curves.map((_, n) => at === null || at === undefined ? null : near(plot.data[n + 1], at)), at === null || at === undefined ? null : plot.data[0][at]);
+          this.tell(curves.map((_, n) => at === null || at === undefined ? null : near(plot.data[this.columns[n]], at)), at === null || at === undefined ? null : plot.data[0][at]);
         }],
       },
     };
@@ -192,7 +249,7 @@ class Chart {
   highlight(isMeant) {
     if (!this.plot) return;
     const at = isMeant ? (this.drawn || []).findIndex(isMeant) : -1;
-    this.plot.setSeries(at < 0 ? null : at + 1, { focus: true });
+    this.plot.setSeries(at < 0 ? null : this.columns[at], { focus: true });
   }
 
   tell(values, x) {
@@ -208,7 +265,7 @@ class Chart {
     });
     if (x !== null && x !== undefined) {
       const where = document.createElement("span");
-      where.textContent = this.isTime ? new Date(x * 1000).toLocaleTimeString() : this.board.axis === "relative" ? `${number(x)} s` : `step ${number(x)}`;
+      where.textContent = this.isTime ? new Date(x * 1000).toLocaleTimeString() : this.board.axis === "relative" ? sinceText(x) : `step ${number(x)}`;
       parts.unshift(where);
     }
     this.legend.replaceChildren(...parts);
@@ -226,7 +283,7 @@ class Chart {
     const does = {
       ArrowLeft: () => move(-step), ArrowRight: () => move(step), Home: () => move(-xs.length), End: () => move(xs.length),
       "+": () => this.board.zoom(middle - half, middle + half), "=": () => this.board.zoom(middle - half, middle + half),
-      "-": () => this.board.zoom(middle - 4 * half, middle + 4 * half), Escape: () => this.board.reset(),
+      "-": () => this.board.zoom(middle - 4 * half, middle + 4 * half), Escape: this.card.closest("dialog") ? null : () => this.board.reset(),
     }[event.key];
     if (does && xs.length) { event.preventDefault(); does(); }
   }
@@ -234,7 +291,7 @@ class Chart {
   resize() { if (this.plot) this.plot.setSize({ width: Math.max(200, this.box.clientWidth), height: this.box.clientHeight }); }
 }
 
-function key(curve) { return `${curve.run ?? ""}|${curve.rank}|${curve.attempt}`; }
+export function key(curve) { return `${curve.run ?? ""}|${curve.rank}|${curve.attempt}`; }
 function near(ys, at) {
   for (let off = 0; off < 200; off++) {
     for (const place of [at - off, at + off]) if (ys[place] !== undefined) return ys[place];
@@ -244,14 +301,15 @@ function near(ys, at) {
 
 /** All pictures of a page, and the tools above them, whose settings stand in the page's address. */
 export class Board {
-  constructor({ address, place, nodes, colourOf, dashOf, labelOf, onOthers, isShown, onListed }) {
+  constructor({ address, place, nodes, colourOf, dashOf, labelOf, onOthers, isShown, onListed, hasSections }) {
     this.address = address; this.place = place; this.nodes = nodes; this.onOthers = onOthers; this.onListed = onListed;
     this.isShown = isShown || (() => true);
-    this.colourOf = colourOf || (curve => colour(curve.rank));
+    this.colourOf = colourOf || (curve => colour(Math.max(0, curve.rank)));
     // Where there are several, attempts are told apart.
     this.dashOf = dashOf || ((curve, at, curves) => curve.attempt % 2 || curves.every(one => one.attempt === curve.attempt) ? undefined : [6, 3]);
-    this.labelOf = labelOf || ((curve, count, isNode) => isNode ? `${curve.name.startsWith("rank_") ? "rank" : "node"} ${curve.rank}`
+    this.labelOf = labelOf || ((curve, count, isNode) => curve.lo ? `mean of ${curve.of} ${isNode && !curve.name.startsWith("rank_") ? "nodes" : "ranks"}, least to greatest${this.hasAttempts && !isNode ? `, attempt ${curve.attempt}` : ""}` : isNode ? `${curve.name.startsWith("rank_") ? "rank" : "node"} ${curve.rank}`
       : `rank ${curve.rank}${this.hasAttempts ? `, attempt ${curve.attempt}` : ""}`);
+    this.sections = hasSections ? new Sections(this) : null;
     this.charts = new Map(); this.waiting = new Set(); this.drawing = new Set(); this.timer = 0;
     this.seen = new IntersectionObserver(found => {
       for (const one of found) {
@@ -321,9 +379,15 @@ export class Board {
 
   refresh() { this.all(chart => { if (!chart.isNode || chart.isStale) { chart.isStale = true; if (chart.isSeen) this.want(chart); } }); }
 
-  filter() {
+  /** Whether the filter lets a metric of this name pass. */
+  passes(name) {
     const words = (tools("filter")?.value || "").toLowerCase().split(/\s+/);
-    this.all(chart => { if (!chart.isNode) chart.card.hidden = !words.every(word => chart.name.toLowerCase().includes(word)); });
+    return words.every(word => name.toLowerCase().includes(word));
+  }
+
+  filter() {
+    if (this.sections) { this.sections.show(); return; }
+    this.all(chart => { if (!chart.isNode) chart.card.hidden = !this.passes(chart.name); });
   }
 
   /** Fetch this picture's curves soon, with those of others that are wanted. */
@@ -332,13 +396,16 @@ export class Board {
     if (!this.timer) this.timer = setTimeout(() => { this.timer = 0; this.load([...this.waiting]); this.waiting.clear(); }, 30);
   }
 
-  query(charts) {
-    const given = new URLSearchParams();
+  query(charts, more = {}) {
+    const given = new URLSearchParams(more);
     for (const chart of charts || []) given.append("name", chart.name);
     const width = Math.max(...(charts || []).map(chart => chart.box.clientWidth), 400);
     given.set("px", String(Math.min(2000, Math.round(width))));
     if (this.axis !== "step") given.set("axis", this.axis);
     if (this.ranks) given.set("ranks", this.ranks);
+    if (charts && this.sections?.node) given.set("node", this.sections.node);
+    // The page knows the other metrics.
+    if (charts && this.sections) given.set("list", "asked");
     if (tools("attempts")?.checked) given.set("attempts", "all");
     if (this.window) { given.set("from", this.window[0]); given.set("to", this.window[1]); }
     return `${this.address}${this.address.includes("?") ? "" : "?"}${given}`;
@@ -365,30 +432,32 @@ export class Board {
   }
 
   listed({ names, others }) {
-    this.attemptCount = Math.max(1, ...names.filter(entry => !entry.node).flatMap(entry => entry.attempts));
-    let isNew = false;
-    for (const entry of names) {
-      const of = `${entry.node || 0}|${entry.name}`;
-      let chart = this.charts.get(of);
-      if (chart) { chart.entry(entry); continue; }
-      if (entry.node && !this.nodes || isTotal(entry)) continue;
-      chart = new Chart(this, entry, entry.node ? this.nodes : this.place);
-      chart.card.chart = chart;
-      this.charts.set(of, chart);
-      this.seen.observe(chart.card);
-      isNew = true;
-    }
+    for (const entry of names) if (!entry.node) this.attemptCount = Math.max(this.attemptCount || 1, ...entry.attempts);
+    if (this.sections) this.sections.take(names.filter(entry => !isTotal(entry)));
+    else for (const entry of names) if (!entry.node) this.chart(entry, this.place);
     for (const entry of names.filter(isTotal)) {
       const chart = this.charts.get(`1|${entry.name.replace("_total", "")}`);
+      this.totals ||= new Map();
       // Nodes of one size; of others the page says nothing.
-      if (chart && entry.ranks.length === 1) { chart.total = entry.last; chart.say(); }
+      if (entry.ranks.length === 1) this.totals.set(`1|${entry.name.replace("_total", "")}`, entry.last);
+      if (chart) { chart.total = this.totals.get(`1|${chart.name}`); chart.say(); }
     }
-    if (isNew) this.filter();
-    const own = [...this.charts.values()];
-    document.getElementById("nometrics").hidden = own.some(chart => !chart.isNode);
-    const system = document.getElementById("system");
-    if (system) system.hidden = !own.some(chart => chart.isNode);
+    if (!this.sections) this.filter();
+    document.getElementById("nometrics").hidden = this.sections ? this.sections.hasMetrics : this.charts.size > 0;
     if (others) this.onOthers?.(others);
+  }
+
+  /** The chart of a metric, made when it is first wanted. */
+  chart(entry, place) {
+    const of = `${entry.node || 0}|${entry.name}`;
+    let chart = this.charts.get(of);
+    if (chart) { chart.entry(entry); return chart; }
+    chart = new Chart(this, entry, place);
+    chart.total = this.totals?.get(of);
+    chart.say();
+    this.charts.set(of, chart);
+    this.seen.observe(chart.card);
+    return chart;
   }
 
   /** Values that were told as they came. */
@@ -396,13 +465,14 @@ export class Board {
     let isUnknown = false;
     for (const one of points) {
       const chart = this.charts.get(`${one.node || 0}|${one.name}`);
-      if (!chart) { isUnknown ||= !isTotal(one); continue; }
+      if (this.sections?.told(one)) { if (!chart) continue; }
+      if (!chart) { isUnknown ||= !isTotal(one) && !(one.node && !this.nodes); continue; }
       if (chart.isStale) continue;
       if (!chart.add(one)) { chart.isStale = true; if (chart.isSeen) this.want(chart); }
     }
     if (isUnknown && !this.unknown) {
       // A metric that is logged for the first time.
-      this.unknown = setTimeout(() => { this.unknown = 0; this.load(null); }, 50);
+      this.unknown = setTimeout(() => { this.unknown = 0; this.load(null); }, this.charts.size > 100 ? 2000 : 50);
     }
   }
 

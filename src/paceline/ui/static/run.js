@@ -36,7 +36,7 @@ async function stateIs(state) {
 
 const board = new Board({
   address: metrics.dataset.curves, place: document.getElementById("charts"), nodes: document.getElementById("system-charts"),
-  onOthers: others,
+  onOthers: others, hasSections: true,
 });
 board.keep();
 const log = new Log();

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import sys
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from urllib.parse import parse_qs, unquote_to_bytes
@@ -85,7 +86,9 @@ def curve_query(request: Request) -> run_page.CurveQuery:
         names=request.query_params.getlist("name"),
         axis=request.query_params.get("axis", "step"),
         window=None if low is None or high is None else (low, high),
-        pixels=whole(request, "px", 500, least=_PIXELS[0], most=_PIXELS[1]),
+        pixels=sys.maxsize
+        if request.query_params.get("whole")
+        else whole(request, "px", 500, least=_PIXELS[0], most=_PIXELS[1]),
     )
 
 

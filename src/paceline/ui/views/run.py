@@ -17,8 +17,9 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import user_name, utc_now
 from paceline.ui import render, run_page
 from paceline.ui.curves import CurveStore
+from paceline.ui.own_charts import OwnQuery, own_chart
 from paceline.ui.views import common
-from paceline.ui.views.common import as_json, curve_query, events, folder_of, form_of, place_of
+from paceline.ui.views.common import as_json, curve_query, events, folder_of, form_of, place_of, whole
 from paceline.ui.wait_picture import wait_picture
 
 #: Most characters of a tag's key and of its value.
@@ -39,7 +40,15 @@ async def page(request: Request) -> Response:
         # A sweep has no curves of its own, so open what it has.
         return RedirectResponse(f"./{folder.run_id}/{own}", 303)
     nodes = found["job"].node_count if found["job"] else 1
-    return render.page(request, "run.html", tab="run", nodes=nodes, settings=request.url.query, **found)
+    return render.page(
+        request,
+        "run.html",
+        tab="run",
+        nodes=nodes,
+        places=await asyncio.to_thread(run_page.ranks_of_nodes, folder),
+        settings=request.url.query,
+        **found,
+    )
 
 
 def head(request: Request) -> Response:
@@ -60,14 +69,31 @@ async def live(request: Request) -> Response:
 def curves(request: Request) -> Response:
     """Return the points of the requested curves as JSON.
 
-    Query: `name` (several), `ranks`, `axis`, `from`, `to`, `px`, `attempts=all`.
+    Query: `name` (several), `ranks`, `axis`, `from`, `to`, `px`, `attempts=all`, `node` (a number), `list=asked` (only these
+    metrics), `whole=1` (all values, not thinned).
     """
     folder = folder_of(request)
     query = curve_query(request)
     if query.axis not in ("step", "time", "relative"):
         raise HTTPException(400, f"axis must be step, time or relative, got {query.axis!r}.")
-    query = replace(query, ranks=_ranks(request), all_attempts=request.query_params.get("attempts") == "all")
+    query = replace(
+        query,
+        ranks=_ranks(request),
+        all_attempts=request.query_params.get("attempts") == "all",
+        node_ranks=_node_ranks(folder, whole(request, "node", -1, least=-1)),
+        has_bands=True,
+        lists_all=request.query_params.get("list") != "asked",
+    )
     return as_json(run_page.curves_of(request.app.state.curves, folder, query))
+
+
+def own(request: Request) -> Response:
+    """Return the data of a chart that the user has composed, as JSON. Query: `kind`, `y`, `x`."""
+    given = request.query_params
+    query = OwnQuery(kind=given.get("kind", ""), y=given.get("y", ""), x=given.get("x", ""))
+    with request.app.state.curves.open(folder_of(request)) as found:
+        found.look()
+        return as_json(own_chart(found, query))
 
 
 def others(request: Request) -> Response:
@@ -82,6 +108,14 @@ def others(request: Request) -> Response:
 def _read_on(curves: CurveStore, folder: RunFolder) -> None:
     with curves.open(folder) as found:
         found.look()
+
+
+def _node_ranks(folder: RunFolder, node: int) -> tuple[list[int], list[int]] | None:
+    """Return the node's number and the ranks on it, by the last sample of load; None for all nodes."""
+    if node < 0:
+        return None
+    nodes = run_page.ranks_of_nodes(folder)
+    return [node], next((one.ranks for one in nodes if one.number == node), [])
 
 
 def _ranks(request: Request) -> list[int] | None:

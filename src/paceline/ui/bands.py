@@ -1,0 +1,84 @@
+"""Curves of many ranks as one: the mean, the least and the greatest value at each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from paceline.ui.curves import Curve, finite
+
+#: From this number of ranks on, a metric is a band, unless the page requests ranks.
+RANKS = 8
+
+
+@dataclass
+class Band:
+    """Values over the same positions. count: how many values of ranks they summarize."""
+
+    xs: list[float] = field(default_factory=list)
+    mean: list[float] = field(default_factory=list)
+    least: list[float] = field(default_factory=list)
+    greatest: list[float] = field(default_factory=list)
+    count: int = 0
+
+
+def band_of(
+    curves: Sequence[Curve], *, axis: str = "step", origin_s: float = 0.0, cuts: Iterable[tuple[float, float]] = ()
+) -> Band:
+    """Return the band of the curves of several ranks in one attempt.
+
+    The positions are steps, or indices where a rank has logged none. On an axis of time, the time of the first rank counts.
+    cuts: (first, last) of steps that later attempts have logged again.
+    """
+    has_steps = all(curve.has_steps for curve in curves)
+    places = [curve.steps if has_steps else range(len(curve.ys)) for curve in curves]
+    # Usually all ranks have logged the same steps, and some are one step behind: compare whole arrays.
+    common = min(len(curve.ys) for curve in curves)
+    if any(curve.has_nan for curve in curves) or any(places[0][:common] != other[:common] for other in places[1:]):
+        common = 0
+    ys = [curve.ys[:common] for curve in curves]
+    rows = [*zip(*ys, strict=True)]
+    found = Band([*places[0][:common]], [sum(row) / len(curves) for row in rows], [*map(min, rows)], [*map(max, rows)])
+    times = dict(zip(places[0], curves[0].xs(axis, origin_s), strict=False)) if axis != "step" else {}
+    _add_rest(found, [(place, curve.ys, common) for place, curve in zip(places, curves, strict=True)])
+    kept = (
+        [n for n, x in enumerate(found.xs) if not any(low <= x <= high for low, high in cuts)]
+        if cuts and has_steps
+        else range(len(found.xs))
+    )
+    xs = [times.get(x, math.nan) if axis != "step" else x for x in found.xs]
+    return Band(
+        [xs[n] for n in kept],
+        [found.mean[n] for n in kept],
+        [found.least[n] for n in kept],
+        [found.greatest[n] for n in kept],
+        sum(len(curve.ys) for curve in curves),
+    )
+
+
+def _add_rest(found: Band, rest: Iterable[tuple[Sequence[float], Sequence[float], int]]) -> None:
+    """Add the values behind the steps that all ranks have, by step."""
+    by_place: dict[float, list[float]] = {}
+    for places, ys, start in rest:
+        for at, y in zip(places[start:], ys[start:], strict=True):
+            by_place.setdefault(at, []).extend([y] * math.isfinite(y))
+    for at, values in sorted(by_place.items()):
+        found.xs.append(at)
+        found.mean.append(sum(values) / len(values) if values else math.nan)
+        found.least.append(min(values, default=math.nan))
+        found.greatest.append(max(values, default=math.nan))
+
+
+def thinned_band(band: Band, pixels: int, window: tuple[float, float] | None = None) -> tuple[list[float | None], ...]:
+    """Return x, mean, least and greatest to draw: of more points than pixels, one point for each pixel."""
+    low, high = window or (-math.inf, math.inf)
+    kept = [n for n, x in enumerate(band.xs) if low <= x <= high]
+    pieces = min(pixels, len(kept))
+    parts = [kept[n * len(kept) // pieces : (n + 1) * len(kept) // pieces] for n in range(pieces)]
+    return (
+        [finite(band.xs[part[len(part) // 2]]) for part in parts],
+        [finite(sum(band.mean[n] for n in part) / len(part)) for part in parts],
+        [finite(min(band.least[n] for n in part)) for part in parts],
+        [finite(max(band.greatest[n] for n in part)) for part in parts],
+    )
