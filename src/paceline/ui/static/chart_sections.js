@@ -4,6 +4,7 @@ import { number } from "./ui.js";
 
 const PAGE = 12;        // charts of a section that are there at first, and that come with each "more"
 const NUMBERS = 60;     // cards of single values in a section
+const OPEN = 8;         // sections that are open at first
 const MOST_SECTIONS = 200;
 
 /** What this browser keeps for the workspace: pinned charts in their order, and folded sections. */
@@ -47,7 +48,6 @@ class Section {
     this.more.addEventListener("click", () => { this.limit += 2 * PAGE; this.show(); });
     // Charts are made when their section is open and comes into sight.
     new IntersectionObserver(found => { if (found.some(one => one.isIntersecting) && !this.isSeen) { this.isSeen = true; this.show(); } }, { rootMargin: "300px" }).observe(this.box);
-    new IntersectionObserver(found => { if (found.some(one => one.isIntersecting) && !this.more.hidden) this.more.click(); }, { rootMargin: "200px" }).observe(this.more);
     this.box.addEventListener("toggle", () => {
       if (this.box.open) this.show();
       if (!this.isSystem) kept.change(now => {
@@ -147,7 +147,7 @@ export class Sections {
       let section = this.byTitle.get(of);
       if (!section) {
         const isSystem = of[0] === "1", title = of.slice(2);
-        section = new Section(this, title, isSystem ? this.board.nodes : this.board.place, !isSystem && !folded.includes(title));
+        section = new Section(this, title, isSystem ? this.board.nodes : this.board.place, !isSystem && this.byTitle.size < OPEN && !folded.includes(title));
         section.isSystem = isSystem;
         // The first one is in sight: its charts need not wait for the observer.
         section.isSeen = !isSystem && this.byTitle.size < 2;
