@@ -33,7 +33,7 @@ function isSingle(entry) { return !entry.node && entry.count <= entry.ranks.leng
 /** Charts below one heading, of which more come on demand. */
 class Section {
   constructor(sections, title, place, isOpen) {
-    this.sections = sections; this.title = title; this.entries = []; this.limit = PAGE;
+    this.sections = sections; this.title = title; this.entries = []; this.limit = PAGE; this.isFiltered = false;
     this.box = document.createElement("details");
     this.box.className = "metrics"; this.box.open = isOpen;
     this.head = document.createElement("summary");
@@ -50,7 +50,7 @@ class Section {
     new IntersectionObserver(found => { if (found.some(one => one.isIntersecting) && !this.isSeen) { this.isSeen = true; this.show(); } }, { rootMargin: "300px" }).observe(this.box);
     this.box.addEventListener("toggle", () => {
       if (this.box.open) this.show();
-      if (!this.isSystem) kept.change(now => {
+      if (!this.isSystem && !this.isFiltered) kept.change(now => {
         now.folded = now.folded.filter(one => one !== title);
         if (!this.box.open) now.folded.push(title);
       });
@@ -64,6 +64,12 @@ class Section {
     const count = document.createElement("small");
     count.textContent = passing.length;
     this.head.append(`${this.title} `, count);
+    if (!this.isSystem && board.isFiltered !== this.isFiltered) {
+      // What the filter finds is open; afterwards the section is as it was.
+      this.isFiltered = board.isFiltered;
+      if (this.isFiltered) this.wasOpen = this.box.open;
+      this.box.open = this.isFiltered || this.wasOpen;
+    }
     if (!this.box.open || !this.isSeen) return;
     const single = passing.filter(isSingle), drawn = passing.filter(entry => !isSingle(entry)), shown = drawn.slice(0, this.limit);
     this.numbers.hidden = single.length === 0;

@@ -379,6 +379,8 @@ export class Board {
 
   refresh() { this.all(chart => { if (!chart.isNode || chart.isStale) { chart.isStale = true; if (chart.isSeen) this.want(chart); } }); }
 
+  get isFiltered() { return Boolean(tools("filter")?.value); }
+
   /** Whether the filter lets a metric of this name pass. */
   passes(name) {
     const words = (tools("filter")?.value || "").toLowerCase().split(/\s+/);
