@@ -42,11 +42,8 @@ def band_of(
     found = Band([*places[0][:common]], [sum(row) / len(curves) for row in rows], [*map(min, rows)], [*map(max, rows)])
     times = dict(zip(places[0], curves[0].xs(axis, origin_s), strict=False)) if axis != "step" else {}
     _add_rest(found, [(place, curve.ys, common) for place, curve in zip(places, curves, strict=True)])
-    kept = (
-        [n for n, x in enumerate(found.xs) if not any(low <= x <= high for low, high in cuts)]
-        if cuts and has_steps
-        else range(len(found.xs))
-    )
+    cut = [*cuts] * has_steps
+    kept = [n for n, x in enumerate(found.xs) if not any(low <= x <= high for low, high in cut)]
     xs = [times.get(x, math.nan) if axis != "step" else x for x in found.xs]
     return Band(
         [xs[n] for n in kept],
@@ -65,7 +62,7 @@ def _add_rest(found: Band, rest: Iterable[tuple[Sequence[float], Sequence[float]
             by_place.setdefault(at, []).extend([y] * math.isfinite(y))
     for at, values in sorted(by_place.items()):
         found.xs.append(at)
-        found.mean.append(sum(values) / len(values) if values else math.nan)
+        found.mean.append(sum(values) / (len(values) or math.nan))
         found.least.append(min(values, default=math.nan))
         found.greatest.append(max(values, default=math.nan))
 

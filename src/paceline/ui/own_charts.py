@@ -63,16 +63,13 @@ def _pairs(curves: Mapping[Key, Curve], query: OwnQuery) -> OwnChart:
     for key, other in both[:_RANKS]:
         y, x = curves[key], curves[other]
         by_step = y.has_steps and x.has_steps
-        across = dict(zip(x.steps if by_step else range(len(x.ys)), x.ys, strict=True))
-        pairs = [
-            (across[at], value)
-            for at, value in zip(y.xs("step", 0) if by_step else range(len(y.ys)), y.ys, strict=True)
-            if at in across
-        ]
+        x_at, y_at = (x.steps, y.steps) if by_step else (range(len(x.ys)), range(len(y.ys)))
+        across = dict(zip(x_at, x.ys, strict=True))
+        pairs = [(across[at], value) for at, value in zip(y_at, y.ys, strict=True) if at in across]
         pairs = [pair for pair in pairs if math.isfinite(sum(pair))]
         stride = 1 + len(pairs) // _POINTS
         left_out += len(pairs) - len(pairs[::stride])
-        attempt = f", attempt {key.attempt}" if key.attempt > 1 else ""
+        attempt = f", attempt {key.attempt}" * (key.attempt > 1)
         drawn.append(
             {
                 "text": f"rank {key.rank}{attempt}",
@@ -88,45 +85,36 @@ def _pairs(curves: Mapping[Key, Curve], query: OwnQuery) -> OwnChart:
 
 def _bars(curves: Mapping[Key, Curve], text: str) -> OwnChart:
     """Return the last value of each metric whose name has this text; of one metric, that of each rank."""
-    last: dict[Key, float] = {}
-    for key in sorted(curves, key=lambda key: (key.name, key.rank, key.attempt)):
-        if text in key.name:
-            last[Key(key.name, key.rank, 0)] = curves[key].ys[-1]
-    names = list(dict.fromkeys(key.name for key in last))
-    if len(names) == 1:
-        bars = {f"rank {key.rank}": value for key, value in last.items()}
-    else:
-        # Of several metrics, the lowest rank that has logged one.
-        bars = {key.name: value for key, value in reversed(last.items())}
-        bars = {name: bars[name] for name in names}
+    keys = sorted((key for key in curves if text in key.name), key=lambda key: (key.name, key.rank, key.attempt))
+    names = list(dict.fromkeys(key.name for key in keys))
+    ranks = {f"rank {key.rank}": curves[key].ys[-1] for key in keys}
+    # Of several metrics, the last attempt of the lowest rank that has logged one.
+    lowest = {key.name: key.rank for key in reversed(keys)}
+    metrics = {key.name: curves[key].ys[-1] for key in keys if key.rank == lowest[key.name]}
+    bars = ranks if len(names) == 1 else metrics
     shown = list(bars)[:_BARS]
-    note = f"{len(bars) - _BARS} more bars are left out" if len(bars) > _BARS else ""
+    note = f"{len(bars) - _BARS} more bars are left out" * (len(bars) > _BARS)
     ys = [finite(bars[name]) for name in shown]
-    curve: OwnCurve = {"text": names[0] if len(names) == 1 else text, "x": [*map(float, range(len(shown)))], "y": ys}
-    return {"curves": [curve] if shown else [], "labels": shown, "width": 1.0, "note": note}
+    curve: OwnCurve = {
+        "text": " ".join(names) * (len(names) == 1) or text,
+        "x": [*map(float, range(len(shown)))],
+        "y": ys,
+    }
+    return {"curves": [curve][: len(shown)], "labels": shown, "width": 1.0, "note": note}
 
 
 def _histogram(curves: Sequence[Curve]) -> OwnChart:
     """Count all values of a metric in equal intervals."""
-    low = min((min(filter(math.isfinite, curve.ys), default=math.inf) for curve in curves), default=math.inf)
-    high = max((max(filter(math.isfinite, curve.ys), default=-math.inf) for curve in curves), default=-math.inf)
-    width = (high - low) / _BINS
-    if not math.isfinite(width):
+    values = [value for curve in curves for value in curve.ys if math.isfinite(value)]
+    if not values:
         return {"curves": [], "labels": None, "width": 1.0, "note": "no finite values"}
-    width = width or 1.0
-    counts = [0] * (_BINS if high > low else 1)
-    others = 0
-    for curve in curves:
-        for value in curve.ys:
-            if math.isfinite(value):
-                counts[min(len(counts) - 1, int((value - low) / width))] += 1
-            else:
-                others += 1
-    x = [finite(low + width * (place + (0.5 if high > low else 0))) for place in range(len(counts))]
-    note = f"{others} values are not finite" if others else ""
-    return {
-        "curves": [{"text": "values", "x": x, "y": [*map(float, counts)]}],
-        "labels": None,
-        "width": width,
-        "note": note,
-    }
+    low, high = min(values), max(values)
+    # Equal values make one bar around them.
+    bins, width, middle = (_BINS, (high - low) / _BINS, 0.5) if high > low else (1, 1.0, 0.0)
+    counts = [0] * bins
+    for value in values:
+        counts[min(bins - 1, int((value - low) / width))] += 1
+    x = [finite(low + width * (place + middle)) for place in range(bins)]
+    others = sum(len(curve.ys) for curve in curves) - len(values)
+    curve: OwnCurve = {"text": "values", "x": x, "y": [*map(float, counts)]}
+    return {"curves": [curve], "labels": None, "width": width, "note": f"{others} values are not finite" * (others > 0)}
