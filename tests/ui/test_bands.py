@@ -6,8 +6,12 @@ import math
 import random
 from array import array
 
+from paceline.runs.metrics import MetricLog
+from paceline.system.files import write_json
 from paceline.ui.bands import band_of, thinned_band
 from paceline.ui.curves import Curve
+from tests.helpers import make_job
+from tests.ui.conftest import Place
 
 
 def curve(values: dict[float, float]) -> Curve:
@@ -51,3 +55,27 @@ def test_thinned_band_keeps_every_spike() -> None:
     assert max(value for value in greatest if value is not None) == 99
     assert min(value for value in least if value is not None) == min(map(min, values))
     assert len(thinned_band(band, 100, (10, 12))[0]) == 3
+
+
+def test_curves_of_one_node_are_those_of_the_node_and_its_ranks(place: Place) -> None:
+    folder = place.run(job=make_job(node_count=2, process_count_per_node=2, distributed_backend="gloo"))
+    ranks = {str(rank): {"node": f"n{rank // 2}"} for rank in range(4)}
+    write_json(folder.load(1), {"nodes": {"0": {"name": "n0"}, "1": {"name": "n1"}}, "ranks": ranks})
+    for path, name in [(folder.node_log(node), "cpu_percent") for node in range(2)] + [
+        (folder.load_log(rank), "rank_cpu_percent") for rank in range(4)
+    ]:
+        log = MetricLog(path)
+        log.scalar(name, 5.0, 1_700_000_000)
+        log.close()
+    client = place.client()
+    assert '<option value="1">n1</option>' in client.get(f"/runs/{folder.run_id}").text
+
+    def shown(query: str) -> list[tuple[str, int]]:
+        asked = f"/runs/{folder.run_id}/curves?name=cpu_percent&name=rank_cpu_percent&list=asked{query}"
+        return [(curve["name"], curve["rank"]) for curve in client.get(asked).json()["curves"]]
+
+    assert shown("&node=1") == [("cpu_percent", 1), ("rank_cpu_percent", 2), ("rank_cpu_percent", 3)]
+    assert len(shown("")) == 6
+    # A damaged sample names no nodes.
+    write_json(folder.load(1), {"nodes": {"x": 3}, "ranks": []})
+    assert "system-node" not in client.get(f"/runs/{folder.run_id}").text
