@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TypedDict
 
@@ -12,10 +11,10 @@ from starlette.routing import Route
 
 from paceline.errors import PacelineError
 from paceline.reports import diff
+from paceline.reports.compare import text_of
 from paceline.runs import read, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_run_id
-from paceline.runs.metrics import json_safe
 from paceline.runs.record import RunRecord
 from paceline.ui import render, run_page
 from paceline.ui.index import IndexEntry
@@ -79,7 +78,7 @@ def differences(
         names = [name for name in {**own[kind], **other[kind]} if own[kind].get(name) != other[kind].get(name)]
         if names:
             found[title] = [
-                DifferenceRow(name=name, mine=_text(own[kind].get(name)), theirs=_text(other[kind].get(name)))
+                DifferenceRow(name=name, mine=text_of(own[kind].get(name)), theirs=text_of(other[kind].get(name)))
                 for name in names
             ]
     return found
@@ -115,9 +114,3 @@ def _previous(folders: Sequence[RunFolder], record: RunRecord) -> RunFolder | No
 
 def _script(record: RunRecord) -> Sequence[str]:
     return record.job.entry_words if record.job else ()
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(json_safe(value), ensure_ascii=False)
