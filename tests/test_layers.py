@@ -101,7 +101,7 @@ THIRD_PARTY = {
     "IPython": "runs sweeps",
     # Where secrets and commands travel through a datastore.
     "cryptography": "targets",
-    "yaml": "environments compat cli trackers",
+    "yaml": "environments compat cli models trackers",
     "dotenv": "cli",
     **dict.fromkeys(("fsspec", "s3fs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),
     **dict.fromkeys(("torch", "numpy"), "checkpoint data torch_private collectives torch_mpi compat parallel serving"),

@@ -70,6 +70,25 @@ def test_a_model_is_registered_shown_pointed_at_checked_copied_and_removed(made:
     assert "No models in" in made("model", "list").stdout
 
 
+def test_a_version_is_updated_and_compared_with_another(made: Cli) -> None:
+    made("model", "register", "digits", "made", "--tag", "old")
+    (made.folder / "made/config.json").write_text('{"a": 1}')
+    made("model", "register", "digits", "made")
+    done = made(
+        "model", "update", "digits:1", "--tag", "checked=yes", "--remove-tag", "old", "--description", "**good**"
+    )
+    assert done.stdout == "digits:1: checked=yes\n"
+    assert made.json("model", "show", "digits:1")["description"] == "**good**"
+    assert "nothing to update. Give --tag" in made("model", "update", "digits:1", code=2).stderr
+    lines = made("model", "diff", "digits:1", "digits:2").stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [["PART", "NAME"], ["files", "made/config.json"]]
+    found = made.json("model", "diff", "digits:1", "digits:2")
+    assert found["models"] == ["digits:1", "digits:2"]
+    assert {fact["name"]: fact["is_different"] for fact in found["facts"]}["made/scaler.pkl"] is False
+    assert "made/scaler.pkl" in made("model", "diff", "digits:1", "digits:2", "--all").stdout
+    assert "one version is named, 'digits:1'" in made("model", "diff", "digits:1", code=2).stderr
+
+
 def test_a_model_of_a_run_and_the_run_know_each_other(cli: Cli, run_id: str) -> None:
     model = cli.json("model", "register", "digits", "outputs/model", "--run", run_id)
     assert (model["id"], model["run_id"]) == ("digits:1", run_id)

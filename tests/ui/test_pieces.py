@@ -80,7 +80,7 @@ def test_one_poll_serves_all_clients_their_unseen_changes() -> None:
 def test_models_services_targets_files_and_sweeps_are_shown_as_they_change(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "_FRESH_S", 0.0)
+    monkeypatch.setattr(places, "_PAUSE_S", 0.0)
     app = place.client().app
     token = Token(place.path)
     cookie = f"{token.cookie}={token.cookie_value}"

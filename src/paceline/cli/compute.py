@@ -14,10 +14,12 @@ from paceline.cli.options import JSON, Duration, VerbOption, takes
 from paceline.doctor.examination import FAIL, OK, SKIPPED, WARN, Finding, worst
 from paceline.errors import TargetError
 from paceline.runs import read
+from paceline.runs.record import utc_now
 from paceline.runs.visible import visible
 from paceline.system.names import some
 from paceline.targets import configured
 from paceline.targets.configured import load_errors
+from paceline.targets.polling import doctor_path, keep
 from paceline.targets.status_of_all import TargetLook, counts_text, look, look_at_all
 from paceline.workspace import Workspace
 
@@ -47,6 +49,7 @@ def doctor(
     found = _findings(described, workspace_dir, nodes, python, interface, wait_s)
     if as_json:
         findings = list(found)
+        _keep(workspace_dir, name, findings)
         print_json(
             {
                 "target": name,
@@ -60,6 +63,7 @@ def doctor(
     # pipe, so that an interrupted examination has printed its findings so far.
     findings = _print_table(found) if sys.stdout.isatty() else _print_lines(found)
     _print_result(findings)
+    _keep(workspace_dir, name, findings)
     return int(worst(findings) == FAIL)
 
 
@@ -92,6 +96,16 @@ def _findings(
         nodes_s=wait_s,
         say=_progress if sys.stderr.isatty() else lambda text: None,
     )
+
+
+def _keep(workspace_dir: Path, name: str, findings: list[Finding]) -> None:
+    """Keep the result for the live page."""
+    result: dict[str, object] = {
+        "time_utc": utc_now(),
+        "result": worst(findings),
+        "findings": [each.to_json() for each in findings],
+    }
+    keep(doctor_path(workspace_dir, name), result)
 
 
 def _print_lines(findings: Iterator[Finding]) -> list[Finding]:
@@ -228,6 +242,12 @@ def show(*, name: str, timeout_s: float, as_json: bool) -> None:
                 )
                 for node in status.nodes
             ],
+        )
+    if status is not None and status.jobs:
+        print()
+        print_table(
+            ("RUN", "USER", "NODE", "CORES", "GPUS", "WAITS FOR"),
+            [(job.run_id, job.user, job.node, str(job.cores), job.gpus or "-", job.reason) for job in status.jobs],
         )
     if found.error:
         warn(f"paceline: {found.name}: {found.error}")

@@ -1,4 +1,4 @@
-"""model register, list, show, alias, download, verify, delete, push, pull: registered models."""
+"""model register, list, show, alias, update, diff, download, verify, delete, push, pull: registered models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paceline.cli.remove import confirmed
 from paceline.cli.run_options import pairs
 from paceline.data.transfer.progress import Meter, size_text, terminal_bar
 from paceline.errors import ModelChangedError, ModelError, ModelNotFoundError
-from paceline.models import check, described, mlflow_registry, on_store, registry
+from paceline.models import check, compare, described, mlflow_registry, on_store, registry
 from paceline.models.model import Model, register_of_run, remove
 from paceline.models.names import check_version, parse
 from paceline.runs.visible import visible
@@ -153,7 +153,7 @@ def show(*, reference: str, tensors: bool, as_json: bool) -> None:
             ("Command", " ".join([*run.get("entry", ()), *run.get("arguments", ())])),
             ("Topology", _topology(run.get("topology") or {})),
             ("Environment", _environment(environment)),
-            ("Data", described.data_texts(model)),
+            ("Data", described.data_texts(model.record)),
             ("Tags", pairs_text(found["tags"])),
             ("Properties", pairs_text(found["properties"])),
             ("Files", f"{counted(len(found['files']), 'file')}, {size_text(found['size_bytes'])}"),
@@ -205,6 +205,50 @@ def alias(*, name: str, word: str | None, version: str | None, remove: bool, as_
             for one in changes
         ],
     )
+
+
+@takes(
+    REFERENCE,
+    TAGS,
+    VerbOption("--remove-tag", "Tag to remove; may be repeated.", "KEY", list),
+    VerbOption("--description", "Description of the version, in Markdown; '' removes it.", "TEXT"),
+    JSON,
+)
+def update(*, reference: str, tag: list[str], remove_tag: list[str], description: str | None, as_json: bool) -> None:
+    """Change the tags and the description of a version. The files never change."""
+    if not (tag or remove_tag or description is not None):
+        raise ModelError("nothing to update. Give --tag KEY=VALUE, --remove-tag KEY or --description TEXT.")
+    model = Model(Workspace.from_config(create=False), reference)
+    if remove_tag:
+        model.remove_tags(remove_tag)
+    model.update(tags=pairs("--tag", tag), description=description)
+    if as_json:
+        print_json(described.summary(model))
+    else:
+        print(f"{model.id}: {pairs_text(model.tags) or 'no tags'}")
+
+
+@takes(
+    VerbOption("references", "Versions, such as digits:1 digits:2.", "MODEL...", list, complete="models", needed=True),
+    VerbOption("--all", "Show equal facts too.", type=bool, name="everything"),
+    JSON,
+)
+def diff(*, references: list[str], everything: bool, as_json: bool) -> None:
+    """Compare versions: metrics, parameters, files, packages and more."""
+    if len(references) < 2:
+        raise ModelError(f"one version is named, {references[0]!r}. Name two or more, such as digits:1 digits:2.")
+    workspace = Workspace.from_config(create=False)
+    chosen = [Model(workspace, each) for each in references]
+    found = compare.compare(workspace.path, [model.record for model in chosen])
+    if as_json:
+        print_json({"models": [model.id for model in chosen], "facts": [fact.to_json() for fact in found]})
+        return
+    shown = [fact for fact in found if everything or fact.is_different]
+    if not shown:
+        print("The versions do not differ.")
+        return
+    rows = [(fact.part, fact.name, *(value or "-" for value in fact.values)) for fact in shown]
+    print_table(("PART", "NAME", *(model.id for model in chosen)), rows)
 
 
 @takes(
@@ -389,6 +433,8 @@ verbs = {
     "list": list_models,
     "show": show,
     "alias": alias,
+    "update": update,
+    "diff": diff,
     "download": download,
     "verify": verify,
     "delete": delete,

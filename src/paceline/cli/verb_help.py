@@ -48,6 +48,8 @@ EXAMPLES = {
     "model list": "paceline model list digits --latest",
     "model show": "paceline model show digits:3",
     "model alias": "paceline model alias digits production 3",
+    "model update": "paceline model update digits:3 --tag checked=yes --description 'Reads digits.'",
+    "model diff": "paceline model diff digits:2 digits:3",
     "model download": "paceline model download digits@production --to models",
     "model verify": "paceline model verify digits:3",
     "model delete": "paceline model delete digits:1",

@@ -65,16 +65,16 @@ def can_be_made_again(model: Model) -> bool:
     return (workspace / "snapshots" / str(run["snapshot_id"])).is_dir()
 
 
-def data_texts(model: Model) -> list[str]:
+def data_texts(record: ModelRecord) -> list[str]:
     """Return a line for each dataset or input of the training."""
     lines = []
-    for data in model.record.run.get("datasets") or ():
+    for data in record.run.get("datasets") or ():
         place = data.get("dataset") or ", ".join(
             f"{source['datastore']}:{source['path']}" if source.get("datastore") else str(source.get("path"))
             for source in data.get("sources") or ()
         )
         lines.append(_data_text(data["name"], place, data.get("content") or data.get("fingerprint")))
-    named = model.record.datasets
+    named = record.datasets
     return lines + [_data_text(data["purpose"], data["dataset"], data.get("fingerprint")) for data in named]
 
 

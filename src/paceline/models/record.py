@@ -142,6 +142,8 @@ class ModelRecord:
         Raises:
             KeyError, TypeError: The data is not a record.
         """
+        if not isinstance(data.get("run", {}), Mapping):
+            raise TypeError(f"run must be an object, got {type(data['run']).__name__}")
         files = tuple(ModelFile(**known_fields(ModelFile, file)) for file in data["files"])
         datasets = tuple(data.get("datasets") or ())
         return cls(**{**known_fields(cls, data), "files": files, "datasets": datasets})

@@ -35,15 +35,8 @@ def call(
     request.add_header("Content-Type", "application/json")
     if key is not None:
         request.add_header("Authorization", f"Bearer {key}")
-    context = ssl.create_default_context(cafile=None) if uri.startswith("https:") else None
-    if context is not None and certificate is not None:
-        context.load_verify_locations(certificate)
-    # Use no proxy: services run on this machine or in its network.
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
-    if context is not None:
-        handlers.append(urllib.request.HTTPSHandler(context=context))
     try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as answer:
+        with _opener(uri, certificate).open(request, timeout=timeout_s) as answer:
             return as_value(answer.read(), answer.headers.get_content_type())
     except urllib.error.HTTPError as error:
         with error:
@@ -52,6 +45,31 @@ def call(
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise EngineError(f"{uri} does not answer: {reason}. `paceline service list` shows the states.") from error
+
+
+def get(uri: str, *, key: str | None, timeout_s: float, certificate: str | None, most_bytes: int) -> bytes:
+    """Return the first bytes of the answer to a GET request. The other arguments are those of `call`.
+
+    Raises:
+        OSError: The server does not answer, or answers with an error.
+    """
+    request = urllib.request.Request(uri)
+    if key is not None:
+        request.add_header("Authorization", f"Bearer {key}")
+    with _opener(uri, certificate).open(request, timeout=timeout_s) as answer:
+        body: bytes = answer.read(most_bytes)
+        return body
+
+
+def _opener(uri: str, certificate: str | None) -> urllib.request.OpenerDirector:
+    context = ssl.create_default_context(cafile=None) if uri.startswith("https:") else None
+    if context is not None and certificate is not None:
+        context.load_verify_locations(certificate)
+    # Use no proxy: services run on this machine or in its network.
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if context is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    return urllib.request.build_opener(*handlers)
 
 
 def as_body(data: object) -> bytes:

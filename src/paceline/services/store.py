@@ -290,7 +290,16 @@ def services_using(workspace_dir: Path, model_id: str) -> list[str]:
 
     A service reads the model's files again whenever it starts a model process.
     """
-    return [folder.name for folder in all_folders(workspace_dir) if model_id in _models(folder)]
+    return models_in_use(workspace_dir).get(model_id, [])
+
+
+def models_in_use(workspace_dir: Path) -> dict[str, list[str]]:
+    """Return the names of the services that serve each model version, by version such as "digits:3"."""
+    used: dict[str, list[str]] = {}
+    for folder in all_folders(workspace_dir):
+        for model_id in _models(folder):
+            used.setdefault(model_id, []).append(folder.name)
+    return used
 
 
 def _models(folder: ServiceFolder) -> set[str]:

@@ -189,7 +189,7 @@ class ThisMachine(LocalTarget):
     def status(self) -> Status:
         """Return this machine and its leases."""
         # Imported here because each supervisor on this machine loads `targets.local`, and no supervisor needs Status.
-        from paceline.targets.status import Status, leased
+        from paceline.targets.status import Status, leased, uses
 
         gpus, cores = devices(), core_count()
         # Reading the queue deletes the tickets of dead runs.
@@ -199,6 +199,7 @@ class ThisMachine(LocalTarget):
             nodes=(leased(socket.gethostname(), cores, gpus, granted),),
             running=len(granted),
             queued=len(tickets) - len(granted),
+            jobs=tuple(uses(socket.gethostname(), tickets)),
         )
 
     @contextlib.contextmanager

@@ -31,6 +31,11 @@ def answers_dir(workspace_dir: Path) -> Path:
     return workspace_dir / "engines"
 
 
+def doctor_path(workspace_dir: Path, name: str) -> Path:
+    """Return the file of the last examination of a target."""
+    return answers_dir(workspace_dir) / f"{name}.doctor.json"
+
+
 def answer(path: Path, ask: Callable[[], dict[str, Any]], clock: Callable[[], float] = time.time) -> dict[str, Any]:
     """Return the cached answer if it is no older than `FRESH_S`, else call `ask` and cache the result."""
     found = kept(path)
@@ -52,6 +57,7 @@ def kept(path: Path) -> dict[str, object]:
 
 def keep(path: Path, found: dict[str, object]) -> None:
     with contextlib.suppress(OSError):  # on a full disk or in another user's workspace, return the answer uncached
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, found)
 
 

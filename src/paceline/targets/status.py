@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.errors import TargetError
+from paceline.system.names import counted
 
 
 class SettingError(TargetError):
@@ -55,16 +56,65 @@ def leased(name: str, cores: int, gpus: Sequence[str], granted: Sequence[Mapping
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobUse:
+    """The share of a node that a run of any user holds, or waits for.
+
+    Attributes:
+        gpus: Names of the held GPUs, or the number of GPUs that the run waits for, as text.
+        reason: Why the run waits, for people.
+    """
+
+    run_id: str
+    user: str
+    node: str
+    cores: int
+    gpus: str = ""
+    is_waiting: bool = False
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def uses(node: str, tickets: Sequence[Mapping[str, Any]]) -> list[JobUse]:
+    """Return the use of a node, given its tickets in the order of service (`paceline.targets.leases`)."""
+    found: list[JobUse] = []
+    waiting = 0
+    for ticket in tickets:
+        granted = ticket["granted"]
+        count = ticket.get("gpu_count")
+        asked = str(count) if isinstance(count, int) and count else ""
+        ahead = (
+            f"{counted(waiting, 'run')} before it in the queue" if waiting else "free cores or GPUs, first in the queue"
+        )
+        found.append(
+            JobUse(
+                run_id=str(ticket.get("run_id") or ""),
+                user=str(ticket.get("user") or ""),
+                node=node,
+                cores=int(ticket["cores"]),
+                gpus=asked if granted is None else ", ".join(granted.get("gpus") or ()),
+                is_waiting=granted is None,
+                reason=ahead if granted is None else "",
+            )
+        )
+        waiting += granted is None
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """The status of a compute target, as reported by its engine.
 
     queued, running: Numbers of all users' jobs; None if unknown.
+    jobs: Each run's use of the nodes, in the order of service; empty if the engine does not report it.
     """
 
     nodes: tuple[NodeStatus, ...]
     queued: int | None = None
     running: int | None = None
     message: str = ""
+    jobs: tuple[JobUse, ...] = ()
 
     @property
     def up(self) -> tuple[NodeStatus, ...]:
@@ -105,6 +155,7 @@ class Status:
             "running": self.running,
             "message": self.message,
             "nodes": [node.to_json() for node in self.nodes],
+            "jobs": [job.to_json() for job in self.jobs],
         }
 
 

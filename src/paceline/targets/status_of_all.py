@@ -42,6 +42,7 @@ class TargetLook:
         status = self.status.to_json() if self.status else None
         if status is not None and not with_nodes:
             nodes = status.pop("nodes")
+            del status["jobs"]
             status |= {"nodes": len(nodes), "nodes_up": sum(node["is_up"] for node in nodes)}
         return {
             "name": self.name,

@@ -114,6 +114,7 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
     app.state.rows = RunRows(LatestValues(workspace_dir / "runs"))
     app.state.feeds = RunFeeds(workspace_dir / "runs", curves)
     app.state.pieces = PieceStreams()
+    app.state.targets, app.state.loads = places.TargetWatch(workspace_dir), {}
     name = workspace_dir.parent.name if workspace_dir.name == ".paceline" else workspace_dir.name
     app.state.ui = Heading(str(workspace_dir), name, config.read_only)
     return app

@@ -303,7 +303,7 @@ class App:
         took = time.perf_counter() - exchange.began
         self.metrics.count(name, status, took, ran_us)
         # Don't log requests to these paths: monitors send them every few seconds.
-        if self.access.is_on and scope["path"] not in _OPEN:
+        if self.access.is_on and scope["path"] not in (*_OPEN, "/metrics"):
             self.access.add(scope["method"], scope["raw_path"], status, size, took, ids[0][1] if ids else b"-")
 
     def note_refused(self, status: int) -> None:

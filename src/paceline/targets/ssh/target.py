@@ -27,7 +27,7 @@ from paceline.targets.ssh.command import MENDED_BY_LOGIN
 from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.probe import HostProbe, look_at, spare_hosts
 from paceline.targets.ssh.settings import KIND, OPTIONS, SshSettings, read_settings
-from paceline.targets.status import NodeStatus, Status, Unreachable, leased
+from paceline.targets.status import NodeStatus, Status, Unreachable, leased, uses
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +234,7 @@ class SshTarget:
 
     def status(self) -> Status:
         """Return the status of each host, including its leases."""
-        nodes, running, queued = [], set(), set()
+        nodes, jobs, running, queued = [], [], set(), set()
         for look in self._look(with_gpus=True):
             if look.failure is not None:
                 nodes.append(NodeStatus(name=look.host.name, is_up=False, state="down", message=look.failure))
@@ -244,7 +244,8 @@ class SshTarget:
             running |= {ticket["key"] for ticket in held}
             queued |= {ticket["key"] for ticket in look.tickets if ticket["granted"] is None}
             nodes.append(leased(look.host.name, look.offered, look.gpus, held))
-        return Status(nodes=tuple(nodes), running=len(running), queued=len(queued - running))
+            jobs += uses(look.host.name, look.tickets)
+        return Status(nodes=tuple(nodes), running=len(running), queued=len(queued - running), jobs=tuple(jobs))
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Any]]:

@@ -23,6 +23,7 @@ from paceline.runs.ids import check_run_id
 from paceline.runs.record import RunRecord
 from paceline.ui import render, run_page
 from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
+from paceline.workspace import Workspace
 
 #: Most points of a curve that one response has.
 _PIXELS = (50, 4000)
@@ -34,6 +35,10 @@ Find = Callable[[RunFolder, RunRecord], render.TemplateValues]
 def runs_dir(request: Request) -> Path:
     folder: Path = request.app.state.workspace_dir / "runs"
     return folder
+
+
+def workspace_of(request: Request) -> Workspace:
+    return Workspace(request.app.state.workspace_dir, create=False)
 
 
 def folder_of(request: Request) -> RunFolder:

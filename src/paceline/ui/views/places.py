@@ -1,35 +1,29 @@
-"""The pages of models, services and compute targets. Each page has one live piece."""
+"""Routes of the pages of models, services and compute targets. Each page has live pieces."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from starlette.datastructures import State
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from paceline.models import described
-from paceline.models.model import Model
-from paceline.runs.logs import last_lines
-from paceline.runs.visible import visible
-from paceline.services import store as services_store
-from paceline.services.record import ServiceRecord
-from paceline.targets import configured
+from paceline.runs.record import utc_now
+from paceline.targets import configured, polling
 from paceline.targets.status_of_all import TargetLook, look_at_all
 from paceline.ui import render
 from paceline.ui.index import Index, IndexEntry
 from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
+from paceline.ui.views import models, services
 from paceline.ui.views.common import events, place_of
-from paceline.workspace import Workspace
 
-#: Seconds for which a target's status is cached, to limit the calls to engines.
-_FRESH_S = 10.0
-_LIMIT_S = 8.0
-_LOG_LINES = 200
+#: Seconds until a target counts as not answering, and the least seconds between two queries.
+LIMIT_S = 5.0
+_PAUSE_S = 10.0
 #: Most runs that are listed below a target.
 _MOST_RUNS = 50
 
@@ -39,26 +33,23 @@ _Answer = Callable[[Request], Response]
 
 
 def routes() -> list[Route]:
-    """Return two routes for each page: the page, and the stream of its changes."""
+    """Return the routes of each page: the page, the stream of its changes, and its forms."""
     pages: list[tuple[str, str, _Find]] = [
-        ("/models", "models", _models),
-        ("/models/{name}/{version:int}", "model", _model),
-        ("/services", "services", _services),
-        ("/services/{name}", "service", _service),
+        ("/models", "models", models.listed),
+        ("/models/{name}/{version:int}", "model", models.version),
+        ("/services", "services", services.listed),
     ]
-    listed = [Route("/compute", _compute), Route("/live/compute", _live("compute", _targets))]
+    listed = [
+        # The status of the targets follows in the stream, because an engine may take seconds to answer.
+        Route("/compute", _page("compute", _shell)),
+        Route("/live/compute", _live("compute", targets)),
+        Route("/models/{name}", _page("model_versions", models.versions)),
+        *models.routes(),
+        *services.routes(),
+    ]
     for path, name, find in pages:
         listed += [Route(path, _page(name, find)), Route(f"/live{path}", _live(name, find))]
     return listed
-
-
-def _compute(request: Request) -> Response:
-    """Return the page at once, without the targets' status.
-
-    The status follows in the stream, because an engine may take seconds to answer.
-    """
-    names = configured.names(request.app.state.workspace_dir)
-    return render.page(request, "compute.html", names=names, stamp="")
 
 
 def _page(name: str, find: _Find) -> _Answer:
@@ -82,62 +73,104 @@ def _live(name: str, find: _Find) -> _Answer:
     return live
 
 
-def _models(request: Request) -> render.TemplateValues:
-    by_name: dict[str, list[dict[str, Any]]] = {}
-    for one in Model.list(_workspace(request)):
-        by_name.setdefault(one.name, []).append(described.summary(one))
-    return {"models": by_name}
+def _shell(request: Request) -> render.TemplateValues:
+    """Return the names of the targets. Their status follows in the stream."""
+    return {"names": configured.names(request.app.state.workspace_dir)}
 
 
-def _model(request: Request) -> render.TemplateValues:
-    name, version = request.path_params["name"], request.path_params["version"]
-    return {"model": described.details(Model(_workspace(request), name, version=version))}
-
-
-def _services(request: Request) -> render.TemplateValues:
-    directory: Path = request.app.state.workspace_dir
-    return {"services": [(record, _models_of(directory, record)) for record in services_store.all_records(directory)]}
-
-
-def _service(request: Request) -> render.TemplateValues:
-    folder = services_store.folder_of(request.app.state.workspace_dir, request.path_params["name"])
-    return {
-        "service": services_store.record(folder),
-        "revisions": list(reversed(services_store.revisions(folder))),
-        "log": "\n".join(visible(line) for line in last_lines(folder.log, _LOG_LINES, window=1 << 18)),
-    }
-
-
-def _targets(request: Request) -> render.TemplateValues:
-    state = request.app.state
-    index: Index = state.index
+def targets(request: Request) -> render.TemplateValues:
+    """Return the last status of each target, and this workspace's runs there."""
+    watch: TargetWatch = request.app.state.targets
+    index: Index = request.app.state.index
     index.refresh()
     going: dict[str, list[IndexEntry]] = {}
     # List the oldest run first, as in a queue. A sweep is left out, because its trials are listed.
     for entry in reversed(index.entries()):
         if not entry.is_terminal and entry.kind == "script":
             going.setdefault(entry.target, []).append(entry)
-    return {"targets": _looks(state), "going": going, "most": _MOST_RUNS}
+    own = {entry.run_id for entry in index.entries()}
+    return {"targets": watch.seen(), "going": going, "own": own, "most": _MOST_RUNS}
 
 
-def _looks(state: State) -> list[TargetLook]:
-    kept: tuple[float, list[TargetLook]] | None = getattr(state, "looks", None)
-    if kept is not None and time.monotonic() - kept[0] < _FRESH_S:
-        return kept[1]
-    looks = look_at_all(state.workspace_dir, configured.names(state.workspace_dir), _LIMIT_S)
-    state.looks = (time.monotonic(), looks)
-    return looks
+@dataclass(frozen=True, kw_only=True)
+class KeptExamination:
+    """The last result of `paceline compute doctor`. findings: level, check and node, text, and advice of each."""
+
+    time_utc: str
+    result: str
+    findings: tuple[tuple[str, str, str, str], ...]
 
 
-def _workspace(request: Request) -> Workspace:
-    return Workspace(request.app.state.workspace_dir, create=False)
+@dataclass(frozen=True, kw_only=True)
+class SeenTarget:
+    """A target as the page knows it.
+
+    look: the last result; None until the first. seen_utc: time of that result.
+    down_since: "" for the target, or the name of a node -> since when this server has seen it down.
+    """
+
+    name: str
+    look: TargetLook | None = None
+    seen_utc: str = ""
+    down_since: dict[str, str] = field(default_factory=dict)
+    examined: KeptExamination | None = None
 
 
-def _models_of(directory: Path, record: ServiceRecord) -> list[str]:
-    if record.revision is None:
-        return []
-    folder = services_store.folder_of(directory, record.name)
-    for revision in services_store.revisions(folder):
-        if revision.number == record.revision:
-            return list(revision.model_names)
-    return []
+class TargetWatch:
+    """The last status of each target. `seen` never waits for a target."""
+
+    def __init__(self, workspace_dir: Path) -> None:
+        self._dir = workspace_dir
+        self._seen: dict[str, SeenTarget] = {}
+        self._busy: dict[str, threading.Thread] = {}
+        self._next: dict[str, float] = {}
+
+    def seen(self) -> list[SeenTarget]:
+        """Return the last status of each target, and start the queries that are due."""
+        names = configured.names(self._dir)
+        for name in names:
+            thread = self._busy.get(name)
+            if (thread is None or not thread.is_alive()) and time.monotonic() >= self._next.get(name, 0.0):
+                # A daemon thread, so that a target that never answers does not keep the server alive.
+                self._busy[name] = threading.Thread(target=self._look, args=(name,), daemon=True)
+                self._busy[name].start()
+        return [
+            replace(
+                self._seen.get(name, SeenTarget(name=name)),
+                examined=examination(polling.kept(polling.doctor_path(self._dir, name))),
+            )
+            for name in names
+        ]
+
+    def _look(self, name: str) -> None:
+        try:
+            (look,) = look_at_all(self._dir, [name], LIMIT_S)
+        # A defect of a target's plug-in must not end the watch.
+        except Exception as error:
+            look = TargetLook(name=name, kind=None, error=polling.said(error))
+        before = self._seen[name].down_since if name in self._seen else {}
+        down = {"": ""} if look.error else {}
+        if look.status is not None:
+            down |= {node.name: "" for node in look.status.nodes if not node.is_up}
+        now = utc_now()
+        since = {node: before.get(node, now) for node in down}
+        self._seen[name] = SeenTarget(name=name, look=look, seen_utc=now, down_since=since)
+        self._next[name] = time.monotonic() + _PAUSE_S
+
+
+def examination(kept: dict[str, object]) -> KeptExamination | None:
+    """Return the examination that a file of a workspace holds, or None."""
+    listed = kept.get("findings")
+    if not isinstance(listed, list):
+        return None
+    findings = [
+        (
+            str(one.get("level")),
+            " on ".join(str(one[name]) for name in ("check", "node") if one.get(name)),
+            str(one.get("seen") or ""),
+            str(one.get("advice") or ""),
+        )
+        for one in listed
+        if isinstance(one, dict)
+    ]
+    return KeptExamination(time_utc=str(kept.get("time_utc")), result=str(kept.get("result")), findings=tuple(findings))

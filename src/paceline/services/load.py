@@ -1,0 +1,254 @@
+"""Measure the load of a service by the metrics that its server reports, and list its model processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from paceline.errors import ServiceError
+from paceline.services import client, keys
+from paceline.services.folder import ServiceFolder
+from paceline.services.record import ServiceRecord
+from paceline.serving.api import read_state
+
+_TIMEOUT_S = 2.0
+_MOST_BYTES = 1 << 20
+#: Least seconds between two samples, and most samples that are kept: half an hour.
+_PAUSE_S, _MOST = 1.5, 1200
+
+_LINE = re.compile(r"paceline_(?P<name>\w+)\{(?P<labels>[^{}]*)\} (?P<value>[-+.\w]+)")
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+#: Operations that call the model; the other paths are health checks, documents and these metrics.
+_OPERATIONS = ("/score", "infer")
+
+
+class LoadPoint(TypedDict):
+    """The load between two samples. Latencies are in milliseconds, None without a request."""
+
+    t: float
+    requests_per_s: float
+    errors_per_s: float
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    waiting: float
+    running: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSample:
+    """The counters of a server at one time. Counters start at 0 again with each server.
+
+    buckets: upper bound of the latency in seconds -> number of requests up to this bound.
+    """
+
+    at: float
+    requests: float = 0.0
+    errors: float = 0.0
+    buckets: Mapping[float, float] = field(default_factory=dict)
+    waiting: float = 0.0
+    running: float = 0.0
+    ready: int = 0
+    restarts: int = 0
+    memory_bytes: Mapping[int, int] = field(default_factory=dict)
+
+
+class ServiceLoad:
+    """The recent load of one service, sampled while somebody looks."""
+
+    def __init__(self, folder: ServiceFolder) -> None:
+        self._folder = folder
+        self._samples: deque[ServerSample] = deque(maxlen=_MOST)
+        self._next = 0.0
+        self.error: str | None = None
+
+    @property
+    def last(self) -> ServerSample | None:
+        """The last sample, or None."""
+        return self._samples[-1] if self._samples else None
+
+    def points(self, record: ServiceRecord) -> list[LoadPoint]:
+        """Take a sample if one is due, and return the load since the first sample."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _PAUSE_S
+            try:
+                self._samples.append(
+                    parse(get(self._folder, record, "/metrics").decode("utf-8", "replace"), time.time())
+                )
+                self.error = None
+            except (OSError, ServiceError) as error:
+                self.error = str(getattr(error, "reason", error))
+        pairs = zip(list(self._samples), list(self._samples)[1:], strict=False)
+        return [point(before, now) for before, now in pairs if now.at > before.at]
+
+
+def get(folder: ServiceFolder, record: ServiceRecord, path: str) -> bytes:
+    """Return the answer of the service's server to a GET request, with the service's key if it has keys.
+
+    Raises:
+        ServiceError: The service has no address yet, or the keys can't be read.
+        OSError: The server does not answer within two seconds.
+    """
+    if record.url is None:
+        raise ServiceError(f"service {record.name!r} is {record.state} and has no address yet.")
+    return client.get(
+        f"{record.url}{path}",
+        key=keys.read(folder)[0] if record.has_keys else None,
+        timeout_s=_TIMEOUT_S,
+        certificate=record.tls_cert,
+        most_bytes=_MOST_BYTES,
+    )
+
+
+def parse(text: str, at: float) -> ServerSample:
+    """Return the sample that a server's metrics describe. Other lines are ignored.
+
+    Examples:
+        >>> parse('paceline_requests_total{path="/score",status="200"} 7', 0.0).requests
+        7.0
+    """
+    sums: dict[str, float] = {}
+    buckets: dict[float, float] = {}
+    memory: dict[int, int] = {}
+    for name, labels, value in _values(text):
+        if labels.get("path", _OPERATIONS[0]) not in _OPERATIONS:
+            continue
+        if name == "request_seconds_bucket":
+            bound = _number(labels.get("le", "").replace("+Inf", "inf"))
+            buckets[bound] = buckets.get(bound, 0.0) + value
+        elif name == "model_process_resident_bytes" and labels.get("pid", "").isdecimal():
+            memory[int(labels["pid"])] = int(value)
+        else:
+            sums[name] = sums.get(name, 0.0) + value
+            if name == "requests_total" and labels.get("status", "")[:1] in ("4", "5"):
+                sums["errors"] = sums.get("errors", 0.0) + value
+    return ServerSample(
+        at=at,
+        requests=sums.get("requests_total", 0.0),
+        errors=sums.get("errors", 0.0),
+        buckets=dict(sorted(item for item in buckets.items() if not math.isnan(item[0]))),
+        waiting=sums.get("requests_waiting", 0.0),
+        running=sums.get("requests_running", 0.0),
+        ready=int(sums.get("model_processes_ready", 0)),
+        restarts=int(sums.get("model_process_restarts_total", 0)),
+        memory_bytes=memory,
+    )
+
+
+def point(before: ServerSample, now: ServerSample) -> LoadPoint:
+    """Return the load between two samples of a service."""
+    if now.requests < before.requests:
+        # The server was started again in between.
+        before = ServerSample(at=before.at)
+    seconds = now.at - before.at
+    counts = {bound: count - before.buckets.get(bound, 0.0) for bound, count in now.buckets.items()}
+    p50, p95, p99 = (quantile(counts, part) for part in (0.5, 0.95, 0.99))
+    return {
+        "t": now.at,
+        "requests_per_s": (now.requests - before.requests) / seconds,
+        "errors_per_s": max(0.0, now.errors - before.errors) / seconds,
+        "p50_ms": p50,
+        "p95_ms": p95,
+        "p99_ms": p99,
+        "waiting": now.waiting,
+        "running": now.running,
+    }
+
+
+def quantile(counts: Mapping[float, float], part: float) -> float | None:
+    """Return a quantile of latencies in milliseconds, None without a request.
+
+    counts: upper bound in seconds -> number of requests up to this bound, in the order of the bounds. The quantile is
+    interpolated within its bucket, as Prometheus does.
+
+    Examples:
+        >>> quantile({0.1: 0, 0.2: 10, float("inf"): 10}, 0.5)
+        150.0
+    """
+    total = max(counts.values(), default=0.0)
+    if total <= 0:
+        return None
+    low, below = 0.0, 0.0
+    for bound, count in counts.items():
+        if count >= part * total:
+            inside = (part * total - below) / (count - below) if count > below else 1.0
+            return 1000 * (low if math.isinf(bound) else low + (bound - low) * inside)
+        low, below = bound, count
+    return 1000 * low
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelReplica:
+    """A model process of a service on this machine. revision: the revision that it serves or loads."""
+
+    pid: int
+    state: str
+    revision: str
+    error: str
+    memory_bytes: int | None
+
+
+def replicas(folder: ServiceFolder, sample: ServerSample | None) -> list[ModelReplica]:
+    """Return the model processes that the server's state lists. A server on another machine has no state here."""
+    state = read_state(folder.server)
+    memory: Mapping[int, int] = sample.memory_bytes if sample is not None else {}
+    found: object = state.get("workers") if state is not None else ()
+    return [
+        ModelReplica(
+            pid=one["pid"],
+            state=str(one.get("state")),
+            # The supervisor tags each configuration as REVISION.COUNT.
+            revision=str(one.get("revision")).partition(".")[0],
+            error=str(one.get("error") or ""),
+            memory_bytes=memory.get(one["pid"]),
+        )
+        for one in (found if isinstance(found, list) else ())
+        if isinstance(one, dict) and isinstance(one.get("pid"), int)
+    ]
+
+
+def example_input(folder: ServiceFolder, record: ServiceRecord) -> str:
+    """Return the example of a request in the service's OpenAPI document as JSON, "" without an example."""
+    try:
+        document: object = json.loads(get(folder, record, "/openapi.json"))
+    except (OSError, ValueError, ServiceError):
+        return ""
+    for name in ("components", "schemas", "ServiceInput"):
+        document = document.get(name) if isinstance(document, dict) else None
+    example = _example(document, 0)
+    return "" if example in (None, {}) else json.dumps(example, ensure_ascii=False)
+
+
+def _example(schema: object, depth: int) -> object:
+    """Return the schema's example, or one made of the examples or types of its parts."""
+    if not isinstance(schema, dict) or depth > 8:
+        return None
+    if "example" in schema:
+        return schema["example"]
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        return {name: _example(part, depth + 1) for name, part in properties.items()}
+    if schema.get("type") == "array":
+        return [_example(schema.get("items"), depth + 1)]
+    zeros: dict[object, object] = {"number": 0.0, "integer": 0, "string": "", "boolean": False}
+    return zeros.get(schema.get("type"))
+
+
+def _values(text: str) -> Iterable[tuple[str, dict[str, str], float]]:
+    for line in text.splitlines():
+        found = _LINE.fullmatch(line.strip())
+        if found is not None and math.isfinite(value := _number(found["value"])):
+            yield found["name"], dict(_LABEL.findall(found["labels"])), value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
