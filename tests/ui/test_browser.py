@@ -240,7 +240,7 @@ def _every_view(session: Session, *, good: str, pair: str, bad: str, sweep: str)
         "files": f"/runs/{good}/files",
         "look": f"/runs/{good}/look/outputs/scores.csv",
         "details": f"/runs/{good}/details",
-        "controller": f"/runs/{sweep}",
+        "controller": f"/runs/{sweep}?tab=log",
         "sweep": f"/runs/{sweep}/sweep",
         "compare": f"/compare?run={good}&run={pair}",
         "models": "/models",
@@ -366,7 +366,8 @@ def _sweep(page: Any, address: str, *, is_live: bool) -> None:
     assert rows.count() == 4
     # A trial lights up wherever it is drawn.
     rows.first.hover()
-    assert page.locator(".on").count() == 3
+    # In the table, the history, the parallel coordinates, and the slices of two hyperparameters.
+    assert page.locator(".on").count() == 5
     sort = page.locator("#trials th, table.trials th", has_text="lr").first
     sort.locator("button").click()
     assert sort.get_attribute("aria-sort") == "ascending"

@@ -93,6 +93,7 @@ class Chart {
     this.box = document.createElement("div");
     this.box.className = "plot";
     this.box.setAttribute("role", "img");
+    for (const one of [this.box, this.card]) one.setAttribute("aria-label", this.title);
     this.legend = document.createElement("div");
     this.legend.className = "legendline";
     this.card.append(head, this.box, this.legend);

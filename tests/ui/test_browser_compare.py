@@ -1,0 +1,81 @@
+"""The comparison in a real browser: the table, the curves, and changes of the chosen runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.runs.metrics import MetricLog
+from tests.cli.conftest import Cli
+from tests.helpers import make_job
+from tests.ui.conftest import HOSTILE, Place, log_values
+from tests.ui.test_browser import _ALL, Session, findings, page  # noqa: F401 - a fixture
+
+#: Metrics of a run with very many.
+MANY = 900
+
+
+@pytest.mark.slow
+def test_runs_are_compared_in_a_browser(cli: Cli, page: Any) -> None:  # noqa: F811 - the fixture
+    place, folders = Place(Path(cli.folder)), []
+    for number in range(12):
+        arguments = ("--lr", str(number / 10 + 0.1), "--deep")
+        folder = place.run(f"a_17000000{number:02d}_00000001", job=make_job(arguments=arguments))
+        log_values(folder, "loss", [3.0, 1.0 + number])
+        folders.append(folder)
+    log = MetricLog(folders[1].metric_log(0))
+    for number in range(MANY):
+        log.scalar(f"many/{number:04d}", number)
+    log.scalar(HOSTILE, 1.0)
+    log.close()
+    cli("trust", str(place.path))
+    session = Session(cli, page)
+    try:
+        page.goto(session.url)
+        session.open("/compare?" + "&".join(f"run={folder.run_id}" for folder in folders))
+        page.wait_for_selector(".compared tbody td")
+        page.wait_for_selector(".chart canvas")
+        # Only rows in sight are in the document, and each row is reached by scrolling.
+        rows = page.locator(".compared tbody tr:not(.gap)")
+        assert rows.count() < 100
+        page.locator("#table").evaluate("box => { box.scrollTop = box.scrollHeight; }")
+        page.wait_for_function("() => document.querySelector('.compared tbody').innerText.includes('many/0899')")
+        page.fill("#table-filter", "lr")
+        assert page.locator(".compared tbody th[scope=row]").all_inner_texts() == ["lr"]
+        # A click on the name orders the runs, down at the second.
+        page.click(".compared .order")
+        page.click(".compared .order")
+        assert page.locator(".compared tbody td:not([colspan])").first.inner_text() == "1.2"
+        page.fill("#table-filter", "deep")
+        assert rows.count() == 0
+        page.uncheck("#only-different")
+        assert page.locator(".compared tbody th[scope=row]").all_inner_texts() == ["deep"]
+        assert "all=1" in page.url
+        # No two runs look the same.
+        looks = page.locator("#legend li").evaluate_all(
+            "items => items.map(one => ['--mine', '--line-style'].map(name => one.style.getPropertyValue(name)).join())"
+        )
+        assert len(set(looks)) == len(folders)
+        shown = "() => document.querySelector('.chart').chart.drawn.length"
+        assert page.evaluate(shown) == len(folders)
+        page.uncheck("#legend li:first-child input")
+        page.wait_for_function(f"() => ({shown})() === {len(folders) - 1}")
+        page.click("#legend li:nth-child(3) .remove")
+        page.wait_for_function("() => document.querySelectorAll('#legend li').length === 11")
+        assert folders[2].run_id not in page.url
+        page.fill("#add-run", folders[2].run_id)
+        page.keyboard.press("Enter")
+        page.wait_for_function("() => document.querySelectorAll('#legend li').length === 12")
+        page.locator("#h-pictures").scroll_into_view_if_needed()
+        page.wait_for_selector("#axes")
+        page.select_option("#axes select[name=y]", "metrics/loss")
+        page.wait_for_selector("h3:has-text('loss over lr')")
+        assert page.title() != "owned"
+        assert findings(session, "compare", _ALL) == []
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    finally:
+        session.kill()
+    assert page.problems == []
