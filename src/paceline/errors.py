@@ -163,10 +163,11 @@ class QueryError(UserError):
 
     def __init__(self, problem: str, at: int, expected: str) -> None:
         super().__init__(problem, at, expected)
-        self.problem, self.at, self.expected = problem, at, expected
+        self.problem = problem if problem.endswith((".", "?")) else f"{problem}."
+        self.at, self.expected = at, expected
 
     def __str__(self) -> str:
-        return f"At character {self.at + 1} of the query: {self.problem.rstrip('.')}. Expected: {self.expected}."
+        return f"At character {self.at + 1} of the query: {self.problem} Expected: {self.expected}."
 
     def pointed(self, query: str) -> str:
         """Return the message, and below it the query with a caret under the wrong place."""

@@ -346,6 +346,34 @@ class Workspace:
         """
         return [self.get_run(folder.run_id) for folder in trash.restore(self._path, run_id)]
 
+    def get_runs(
+        self, where: str = "", *, sort: str = "", include_children: bool = False, archived: bool | None = False
+    ) -> Iterator[Run]:
+        """Return the workspace's runs that match a query, newest first or sorted.
+
+        Args:
+            where: A query, such as `metrics.acc > 0.9 and params.lr < 1e-3 and state = failed and created > -7d`;
+                docs/runs.md describes the language. "" for all runs.
+            sort: A field, such as "metrics.acc.best", which sorts the best run first; "-created" is descending.
+            include_children: Include trials of sweeps and steps of pipelines.
+            archived: True for archived runs only, None for all runs.
+
+        Raises:
+            QueryError: The query is wrong; `at` is the position and `expected` says how to go on.
+
+        Examples:
+            >>> ws = pl.Workspace("my_runs")
+            >>> with pl.Experiment(ws, "search").start_logging() as run:
+            ...     run.log("acc", 0.95)
+            >>> [found.metrics("acc").last for found in ws.get_runs("metrics.acc > 0.9", sort="metrics.acc.best")]
+            [0.95]
+        """
+        from paceline.runs.search.index import find_runs
+
+        for facts in find_runs(self.runs_dir, where, sort, children=include_children):
+            if archived in (None, facts.is_archived):
+                yield self.get_run(facts.run_id)
+
     def get_run(self, run_id: str) -> Run:
         """Return a run by its id or a unique beginning of it, or by its name.
 

@@ -271,3 +271,30 @@ def test_list_shows_arguments_and_latest_metrics(cli: Cli) -> None:
     found = json.loads(cli("list", "--json").stdout)
     assert [one["command"] for one in found] == ["train.py --rate 0.5", "train.py --rate 0.1"]
     assert [one["latest_metrics"] for one in found] == [{"loss": 0.5}, {"loss": 0.25}]
+
+
+def test_list_finds_sorts_and_shows_fields(cli: Cli) -> None:
+    runs_dir = cli.folder / ".paceline" / "runs"
+    for number, acc in enumerate((0.5, 0.9, 0.7), 1):
+        job = make_job(arguments=("--lr", f"1e-{number}"))
+        folder, fd = make_run(runs_dir, f"train_170000000{number}_0000000{number}", states.COMPLETED, job=job)
+        os.close(fd)
+        folder.metric_log(0, 1).write_text(json.dumps({"name": "acc", "value": acc}) + "\n")
+    columns = ("--columns", 'id,params.lr, metrics."acc".best,created')
+    lines = cli("list", "--where", "metrics.acc > 0.6 state=completed", "--sort", "metrics.acc.best", *columns).stdout
+    header, *rows = [line.split() for line in lines.splitlines()]
+    assert header == ["id", "params.lr", "metrics.acc.best", "created"]
+    assert [row[1:3] for row in rows] == [["0.01", "0.9"], ["0.001", "0.7"]]
+    assert len(cli("list", "--where", "metrics.acc > 0.6", "-n", "1").stdout.splitlines()) == 2
+    (found,) = json.loads(cli("list", "--where", "metrics.acc < 0.6", "--json").stdout)
+    assert found["params"] == {"lr": 0.1}
+    assert found["metric_summaries"] == {"acc": {"last": 0.5, "best": 0.5, "min": 0.5, "max": 0.5, "count": 1}}
+    assert "No such runs" in cli("list", "--where", "metrics.acc > 5").stdout
+
+
+def test_list_points_at_the_wrong_place_of_a_query(cli: Cli) -> None:
+    error = cli("list", "--where", "a and state = faild", code=2).stderr
+    assert "'faild' is not a state. Did you mean 'Failed'? Expected: live, NotStarted" in error
+    assert error.splitlines()[1:3] == ["  a and state = faild", "                ^"]
+    assert "there is no field 'speed'." in cli("list", "--sort", "-speed", code=2).stderr
+    assert "--columns: metrics. lacks a name. Expected:" in cli("list", "--columns", "name,metrics.", code=2).stderr

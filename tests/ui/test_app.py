@@ -156,7 +156,7 @@ def test_the_list_filters_sorts_and_pages(place: Place) -> None:
     assert ids("experiment=digits&sort=created") == ["digits_1700000001_00000001", "digits_1700000002_00000001"]
     assert ids("state=live") == ["words_1700000003_00000001"]
     assert ids("state=Failed") == ids("tag=keep") == ids("tag=lr=0.2") == ["digits_1700000002_00000001"]
-    assert ids("q=warm") == ids("q=LR=0.1") == ["digits_1700000001_00000001"]
+    assert ids("q=warm") == ids("q=tags.lr=0.1") == ["digits_1700000001_00000001"]
     assert ids("sort=state")[0] == "digits_1700000001_00000001"
     assert ids("sort=-state")[0] == "words_1700000003_00000001"
     assert ids("page=2") == []

@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
+from paceline.runs import states, store
 from tests.cli.conftest import Cli
 from tests.engines.conftest import require_engine
-from tests.helpers import wait_until
+from tests.helpers import make_job, make_run, wait_until
 from tests.sweeps.helpers import hide_matplotlib
-from tests.ui.conftest import HOSTILE
+from tests.ui.conftest import HOSTILE, log_values
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _OPTIONS = (
@@ -517,3 +518,50 @@ def _actions(session: Session, good: str, live: str) -> None:
     page.wait_for_selector("#head[data-status='Canceled']")
     session.open("/")
     assert "Canceled" in page.locator(f"tr[data-run='{live}']").text_content()
+
+
+@pytest.mark.slow
+def test_list_searches_while_typing_and_completes(cli: Cli, page: Any) -> None:
+    session = Session(cli, page)
+    runs_dir = cli.folder / ".paceline" / "runs"
+    for number, acc in enumerate((0.5, 0.9), 1):
+        folder, fd = make_run(
+            runs_dir, f"digits_170000000{number}_00000001", job=make_job(arguments=("--lr", str(acc)))
+        )
+        store.change(folder, store.stored(folder), states.COMPLETED)
+        os.close(fd)
+        log_values(folder, "acc", [acc, acc / 2])
+    page.goto(session.url)
+    page.wait_for_selector("#rows tr:nth-child(2)")
+    page.locator("#q").press_sequentially("state=completed metrics.ac")
+    page.wait_for_selector("#suggestions li")
+    assert page.locator("#suggestions li").first.inner_text().split() == [
+        "metrics.acc",
+        "a",
+        "metric's",
+        "last",
+        "value",
+    ]
+    page.keyboard.press("ArrowDown")
+    assert page.get_attribute("#q", "aria-activedescendant") == "suggestion-0"
+    assert findings(session, "completion", _ALL) == []
+    page.keyboard.press("Enter")
+    page.keyboard.type(".best >")
+    page.wait_for_selector("#wrong:has-text('lacks a value')")
+    assert page.locator("#rows tr").count() == 2
+    page.keyboard.type(" 0.7")
+    page.wait_for_selector("#rows tr:nth-child(2)", state="detached")
+    assert page.input_value("#q") == "state=completed metrics.acc.best > 0.7"
+    assert "metrics.acc.best" in page.url
+    # The stream follows the new query.
+    folder, fd = make_run(runs_dir, "digits_1700000003_00000001")
+    log_values(folder, "acc", [0.8])
+    store.change(folder, store.stored(folder), states.COMPLETED)
+    os.close(fd)
+    page.wait_for_selector("#rows tr[data-run=digits_1700000003_00000001]")
+    page.fill("#column", "params.lr")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("th.c-more")
+    assert page.locator("td.c-more").all_inner_texts() == ["", "0.9"]
+    assert page.problems == []
+    session.kill()

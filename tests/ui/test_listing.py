@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from paceline.runs import states, tags_and_properties
-from paceline.ui import index as index_module
+from paceline.runs.folder import RunFolder
+from paceline.runs.search import index as index_module
+from paceline.runs.search.index import RunIndex
 from paceline.ui import render
 from paceline.ui.app import make_app
 from paceline.ui.guard import Token
-from paceline.ui.index import Index
-from paceline.ui.latest import LatestValues
 from paceline.ui.views import listing
 from paceline.ui.views.listing import RunRows
-from tests.ui.conftest import Place, log_values
+from tests.helpers import make_job
+from tests.ui.conftest import HOSTILE, Place, log_values
 from tests.ui.streams import opened
 
 
@@ -38,12 +39,12 @@ def test_row_of_an_ended_run_is_rendered_again_after_a_change(place: Place, monk
         return part(template, **values)
 
     monkeypatch.setattr(render, "part", counted)
-    index, rows = Index(place.runs_dir), RunRows(LatestValues(place.runs_dir))
+    index, rows = RunIndex(place.runs_dir), RunRows()
 
-    def look(root: str = "./") -> str:
+    def look(root: str = "./", folder: RunFolder = done) -> str:
         made.clear()
         index.refresh()
-        return str(rows.of(index.entries(), root)[done.run_id])
+        return str(rows.of(index.entries(), root)[folder.run_id])
 
     look()
     assert sorted(made) == [done.run_id, live.run_id]
@@ -51,8 +52,8 @@ def test_row_of_an_ended_run_is_rendered_again_after_a_change(place: Place, monk
     assert made == [live.run_id]
     tags_and_properties.set_tags(done.notes, {"best": "yes"})
     assert "best" in look()
-    log_values(done, "loss", [0.25])
-    assert "0.25" in look()
+    log_values(live, "loss", [0.25])
+    assert "0.25" in look(folder=live)
     assert 'href="../runs/' in look("../")
 
 
@@ -82,3 +83,63 @@ def test_list_page_gets_changes_since_it_was_rendered(place: Place) -> None:
             assert [*rows["rows"]] == ["a_1700000002_00000001"]
 
     asyncio.run(told())
+
+
+def test_wrong_query_says_where_and_lists_nothing(place: Place) -> None:
+    place.run(display_name="<b>first</b>")
+    client = place.client()
+    text = client.get("/", params={"q": '"<b>" = 5'}).text
+    assert "&#39;&lt;b&gt;&#39; is a text and not a field. At character 1. Expected: a field such as state." in text
+    assert 'data-run="' not in text
+    text = client.get("/", params={"q": "state = faild"}).text
+    assert "&#39;faild&#39; is not a state. Did you mean &#39;Failed&#39;? At character 9. Expected: live, " in text
+
+
+def test_added_columns_show_and_sort_fields(place: Place) -> None:
+    for number, acc in enumerate((0.5, 0.9, 0.7)):
+        log_values(
+            place.run(f"a_170000000{number}_00000001", job=make_job(arguments=("--lr", f"0.{number}"))),
+            "acc",
+            [acc, 0.1],
+        )
+    client = place.client()
+    text = client.get(
+        "/?column=params.lr&column=metrics.acc.best&column=odd&column=params.lr&sort=metrics.acc.best"
+    ).text
+    assert re.findall(r'data-run="a_170000000(\d)_', text) == ["1", "2", "0"]
+    assert re.findall(r'class="c-more" data-name="([^"]+)">([^<]*)<', text)[:2] == [
+        ("params.lr", "0.1"),
+        ("metrics.acc.best", "0.9"),
+    ]
+    assert 'href="?column=metrics.acc.best&amp;sort=metrics.acc.best" aria-label="Remove column params.lr"' in text
+
+
+def test_archived_runs_are_listed_on_request(place: Place) -> None:
+    folder = place.run()
+    tags_and_properties.set_archived(folder.notes, True)
+    client = place.client()
+    queries = {"/": False, "/?archived=1": True, "/?q=archived=yes": True, "/?q=archived=no": False}
+    assert {query: folder.run_id in client.get(query).text for query in queries} == queries
+
+
+def test_completion_suggests_fields_names_operators_and_values(place: Place) -> None:
+    log_values(place.run(tags={"team": "computer vision"}), HOSTILE, [1.0])
+    client = place.client()
+    client.get("/")
+
+    def suggested(query: str, at: int | None = None) -> list[str]:
+        found = client.get("/complete", params={"q": query} | ({} if at is None else {"at": at})).json()
+        return [one["text"] for one in found["suggestions"]]
+
+    assert suggested("sta")[:2] == ["state", "started"]
+    assert suggested("state ")[:2] == ["=", "!="]
+    assert suggested("state = co") == ["Completed"]
+    assert suggested("state in (failed, li") == ["live", "Finalizing"]
+    assert suggested("tags.te and x", 7) == ["tags.team"]
+    assert suggested("not (tags.team = vis") == ['"computer vision"']
+    assert suggested('tags.team = "computer v') == ['"computer vision"']
+    assert suggested('metrics."<scr')[0].startswith('metrics."<script>')
+    assert "-7d" in suggested("created > ")
+    assert suggested("archived = t") == ["true"]
+    assert suggested("metrics.") != []
+    assert suggested("x ! y") == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.common import (
@@ -25,15 +26,19 @@ from paceline.cli.options import JSON, LATEST_RUN, VerbOption, takes
 from paceline.cli.run_options import pairs
 from paceline.cli.summary import command_text, data_texts, details, environment_text, summary
 from paceline.data.transfer.progress import size_text
-from paceline.errors import UserError
+from paceline.errors import QueryError, UserError
 from paceline.job.sizes import range_text
 from paceline.observe import loads
-from paceline.runs import excluded_files, read, removal, states, store, tags_and_properties
+from paceline.runs import excluded_files, metrics, read, removal, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text, hang_status
 from paceline.runs.ids import experiment_of, is_trial
 from paceline.runs.read import matches
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
+from paceline.runs.search.facts import RunFacts
+from paceline.runs.search.fields import STATISTICS, cell_text, field_of, split_fields
+from paceline.runs.search.index import find_runs
+from paceline.runs.search.query import parse
 from paceline.runs.visible import visible
 from paceline.system import linked
 from paceline.system.files import tree_size
@@ -86,6 +91,9 @@ def status(*, run_id: str | None, as_json: bool) -> None:
     VerbOption("-e --experiment", "Only runs of this experiment.", "NAME", complete="experiments"),
     VerbOption("--status", "Only runs in this state, such as Running.", "STATE", complete="run_states"),
     VerbOption("--tag", "Only runs with this tag; may be repeated.", "KEY[=VALUE]", list, complete="tags"),
+    VerbOption("--where", "Only runs that match a query, such as 'metrics.acc > 0.9 state=failed'.", "QUERY"),
+    VerbOption("--sort", "Sort by a field, such as metrics.acc.best or -created, which is descending.", "FIELD"),
+    VerbOption("--columns", "Show these fields, such as name,params.lr,metrics.acc.", "FIELD,..."),
     VerbOption("-n --limit", "Most runs to list, newest first.", "N", int, least=1, default=_SHOWN),
     VerbOption("--all", "List all runs.", type=bool, name="everything"),
     VerbOption("--trials", "List the trials of sweeps and the steps of pipelines, too.", type=bool),
@@ -98,6 +106,9 @@ def list_runs(
     experiment: str | None,
     status: str | None,
     tag: list[str],
+    where: str | None,
+    sort: str | None,
+    columns: str | None,
     limit: int,
     everything: bool,
     trials: bool,
@@ -112,23 +123,50 @@ def list_runs(
     removal.sweep(runs_dir)
     # `--tag key=` and `--tag key` both match the key alone, whatever its value is.
     tags: dict[str, Any] = {key: value or None for key, _, value in (word.partition("=") for word in tag or ())}
+    fields = [field_of(name) for name in _listed(columns)]
+    facts = _find(runs_dir, where, sort, trials=trials) if where or sort or fields else {}
+    records = (
+        (read.record(RunFolder(runs_dir / run_id)) for run_id in facts)
+        if where or sort
+        else read.all_records(runs_dir, trials=trials)
+    )
     found = (
         (record, folder)
-        for record in read.all_records(runs_dir, trials=trials)
+        for record in records
         for folder in [RunFolder(runs_dir / record.run_id)]
         if (experiment is None or record.experiment == experiment)
-        and matches(record, folder, status=status, tags=tags, children=True, archived=archived)
+        and matches(
+            record,
+            folder,
+            status=status,
+            tags=tags,
+            children=True,
+            archived=None if "archived" in (where or "") else archived,
+        )
     )
     # Read only the records that are shown, such as the newest 25 of ten thousand.
     shown = list(found if everything else islice(found, limit))
     if as_json:
         sizes = [{"size_bytes": tree_size(folder.path)} if long else {} for _, folder in shown]
-        print_json([{**summary(folder, record), **size} for (record, folder), size in zip(shown, sizes, strict=True)])
+        print_json(
+            [
+                {**summary(folder, record), **size, **_facts_json(facts.get(record.run_id))}
+                for (record, folder), size in zip(shown, sizes, strict=True)
+            ]
+        )
         return
     if not shown:
         names = (experiment_of(run_id) for run_id in store.ids(runs_dir))
         meant = did_you_mean(experiment or "", dict.fromkeys(filter(None, names)))
-        print(f"No {'such ' if experiment or status or tag or archived else ''}runs in {runs_dir.parent}.{meant}")
+        print(
+            f"No {'such ' if experiment or status or tag or where or archived else ''}runs in {runs_dir.parent}.{meant}"
+        )
+        return
+    if fields:
+        found_facts = [facts[record.run_id] for record, _ in shown if record.run_id in facts]
+        print_table(
+            [field.name for field in fields], [[cell_text(one, field) for field in fields] for one in found_facts]
+        )
         return
     lines: list[tuple[str, ...]] = [
         ("RUN", "NAME", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK", "COMMAND", "METRICS"),
@@ -145,8 +183,43 @@ def list_runs(
     # Count the ids, which needs no reading of records.
     total = sum(trials or not is_trial(run_id) for run_id in store.ids(runs_dir))
     # With a filter, don't print how many more runs match: only reading all records would tell.
-    if not everything and len(shown) == limit and total > limit and not (experiment or status or tag or archived):
+    if (
+        not everything
+        and len(shown) == limit
+        and total > limit
+        and not (experiment or status or tag or where or archived)
+    ):
         print(f"... and {total - limit} older ones (--all)")
+
+
+def _find(runs_dir: Path, where: str | None, sort: str | None, *, trials: bool) -> dict[str, RunFacts]:
+    """Return the facts of the runs that match, by id and in order.
+
+    Raises:
+        UserError: The query or the field is wrong; a caret shows the place.
+    """
+    for text, check in ((where or "", parse), ((sort or "").removeprefix("-"), field_of)):
+        try:
+            check(text) if text else None
+        except QueryError as error:
+            raise UserError(error.pointed(text)) from error
+    return {facts.run_id: facts for facts in find_runs(runs_dir, where or "", sort or "", children=trials)}
+
+
+def _listed(columns: str | None) -> list[str]:
+    try:
+        return [field_of(name.strip()).name for name in split_fields(columns or "")]
+    except QueryError as error:
+        raise UserError(f"--columns: {error.problem} Expected: {error.expected}.") from error
+
+
+def _facts_json(facts: RunFacts | None) -> dict[str, object]:
+    if facts is None:
+        return {}
+    numbers = {
+        name: {statistic: getattr(one, statistic) for statistic in STATISTICS} for name, one in facts.metrics.items()
+    }
+    return {"params": metrics.json_safe(dict(facts.params)), "metric_summaries": metrics.json_safe(numbers)}
 
 
 @takes(

@@ -27,13 +27,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from paceline.errors import FileNameError, ModelError, PacelineError, RunNotFoundError, ServiceNotFoundError
+from paceline.runs.search.index import FactsCache, RunIndex
 from paceline.ui import render
 from paceline.ui.config import UiConfig
 from paceline.ui.curves import CurveStore
 from paceline.ui.feed import RunFeeds
 from paceline.ui.guard import Guard, Token
-from paceline.ui.index import Index
-from paceline.ui.latest import LatestValues
 from paceline.ui.pieces import PieceStreams
 from paceline.ui.views import compare, details, files, listing, log, places, run, steps, sweep
 from paceline.ui.views.listing import RunRows
@@ -76,6 +75,7 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         Route("/", listing.page),
         Route("/live", listing.live),
         *compare.routes(),
+        Route("/complete", listing.complete),
         *places.routes(),
         Route("/runs/{run_id}", run.page),
         Route("/runs/{run_id}/live", run.live),
@@ -110,8 +110,9 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
     app.state.closing = asyncio.Event()
     app.state.config, app.state.token, app.state.curves = config, token, curves
     app.state.workspace_dir = workspace_dir
-    app.state.index = Index(workspace_dir / "runs")
-    app.state.rows = RunRows(LatestValues(workspace_dir / "runs"))
+    # Pages wait for a refresh, so read long metric logs in pieces.
+    app.state.index = RunIndex(workspace_dir / "runs", metrics_s=0.5, cache=FactsCache(workspace_dir / "runs"))
+    app.state.rows = RunRows()
     app.state.feeds = RunFeeds(workspace_dir / "runs", curves)
     app.state.pieces = PieceStreams()
     app.state.targets, app.state.loads = places.TargetWatch(workspace_dir), {}

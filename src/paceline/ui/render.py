@@ -20,6 +20,7 @@ from paceline.data.transfer.progress import size_text
 from paceline.runs import states
 from paceline.runs.follow import duration_text
 from paceline.runs.metrics import json_safe
+from paceline.runs.search.facts import utc_of
 from paceline.runs.visible import visible
 from paceline.sweeps.pictures import draw as pictures
 from paceline.system.units import value_text
@@ -94,6 +95,7 @@ def _templates() -> Environment:
         "duration": lambda seconds: "" if seconds is None else duration_text(seconds),
         "size": lambda count: "" if count is None else size_text(count),
         "time": time_tag,
+        "moment": lambda seconds: time_tag(utc_of(seconds)),
         "sign": lambda status: _SIGNS.get(status, ("waiting", "…"))[1],
         "tone": lambda status: _SIGNS.get(status, ("waiting", "…"))[0],
         "json_text": lambda value: json.dumps(json_safe(value), indent=2, ensure_ascii=False),

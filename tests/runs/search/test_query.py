@@ -14,7 +14,7 @@ from paceline.errors import QueryError
 from paceline.runs import states
 from paceline.runs.search.facts import RunFacts
 from paceline.runs.search.fields import quoted, sorted_runs
-from paceline.runs.search.packed import PackedMapping
+from paceline.runs.search.params import PackedMapping
 from paceline.runs.search.query import LONGEST, parse, predicate
 from paceline.runs.search.summaries import MetricSummaries
 

@@ -16,8 +16,7 @@ from paceline.runs import read, states, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import is_trial
 from paceline.runs.record import duration_s, parse_utc, utc_text
-from paceline.runs.search.packed import packed
-from paceline.runs.search.params import LONGEST, ParamValue, params_of
+from paceline.runs.search.params import LONGEST, ParamValue, packed, params_of
 from paceline.runs.search.summaries import NO_METRICS, Goal, MetricSummaries, SummaryReader
 from paceline.system.files import read_json, stamp_of
 
@@ -54,11 +53,11 @@ class RunFacts:
     script: str = ""
     arguments: str = ""
     description: str = ""
-    archived: bool = False
+    is_archived: bool = False
     tags: Mapping[str, str | None] = field(default_factory=lambda: packed({}))
     params: Mapping[str, ParamValue] = field(default_factory=lambda: packed({}))
     metrics: MetricSummaries = field(default_factory=lambda: NO_METRICS)
-    #: Hashes of the stamps of the record and the notes, which show a change.
+    #: Hashes of the stamps of the record, while it can change, and of the notes.
     record_stamp: int | None = None
     notes_stamp: int | None = None
     #: The parameters before the notes are added.
@@ -80,15 +79,15 @@ class RunFacts:
 
     @property
     def created_utc(self) -> str:
-        return _utc(self.created) or ""
+        return utc_of(self.created) or ""
 
     @property
     def started_utc(self) -> str | None:
-        return _utc(self.started)
+        return utc_of(self.started)
 
     @property
     def ended_utc(self) -> str | None:
-        return _utc(self.ended)
+        return utc_of(self.ended)
 
 
 def read_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFacts | None:
@@ -120,11 +119,11 @@ def read_record_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFa
     # The run was removed, or its record is unreadable.
     except (PacelineError, OSError, TypeError, ValueError, AttributeError, KeyError):
         return None
-    facts.record_stamp = record_stamp
+    facts.record_stamp = None if facts.is_terminal else record_stamp
     if known is not None:
         facts.metrics = known.metrics
     if known is not None and known.notes_stamp == notes_stamp:
-        facts.name, facts.description, facts.archived = known.name, known.description, known.archived
+        facts.name, facts.description, facts.is_archived = known.name, known.description, known.is_archived
         facts.tags, facts.params, facts.notes_stamp = known.tags, known.params, notes_stamp
     else:
         add_notes(facts, folder, notes_stamp)
@@ -146,9 +145,12 @@ def add_notes(facts: RunFacts, folder: RunFolder, stamp: int | None) -> None:
     facts.notes_stamp = stamp
     noted = tags_and_properties.read(folder.notes)
     facts.name, facts.description = _text(noted.name), _text(noted.description, _LONG)
+    facts.is_archived = noted.is_archived
     tags = list(noted.tags.items())[:_MOST_TAGS]
     facts.tags = packed({key[:LONGEST]: None if value is None else _text(value) for key, value in tags})
-    facts.params = packed({**facts.given, **params_of((), {}, noted.properties)})
+    tracked = params_of((), {}, noted.properties)
+    # Share the mapping: most runs have no tracked parameters.
+    facts.params = packed({**facts.given, **tracked}) if tracked else facts.given
 
 
 def stamp_hash(path: Path | str) -> int | None:
@@ -233,5 +235,6 @@ def _seconds(value: object) -> float | None:
         return None
 
 
-def _utc(seconds: float | None) -> str | None:
+def utc_of(seconds: float | None) -> str | None:
+    """Return the time in UTC as in records; None stays None."""
     return None if seconds is None else utc_text(dt.datetime.fromtimestamp(seconds, dt.timezone.utc))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from array import array
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,7 +23,7 @@ from typing import Literal, cast
 from paceline.runs.folder import metric_logs
 from paceline.runs.metric_reader import FolderListing, LogTail, MetricEntry, parsed
 from paceline.runs.metrics import placed_entries_by_name
-from paceline.runs.search.packed import Names, names_of
+from paceline.runs.search.params import Names, names_of
 from paceline.system.files import gone_is_fine
 
 Goal = Literal["minimize", "maximize"]
@@ -31,7 +31,9 @@ Goal = Literal["minimize", "maximize"]
 #: Most metrics of a run that have a summary, in order of first appearance.
 MOST_METRICS = 1000
 _CHUNK_BYTES = 1 << 21
-_FIELDS = 4
+_SUMMARY, _NUMBER = struct.Struct("4d"), struct.Struct("d")
+#: Statistic -> its offset in a summary.
+_OFFSETS = {"last": 0, "min": 8, "max": 16, "count": 24}
 _MINIMIZED = "loss losses error errors err mse mae rmse mape nll perplexity ppl wer cer fid kl regret cost latency"
 _MAXIMIZED = (
     "acc accuracy top1 top5 auc auroc f1 precision recall map ap bleu rouge iou miou dice r2 psnr ssim reward return score "
@@ -84,22 +86,43 @@ class MetricSummaries(Mapping[str, MetricFacts]):
 
     __slots__ = ("_goals", "_names", "_numbers")
 
-    def __init__(self, names: Names, numbers: array[float], goals: Mapping[str, Goal] | None = None) -> None:
+    def __init__(self, names: Names, numbers: bytes, goals: Mapping[str, Goal] | None = None) -> None:
         self._names = names
         self._numbers = numbers
         self._goals = goals
 
     def __getitem__(self, name: str) -> MetricFacts:
-        at = _FIELDS * self._names.at[name]
-        last, least, most, count = self._numbers[at : at + _FIELDS]
-        goal = (self._goals or {}).get(name) or goal_of(name)
+        at = _SUMMARY.size * self._names.at[name]
+        last, least, most, count = _SUMMARY.unpack_from(self._numbers, at)
+        goal = self.goal(name)
         has_numbers = not math.isnan(least)
         return MetricFacts(last, least if has_numbers else None, most if has_numbers else None, int(count), goal)
 
-    def last(self, name: str) -> float | None:
-        """Return the last number of a metric, or None; faster than its whole summary."""
-        at = self._names.at.get(name)
-        return None if at is None else self._numbers[_FIELDS * at]
+    def __eq__(self, other: object) -> bool:
+        # Compare bytes: NaN differs from itself.
+        same = isinstance(other, MetricSummaries) and self._names is other._names and self.goals == other.goals
+        return same and self._numbers == cast("MetricSummaries", other)._numbers
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def goals(self) -> Mapping[str, Goal]:
+        """The goals of a sweep's own metrics."""
+        return self._goals or {}
+
+    def value(self, name: str, statistic: str = "last") -> float | None:
+        """Return one number of a metric, or None; faster than its whole summary."""
+        place = self._names.at.get(name)
+        if statistic == "best":
+            statistic = {"minimize": "min", "maximize": "max"}.get(self.goal(name) or "", "")
+        offset = _OFFSETS.get(statistic)
+        if place is None or offset is None:
+            return None
+        return cast("float", _NUMBER.unpack_from(self._numbers, _SUMMARY.size * place + offset)[0])
+
+    def goal(self, name: str) -> Goal | None:
+        """Return the goal of a metric: that of the sweep, or else by a word in the name."""
+        return (self._goals or {}).get(name) or goal_of(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names.at)
@@ -113,19 +136,25 @@ class MetricSummaries(Mapping[str, MetricFacts]):
 
     def to_json(self) -> dict[str, list[float]]:
         """Return name -> last, min, max, count, without goals. min and max are NaN if all numbers are."""
-        values = self._numbers.tolist()
-        return {name: values[_FIELDS * at : _FIELDS * (at + 1)] for name, at in self._names.at.items()}
+        return dict(zip(self, map(list, _SUMMARY.iter_unpack(self._numbers)), strict=True))
 
     @classmethod
     def of(cls, numbers: Mapping[str, Iterable[float]], goals: Mapping[str, Goal] | None = None) -> MetricSummaries:
         """Return the summaries of name -> last, min, max, count."""
-        packed = array("d", (number for values in numbers.values() for number in values))
-        if len(packed) != _FIELDS * len(numbers):
-            raise ValueError(f"a summary has {_FIELDS} numbers")
-        return cls(names_of(tuple(numbers)), packed, goals or None)
+        return cls(
+            names_of(tuple(numbers)), b"".join(_SUMMARY.pack(*values) for values in numbers.values()), goals or None
+        )
 
 
-NO_METRICS = MetricSummaries(names_of(()), array("d"))
+NO_METRICS = MetricSummaries(names_of(()), b"")
+
+
+def headline(metrics: MetricSummaries, most: int) -> list[tuple[str, float]]:
+    """Return the last values of the metrics that matter most: of the validation first, then losses, then others."""
+    lower = {name: name.lower() for name in metrics}
+    first = ("val", "test", "eval")
+    names = sorted(metrics, key=lambda name: (not lower[name].startswith(first), "loss" not in lower[name], name))
+    return [(name, cast("float", metrics.value(name))) for name in names[:most]]
 
 
 class SummaryReader:

@@ -1,21 +1,28 @@
-// The list of runs: rows that change are replaced in place, so that focus and chosen boxes stay.
+// The list of runs: rows that change are replaced in place, so that focus and chosen boxes stay. The search finds while one types.
 "use strict";
-import { follow, localTimes, parsed, root } from "./ui.js";
+import { follow, json, localTimes, parsed, root } from "./ui.js";
 
-const address = `${root}live${location.search}`;
-const body = document.getElementById("rows"), compare = document.getElementById("compare");
+const found = document.getElementById("found"), form = document.querySelector(".filters");
+const search = document.getElementById("q"), list = document.getElementById("suggestions");
+let stream = null;
+const body = () => document.getElementById("rows"), address = () => `${root}live${location.search}`;
 
-function chosen() { return body.querySelectorAll("input[name=run]:checked"); }
+/** Make room for the added columns. */
+function widen() {
+  const table = document.getElementById("runs");
+  table.style.setProperty("--more", table.querySelectorAll("th.c-more").length);
+}
+
 function choose() {
-  const count = chosen().length;
+  const count = body().querySelectorAll("input[name=run]:checked").length, compare = document.getElementById("compare");
   compare.disabled = count < 2;
   compare.textContent = count < 2 ? "Compare selected" : `Compare ${count} runs`;
 }
 
 function change({ order, rows, total, first }) {
-  const there = new Map(Array.from(body.rows, row => [row.dataset.run, row]));
+  const table = body(), there = new Map(Array.from(table.rows, row => [row.dataset.run, row]));
   for (const [id, html] of Object.entries(rows)) {
-    const fresh = parsed(html, address).querySelector("tr"), old = there.get(id);
+    const fresh = parsed(html, address()).querySelector("tr"), old = there.get(id);
     localTimes(fresh);
     if (old) {
       const plain = row => row.textContent.replace(/\s+/g, " ");
@@ -34,8 +41,8 @@ function change({ order, rows, total, first }) {
   for (const [id, row] of there) if (!wanted.has(id)) row.remove();
   let before = null;
   for (const id of order) {
-    const row = there.get(id), next = before ? before.nextElementSibling : body.firstElementChild;
-    if (row && row !== next) body.insertBefore(row, next);
+    const row = there.get(id), next = before ? before.nextElementSibling : table.firstElementChild;
+    if (row && row !== next) table.insertBefore(row, next);
     before = row || before;
   }
   document.getElementById("total").textContent = total;
@@ -44,17 +51,115 @@ function change({ order, rows, total, first }) {
   choose();
 }
 
-body.addEventListener("change", choose);
-for (const select of document.querySelectorAll(".filters select, .filters input[type=checkbox]")) {
-  select.addEventListener("change", () => select.form.requestSubmit());
+function watch() {
+  stream?.stop();
+  stream = follow(address(), { rows: change }, body().dataset.place);
 }
+
+// --- the search finds while one types
+
+/** The address of the filters as they are now, without fields that say nothing. */
+function wanted() {
+  const given = new URLSearchParams();
+  for (const [name, value] of new FormData(form)) if (value) given.append(name, value);
+  return `?${given}`;
+}
+
+let asked = 0;
+async function find() {
+  const mine = ++asked, query = wanted();
+  // A name that one still types is no search for runs that have it.
+  if (document.activeElement === search && /(^|[\s(])(metrics|params|tags)\.\S*$/.test(search.value)) return;
+  if (query === (location.search || "?")) return;
+  let page;
+  try {
+    const answer = await fetch(`${location.pathname}${query}`, { headers: { accept: "text/html" } });
+    if (!answer.ok) return;
+    page = parsed(await answer.text(), location.href);
+  } catch { return; }
+  if (mine !== asked) return;
+  const wrong = page.getElementById("wrong");
+  // A query that is not complete leaves the rows that are there.
+  if (wrong.textContent.trim()) { document.getElementById("wrong").textContent = wrong.textContent; return; }
+  const checked = Array.from(body().querySelectorAll("input[name=run]:checked"), one => one.value);
+  history.replaceState(null, "", query === "?" ? location.pathname : query);
+  found.replaceChildren(...page.getElementById("found").childNodes);
+  document.querySelector("h1").replaceChildren(...page.querySelector("h1").childNodes);
+  localTimes(found);
+  for (const one of body().querySelectorAll("input[name=run]")) one.checked = checked.includes(one.value);
+  widen();
+  choose();
+  watch();
+}
+
+// --- completion: a combobox with a list, as ARIA describes it
+
+let suggestions = [], at = -1, completing = 0;
+function show(next) {
+  suggestions = next;
+  at = -1;
+  list.hidden = !next.length;
+  search.setAttribute("aria-expanded", String(next.length > 0));
+  search.removeAttribute("aria-activedescendant");
+  list.replaceChildren(...next.map((one, number) => {
+    const item = document.createElement("li"), hint = document.createElement("small");
+    item.id = `suggestion-${number}`;
+    item.role = "option";
+    item.append(one.text);
+    hint.textContent = one.hint;
+    item.append(hint);
+    item.addEventListener("pointerdown", event => { event.preventDefault(); take(number); });
+    return item;
+  }));
+}
+function mark(next) {
+  list.children[at]?.removeAttribute("aria-selected");
+  at = next;
+  list.children[at].setAttribute("aria-selected", "true");
+  list.children[at].scrollIntoView({ block: "nearest" });
+  search.setAttribute("aria-activedescendant", list.children[at].id);
+}
+function take(number) {
+  const { text, start, end } = suggestions[number], // A group's name follows its dot, and perhaps a statistic the name of a metric.
+    space = text.endsWith(".") || /^metrics\.(?!.*\.(last|best|min|max|count)$)/.test(text) ? "" : " ";
+  search.setRangeText(text + space, start, end, "end");
+  show([]);
+  typed();
+}
+async function suggest() {
+  const mine = ++completing, query = new URLSearchParams({ q: search.value, at: search.selectionStart });
+  try {
+    const answer = await json(`${list.dataset.from}?${query}`);
+    if (mine === completing && document.activeElement === search) show(answer.suggestions);
+  } catch { show([]); }
+}
+
+let later = 0;
+function typed() {
+  clearTimeout(later);
+  later = setTimeout(() => { find(); suggest(); }, 150);
+}
+search.addEventListener("input", typed);
+search.addEventListener("blur", () => { completing++; show([]); });
+search.addEventListener("keydown", event => {
+  const count = suggestions.length, { key } = event;
+  if (key === "ArrowDown" && !count) { event.preventDefault(); suggest(); }
+  else if (key === "ArrowDown" && count) { event.preventDefault(); mark((at + 1) % count); }
+  else if (key === "ArrowUp" && count) { event.preventDefault(); mark((at + count - (at < 0 ? 0 : 1)) % count); }
+  else if ((key === "Enter" || key === "Tab") && at >= 0) { event.preventDefault(); take(at); }
+  else if (key === "Escape" && count) { event.preventDefault(); show([]); }
+});
+
+found.addEventListener("change", choose);
+for (const select of form.querySelectorAll("select, input[type=checkbox]")) select.addEventListener("change", () => form.requestSubmit());
 // Fields that say nothing stay out of the address, which may be kept as a link.
-document.querySelector(".filters").addEventListener("submit", event => {
+form.addEventListener("submit", event => {
   for (const field of event.target.elements) if (field.name && !field.value) field.disabled = true;
 });
 window.addEventListener("pageshow", () => {
-  for (const field of document.querySelector(".filters").elements) field.disabled = false;
+  for (const field of form.elements) field.disabled = false;
   choose();
 });
-follow(address, { rows: change }, body.dataset.place);
+watch();
+widen();
 choose();

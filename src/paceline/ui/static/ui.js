@@ -138,7 +138,7 @@ export function follow(address, handlers, seen = "") {
   window.addEventListener("pagehide", close);
   window.addEventListener("pageshow", open);
   if (!document.hidden) open();
-  return { close, get place() { return place; } };
+  return { close, stop() { isOver = true; close(); }, get place() { return place; } };
 }
 
 document.addEventListener("submit", event => {

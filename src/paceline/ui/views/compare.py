@@ -21,11 +21,13 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import json_safe
 from paceline.runs.record import RunRecord
 from paceline.runs.search.facts import RunFacts, read_facts, stamp_hash
+from paceline.runs.search.fields import quoted
+from paceline.runs.search.index import RunIndex
 from paceline.runs.search.summaries import goal_of
 from paceline.sweeps.pictures import chosen_runs, draw, svg
 from paceline.ui import render, run_page
-from paceline.ui.index import Index, RunQuery, selected
 from paceline.ui.views.common import as_json, curve_query, runs_dir
+from paceline.ui.views.listing import RunQuery, selected
 
 #: Most runs in a comparison. Some proxies refuse longer addresses.
 MOST = 200
@@ -215,9 +217,9 @@ def images(request: Request) -> Response:
 
 def names(request: Request) -> Response:
     """Return runs that match the text `q`."""
-    index: Index = request.app.state.index
+    index: RunIndex = request.app.state.index
     index.refresh()
-    query = RunQuery(text=request.query_params.get("q", "")[:200], trials=True)
+    query = RunQuery(text=" ".join(map(quoted, request.query_params.get("q", "")[:200].split())), trials=True)
     taken = set(request.query_params.getlist("run"))
     offered = [entry for entry in selected(index.entries(), query) if entry.run_id not in taken][:_OFFERED]
     return as_json([{"run_id": entry.run_id, "name": entry.name, "status": entry.status} for entry in offered])

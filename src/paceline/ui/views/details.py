@@ -16,8 +16,8 @@ from paceline.runs import read, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_run_id
 from paceline.runs.record import RunRecord
+from paceline.runs.search.facts import RunFacts
 from paceline.ui import render, run_page
-from paceline.ui.index import IndexEntry
 from paceline.ui.pieces import stamp_of
 from paceline.ui.views import common
 
@@ -84,7 +84,7 @@ def differences(
     return found
 
 
-def _choices(entries: Sequence[IndexEntry], record: RunRecord) -> list[IndexEntry]:
+def _choices(entries: Sequence[RunFacts], record: RunRecord) -> list[RunFacts]:
     """Return the other runs: of the same experiment first, earlier runs first, then the newest first."""
     others = [one for one in entries if one.run_id != record.run_id]
     return sorted(

@@ -13,10 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from paceline.runs.record import utc_now
+from paceline.runs.search.facts import RunFacts
+from paceline.runs.search.index import RunIndex
 from paceline.targets import configured, polling
 from paceline.targets.status_of_all import TargetLook, look_at_all
 from paceline.ui import render
-from paceline.ui.index import Index, IndexEntry
 from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views import models, services
 from paceline.ui.views.common import events, place_of
@@ -81,9 +82,9 @@ def _shell(request: Request) -> render.TemplateValues:
 def targets(request: Request) -> render.TemplateValues:
     """Return the last status of each target, and this workspace's runs there."""
     watch: TargetWatch = request.app.state.targets
-    index: Index = request.app.state.index
+    index: RunIndex = request.app.state.index
     index.refresh()
-    going: dict[str, list[IndexEntry]] = {}
+    going: dict[str, list[RunFacts]] = {}
     # List the oldest run first, as in a queue. A sweep is left out, because its trials are listed.
     for entry in reversed(index.entries()):
         if not entry.is_terminal and entry.kind == "script":

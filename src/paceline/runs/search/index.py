@@ -1,0 +1,284 @@
+"""An index of a workspace's runs: each record is read once, and again after a change.
+
+An ended run changes only its notes, so of an ended run only their stamp is checked. Facts are small: 100,000 need a hundred
+megabytes.
+
+A cache has the facts of ended runs: a file in the user's own state folder. No other user can change it, and a shared workspace
+gets no file. A missing or broken cache only costs time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import stat
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, cast
+
+from paceline.runs import store
+from paceline.runs.folder import RunFolder
+from paceline.runs.metric_reader import parsed
+from paceline.runs.search.facts import RunFacts, add_notes, read_metrics, read_record_facts, stamp_hash
+from paceline.runs.search.fields import sorted_runs
+from paceline.runs.search.params import packed
+from paceline.runs.search.query import predicate
+from paceline.runs.search.summaries import MetricSummaries, SummaryReader
+from paceline.system.files import PRIVATE, gone_is_fine, replacing
+
+_NOTES = RunFolder(Path()).notes.name
+#: Seconds after which the index of a workspace on this machine is refreshed.
+_FRESH_S = 0.7
+#: Pause between refreshes, as a multiple of the last refresh's duration, to spare slow file systems.
+_REST = 4.0
+#: Version of the format; other versions are other files.
+_VERSION = 1
+_NAMES = [field.name for field in fields(RunFacts)]
+_SHARED = ("experiment", "status", "kind", "target", "user", "size", "script", "why")
+_MAPPINGS = ("tags", "params", "given")
+#: Lines of runs that are gone or have newer lines, above which the file is written again.
+_MOST_STALE = 1000
+_PIECE_BYTES = 1 << 20
+
+
+class RunIndex:
+    """An index of all runs, newest first. `version` increases with each change of a run.
+
+    Args:
+        runs_dir: The workspace's folder of runs.
+        metrics_s: Seconds of one refresh in which metric logs are read; the next refresh continues. Default: no limit.
+        cache: Keeps the facts of ended runs for other processes.
+    """
+
+    def __init__(self, runs_dir: Path, *, metrics_s: float = math.inf, cache: FactsCache | None = None) -> None:
+        self._runs_dir = runs_dir
+        self._metrics_s = metrics_s
+        self._cache = cache
+        self._entries: dict[str, RunFacts] = {}
+        self._lock = threading.Lock()
+        self._looked_at = -math.inf
+        self._took_s = 0.0
+        self._names: int | None = None
+        #: Ended runs whose metrics have not been read, and readers of the others, each in the order of reading.
+        self._unread: dict[str, None] = {}
+        self._readers: dict[str, SummaryReader] = {}
+        #: Facts that the cache lacks.
+        self._fresh: dict[str, RunFacts] = {}
+        self._listed: tuple[int, list[RunFacts]] = (-1, [])
+        self.ids: list[str] = []
+        self.version = 0
+
+    def entries(self) -> list[RunFacts]:
+        """Return the facts of the last refresh, or those that the first has read so far."""
+        version, listed = self._listed
+        if version != self.version or self._lock.locked():
+            version, known = self.version, self._entries
+            listed = [known[run_id] for run_id in self.ids if run_id in known]
+            self._listed = (version, listed)
+        return listed
+
+    @property
+    def unread(self) -> int:
+        """The number of ended runs whose metrics have not been read."""
+        return len(self._unread)
+
+    def refresh(self) -> None:
+        """Read the records that have changed, at most once per interval.
+
+        Concurrent callers wait for the same refresh.
+        """
+        if not self._is_due():
+            return
+        with self._lock:
+            if not self._is_due():
+                return
+            before = time.monotonic()
+            try:
+                self._look()
+                self._read_metrics()
+                self._keep()
+            finally:
+                self._looked_at = time.monotonic()
+                self._took_s = self._looked_at - before
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._looked_at >= max(_FRESH_S, _REST * self._took_s)
+
+    def _look(self) -> None:
+        self._list()
+        runs_dir = os.fspath(self._runs_dir)
+        for run_id in self.ids:
+            known = self._entries.get(run_id)
+            if known is not None and known.is_terminal:
+                # Almost every run ends here without a change. Creating a `Path` would take longer than this check.
+                notes = stamp_hash(f"{runs_dir}/{run_id}/{_NOTES}")
+                if notes != known.notes_stamp:
+                    add_notes(known, RunFolder(self._runs_dir / run_id), notes)
+                    self._changed(known)
+                continue
+            found = read_record_facts(RunFolder(self._runs_dir / run_id), known)
+            if found is None:
+                self._forget(run_id)
+            elif found != known:
+                found.run_id = run_id
+                self._entries[run_id] = found
+                self._changed(found)
+                if found.is_terminal:
+                    # Read the whole logs once more: the reader may have missed the last file.
+                    self._readers.pop(run_id, None)
+                    self._unread[run_id] = None
+                elif known is None:
+                    self._readers[run_id] = SummaryReader(RunFolder(self._runs_dir / run_id).metrics)
+
+    def _list(self) -> None:
+        """List the runs. Sorting takes longer than listing, so sort after a change only."""
+        try:
+            names = hash(tuple(os.listdir(self._runs_dir)))
+        except OSError:
+            names = 0
+        if names == self._names:
+            return
+        ids = store.ids(self._runs_dir)
+        if self._names is None and self._cache is not None:
+            self._entries = self._cache.load(ids)
+        for gone in set(self.ids) - set(ids):
+            self._forget(gone)
+        self._names, self.ids = names, ids
+        self.version += 1
+
+    def _changed(self, facts: RunFacts) -> None:
+        self._fresh[facts.run_id] = facts
+        self.version += 1
+
+    def _forget(self, run_id: str) -> None:
+        self._readers.pop(run_id, None)
+        self._unread.pop(run_id, None)
+        self._fresh.pop(run_id, None)
+        self.version += self._entries.pop(run_id, None) is not None
+
+    def _read_metrics(self) -> None:
+        until = time.monotonic() + self._metrics_s
+        # Newest first; running runs take turns.
+        for run_id in [*self._unread, *self._readers]:
+            facts, reader = self._entries[run_id], self._readers.pop(run_id, None)
+            found = read_metrics(RunFolder(self._runs_dir / run_id), facts, reader)
+            self._unread.pop(run_id, None)
+            if reader is not None:
+                self._readers[run_id] = reader
+            if found != facts.metrics:
+                facts.metrics = found
+                self.version += 1
+            if time.monotonic() > until:
+                break
+
+    def _keep(self) -> None:
+        """Add facts to the cache that are complete and will not change."""
+        done = [one for run_id, one in self._fresh.items() if one.is_terminal and run_id not in self._unread]
+        if self._cache is not None and done:
+            self._cache.add(done)
+        self._fresh = {run_id: one for run_id, one in self._fresh.items() if run_id in self._unread}
+
+
+def find_runs(runs_dir: Path, where: str = "", sort: str = "", *, children: bool = True) -> list[RunFacts]:
+    """Return the facts of the runs that match a query, newest first or sorted by a field.
+
+    Args:
+        runs_dir: The workspace's folder of runs.
+        where: A query (`paceline.runs.search.query`); "" for all runs.
+        sort: A field (`paceline.runs.search.fields.sorted_runs`).
+        children: Include trials of sweeps and steps of pipelines.
+
+    Raises:
+        QueryError: The query or the field is wrong.
+
+    Examples:
+        >>> [facts.name for facts in find_runs(workspace.runs_dir, "metrics.acc > 0.9", "metrics.acc.best")]
+        ['brave-otter-12']
+    """
+    matches = predicate(where)
+    index = RunIndex(runs_dir, cache=FactsCache(runs_dir))
+    index.refresh()
+    found = [facts for facts in index.entries() if (children or not facts.is_child) and matches(facts)]
+    return sorted_runs(found, sort) if sort else found
+
+
+class FactsCache:
+    """The cached facts of a workspace's ended runs."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        base = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "paceline" / "runs"
+        self.path = (
+            base / f"{hashlib.sha256(os.fsencode(os.path.realpath(runs_dir))).hexdigest()[:24]}.{_VERSION}.jsonl"
+        )
+
+    def load(self, ids: Iterable[str]) -> dict[str, RunFacts]:
+        """Return the cached facts of these runs by id."""
+        found: dict[str, RunFacts] = {}
+        lines = 0
+        # Share the ids with the caller, to spare memory.
+        known = {run_id: run_id for run_id in ids}
+        for row in self._rows():
+            lines += 1
+            facts = _facts(row)
+            if facts is not None and facts.run_id in known:
+                facts.run_id = known[facts.run_id]
+                found[facts.run_id] = facts
+        if lines > len(found) + len(found) // 2 + _MOST_STALE:
+            with gone_is_fine(), replacing(self.path) as beside, open(beside, "xb", opener=_private) as file:
+                file.write(_lines(found.values()))
+        return found
+
+    def add(self, facts: Iterable[RunFacts]) -> None:
+        """Append the facts of ended runs; a run's last line counts."""
+        with gone_is_fine():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE)
+            with open(fd, "wb", buffering=0) as file:
+                # A newline first ends a line that a full disk has cut short.
+                file.write(b"\n" + _lines(facts))
+
+    def _rows(self) -> Iterator[object]:
+        """Yield the content of the lines if this user alone can write to the file."""
+        with gone_is_fine(), open(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+            found = os.fstat(file.fileno())
+            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+                # In pieces: 100,000 runs have 50 MB.
+                while data := file.read(_PIECE_BYTES):
+                    yield from parsed(data + file.readline())
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, PRIVATE)
+
+
+def _lines(facts: Iterable[RunFacts]) -> bytes:
+    return b"".join(json.dumps(_row(one), separators=(",", ":")).encode() + b"\n" for one in facts)
+
+
+def _row(facts: RunFacts) -> list[object]:
+    values: dict[str, object] = {name: getattr(facts, name) for name in _NAMES}
+    values |= {name: dict(getattr(facts, name)) for name in _MAPPINGS}
+    values["metrics"] = [facts.metrics.to_json(), facts.metrics.goals]
+    # Most runs have no tracked parameters.
+    values["given"] = values["given"] if values["given"] != values["params"] else None
+    return list(values.values())
+
+
+def _facts(row: object) -> RunFacts | None:
+    try:
+        # This user has written the file, so wrong types here are no attack, and cost this line only.
+        values: dict[str, Any] = dict(zip(_NAMES, cast("list[Any]", row), strict=True))
+        values |= {name: sys.intern(values[name]) for name in _SHARED}
+        values |= {name: packed(values[name]) for name in _MAPPINGS if values[name] is not None}
+        values["given"] = values["given"] or values["params"]
+        values["metrics"] = MetricSummaries.of(*values["metrics"])
+        return RunFacts(**values)
+    except (TypeError, ValueError, AttributeError, struct.error):
+        return None

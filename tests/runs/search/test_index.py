@@ -1,0 +1,156 @@
+"""The list's own look at the runs: each record once, and again when it has changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from paceline.errors import QueryError
+from paceline.runs import read, states, tags_and_properties
+from paceline.runs.search import index as index_module
+from paceline.runs.search.index import FactsCache, RunIndex, find_runs
+from paceline.system import files
+from tests.ui.conftest import Place, log_values
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The records that were read; and no look is too early."""
+    found: list[str] = []
+
+    def read_json(path: object) -> object:
+        *_, run_id, name = str(path).split("/")
+        if name == "state.json":
+            found.append(run_id)
+        return files.read_json(path)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(read, "read_json", read_json)
+    monkeypatch.setattr(index_module, "_FRESH_S", 0.0)
+    monkeypatch.setattr(index_module, "_REST", 0.0)
+    return found
+
+
+@pytest.mark.promise("run-ended-read-once-list")
+def test_a_run_that_has_ended_is_read_once(place: Place, reads: list[str]) -> None:
+    done, live = place.run("a_1700000001_00000001"), place.run("a_1700000002_00000001", states.RUNNING)
+    index = RunIndex(place.runs_dir)
+    for _ in range(3):
+        index.refresh()
+    assert sorted(reads) == [done.run_id, live.run_id, live.run_id, live.run_id]
+    assert [entry.run_id for entry in index.entries()] == [live.run_id, done.run_id]
+
+
+def test_index_follows_new_changed_and_removed_runs(place: Place, reads: list[str]) -> None:
+    done = place.run("a_1700000001_00000001")
+    index = RunIndex(place.runs_dir)
+    index.refresh()
+    version = index.version
+    index.refresh()
+    assert index.version == version
+    tags_and_properties.set_tags(done.notes, {"seen": 1})
+    index.refresh()
+    assert index.version > version
+    assert index.entries()[0].tags == {"seen": "1"}
+    other = place.run("a_1700000002_00000001")
+    index.refresh()
+    assert index.ids == [other.run_id, done.run_id]
+    shutil.rmtree(other.path)
+    index.refresh()
+    assert [entry.run_id for entry in index.entries()] == [done.run_id]
+
+
+def test_a_record_that_can_t_be_read_hides_no_other(place: Place, reads: list[str]) -> None:
+    broken, odd, done = (place.run(f"a_170000000{n}_00000001") for n in (1, 2, 3))
+    broken.state.write_text("{")
+    odd.job.write_text("{}")
+    index = RunIndex(place.runs_dir)
+    index.refresh()
+    assert [entry.run_id for entry in index.entries()] == [done.run_id]
+
+
+def test_index_follows_the_metrics_of_running_runs(place: Place, reads: list[str]) -> None:
+    live, done = place.run("a_1700000002_00000001", states.RUNNING), place.run("a_1700000001_00000001")
+    log_values(done, "acc", [0.5, 0.25])
+    index = RunIndex(place.runs_dir)
+    index.refresh()
+    version = index.version
+    log_values(live, "acc", [0.75])
+    index.refresh()
+    assert index.version > version
+    assert [facts.metrics.value("acc") for facts in index.entries()] == [0.75, 0.25]
+
+
+def test_index_reads_metrics_in_pieces_of_time(place: Place, reads: list[str]) -> None:
+    for number in range(3):
+        log_values(place.run(f"a_170000000{number}_00000001"), "acc", [number])
+    index = RunIndex(place.runs_dir, metrics_s=0.0)
+    for known in (1, 2, 3, 3):
+        index.refresh()
+        assert sum("acc" in facts.metrics for facts in index.entries()) == known
+        assert index.unread == 3 - known
+
+
+def test_facts_of_ended_runs_come_from_the_cache(place: Place, reads: list[str]) -> None:
+    done = place.run("a_1700000001_00000001", tags={"team": "vision"})
+    place.run("a_1700000002_00000001", states.RUNNING)
+    log_values(done, "acc", [0.5, float("nan")])
+    (first,) = find_runs(place.runs_dir, "tags.team = vision")
+    reads.clear()
+    done.metric_log(0).unlink()
+    (again,) = find_runs(place.runs_dir, "metrics.acc.max = 0.5 and state = completed")
+    assert done.run_id not in reads
+    assert again == first
+    tags_and_properties.set_tags(done.notes, {"team": "nlp"})
+    assert find_runs(place.runs_dir, "tags.team = vision") == []
+    (changed,) = find_runs(place.runs_dir, "tags.team = nlp")
+    assert changed.metrics == first.metrics
+
+
+@pytest.mark.parametrize("harm", ["writable", "link", "text", "rows"])
+def test_cache_that_others_could_write_or_that_is_broken_is_ignored(place: Place, harm: str) -> None:
+    done = place.run("a_1700000001_00000001")
+    find_runs(place.runs_dir)
+    cache = FactsCache(place.runs_dir)
+    content = cache.path.read_text().replace('"Completed"', '"Failed"')
+    if harm == "link":
+        (place.path / "other").write_text(content)
+        cache.path.unlink()
+        cache.path.symlink_to(place.path / "other")
+    elif harm == "writable":
+        cache.path.write_text(content)
+        os.chmod(cache.path, 0o666)
+    else:
+        cache.path.write_text({"text": "\x00{[", "rows": '[1,2]\n{}\n7\n[["a"]]\n'}[harm])
+    (facts,) = find_runs(place.runs_dir)
+    assert (facts.run_id, facts.status) == (done.run_id, states.COMPLETED)
+
+
+def test_cache_without_lines_of_removed_runs_is_written_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_MOST_STALE", 0)
+    kept, *gone = (place.run(f"a_170000000{number}_00000001") for number in range(4))
+    find_runs(place.runs_dir)
+    for folder in gone:
+        shutil.rmtree(folder.path)
+    find_runs(place.runs_dir)
+    cache = FactsCache(place.runs_dir)
+    assert cache.path.read_text().count("\n") == 1
+    assert cache.path.stat().st_mode & 0o777 == 0o600
+    assert [*cache.load([kept.run_id])] == [kept.run_id]
+
+
+def test_query_that_is_wrong_reads_no_run(place: Place, reads: list[str]) -> None:
+    place.run()
+    with pytest.raises(QueryError):
+        find_runs(place.runs_dir, "state = odd")
+    assert reads == []
+
+
+def test_children_are_left_out_on_request(place: Place) -> None:
+    place.run("s_1700000001_00000001")
+    place.run("s_1700000001_00000001_0", parent_run_id="s_1700000001_00000001")
+    assert len(find_runs(place.runs_dir)) == 2
+    assert [facts.run_id for facts in find_runs(place.runs_dir, sort="name", children=False)] == [
+        "s_1700000001_00000001"
+    ]
