@@ -41,7 +41,7 @@ from paceline.targets import configured
 _LISTENS = re.compile(r"^paceline: this service listens at port (\d+) of (\S+)$", re.MULTILINE)
 _LOOK_S = 0.5
 _PAUSE_S = 0.1
-#: Seconds to wait for the end of canceled runs, in addition to the default of `drain_s`.
+#: Seconds to wait for the end of canceled runs, in addition to their grace period.
 _END_S = 60.0
 
 
@@ -169,7 +169,9 @@ class RemoteServer:
         served = self._all()
         for each in served:
             self._retire(each)
-        deadline = time.monotonic() + _END_S + 30.0
+        jobs = [each.record.job for each in served if each.record is not None]
+        grace_s = max((job.grace_period_seconds for job in jobs if job is not None), default=30.0)
+        deadline = time.monotonic() + _END_S + grace_s
         while time.monotonic() < deadline and any(not _is_over(each) for each in served):
             time.sleep(_PAUSE_S)
         self.clear()
