@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import LossFunction, WeightFunction
-from paceline.parallel.batches.rows import Rows
+from paceline.parallel.batches.rows import Rows, can_join, join_rows
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.loss_state import loss_kept
 from paceline.parallel.pytree import map_tensors, tensors_in
@@ -254,7 +254,7 @@ def scale_gradients(params: dict[str, nn.Parameter], factor: float) -> None:
 
 
 def few_rows(output: object, target: object) -> tuple[object, object] | None:
-    """Copy a few rows of a loss's arguments, or return None if fewer than two.
+    """Copy a few rows of a loss's arguments, or return None if they have no rows.
 
     These are the rows with the smallest and the largest targets: a value that the loss ignores is mostly one of the two.
     """
@@ -262,7 +262,7 @@ def few_rows(output: object, target: object) -> tuple[object, object] | None:
         outputs, targets = Rows(output), Rows(target)
         of_row = sum(tensor.numel() for tensor in tensors_in(output)) // outputs.count
         count = min(outputs.count, ROWS, max(NUMBERS // max(of_row, 1), 2))
-        if outputs.count != targets.count or count < 2:
+        if outputs.count != targets.count:
             return None
         chosen = _chosen(target, targets.count, count)
         # Copy the rows, because the loss may change its arguments in place.
@@ -270,6 +270,15 @@ def few_rows(output: object, target: object) -> tuple[object, object] | None:
         return first, second
     except ParallelError:
         return None
+
+
+def wider_sample(
+    known: tuple[object, object] | None, found: tuple[object, object] | None
+) -> tuple[object, object] | None:
+    """Return the rows with the smallest and the largest targets of two samples from `few_rows`."""
+    if known is None or found is None or not can_join((known, found)):
+        return known or found
+    return few_rows(*join_rows((known, found)))
 
 
 def _chosen(target: object, rows: int, count: int) -> list[int]:
@@ -297,6 +306,8 @@ def no_mean(
     if sample is None:
         return ""
     outputs, targets = map(Rows, sample)
+    if outputs.count < 2:
+        return ""
     drawn = torch.get_rng_state()
 
     def part(start: int, stop: int, *, is_wide: bool) -> tuple[float, float, torch.dtype, MeanOver | None]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import TARGETS, LossFunction, Microbatch, Parts, SplitFunction, WeightFunction
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.loss_means import MeanOver, StepMeans, few_rows, mean_over
+from paceline.parallel.loss_means import MeanOver, StepMeans, few_rows, mean_over, wider_sample
 from paceline.parallel.pytree import described, tensors_in
 
 
@@ -80,8 +80,8 @@ class Task:
                 with torch.no_grad():
                     self.loss(output, micro.target)
             return zero_loss(output)
-        if is_part and means.checks and means.sample is None:
-            means.sample = few_rows(output, micro.target)
+        if is_part and means.checks and (means.sample is None or means.has_hidden):
+            means.sample = wider_sample(means.sample, few_rows(output, micro.target))
         loss = self.loss_of(output, micro.target)
         if torch.is_grad_enabled() and not loss.requires_grad and any(x.requires_grad for x in tensors_in(output)):
             raise ParallelError(

@@ -461,6 +461,20 @@ def check_fused_loss_is_refused_in_the_first_batch_with_ignored_targets(ranks: R
     _assert_equals_one_process(counted, one)
 
 
+def check_fused_loss_is_refused_whichever_microbatch_has_ignored_targets(ranks: Ranks) -> None:
+    def made() -> nn.Module:
+        return nn.Sequential(Tower(), nn.Linear(8, 5))
+
+    for ignored in ([7], [6, 7]):
+        batches = _batches_of_which_the_third_ignores_targets()
+        batches[2][1][:] = batches[1][1]
+        batches[2][1][ignored] = -100
+        for microbatches in (2, 4):
+            with pytest.raises(ParallelError, match="not a mean over rows"):
+                _trained(made, batches, DataParallel(), loss=_Fused.apply, microbatches=microbatches)
+            _trained(made, batches[:2], DataParallel(), loss=_Fused.apply, microbatches=microbatches)
+
+
 def check_fused_loss_of_the_model_itself_is_refused_with_ignored_targets(ranks: Ranks) -> None:
     batches = [{"x": x, "labels": target} for x, target in _batches_of_which_the_third_ignores_targets()]
     _trained(_FusedOwn, batches[:2], DataParallel())
