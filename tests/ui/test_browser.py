@@ -409,7 +409,7 @@ def _charts(session: Session, pair: str) -> None:
     page.wait_for_selector(".chart canvas")
     assert page.locator("details.metrics").first.get_attribute("open") is None
     page.locator("#charts summary").first.click()
-    page.locator("details.metrics canvas").first.wait_for()
+    page.wait_for_function("() => window.pacelineDrawn?.['train/loss']")
     menu = page.get_by_role("button", name="train/loss: menu")
     kept: dict[str, str] = {}
     for kind in ("PNG", "SVG", "CSV"):
