@@ -1,4 +1,4 @@
-"""export, tensorboard: runs for other trackers."""
+"""export, tensorboard, relay, import: runs for other trackers, and out of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.common import folders_of, print_json, refuse
-from paceline.cli.options import JSON, RUNS, VerbOption, takes
+from paceline.cli.common import folder_of, folders_of, print_json, refuse
+from paceline.cli.options import JSON, LATEST_RUN, RUNS, VerbOption, takes
 from paceline.errors import UserError
 from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -15,6 +15,10 @@ from paceline.runs.visible import visible
 from paceline.system.names import did_you_mean
 from paceline.trackers import export as exports
 from paceline.trackers.board import TensorBoard
+from paceline.trackers.imports import TRACKERS
+from paceline.trackers.imports import import_runs as import_store
+from paceline.trackers.relay import MetricRelay
+from paceline.workspace import Workspace
 
 if TYPE_CHECKING:
     from paceline.cli.outputs import Exported
@@ -95,3 +99,52 @@ def _folders(run_ids: list[str] | None) -> list[RunFolder]:
     for folder in folders:
         read.record(folder)  # reading the record also refreshes the folder of a remote run
     return folders
+
+
+#: Most problems to print for one run.
+_SHOWN = 5
+
+
+@takes(
+    VerbOption("tracker", f"One of {', '.join(TRACKERS)}.", "TRACKER", needed=True),
+    VerbOption(
+        "path",
+        "The store: mlruns or mlflow.db, the folder wandb, a --logdir, or a folder of Neptune's exporter.",
+        "PATH",
+        Path,
+        needed=True,
+    ),
+    VerbOption("-e --experiment", "Experiment of all imported runs; default: the experiment or project in the store."),
+    VerbOption("--dry-run", "Read the store and print the summary, but write nothing.", type=bool),
+    JSON,
+)
+def import_runs(*, tracker: str, path: Path, experiment: str | None, dry_run: bool, as_json: bool) -> int:
+    """Import the runs of another tracker's store. A second import adds what is new."""
+    workspace = Workspace.from_config(create=not dry_run).path
+    report = import_store(tracker, path, workspace=workspace, experiment=experiment, dry_run=dry_run)
+    if as_json:
+        print_json({"tracker": report.tracker, "counts": report.counts, "runs": list(report.runs)})
+        return int("broken" in report.counts)
+    for run in report.runs:
+        if run["outcome"] != "unchanged" or run["problems"]:
+            print(visible(f"{run['outcome']:<9} {run['run_id'] or ''} ({run['key']})"))
+        for problem in run["problems"][:_SHOWN]:
+            print(visible(f"          {problem}"))
+    counts = ", ".join(f"{number} {outcome}" for outcome, number in report.counts.items()) or "no runs"
+    print(f"{'Would import' if dry_run else 'Imported'} from {tracker}: {counts}.")
+    return int("broken" in report.counts)
+
+
+@takes(
+    LATEST_RUN,
+    VerbOption("--to", "mlflow=URI: an MLflow server.", "PLACE", needed=True),
+    VerbOption("-e --experiment", "Experiment in MLflow; default: the run's."),
+)
+def relay(*, run_id: str | None, to: str, experiment: str | None) -> None:
+    """Pass the metrics of a run on to an MLflow server. It follows the run to its end."""
+    kind, _, uri = to.partition("=")
+    if kind != "mlflow" or not uri.startswith(("http://", "https://", "databricks")):
+        raise UserError(f"--to {to!r}: write mlflow=URI, such as mlflow=http://localhost:5000.")
+    folder = folder_of(run_id)
+    MetricRelay(folder, uri, experiment).run()
+    print(visible(f"All metrics of {folder.run_id} are at {uri}."))

@@ -37,6 +37,7 @@ EXAMPLES = {
     "ui": "paceline ui --open",
     "export": "paceline export brave-otter-12 -o metrics.csv",
     "import": "paceline import mlflow mlruns",
+    "relay": "paceline relay brave-otter-12 --to mlflow=http://localhost:5000",
     "tensorboard": "paceline tensorboard brave-otter-12 calm-heron-3",
     "usage": "paceline usage --by user --since 30d",
     "top": "paceline top brave-otter-12",

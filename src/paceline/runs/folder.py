@@ -86,6 +86,8 @@ class RunFolder:
     deleted = PathAttribute("deleted.json")
     #: For a run of another tracker: what its last import read (`paceline.trackers.imports`).
     origin = PathAttribute("import.json")
+    #: The progress of each relay of the metrics, one file for each server (`paceline.trackers.relay`).
+    relays = PathAttribute("relays")
     #: Exists after a request to end the run; holds the user and the reason.
     cancel_request = PathAttribute("cancel.json")
     #: One folder per running `paceline exec` command, readable only for its owner.

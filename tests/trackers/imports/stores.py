@@ -10,8 +10,8 @@ from pathlib import Path
 
 import yaml
 
-from paceline.trackers import wandb_log
-from paceline.trackers.wandb_log import message
+from paceline.trackers.imports import wandb_folder as wandb_log
+from paceline.trackers.imports.wandb_folder import message
 
 START_MS = 1_700_000_000_000
 

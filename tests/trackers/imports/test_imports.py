@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.imports import import_runs as verb
+from paceline.cli.export import import_runs as verb
 from paceline.errors import UserError
 from paceline.runs import artifacts, metrics, read, series, tags_and_properties
 from paceline.runs.folder import RunFolder

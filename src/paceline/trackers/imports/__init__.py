@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import UserError
 from paceline.system import locks
 from paceline.system.names import did_you_mean
-from paceline.trackers.imports.old_run import BrokenRun, OldRun, Reader
+from paceline.trackers.imports.old_run import OldRun, Reader
 from paceline.workspace_dir import configured
 
 if TYPE_CHECKING:
@@ -113,6 +113,3 @@ def _imported(adopter: Adopter, reader: Reader, path: Path) -> tuple[ImportedRun
         if isinstance(old, OldRun):
             adopter.remember(old)
     return tuple(adopter.add(old) for old in olds)
-
-
-__all__ = ["TRACKERS", "BrokenRun", "ImportReport", "OldRun", "import_runs"]

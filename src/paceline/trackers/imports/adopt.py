@@ -331,9 +331,6 @@ def _write_notes(folder: RunFolder, read: _Read, tags: Mapping[str, str], texts:
             tags_and_properties.set_name(folder.notes, field, text)
 
 
-# --- checks
-
-
 def _checked(point: Point, problems: Problems) -> _Value | None:
     name, value = point.name, point.value
     if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME:

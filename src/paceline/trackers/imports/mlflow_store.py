@@ -47,11 +47,7 @@ _TOO_LARGE = 1 << 24
 
 
 def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
-    """Yield the runs of `mlruns`, of its parent folder, or of a database.
-
-    Raises:
-        UserError: There is no store.
-    """
+    """Yield the runs of `mlruns`, of its parent folder, or of a database."""
     if path.is_file():
         yield from _of_database(path)
         return

@@ -87,7 +87,7 @@ class BrokenRun:
     why: str
 
 
-#: A reader yields the runs of the store at a path.
+#: A reader yields the runs of the store at a path. It raises UserError if there is no store, or a package is missing.
 Reader = Callable[[Path], Iterator["OldRun | BrokenRun"]]
 
 

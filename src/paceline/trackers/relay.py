@@ -1,0 +1,281 @@
+"""Relay of a run's metrics to an MLflow server, each value once, while the run goes on.
+
+The relay reads the metric logs of the run's folder on the submitting machine, where the supervisor copies them: nodes need no
+internet. `relays/<server>.json` in that folder says how far it has come. A batch is lines of one log:
+
+    note   pending = end of the batch        a kill or a cut from here on leaves a doubtful batch,
+    send   the values of the batch           of which the next attempt sends only values that the server lacks
+    note   position = pending
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+
+from paceline.errors import UserError
+from paceline.runs import read
+from paceline.runs.folder import RunFolder, metric_logs
+from paceline.runs.metric_reader import MetricEntry
+from paceline.system import locks
+from paceline.system.files import read_json, write_json
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+Result = TypeVar("Result")
+_log = logging.getLogger(__name__)
+#: MLflow's limits: metrics and parameters in a request, lengths of a name, a parameter and a tag.
+_BATCH, _PARAMETERS, _NAME_LENGTH, _PARAMETER_LENGTH, _TAG_LENGTH = 1000, 100, 250, 6000, 8000
+_NOT_IN_NAMES = re.compile(r"[^\w\-./ :]")
+#: Answers that a later try may change: a timeout, too many requests.
+_PASSING = (408, 429)
+#: Pauses in seconds: between two looks at the run, and the longest after an error.
+_LOOK_S, _LONGEST_PAUSE_S = 2.0, 60.0
+
+
+class SentValue(NamedTuple):
+    """A number of a metric, with the identity that it has in MLflow: equal ones are one value."""
+
+    name: str
+    value: float
+    time_ms: int
+    step: int
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """An identity in which NaN equals NaN. MLflow's database has its largest number in the place of infinity."""
+        value = math.copysign(math.inf, self.value) if abs(self.value) >= sys.float_info.max else self.value
+        return self.name, repr(value), self.time_ms, self.step
+
+
+class CutError(Exception):
+    """The error of a server that did not answer: it may have the last request or not."""
+
+
+@dataclass
+class _State:
+    """`relays/<server>.json`. positions, pending: log -> offset. counts: metric -> its number of values without a step."""
+
+    to: str
+    key: str | None = None
+    positions: dict[str, int] = field(default_factory=dict)
+    pending: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    is_done: bool = False
+
+
+class MetricRelay:
+    """A relay of one run to the server at `uri`. One process at a time may have it."""
+
+    def __init__(self, folder: RunFolder, uri: str, experiment: str | None = None) -> None:
+        self._folder, self._place = folder, _Server(folder, uri, experiment)
+        to = f"mlflow={uri}"
+        try:
+            folder.relays.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{str(folder.relays)!r} can't be made: {error.strerror}. Ask the run's owner.") from error
+        self._file = folder.relays / f"{hashlib.sha256(to.encode()).hexdigest()[:12]}.json"
+        lock = locks.take(self._file.with_suffix(".lock"))
+        if lock is None:
+            raise UserError(f"another process relays run {folder.run_id} to {to}. Wait for its end, or end it.")
+        self._lock = lock
+        self._state = _State(to)
+        found = read_json(self._file)
+        if isinstance(found, dict) and found.get("to") == to:
+            for name, value in vars(self._state).items():
+                if type(found.get(name)) is type(value) or name == "key":
+                    setattr(self._state, name, found.get(name))
+        self._is_open = False
+
+    def close(self) -> None:
+        """Let other processes relay the run."""
+        os.close(self._lock)
+
+    def run(self) -> None:
+        """MetricRelay until the run has ended and every value is there. Retry while the server does not answer."""
+        pause_s = _LOOK_S
+        while True:
+            try:
+                if self.look():
+                    return
+                pause_s = _LOOK_S
+            except CutError as error:
+                _log.warning("%s does not answer (%s); the next try is in %.0f s", self._state.to, error, pause_s)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
+            time.sleep(_LOOK_S)
+
+    def look(self) -> bool:
+        """Send all new values; return whether the run has ended. Raise CutError if the server does not answer."""
+        # Read the record first: values are complete when a run has ended.
+        record = read.record(self._folder)
+        if self._state.is_done:
+            return True
+        if not self._is_open:
+            self._state.key = self._place.open(self._state.key)
+            self._keep()
+            self._is_open = True
+        for paths in metric_logs(self._folder.metrics).values():
+            for path in paths.values():
+                self._pass_on(path)
+        if record.is_terminal:
+            self._place.finish()
+            self._state.is_done = True
+            self._keep()
+        return record.is_terminal
+
+    def _pass_on(self, path: Path) -> None:
+        state, name = self._state, path.name
+        while True:
+            doubtful_end = state.pending.get(name)
+            counts = dict(state.counts)
+            values, end = _batch(path, state.positions.get(name, 0), counts, doubtful_end)
+            if end == state.positions.get(name, 0):
+                return
+            if values:
+                if doubtful_end is None:
+                    state.pending[name] = end
+                    self._keep()
+                self._place.send(values, is_doubtful=doubtful_end is not None)
+            state.positions[name], state.counts = end, counts
+            state.pending.pop(name, None)
+            self._keep()
+
+    def _keep(self) -> None:
+        write_json(self._file, vars(self._state))
+
+
+def _batch(path: Path, start: int, counts: dict[str, int], stop: int | None) -> tuple[list[SentValue], int]:
+    """Return the numbers of the next whole lines, and the offset behind them.
+
+    counts: metric -> number of values without a step, updated here. stop: end of a batch that was begun earlier.
+    """
+    values: list[SentValue] = []
+    end = start
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        file.seek(start)
+        for line in file:
+            if not line.endswith(b"\n") or len(values) == _BATCH or end == stop:
+                break
+            end += len(line)
+            values.extend(_values(line, counts))
+    return values, end
+
+
+def _values(line: bytes, counts: dict[str, int]) -> Iterator[SentValue]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return
+    entry = cast("MetricEntry", found)
+    value, step, time_s = entry.get("value"), entry.get("step"), entry.get("time")
+    if entry.get("kind") is not None or not isinstance(value, (int, float)):
+        return
+    if not isinstance(step, int):
+        step = counts.get(entry["name"], 0)
+        counts[entry["name"]] = step + 1
+    known = isinstance(time_s, (int, float)) and math.isfinite(time_s)
+    with contextlib.suppress(OverflowError):
+        yield SentValue(_name(entry["name"]), float(value), round(1000 * cast("float", time_s)) if known else 0, step)
+
+
+class _Server:
+    """The run on an MLflow server. Each call raises CutError if the server does not answer, and may then be repeated."""
+
+    def __init__(self, folder: RunFolder, uri: str, experiment: str | None) -> None:
+        # The relay repeats a request itself: MLflow's client would repeat one that the server already has, which doubles values.
+        os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+        try:
+            import mlflow
+        except ImportError as error:
+            raise UserError("relay needs mlflow: pip install 'paceline[mlflow]'.") from error
+        self._folder, self._uri, self._experiment = folder, uri, experiment
+        self._client: MlflowClient = mlflow.MlflowClient(uri)
+        self._key = ""
+
+    def open(self, key: str | None) -> str:
+        """Return the id of the run there, and store its parameters and tags. Find or create the run if `key` is None."""
+        self._key = key or self._call(self._find_or_create)
+        self._call(self._describe)
+        return self._key
+
+    def send(self, values: list[SentValue], *, is_doubtful: bool) -> None:
+        """Store values. is_doubtful: an earlier call may have stored some of them."""
+        from mlflow.entities import Metric
+
+        new = {value.key: value for value in values}
+        if is_doubtful:
+            for name in {value.name for value in values}:
+                for there in self._call(partial(self._client.get_metric_history, self._key, name)):
+                    new.pop(SentValue(there.key, there.value, there.timestamp, there.step).key, None)
+        metrics = [Metric(value.name, value.value, value.time_ms, value.step) for value in new.values()]
+        if metrics:
+            self._call(lambda: self._client.log_batch(self._key, metrics=metrics))
+
+    def finish(self) -> None:
+        """Store the tags, the state and the end of the run."""
+        from paceline.trackers.mlflow import view
+
+        self._call(self._describe)
+        info = view.run(self._folder).info
+        self._call(lambda: self._client.set_terminated(self._key, info.status, info.end_time))
+
+    def _find_or_create(self) -> str:
+        from paceline.trackers.mlflow import view
+
+        run = view.run(self._folder)
+        name = self._experiment or run.info.experiment_id
+        there = self._client.get_experiment_by_name(name)
+        place = there.experiment_id if there is not None else self._client.create_experiment(name)
+        # An earlier request may have created the run although its answer was lost.
+        mine = f"tags.`paceline.run_id` = '{self._folder.run_id}'"
+        for found in self._client.search_runs([place], mine, max_results=1):
+            return str(found.info.run_id)
+        tags = {"paceline.run_id": self._folder.run_id}
+        made = self._client.create_run(place, run.info.start_time, tags, run.info.run_name)
+        return str(made.info.run_id)
+
+    def _describe(self) -> None:
+        from mlflow.entities import Param, RunTag
+
+        from paceline.trackers.mlflow import view
+
+        data = view.run(self._folder).data
+        params = [Param(_name(key), value[:_PARAMETER_LENGTH]) for key, value in data.params.items()]
+        for at in range(0, len(params), _PARAMETERS):
+            self._client.log_batch(self._key, params=params[at : at + _PARAMETERS])
+        tags = [RunTag(_name(key), value[:_TAG_LENGTH]) for key, value in data.tags.items()]
+        self._client.log_batch(self._key, tags=tags[:_PARAMETERS])
+
+    def _call(self, request: Callable[[], Result]) -> Result:
+        from mlflow import MlflowException
+
+        try:
+            return request()
+        except MlflowException as error:
+            code = error.get_http_status_code()
+            if 400 <= code < 500 and code not in _PASSING:
+                raise UserError(f"{self._uri} refuses run {self._folder.run_id}: {error.message}") from error
+            raise CutError(str(error.message).partition(" with exception ")[2][:200] or error.message) from error
+
+
+def _name(name: str) -> str:
+    return _NOT_IN_NAMES.sub("_", name)[:_NAME_LENGTH]
