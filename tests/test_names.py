@@ -34,6 +34,8 @@ TAKEN_FROM_THE_SDK = {
         "TensorFlow",
     ),
     "Workspace",
+    # The SDK's is one of a container.
+    "Image",
 }
 
 

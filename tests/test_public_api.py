@@ -25,6 +25,7 @@ OWN_CALLS = {
     *(
         "at_most",
         "destination",
+        "entry",
         "from_json",
         "judge",
         "make_experiment",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from paceline.pipelines.pipeline_run import PipelineRun
     from paceline.pipelines.step import Step
     from paceline.runs.failure import FailureReport
+    from paceline.runs.media import Audio, Histogram, Html, Image, Table, Video
     from paceline.runs.record import RunRecord
     from paceline.services.service import Service
     from paceline.sweeps.expressions import (
@@ -87,6 +88,7 @@ _HOMES = {
     "paceline.pipelines.pipeline_run": ("PipelineRun",),
     "paceline.pipelines.step": ("Step",),
     "paceline.runs.failure": ("FailureReport",),
+    "paceline.runs.media": ("Audio", "Histogram", "Html", "Image", "Table", "Video"),
     "paceline.runs.record": ("RunRecord",),
     "paceline.job.secret_values": ("secret",),
     "paceline.services.service": ("Service",),
@@ -115,6 +117,7 @@ _HOMES = {
 
 __all__ = [
     "ASHA",
+    "Audio",
     "Bandit",
     "ContextParallel",
     "DataParallel",
@@ -127,7 +130,10 @@ __all__ = [
     "ExpertParallel",
     "FailureReport",
     "FullyShard",
+    "Histogram",
+    "Html",
     "Hyperband",
+    "Image",
     "Job",
     "MedianStopping",
     "Model",
@@ -145,9 +151,11 @@ __all__ = [
     "Step",
     "Sweep",
     "SweepRun",
+    "Table",
     "TensorFlow",
     "TensorParallel",
     "TruncationSelection",
+    "Video",
     "Workspace",
     "__version__",
     "choice",

@@ -150,7 +150,12 @@ def test_non_numeric_values_are_kept_apart(place: Place) -> None:
     curves = RunCurves(folder)
     curves.look()
     assert curves.curves == {}
-    assert len(curves.others) + curves.left_out == 503
+    assert {name: len(logged) for name, logged in curves.others.items()} == {
+        **{"epochs": 1, "state": 1, "nothing": 1},
+        "plot": 500,
+    }
+    assert curves.other_count == 503
+    assert [curves.others[name][0].read() for name in ("epochs", "state")] == [{"epoch": 1, "loss": 0.5}, "warm"]
 
 
 def test_curve_store_evicts_least_recently_used_runs(place: Place) -> None:

@@ -14,24 +14,28 @@ if TYPE_CHECKING:
     from paceline.runs.folder import RunFolder
     from paceline.runs.ids import check_run_id, new_run_id
     from paceline.runs.interactive import is_ours
+    from paceline.runs.media import image_source
+    from paceline.runs.metrics import plain_file_name
     from paceline.runs.offline import OfflineRun
     from paceline.runs.page_address import page_of
     from paceline.runs.read import all_records
     from paceline.runs.record import RunRecord
     from paceline.runs.run import ExperimentLike, Run
-    from paceline.runs.run_metrics import LogsMetrics, plain_file_name
+    from paceline.runs.run_metrics import LogsMetrics
 
 _HOMES = {
     "paceline.runs.artifacts": ("copy_out", "files_below"),
     "paceline.runs.folder": ("RunFolder",),
     "paceline.runs.ids": ("check_run_id", "new_run_id"),
     "paceline.runs.interactive": ("is_ours",),
+    "paceline.runs.media": ("image_source",),
+    "paceline.runs.metrics": ("plain_file_name",),
     "paceline.runs.offline": ("OfflineRun",),
     "paceline.runs.page_address": ("page_of",),
     "paceline.runs.read": ("all_records",),
     "paceline.runs.record": ("RunRecord",),
     "paceline.runs.run": ("ExperimentLike", "Run"),
-    "paceline.runs.run_metrics": ("LogsMetrics", "plain_file_name"),
+    "paceline.runs.run_metrics": ("LogsMetrics",),
 }
 
 __all__ = [
@@ -45,6 +49,7 @@ __all__ = [
     "check_run_id",
     "copy_out",
     "files_below",
+    "image_source",
     "is_ours",
     "new_run_id",
     "page_of",

@@ -55,6 +55,11 @@ class LogTail:
         self._path = path
         self._position = 0
 
+    @property
+    def position(self) -> int:
+        """Return the end of the last chunk in the file."""
+        return self._position
+
     def chunks(self, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[bytes]:
         """Yield the appended lines in chunks of whole lines; a line without its newline waits for the next call.
 

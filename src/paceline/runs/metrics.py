@@ -25,6 +25,8 @@ from paceline.runs.metric_reader import MetricEntry, parsed_lines
 Scalar: TypeAlias = "int | float | str | bool"
 
 _MOST_NAMES = 10_000
+#: Most characters of a text. JSON escapes a character by six at most.
+_LONGEST_TEXT = 6 << 20
 
 
 #: The first 10,000 names that this process logged itself: trackers of other libraries skip them.
@@ -64,6 +66,8 @@ class MetricLog:
             text = int.__repr__(value)
         else:
             text = "null" if value is None else json.dumps(plain_scalar(name, value))
+            if len(text) > _LONGEST_TEXT:
+                text = json.dumps(str(value)[: _LONGEST_TEXT // 6] + " ... (cut)")
         quoted = (self._names.get(name) if isinstance(name, str) else None) or self._quote(name)
         tail = "" if step is None else f',"step":{int(step)}'
         self._write(
@@ -262,6 +266,11 @@ def check_name(name: object) -> str:
     if not isinstance(name, str) or not name:
         raise MetricError(f"metric name {name!r} is not a non-empty string.")
     return name
+
+
+def plain_file_name(metric: object) -> str:
+    """Return a metric's name as a file name: `val/loss` or `..` must not name another folder."""
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in str(metric))
 
 
 def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str, list[MetricEntry]]]:

@@ -12,6 +12,8 @@ from paceline.runs.run_metrics import LogsMetrics
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from paceline.runs.media import Source
+
 
 class OfflineRun(LogsMetrics):
     """A run that prints metrics and keeps nothing. Its id begins with "OfflineRun_"."""
@@ -87,5 +89,5 @@ class OfflineRun(LogsMetrics):
     def _write_other(self, kind: str, name: str, value: object, step: int | None = None) -> None:
         print(f"Attempted to log {kind} metric {name}:\n{value}")
 
-    def _write_image(self, name: str, file_name: str, path: str | None, plot: Any, step: int | None = None) -> None:
-        print(f"Attempted to log image metric {name}:\n{plot if path is None else path}")
+    def _write_file(self, kind: str, name: str, file_name: str, source: Source, step: int | None = None) -> None:
+        print(f"Attempted to log {kind} metric {name}:\n{source if isinstance(source, str) else file_name}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, overload
 from paceline.errors import RunFailedError, RunStateError, UserError
 from paceline.job.data_reference import PATH_VARIABLES, DataReference
 from paceline.runs import (
-    artifacts,
     interactive,
     metrics,
     read,
@@ -48,6 +46,7 @@ if TYPE_CHECKING:
     from paceline.observe.stacks import RunStacks
     from paceline.observe.stragglers import RunPace
     from paceline.runs.failure import FailureReport
+    from paceline.runs.media import Source
     from paceline.workspace import Submittable, Workspace
 
 
@@ -450,15 +449,11 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def _write_other(self, kind: str, name: str, value: object, step: int | None = None) -> None:
         self._log().other(kind, name, value, step)
 
-    def _write_image(self, name: str, file_name: str, path: str | None, plot: Any, step: int | None = None) -> None:
-        if path is not None:
-            artifacts.put(self._folder, file_name, path)
-        else:
-            with tempfile.TemporaryDirectory(prefix="paceline-") as made:
-                drawn = Path(made, "plot.png")
-                plot.savefig(drawn, format="png")
-                artifacts.put(self._folder, file_name, drawn)
-        self._write_other("image", name, file_name, step)
+    def _write_file(self, kind: str, name: str, file_name: str, source: Source, step: int | None = None) -> None:
+        from paceline.runs.media import put
+
+        put(self._folder, name, file_name, source)
+        self._write_other(kind, name, file_name, step)
 
     def _log(self) -> MetricLog:
         if self._metric_log is None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import struct
-import time
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import MetricError
-from paceline.runs.metrics import plain_value
+from paceline.runs.metrics import check_name, plain_value
+
+if TYPE_CHECKING:
+    from paceline.runs.media import Media, Source
 
 
 class LogsMetrics(ABC):
@@ -20,12 +19,14 @@ class LogsMetrics(ABC):
     def log(
         self, name: str | Mapping[str, object], value: object = ..., description: str = "", step: int | None = None
     ) -> None:
-        """Log a scalar: int, float, str, bool, or a numpy or torch scalar, also NaN or infinite.
+        """Log a value: int, float, str, bool, or a numpy, torch or TensorFlow scalar, also NaN or infinite.
 
         A dict instead of the name logs each of its values under its key: `log({"loss": 0.1, "accuracy": 0.9}, step=3)`.
 
-        The first value under a name is a scalar in `get_metrics`, more make a list. Other types never end the script: lists,
-        tuples, ranges, generators, arrays and tensors are stored as lists, None as None, other values as their `repr`.
+        The first value under a name is a scalar in `get_metrics`, more make a list. Other types never end the script. Lists,
+        tuples, ranges, generators and arrays of one dimension are stored as lists. Figures of matplotlib, PIL images and bytes of
+        H x W x 3 or 4 are images, other arrays histograms, pandas frames and lists of dicts tables. `paceline.Image`, `Audio`,
+        `Video`, `Html`, `Histogram` and `Table` set the kind. Other objects are stored as their `repr`.
 
         Args:
             name: Name of the metric, or a dict of name to value.
@@ -52,12 +53,36 @@ class LogsMetrics(ABC):
             self._log_any(name, value, step)
 
     def _log_any(self, name: str, value: object, step: int | None) -> None:
+        from paceline.runs.media import media_of
+
+        if (media := media_of(value)) is not None:
+            self._keep(media, name, step)
+            return
+        # A tensor of TensorFlow has no other way to a number.
+        if not hasattr(value, "tolist") and callable(to_numpy := getattr(value, "numpy", None)):
+            value = to_numpy()
         if callable(listed := getattr(value, "tolist", None)):
             value = listed()  # an array or a tensor, perhaps with nested lists
         if isinstance(value, (list, tuple, set, frozenset, range, Iterator)):
             self._write_other("list", name, [plain_value(item) for item in value], step)
         else:
             self._write_scalar(name, plain_value(value), step)
+
+    def _keep(self, media: Media, name: str, step: int | None) -> None:
+        """Log media. If they cannot be kept, print a note: that must not end a training."""
+        from paceline.runs.media import file_name, note
+
+        check_name(name)
+        try:
+            entry = media.entry(name)
+            if entry.source is None:
+                self._write_other(entry.kind, name, entry.value, step)
+            else:
+                self._write_file(entry.kind, name, file_name(name, entry), entry.source, step)
+        # Foreign objects convert themselves, and may raise anything.
+        except Exception as error:
+            why = str(error).removeprefix(f"metric {name!r}: ")
+            note(name, f"the {type(media).__name__} was not kept: {why}")
 
     def log_list(self, name: str, value: Iterable[object], description: str = "", step: int | None = None) -> None:
         """Log a list of scalars at once; generators are consumed.
@@ -91,8 +116,8 @@ class LogsMetrics(ABC):
             raise MetricError(f"metric {name!r}: a row without columns. Give keywords: log_row(name, x=1, y=2).")
         self._write_other("row", name, {key: plain_value(item) for key, item in columns.items()})
 
-    def log_table(self, name: str, value: Mapping[str, object], description: str = "", step: int | None = None) -> None:
-        """Log a table: a dict of column name to scalar or list of scalars.
+    def log_table(self, name: str, value: object, description: str = "", step: int | None = None) -> None:
+        """Log a table: a dict of column name to scalar or list of scalars, a list of dicts, or a pandas frame.
 
         Args:
             name: Name of the metric.
@@ -101,11 +126,11 @@ class LogsMetrics(ABC):
             step: Training step of the table.
 
         Raises:
-            MetricError: The value is not a dict.
+            MetricError: The value is not a table.
         """
-        if not isinstance(value, Mapping):
-            raise MetricError(f"metric {name!r}: a {type(value).__name__} is not a table. Give a dict column -> list.")
-        self._write_other("table", name, {str(key): _column(item) for key, item in value.items()}, step)
+        from paceline.runs.media import columns_of
+
+        self._write_other("table", name, columns_of(name, value), step)
 
     def log_image(
         self, name: str, path: object = None, plot: object = None, description: str = "", step: int | None = None
@@ -123,28 +148,11 @@ class LogsMetrics(ABC):
         Raises:
             MetricError: Neither or both of `path` and `plot` were given, or the plot cannot be saved.
         """
-        path, plot = self._image(name, path, plot)
-        ending = os.path.splitext(path)[1] if path is not None else ".png"
-        self._write_image(name, f"images/{plain_file_name(name)}_{time.time_ns()}{ending}", path, plot, step)
+        from paceline.runs.media import MediaEntry, ending_of, file_name, image_source
 
-    def _image(self, name: str, path: Any, plot: Any) -> tuple[str | None, Any]:
-        """Return (path, None), or (None, something with `savefig`)."""
-        if (path is None) == (plot is None):
-            raise MetricError(f"metric {name!r}: give log_image either the path of an image or a plot.")
-        if isinstance(path, (str, os.PathLike)):
-            return os.fspath(path), None
-        given = path if plot is None else plot
-        if callable(getattr(given, "savefig", None)):
-            return None, given
-        if callable(getattr(given, "save", None)) and hasattr(given, "mode"):
-            return None, _Saved(given)
-        if hasattr(given, "shape") and (hasattr(given, "__array__") or hasattr(given, "detach")):
-            return None, _Pixels(name, given)
-        raise MetricError(
-            f"metric {name!r}: a {type(given).__name__} is not an image. Give a path, a matplotlib figure or pyplot, "
-            "a PIL image or "
-            "an array."
-        )
+        source = image_source(name, path, plot)
+        entry = MediaEntry("image", source=source, ending=ending_of(source, ".png"))
+        self._write_file("image", name, file_name(name, entry), source, step)
 
     @abstractmethod
     def _write_scalar(self, name: str, value: object, step: int | None) -> None: ...
@@ -153,63 +161,4 @@ class LogsMetrics(ABC):
     def _write_other(self, kind: str, name: str, value: object, step: int | None = None) -> None: ...
 
     @abstractmethod
-    def _write_image(self, name: str, file_name: str, path: str | None, plot: Any, step: int | None = None) -> None: ...
-
-
-def plain_file_name(metric: object) -> str:
-    """Return a metric's name as a file name: `val/loss` or `..` must not name another folder."""
-    return "".join(c if c.isalnum() or c in "-_." else "_" for c in str(metric))
-
-
-def _column(value: object) -> object:
-    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)):
-        return [plain_value(item) for item in value]
-    return plain_value(value)
-
-
-#: Channels of an image -> PNG's number for the kind of color.
-_COLOR = {1: 0, 3: 2, 4: 6}
-
-
-class _Saved:
-    """A PIL image with the `savefig` method of a matplotlib figure."""
-
-    def __init__(self, image: Any) -> None:
-        self._image = image
-
-    def savefig(self, path: Any, format: str) -> None:
-        self._image.save(path, format=format)
-
-
-class _Pixels:
-    """An array or a tensor as a PNG file, which needs neither PIL nor matplotlib."""
-
-    def __init__(self, name: str, given: Any) -> None:
-        # Convert a torch tensor to an array. The copy is changed below, and the caller's data is not.
-        array = (given.detach().cpu() if hasattr(given, "detach") else given).__array__().copy()
-        if array.ndim == 2:
-            array = array[:, :, None]
-        elif array.ndim == 3 and array.shape[2] not in _COLOR and array.shape[0] in _COLOR:
-            array = array.transpose(1, 2, 0)
-        if array.ndim != 3 or array.shape[2] not in _COLOR or not array.size:
-            raise MetricError(
-                f"metric {name!r}: an array of shape {tuple(given.shape)} is not an image. Give H x W, H x W x C or "
-                "C x H x W with "
-                "1, 3 or 4 channels."
-            )
-        if array.dtype.kind == "f":
-            array[~(array >= 0)] = 0  # NaN too
-            array = array.clip(0, 1) * 255
-        elif array.dtype.kind == "b":
-            array = array * 255
-        self._array = array.round().clip(0, 255).astype("uint8")
-
-    def savefig(self, path: Any, format: str) -> None:
-        height, width, channels = self._array.shape
-        head = struct.pack(">IIBBBBB", width, height, 8, _COLOR[channels], 0, 0, 0)
-        # Each row begins with the number of its filter, 0 for none.
-        rows = b"".join(b"\0" + row.tobytes() for row in self._array)
-        with open(path, "wb") as file:
-            file.write(b"\x89PNG\r\n\x1a\n")
-            for kind, data in ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):
-                file.write(struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)))
+    def _write_file(self, kind: str, name: str, file_name: str, source: Source, step: int | None = None) -> None: ...

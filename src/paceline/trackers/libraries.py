@@ -9,9 +9,11 @@ other program reads.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
+from paceline.runs.media import Html, Media, MediaEntry, media_of
 from paceline.trackers.event_file import tensor_scalar
 from paceline.trackers.sink import Sink, hear, sink
 
@@ -24,8 +26,28 @@ class _Shape(Protocol):
 
 class _Tensor(Protocol):
     tensor_shape: _Shape
+    string_val: Sequence[bytes]
 
     def SerializeToString(self) -> bytes: ...  # noqa: N802
+
+
+class _Picture(Protocol):
+    encoded_image_string: bytes
+
+
+class _Histogram(Protocol):
+    min: float
+    max: float
+    bucket_limit: Sequence[float]
+    bucket: Sequence[float]
+
+
+class _Plugin(Protocol):
+    plugin_name: str
+
+
+class _Metadata(Protocol):
+    plugin_data: _Plugin
 
 
 class _Value(Protocol):
@@ -34,6 +56,9 @@ class _Value(Protocol):
     tag: str
     simple_value: float
     tensor: _Tensor
+    image: _Picture
+    histo: _Histogram
+    metadata: _Metadata
 
     def WhichOneof(self, name: str) -> str | None: ...  # noqa: N802
 
@@ -49,12 +74,15 @@ def hear_event_writer(module: ModuleType) -> None:
 
 
 def log_event(to: Sink, writer: object, event: _Event, *args: object, **options: object) -> None:
-    """Log the scalars of an event_pb2.Event."""
+    """Log the scalars, images, histograms and texts of an event_pb2.Event."""
     values: Sequence[_Value] = getattr(getattr(event, "summary", None), "value", ())
     numbers = [(value.tag, number) for value in values if (number := _number(value)) is not None]
-    prefix = to.prefix(_folder(writer)) if numbers else ""
+    others = [(value.tag, media) for value in values if (media := _media(value)) is not None]
+    prefix = to.prefix(_folder(writer)) if numbers or others else ""
     for tag, number in numbers:
         to.log(TENSORBOARD, prefix + tag, number, event.step, event.wall_time or None)
+    for tag, media in others:
+        to.keep(TENSORBOARD, prefix + tag, media, event.step)
 
 
 def _folder(writer: object) -> str:
@@ -70,6 +98,35 @@ def _number(value: _Value) -> float | None:
     if kind == "tensor" and not value.tensor.tensor_shape.dim:
         return tensor_scalar(value.tensor.SerializeToString())
     return None
+
+
+@dataclass(frozen=True)
+class Converted(Media):
+    """Media that a tracker has already converted."""
+
+    converted: MediaEntry
+
+    def entry(self, name: str) -> MediaEntry:
+        return self.converted
+
+
+def _media(value: _Value) -> Media | None:
+    match value.WhichOneof("value"):
+        case "image":
+            data = value.image.encoded_image_string
+            ending = ".gif" if data.startswith(b"GIF8") else ".png"
+            return Converted(MediaEntry("image", source=lambda path: path.write_bytes(data), ending=ending))
+        case "histo":
+            return Converted(MediaEntry("histogram", _of_buckets(value.histo)))
+        case "tensor" if value.metadata.plugin_data.plugin_name == "text":
+            return Converted(MediaEntry("text", b"\n".join(value.tensor.string_val).decode("utf-8", "replace")))
+    return None
+
+
+def _of_buckets(histo: _Histogram) -> dict[str, list[float]]:
+    """Return counts and edges. TensorBoard's buckets have right edges, which may be the largest float."""
+    limits = [min(max(limit, histo.min), histo.max) for limit in histo.bucket_limit]
+    return {"counts": [*histo.bucket], "edges": [histo.min, *limits]}
 
 
 def hear_csv_logger(module: ModuleType) -> None:
@@ -117,9 +174,20 @@ def hear_wandb(module: ModuleType) -> None:
             prefix = own.prefix(f"/{str(name_of_run).replace('/', '_')}", tracker) if name_of_run else ""
             for name, value in flat(data):
                 own.log(tracker, prefix + name, value, at)
+                if (media := _of_wandb(value)) is not None:
+                    own.keep(tracker, prefix + name, media, at)
         return result
 
     kind.log = log_and_keep
+
+
+def _of_wandb(value: object) -> Media | None:
+    """Return the content of W&B's Image, Html or Histogram, and what `run.log` takes for media."""
+    if hasattr(value, "histogram") and hasattr(value, "bins"):
+        return Converted(MediaEntry("histogram", {"counts": [*value.histogram], "edges": [*value.bins]}))
+    if isinstance(html := getattr(value, "html", None), str):
+        return Html(html)
+    return media_of(getattr(value, "image", None)) or media_of(value)
 
 
 def flat(data: Mapping[object, object], above: str = "") -> Iterator[tuple[str, object]]:

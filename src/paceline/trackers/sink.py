@@ -21,6 +21,7 @@ from itertools import takewhile
 from paceline.errors import MetricError, RunContextError
 from paceline.runs.context import WorkerContext
 from paceline.runs.folder import RunFolder
+from paceline.runs.media import Media, file_name, put
 from paceline.runs.metrics import MetricLog, logged_here, plain_scalar
 
 #: Folder names for parts of the data in Keras and TensorFlow's estimators.
@@ -63,6 +64,19 @@ class Sink:
             if not self._is_full:
                 self._is_full = True
                 print(f"paceline: values of {tracker} are not kept as metrics: {error}", file=sys.stderr)
+
+    def keep(self, tracker: str, name: str, media: Media, step: int | None = None) -> None:
+        """Log an image, a histogram, HTML or a text unless its name belongs to another tracker."""
+        if name in logged_here or self._owners.setdefault(name, tracker) != tracker:
+            return
+        # The tracker still has the value, and foreign objects may raise anything.
+        with contextlib.suppress(Exception):
+            entry = media.entry(name)
+            value = entry.value
+            if entry.source is not None:
+                value = file_name(name, entry)
+                put(self.folder, name, str(value), entry.source)
+            self._log.other(entry.kind, name, value, step)
 
     def claim(self, tracker: str, names: Iterable[str]) -> None:
         """Reserve names for a tracker unless they belong to another one."""

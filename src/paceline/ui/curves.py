@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import re
+import sys
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
@@ -17,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import le
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.runs.folder import RunFolder, load_logs, metric_logs, node_logs
 from paceline.runs.metric_reader import FolderListing, LogTail
@@ -35,8 +36,8 @@ _ANY_LINE = {has_times: re.compile(_LINE % (rb"(%s)" % _NAME, time)) for has_tim
 _FEW, _SOME_TIME = 8, rb"(?s:.{17})"
 #: Most numbers that are kept in memory for all runs together, some 40 MB.
 _MOST_NUMBERS = 2_500_000
-#: Most rows, tables and images that are kept in memory for a run.
-_MOST_OTHERS = 400
+#: Most rows, tables, images and texts of a run whose places are kept in memory, some 30 MB.
+_MOST_OTHERS = 100_000
 
 
 @dataclass(frozen=True, order=True)
@@ -96,24 +97,33 @@ class Curve:
         return self.steps if self.has_steps else range(len(self.ys))
 
 
-@dataclass(frozen=True)
-class Other:
-    """A logged row, table, image or text, as opposed to a scalar."""
+class Other(NamedTuple):
+    """The place of a logged row, table, image or text in a metric log, as opposed to a scalar."""
 
-    name: str
     kind: str
-    value: Any
     rank: int
     attempt: int
     step: int | None
-    time_s: float
+    path: Path
+    start: int
+    size: int
+
+    def read(self) -> object:
+        """Return the value; None if the log is gone or was replaced."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.start)
+                line = json.loads(file.read(self.size))
+        except (OSError, ValueError):
+            return None
+        return line.get("value") if isinstance(line, dict) else None
 
 
 class _Log:
     """A reader of one metric log, which may still grow."""
 
     def __init__(self, path: Path, rank: int, attempt: int, *, is_node: bool = False) -> None:
-        self._tail = LogTail(path)
+        self._path, self._tail = path, LogTail(path)
         self._rank, self._attempt, self._is_node = rank, attempt, is_node
         self._patterns: dict[bytes, re.Pattern[bytes]] = {}
         self._curves: dict[tuple[bytes, int], Curve] = {}
@@ -124,10 +134,10 @@ class _Log:
         with contextlib.suppress(OSError):
             for data in self._tail.chunks(_CHUNK):
                 came = True
-                self._take(data, into)
+                self._take(data, self._tail.position - len(data), into)
         return came
 
-    def _take(self, data: bytes, into: RunCurves) -> None:
+    def _take(self, data: bytes, start: int, into: RunCurves) -> None:
         count = data.count(b"\n")
         if 0 < len(self._patterns) <= _FEW:
             found = {name: pattern.findall(data) for name, pattern in self._patterns.items()}
@@ -139,13 +149,14 @@ class _Log:
         # Store the scalars before each other line first, to keep the order of the values of each name.
         plain: list[tuple[bytes, ...]] = []
         for line in data.split(b"\n"):
+            place, start = start, start + len(line) + 1
             if (match := _ANY_LINE[into.has_times].fullmatch(line + b"\n")) is not None and is_number_text(match[2]):
                 plain.append(match.groups(b""))
                 continue
             self._take_scalars(_by_name(plain), into)
             plain = []
             with contextlib.suppress(ValueError):
-                self._take_other(json.loads(line), into)
+                self._take_other(json.loads(line), place, len(line), into)
         self._take_scalars(_by_name(plain), into)
 
     def _take_scalars(self, found: Mapping[bytes, list[tuple[bytes, ...]]], into: RunCurves) -> bool:
@@ -194,7 +205,7 @@ class _Log:
             found = self._curves[key] = into.curve(Key(_text(name), self._rank, self._attempt, self._is_node))
         return found
 
-    def _take_other(self, line: Any, into: RunCurves) -> None:
+    def _take_other(self, line: Any, start: int, size: int, into: RunCurves) -> None:
         if not isinstance(line, dict) or not isinstance(name := line.get("name"), str):
             if isinstance(line, dict) and type(attempt := line.get("attempt")) is int:
                 # Earlier versions wrote all attempts into one file, and a line with the number before each attempt.
@@ -210,7 +221,8 @@ class _Log:
             given = None if step is None else array("d", [float(step)] * len(numbers))
             curve.add(array("d", numbers), given, array("d", [time_s] * len(numbers)) if into.has_times else None)
         else:
-            into.add_other(Other(name, kind or "value", value, self._rank, self._attempt, step, time_s))
+            kind = kind if isinstance(kind, str) else "value"
+            into.add_other(name, Other(sys.intern(kind), self._rank, self._attempt, step, self._path, start, size))
 
 
 class RunCurves:
@@ -226,8 +238,10 @@ class RunCurves:
         self._listing = FolderListing(folder.metrics)
         self.curves: dict[Key, Curve] = {}
         self._attempts: set[int] = set()
-        self.others: list[Other] = []
-        self.left_out = 0
+        #: Values that are not in a curve, by name.
+        self.others: dict[str, list[Other]] = {}
+        #: Number of logged values that are not in a curve.
+        self.other_count = 0
 
     def look(self) -> bool:
         """Read the lines that were appended to the run's logs. Return True if there were any."""
@@ -249,12 +263,13 @@ class RunCurves:
             self._attempts.add(key.attempt)
             return self.curves.setdefault(key, Curve())
 
-    def add_other(self, other: Other) -> None:
-        if len(self.others) >= _MOST_OTHERS:
-            # Drop the oldest item, to keep the newest.
-            self.others.pop(0)
-            self.left_out += 1
-        self.others.append(other)
+    def add_other(self, name: str, other: Other) -> None:
+        self.other_count += 1
+        logged = self.others.setdefault(name, [])
+        logged.append(other)
+        if self.other_count > _MOST_OTHERS:
+            # Drop the oldest of this name, to keep the newest.
+            del logged[: max(1, len(logged) // 10)]
 
     def cuts(self, key: Key) -> list[tuple[float, float]]:
         """Return (first, last) step of each range that later attempts logged again, as in `runs.metrics`."""

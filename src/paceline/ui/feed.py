@@ -234,7 +234,7 @@ class RunFeed:
                     points = {"x": [finite(x) for x in xs[first:now]], "y": [finite(y) for y in curve.ys[first:now]]}
                     told.append({**_point_of(key, now), **points})
                     self._sent[key] = now
-            count = len(curves.others) + curves.left_out
+            count = curves.other_count
         events = [message("points", told)] if told else []
         if count != self._others:
             self._others = count

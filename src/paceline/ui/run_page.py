@@ -27,7 +27,6 @@ from paceline.ui.wait_picture import WaitPicture, picture_of_hang
 MOST_RANKS = 8
 #: Number of metrics in the first response. The page requests others when they become visible.
 FIRST = 24
-_ROWS, _ITEMS = 200, 40
 _REPORT_CHARS = 20_000
 
 
@@ -125,17 +124,6 @@ class CurvesJson(TypedDict):
     names: list[MetricJson]
     curves: list[CurveJson]
     others: int
-
-
-class LoggedItems(TypedDict):
-    """Logged images, texts or table rows of one name. more: number of items not shown."""
-
-    name: str
-    kind: str
-    items: list[dict[str, object]]
-    columns: list[str]
-    rows: list[list[object]]
-    more: int
 
 
 def head(folder: RunFolder) -> RunHead:
@@ -259,7 +247,7 @@ def curves_json(curves: RunCurves, query: CurveQuery, origin_s: float = 0.0) -> 
             drawn += _bands(curves, shown, of_place, origin_s)
         else:
             drawn += [_curve_json(curves, key, of_place, origin_s) for key in shown]
-    return {"names": listed, "curves": drawn, "others": len(curves.others) + curves.left_out}
+    return {"names": listed, "curves": drawn, "others": curves.other_count}
 
 
 def _chosen_ranks(query: CurveQuery, there: Sequence[int], name: str, *, is_node: bool) -> tuple[Collection[int], bool]:
@@ -304,39 +292,6 @@ def _json_of(key: Key, count: int, has_steps: bool, xs: list[float | None], ys: 
         "x": xs,
         "y": ys,
     }
-
-
-def others_of(curves: RunCurves) -> list[LoggedItems]:
-    """Return the logged images, tables, rows and texts by name, newest first.
-
-    The rows of one name form one table.
-    """
-    found: dict[str, LoggedItems] = {}
-    rows: dict[str, list[dict[str, object]]] = {}
-    for other in curves.others:
-        one = found.setdefault(
-            other.name, {"name": other.name, "kind": other.kind, "items": [], "columns": [], "rows": [], "more": 0}
-        )
-        one["kind"] = other.kind
-        if other.kind == "image" and isinstance(other.value, str):
-            one["items"].insert(0, {"file": other.value, "rank": other.rank, "step": other.step})
-        elif other.kind in ("row", "table") and isinstance(other.value, Mapping):
-            _add_rows(one["columns"], rows.setdefault(other.name, []), other.value)
-        else:
-            one["items"].insert(0, {"text": str(other.value)[:500], "rank": other.rank, "step": other.step})
-    for one in found.values():
-        of_one = rows.get(one["name"], [])
-        one["more"] = max(0, len(of_one) - _ROWS) + max(0, len(one["items"]) - _ITEMS)
-        one["rows"] = [[row.get(column) for column in one["columns"]] for row in of_one[-_ROWS:]]
-        del one["items"][_ITEMS:]
-    return [*found.values()]
-
-
-def _add_rows(columns: list[str], rows: list[dict[str, object]], value: Mapping[str, object]) -> None:
-    lists = {str(key): item if isinstance(item, list) else [item] for key, item in value.items()}
-    columns += [column for column in lists if column not in columns]
-    for number in range(max((len(items) for items in lists.values()), default=0)):
-        rows.append({key: items[number] for key, items in lists.items() if number < len(items)})
 
 
 #: Beginnings of the names of facts about nodes and workers, in the order in which pages show them.

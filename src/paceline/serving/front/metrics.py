@@ -21,7 +21,7 @@ BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 _FULL = 64
 
 
-class Histogram:
+class LatencyHistogram:
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS) + 1)
         self._sum = 0.0
@@ -42,8 +42,8 @@ class Metrics:
     def __init__(self, service: str) -> None:
         self._service = service
         self._requests: Counter[tuple[str, int]] = Counter()
-        self._took: defaultdict[str, Histogram] = defaultdict(Histogram)
-        self._ran: defaultdict[str, Histogram] = defaultdict(Histogram)
+        self._took: defaultdict[str, LatencyHistogram] = defaultdict(LatencyHistogram)
+        self._ran: defaultdict[str, LatencyHistogram] = defaultdict(LatencyHistogram)
 
     def count(self, path: str, status: int, seconds: float, ran_us: int | None) -> None:
         """Count a response, and the microseconds that the model took for it."""

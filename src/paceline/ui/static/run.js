@@ -3,24 +3,22 @@
 import { follow, part, swap } from "./ui.js";
 import { Board } from "./charts.js";
 import { Log } from "./log.js";
+import { Panels } from "./panels.js";
 
 const metrics = document.getElementById("metrics");
-let shown = 0, asking = 0;
+const runPage = metrics.dataset.curves.replace(/\/curves$/, "");
+const panels = new Panels(document.getElementById("others-body"), `${runPage}/others`);
+let known = "", shown = 0, asking = 0;
 
-async function others(count) {
+function others(count) {
   if (count === shown) return;
   shown = count;
   clearTimeout(asking);
   asking = setTimeout(async () => {
-    const made = await part(`${runPage}/others`);
-    if (!made) { shown = 0; return; }
-    document.getElementById("others-body").replaceChildren(made);
+    if (!await panels.load()) { shown = 0; return; }
     document.getElementById("others").hidden = false;
   }, 200);
 }
-
-const runPage = metrics.dataset.curves.replace(/\/curves$/, "");
-let known = "";
 
 /** The top of the page anew where the state is another one than that which stands there. */
 async function stateIs(state) {

@@ -285,9 +285,10 @@ def _images_of(request: Request, folder: RunFolder) -> dict[str, list[tuple[int,
     found: dict[str, list[tuple[int, str]]] = {}
     with request.app.state.curves.open(folder) as curves:
         curves.look()
-        for other in curves.others:
-            if other.kind == "image" and isinstance(other.value, str):
-                images = found.setdefault(other.name, [])
-                path = quote(os.fsencode(other.value))
-                images.append((len(images) if other.step is None else other.step, path))
-    return {name: sorted(images) for name, images in found.items()}
+        for name, logged in curves.others.items():
+            found[name] = [
+                (number if other.step is None else other.step, quote(os.fsencode(value)))
+                for number, other in enumerate(logged)
+                if other.kind == "image" and isinstance(value := other.read(), str)
+            ]
+    return {name: sorted(images) for name, images in found.items() if images}

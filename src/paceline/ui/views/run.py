@@ -15,13 +15,16 @@ from paceline.rerun import rerun as rerun_job
 from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import user_name, utc_now
-from paceline.ui import render, run_page
+from paceline.ui import panels, render, run_page
 from paceline.ui.curves import CurveStore
+from paceline.ui.guard import POLICY
 from paceline.ui.own_charts import OwnQuery, own_chart
 from paceline.ui.views import common
-from paceline.ui.views.common import as_json, curve_query, events, folder_of, form_of, place_of, whole
+from paceline.ui.views.common import as_json, curve_query, events, folder_of, form_of, number, place_of, whole
 from paceline.ui.wait_picture import wait_picture
 
+#: Content policy of the page with panels, which has players, and frames of logged HTML.
+_POLICY = f"{POLICY}; frame-src 'self'; media-src 'self'"
 #: Most characters of a tag's key and of its value.
 _LONGEST = 500
 
@@ -40,7 +43,7 @@ async def page(request: Request) -> Response:
         # A sweep has no curves of its own, so open what it has.
         return RedirectResponse(f"./{folder.run_id}/{own}", 303)
     nodes = found["job"].node_count if found["job"] else 1
-    return render.page(
+    shown = render.page(
         request,
         "run.html",
         tab="run",
@@ -49,6 +52,8 @@ async def page(request: Request) -> Response:
         settings=request.url.query,
         **found,
     )
+    shown.headers["content-security-policy"] = _POLICY
+    return shown
 
 
 def head(request: Request) -> Response:
@@ -97,12 +102,19 @@ def own(request: Request) -> Response:
 
 
 def others(request: Request) -> Response:
-    """Render the logged images, tables and texts as a piece of the page."""
+    """Render the panels of media, tables and texts as a piece of the page.
+
+    Query: `name`, `at`, `rank`; a name selects one panel, and its position.
+    """
     folder = folder_of(request)
+    name, rank = request.query_params.get("name"), number(request, "rank")
+    at = whole(request, "at", -1, least=-1)
     with request.app.state.curves.open(folder) as found:
         found.look()
-        others = run_page.others_of(found)
-    return render.page(request, "run_others.html", others=others, run_id=folder.run_id)
+        if name is None:
+            return render.page(request, "run_others.html", run_id=folder.run_id, **panels.panels_of(found))
+        one = panels.panel_of(found, name, at, rank)
+    return render.page(request, "run_other.html", one=one, run_id=folder.run_id)
 
 
 def _read_on(curves: CurveStore, folder: RunFolder) -> None:

@@ -26,7 +26,7 @@ from paceline.compat.azureml.records import late
 from paceline.compat.azureml.run_details import DetailFields, check_not_failed, details_of, with_logs
 from paceline.compat.azureml.stores import ARTIFACTS
 from paceline.errors import RunNotFoundError, RunStateError
-from paceline.runs import copy_out, files_below, page_of, plain_file_name
+from paceline.runs import copy_out, files_below, image_source, page_of, plain_file_name
 
 if TYPE_CHECKING:
     from paceline.compat.azureml.data.data_reference import DataPath
@@ -110,13 +110,14 @@ class Run(SdkSpellings, runs.Run):
         """Log an image. The metric's value is the SDK's address, `aml://artifactId/ExperimentRun/dcid.<run>/<file>`."""
         if (path is None) == (plot is None):
             raise UserErrorException("log_image takes either path= or plot=.")
-        path, plot = self._image(name, path, plot)
-        file = os.path.basename(path) if path is not None else f"{plain_file_name(name)}_{int(time.time())}.png"
+        source = image_source(name, path, plot)
+        default = f"{plain_file_name(name)}_{int(time.time())}.png"
+        file = os.path.basename(source) if isinstance(source, str) else default
         taken = set(super().get_file_names())
         while file in taken:
             stem, ending = os.path.splitext(file)
             file = f"{stem}_{time.time_ns()}{ending}"
-        self._write_image(name, file, path, plot, step)
+        self._write_file("image", name, file, source, step)
 
     def _write_other(self, kind: str, name: str, value: object, step: int | None = None) -> None:
         if kind == "image":
