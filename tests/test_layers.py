@@ -118,7 +118,7 @@ THIRD_PARTY = {
     "sklearn": "compat serving",
     "pyarrow": "data trackers ui",
     "mlflow": "models trackers",
-    **dict.fromkeys(("tensorboard", "transformers"), "trackers"),
+    **dict.fromkeys(("tensorboard", "transformers", "aim"), "trackers"),
     **dict.fromkeys(("inference_schema", "joblib", "onnxruntime", "uvloop"), "serving"),
     **dict.fromkeys(("starlette", "uvicorn"), "serving ui"),
     **dict.fromkeys(("jinja2", "markdown_it", "markupsafe", "pygments"), "ui"),

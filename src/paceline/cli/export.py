@@ -109,7 +109,7 @@ _SHOWN = 5
     VerbOption("tracker", f"One of {', '.join(TRACKERS)}.", "TRACKER", needed=True),
     VerbOption(
         "path",
-        "The store: mlruns or mlflow.db, the folder wandb, a --logdir, or a folder of Neptune's exporter.",
+        "The store: mlruns or mlflow.db, the folder wandb, a --logdir, a folder of Neptune's exporter, a folder with .aim.",
         "PATH",
         Path,
         needed=True,

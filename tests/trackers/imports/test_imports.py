@@ -327,6 +327,32 @@ def test_export_of_neptune_becomes_a_run(tmp_path: Path, ws: Path) -> None:
     assert import_runs("neptune", tmp_path / "export" / "data", workspace=ws).counts == {"unchanged": 1}
 
 
+def test_aim_s_repository_becomes_runs_and_is_not_changed(tmp_path: Path, ws: Path) -> None:
+    aim = pytest.importorskip("aim", reason="aim is not installed")
+    old = tmp_path / "old"
+    old.mkdir()
+    quiet = {"log_system_params": False, "capture_terminal_logs": False, "system_tracking_interval": None}
+    run = aim.Run(repo=aim.Repo.from_path(str(old), init=True), experiment="digits", **quiet)
+    run["lr"] = 0.1
+    run.add_tag("good")
+    run.track(0.5, name="loss", step=3, context={"subset": "val"})
+    run.close()
+    before = tree(old)
+    folder = only(import_runs("aim", old, workspace=ws), ws)
+    assert tree(old) == before
+    assert values(folder) == {"loss subset=val": [(3, 0.5)]}
+    notes = tags_and_properties.read(folder.notes)
+    assert (notes.properties["lr"], notes.tags) == ("0.1", {"good": ""})
+    assert import_runs("aim", old, workspace=ws).counts == {"unchanged": 1}
+
+
+def test_aim_s_repository_without_aim_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aim", None)
+    (tmp_path / ".aim").mkdir()
+    with pytest.raises(UserError, match=r"need aim, on Python 3\.12 or older: pip install aim"):
+        import_runs("aim", tmp_path, workspace=tmp_path / "ws")
+
+
 def test_dry_run_writes_nothing(tmp_path: Path, ws: Path) -> None:
     mlflow_run(tmp_path / "mlruns", "aa")
     assert import_runs("mlflow", tmp_path / "mlruns", workspace=ws, dry_run=True).counts == {"new": 1}
@@ -339,7 +365,7 @@ def test_dry_run_writes_nothing(tmp_path: Path, ws: Path) -> None:
         (
             "mlfow",
             ".",
-            "tracker 'mlfow': choose one of mlflow, wandb, tensorboard, neptune. Did you mean 'mlflow'?",
+            "tracker 'mlfow': choose one of mlflow, wandb, tensorboard, neptune, aim. Did you mean 'mlflow'?",
         ),
         ("mlflow", "nowhere", "there is no '{top}/nowhere'. Give the path of the mlflow store."),
         (
@@ -353,6 +379,7 @@ def test_dry_run_writes_nothing(tmp_path: Path, ws: Path) -> None:
             "'{top}/text' is no database of MLflow: file is not a database. Name mlruns or the database.",
         ),
         ("wandb", ".", "'{top}' is no W&B folder: it has no run-*/run-*.wandb. Name the folder `wandb`."),
+        ("aim", ".", "'{top}' has no folder .aim. Name the folder in which you called `aim init`."),
         ("tensorboard", ".", "'{top}' has no event files (*tfevents*). Name TensorBoard's --logdir."),
     ],
 )

@@ -1,4 +1,4 @@
-"""Import of runs that other trackers keep: MLflow, W&B, TensorBoard and Neptune.
+"""Import of runs that other trackers keep: MLflow, W&B, TensorBoard, Neptune and Aim.
 
 Each tracker has a reader (`old_run.Reader`), which yields its runs and changes nothing of the old store. `adopt` writes them.
 """
@@ -27,6 +27,7 @@ TRACKERS = {
     "wandb": "wandb_folder",
     "tensorboard": "event_folder",
     "neptune": "neptune_export",
+    "aim": "aim_repo",
 }
 _LOCK_S = 5.0
 
@@ -63,8 +64,9 @@ def import_runs(
     A second import adds only runs and values that are new in the store. If an import is interrupted, the next call completes it.
 
     Args:
-        tracker: "mlflow", "wandb", "tensorboard" or "neptune".
-        path: The store: `mlruns` or MLflow's SQLite file, the folder `wandb`, a log directory, the folder of Neptune's exporter.
+        tracker: "mlflow", "wandb", "tensorboard", "neptune" or "aim".
+        path: The store: `mlruns` or MLflow's SQLite file, the folder `wandb`, a log directory, the folder of Neptune's exporter,
+            the folder with `.aim`.
         workspace: The workspace's folder; default: the configured workspace.
         experiment: Experiment of all imported runs; default: the experiment or project in the store.
         dry_run: Read the store and write nothing.
