@@ -74,7 +74,7 @@ MAY_IMPORT = {
     "workspace_dir": "errors",
     # A supervisor of its own, which starts a server by a command line and tells it what to serve by a file.
     "services": f"{UP_TO_SUBMIT} models serving.api serving.__main__",
-    "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps pipelines models services reports",
+    "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps pipelines models services reports rerun",
     # It runs in a service's own environment, with what a service needs.
     "serving": "errors system",
     # A plain program as a run of its own.
@@ -82,9 +82,9 @@ MAY_IMPORT = {
     # What the author of a target runs; nothing imports it.
     "testing": f"{UP_TO_SUBMIT} estimator workspace",
     # A run's job submitted again: the command line and the page do it by the same function.
-    "rerun": UP_TO_SUBMIT,
+    "rerun": f"{UP_TO_SUBMIT} sweeps",
     # The page reads a workspace, and changes what the command line changes by the same functions.
-    "ui": f"{UP_TO_SUBMIT} rerun workspace sweeps pipelines models services reports",
+    "ui": f"{UP_TO_SUBMIT} rerun workspace sweeps pipelines models services reports cli.description cli.job_file",
     "cli": f"{UP_TO_SUBMIT} rerun estimator workspace workspace_dir pruning doctor children sweeps pipelines models "
     "serving.api services compat reports ui trackers",
     "__main__": "cli",

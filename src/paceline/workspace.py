@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 
@@ -321,13 +321,57 @@ class Workspace:
         )
         return pruning.prune(self._path, policy, kinds, dry_run=dry_run)
 
+    def rerun(
+        self,
+        run_id: str,
+        parameters: Mapping[str, object] | None = None,
+        *,
+        arguments: Sequence[str] = (),
+        compute_target: str | None = None,
+        node_count: int | str | None = None,
+        process_count_per_node: int | None = None,
+        distributed_backend: str | None = None,
+        resume: bool = False,
+        display_name: str | None = None,
+    ) -> Run:
+        """Submit a run's job again, with changes.
+
+        Args:
+            run_id: The run's id, the beginning of it, or its name.
+            parameters: Option of the script -> another value; True and False for a switch, None leaves the option out.
+            arguments: Further arguments of the script.
+            compute_target: Another compute target.
+            node_count: Another number of nodes, or "2..4".
+            process_count_per_node: Another number of processes on each node.
+            distributed_backend: Another back end.
+            resume: Start from the checkpoints of the run.
+            display_name: Name of the new run.
+
+        Raises:
+            JobError: A change is wrong, such as an option that the script does not declare. Nothing has started then.
+            RunStateError: The run is a sweep or a pipeline, or was not submitted.
+        """
+        from paceline.rerun import RerunChanges, rerun
+
+        changes = RerunChanges(
+            parameters={name: None if value is None else str(value) for name, value in (parameters or {}).items()},
+            arguments=arguments,
+            compute_target=compute_target,
+            node_count=node_count,
+            process_count_per_node=process_count_per_node,
+            distributed_backend=distributed_backend,
+            resume=resume,
+        )
+        before = store.find(self.runs_dir, run_id)
+        return self.get_run(rerun(before, self._path, changes=changes, display_name=display_name).run_id)
+
     @property
     def deleted_runs(self) -> list[DeletedRun]:
         """Runs in the trash, which keeps them for 7 days, the last deleted first."""
         return trash.deleted(self._path)
 
     def restore(self, run_id: str) -> list[Run]:
-        """Bring a deleted run back from the trash, with the runs that were deleted with it.
+        """Restore a deleted run and those deleted with it.
 
         Args:
             run_id: The run's id, the beginning of it, or its name.

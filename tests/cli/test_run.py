@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -353,6 +354,31 @@ def test_rerun_uses_the_snapshot_of_the_run(cli: Cli) -> None:
     assert done.stdout == "old ['--epochs', '5']\n"
     (second,) = set(cli.run_ids()) - {first}
     assert cli.json("status", second)["tags"] == {"rerun_of": first}
+
+
+def test_rerun_changes_options_of_the_script(cli: Cli) -> None:
+    source = """
+        import argparse, sys
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--lr", type=float)
+        parser.add_argument("--amp", action="store_true")
+        parser.parse_args()
+        print(sys.argv[1:])
+    """
+    cli("run", cli.script(textwrap.dedent(source)), "--", "--lr", "0.1")
+    (first,) = cli.run_ids()
+    assert cli("rerun", first, "--set", "lr=0.5", "--set", "amp=true").stdout == "['--lr', '0.5', '--amp']\n"
+    assert cli("rerun", first, "--unset", "lr", "-j", "2", "--backend", "gloo").stdout.count("[]") == 2
+    for wrong, said in (
+        (("--set", "rate=1"), "rate: the script has no option --rate"),
+        (("--set", "lr=fast"), "lr: fast must be of type float"),
+        (("--set", "lr"), "--set takes NAME=VALUE"),
+        (("--compute", "moon"), "--compute: there is no compute target 'moon'"),
+        (("-j", "2"), "so that the processes can find each other"),
+        (("--resume",), "the run has no checkpoint to start from"),
+    ):
+        assert said in cli("rerun", first, *wrong, code=2).stderr
+    assert len(cli.run_ids()) == 3
 
 
 def test_rerun_can_detach_and_exits_as_the_script_did(cli: Cli) -> None:

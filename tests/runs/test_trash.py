@@ -82,6 +82,18 @@ def test_living_run_is_refused_with_the_next_step_and_nothing_moves(tmp_path: Pa
     os.close(fd)
 
 
+def test_trial_of_a_running_sweep_is_refused(tmp_path: Path) -> None:
+    _, fd = make_run(tmp_path / "runs", RUN_ID, states.RUNNING, kind="sweep", sweep={})
+    trial = ended(tmp_path, TRIALS[0], parent_run_id=RUN_ID)
+    with pytest.raises(RunStateError, match=f"belongs to the sweep {RUN_ID}, which is Running"):
+        trash.delete(tmp_path / "runs", [trial])
+    assert trial.path.is_dir()
+    os.close(fd)
+    # The parent of a run may have been removed.
+    alone = ended(tmp_path, "digits_1700000003_00000004", parent_run_id="digits_1600000000_00000001")
+    assert trash.delete(tmp_path / "runs", [alone]) == [alone.run_id]
+
+
 @pytest.mark.parametrize("purger", ["delete", "prune"])
 def test_run_is_removed_for_good_after_a_week_by_the_next_removal(tmp_path: Path, purger: str) -> None:
     old, new = ended(tmp_path), ended(tmp_path, "digits_1700000003_00000004")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.observe.stacks import RunStacks
-from paceline.runs import states, store, tags_and_properties
+from paceline.runs import states, store, tags_and_properties, trash
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
 from paceline.ui.guard import Token
 from paceline.ui.views import run
 from tests.observe.test_wait_graph import entry, rank, told
-from tests.ui.conftest import Place
+from tests.ui.conftest import HOSTILE, Place
 
 
 def key_of(place: Place, folder: RunFolder) -> str:
@@ -125,8 +127,14 @@ def test_read_only_server_has_no_forms_and_refuses_posts(place: Place) -> None:
     client = place.client(read_only=True)
     assert '<form method="post"' not in client.get(f"/runs/{folder.run_id}").text
     form = {"form_key": Token(place.path).form_key()}
-    for action in ("cancel", "rename", "rerun", "tag"):
+    for action in ("archive", "cancel", "delete", "notes", "rename", "rerun", "tag"):
         assert client.post(f"/runs/{folder.run_id}/{action}", data=form).status_code == 403
+    for path in ("/actions", "/new"):
+        assert client.post(path, data=form).status_code == 403
+    for path in (f"/runs/{folder.run_id}/rerun", "/new"):
+        assert client.get(path).status_code == 403
+    for path in ("/", "/trash"):
+        assert "<button name" not in client.get(path).text
     assert not folder.cancel_request.exists()
 
 
@@ -134,6 +142,153 @@ def test_a_run_without_its_source_is_not_submitted_again(place: Place) -> None:
     folder = place.run()
     form = {"form_key": Token(place.path).form_key()}
     answer = place.client().post(f"/runs/{folder.run_id}/rerun", data=form)
-    assert answer.status_code == 409
-    assert "no longer in" in answer.json()["error"]
+    assert answer.status_code == 422
+    assert "no longer in" in answer.text
     assert [path.name for path in place.runs_dir.iterdir() if path.name[0] != "."] == [folder.run_id]
+
+
+def bulk(place: Place, action: str, *run_ids: str, **more: str) -> tuple[int, dict[str, Any]]:
+    body = {"form_key": Token(place.path).form_key(), "action": action, "run": [*run_ids], **more}
+    answer = place.client().post("/actions", data=body)
+    return answer.status_code, answer.json()
+
+
+def test_deleted_run_has_a_page_that_restores_it(place: Place) -> None:
+    folder = place.run(display_name=HOSTILE)
+    client, form = place.client(), {"form_key": key_of(place, folder)}
+    client.headers["accept"] = "text/html"
+    answer = client.post(f"/runs/{folder.run_id}/delete", data=form)
+    assert answer.status_code == 410
+    assert "This run was deleted." in answer.text
+    assert "<script>document" not in answer.text
+    assert folder.run_id not in client.get("/").text
+    assert folder.run_id in client.get("/trash").text
+    assert client.get(f"/runs/{folder.run_id}/files").status_code == 410
+    assert client.post(f"/runs/{folder.run_id}/rename", data=form | {"name": "late"}).status_code == 410
+    back = client.post("/actions", data=form | {"action": "restore", "run": folder.run_id}, follow_redirects=False)
+    assert (back.status_code, back.headers["location"]) == (303, f"runs/{folder.run_id}")
+    assert client.get(f"/runs/{folder.run_id}").status_code == 200
+    assert "The trash is empty." in client.get("/trash").text
+
+
+def test_open_page_learns_that_its_run_is_gone(place: Place) -> None:
+    folder = place.run()
+    client = place.client()
+    assert client.get(f"/runs/{folder.run_id}/gone").status_code == 204
+    bulk(place, "delete", folder.run_id)
+    text = client.get(f"/runs/{folder.run_id}/gone").text
+    assert "Undo: restore the run" in text
+    assert 'action="../../actions"' in text
+    trash.purge(trash.deleted(place.path)[0])
+    text = client.get(f"/runs/{folder.run_id}/gone").text
+    assert "not in the trash any more" in text
+    assert "<form" not in text
+    read_only = place.client(read_only=True)
+    assert "<form" not in read_only.get(f"/runs/{folder.run_id}/gone").text
+
+
+def test_running_run_is_not_deleted(place: Place) -> None:
+    folder = place.run(status=states.RUNNING)
+    page = place.client().get(f"/runs/{folder.run_id}").text
+    assert "/delete" not in page
+    answer = place.client().post(f"/runs/{folder.run_id}/delete", data={"form_key": key_of(place, folder)})
+    assert answer.status_code == 409
+    assert f"paceline cancel --wait {folder.run_id}" in answer.json()["error"]
+
+
+def test_many_runs_change_at_once_and_each_refusal_is_named(place: Place) -> None:
+    ended = [place.run(f"digits_170000000{number}_0000000{number}").run_id for number in range(3)]
+    child = place.run("digits_1700000000_00000000_1", parent_run_id=ended[0]).run_id
+    living = place.run("digits_1700000009_00000009", status=states.RUNNING).run_id
+    status, said = bulk(place, "delete", *ended, living, "digits_1700000009_00000008")
+    assert status == 200
+    assert said["done"] == ended
+    assert said["text"] == "3 runs are in the trash for 7 days."
+    assert [one["run"] for one in said["failed"]] == [living, "digits_1700000009_00000008"]
+    assert "is Running" in said["failed"][0]["error"]
+    assert "deleted meanwhile" in said["failed"][1]["error"]
+    assert store.ids(place.runs_dir) == [living]
+    # Undo: the child comes back with its parent.
+    assert bulk(place, said["undo"], *said["done"])[1]["text"] == "3 runs are restored."
+    assert sorted(store.ids(place.runs_dir)) == sorted([*ended, child, living])
+    _, said = bulk(place, "tag", *ended, living, key=HOSTILE, value="1")
+    assert len(said["done"]) == 4
+    assert tags_and_properties.read(place.runs_dir / living / "notes.jsonl").tags == {HOSTILE: "1"}
+    bulk(place, said["undo"], *said["done"], key=said["key"])
+    assert tags_and_properties.read(place.runs_dir / living / "notes.jsonl").tags == {}
+    assert bulk(place, "cancel", living, ended[0])[1]["done"] == [living]
+    assert "no longer in" in bulk(place, "rerun", ended[0])[1]["failed"][0]["error"]
+
+
+@pytest.mark.parametrize(
+    ("action", "run_ids", "more", "status"),
+    [
+        ("explode", ["a"], {}, 400),
+        ("delete", [], {}, 400),
+        ("delete", ["a"] * 3 + [f"digits_1_{number}" for number in range(200)], {}, 400),
+        ("delete", ["a"], {"shell": "rm"}, 400),
+    ],
+)
+def test_wrong_form_for_many_runs_is_refused(
+    place: Place, action: str, run_ids: list[str], more: dict[str, str], status: int
+) -> None:
+    assert bulk(place, action, *run_ids, **more)[0] == status
+
+
+@pytest.mark.parametrize("action", ["delete", "restore", "archive", "tag", "rerun", "cancel"])
+def test_path_in_place_of_a_run_id_is_refused(place: Place, action: str) -> None:
+    outside = place.path / "token"
+    outside.mkdir()
+    for name in ("../token", "/etc", "", "..", "a/b", "\0"):
+        status, said = bulk(place, action, name, key="k")
+        assert status == 200
+        assert said["done"] == []
+        assert [one["run"] for one in said["failed"]] == [name]
+    assert outside.is_dir()
+
+
+def test_result_without_scripts_is_a_page_with_undo(place: Place) -> None:
+    folder = place.run()
+    body = {"form_key": Token(place.path).form_key(), "action": "archive", "run": folder.run_id}
+    text = place.client().post("/actions", data=body, headers={"accept": "text/html"}).text
+    assert "1 run is archived." in text
+    assert '<input type="hidden" name="action" value="unarchive">' in text
+
+
+def test_archived_run_is_listed_only_on_request(place: Place) -> None:
+    folder, other = place.run(display_name="old"), place.run("digits_1700000001_00000002")
+    client, form = place.client(), {"form_key": key_of(place, folder)}
+    page = client.post(f"/runs/{folder.run_id}/archive", data=form, headers={"accept": "text/html"}).text
+    assert "Unarchive" in page
+    assert f'data-run="{folder.run_id}"' not in place.client().get("/").text
+    archived = place.client().get("/?archived=1").text
+    assert f'data-run="{folder.run_id}"' in archived
+    assert f'data-run="{other.run_id}"' not in archived
+    client.post(f"/runs/{folder.run_id}/archive", data=form | {"undo": "1"})
+    assert f'data-run="{folder.run_id}"' in place.client().get("/").text
+
+
+def test_notes_are_shown_as_safe_markdown(place: Place) -> None:
+    folder = place.run()
+    client, form = place.client(), {"form_key": key_of(place, folder)}
+    text = f"# Best\r\n\r\n**so far** [x](javascript:alert(1)) {HOSTILE} ![i](http://evil.example/x.png)"
+    client.post(f"/runs/{folder.run_id}/notes", data=form | {"text": text})
+    assert "\r" not in str(tags_and_properties.read(folder.notes).description)
+    page = client.get(f"/runs/{folder.run_id}").text
+    assert "<h1>Best</h1>" in page
+    assert "<strong>so far</strong>" in page
+    assert "<script>document" not in page
+    assert 'href="javascript' not in page
+    assert "<img" not in page
+    assert client.post(f"/runs/{folder.run_id}/notes", data=form | {"text": "x" * 20_001}).status_code == 400
+    client.post(f"/runs/{folder.run_id}/notes", data=form | {"text": ""})
+    assert '<div class="notes">' not in client.get(f"/runs/{folder.run_id}").text
+
+
+def test_form_key_of_another_workspace_is_refused(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Place(tmp_path / "other")
+    folder = place.run()
+    form = {"form_key": Token(other.path).form_key(), "action": "delete", "run": folder.run_id}
+    assert place.client().post("/actions", data=form).status_code == 403
+    assert folder.path.is_dir()

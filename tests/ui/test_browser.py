@@ -507,14 +507,15 @@ def _actions(session: Session, good: str, live: str) -> None:
     page.click("button:has-text('Add')")
     page.wait_for_selector(".tag:has-text('seen')")
     assert session.cli.json("status", good)["tags"]["seen"] == "yes"
-    page.click("button:has-text('Run again')")
-    page.wait_for_function(f"() => !location.pathname.endsWith('{good}')")
+    page.click("a:has-text('Run again')")
+    page.click("button:has-text('Start the run')")
+    page.wait_for_function(f"() => location.pathname.startsWith('/runs/') && !location.pathname.includes('{good}')")
     again = page.url.rpartition("/")[2]
     assert session.cli.json("status", again)["tags"] == {"rerun_of": good}
     assert session.cli.wait(again) == "Completed"
     session.open(f"/runs/{live}")
     page.evaluate("window.confirm = () => true")
-    page.click("button.danger")
+    page.click("button:has-text('Cancel')")
     # The state changes under one's eyes, to the end.
     page.wait_for_selector("#head[data-status='Canceled']")
     session.open("/")
@@ -566,3 +567,120 @@ def test_list_searches_while_typing_and_completes(cli: Cli, page: Any) -> None:
     assert page.locator("td.c-more").all_inner_texts() == ["", "0.9"]
     assert page.problems == []
     session.kill()
+
+
+@pytest.mark.slow
+def test_runs_are_deleted_restored_noted_and_started_in_a_browser(cli: Cli, page: Any) -> None:
+    cli.script(TRAIN)
+    first = cli("submit", "-e", "digits", cli.script(TRAIN), "--", "20").stdout.strip()
+    second = cli("submit", "-e", "digits", cli.script(OPTIONS, "src/options.py"), "--", "--epochs", "3").stdout.strip()
+    assert [cli.wait(run) for run in (first, second)] == ["Completed", "Completed"]
+    session = Session(cli, page)
+    try:
+        page.goto(session.url)
+        _bulk(session, first, second)
+        _deleted_meanwhile(session, first)
+        _noted(session, first)
+        _started(session, second)
+    finally:
+        session.kill()
+    assert page.problems == []
+
+
+def _bulk(session: Session, first: str, second: str) -> None:
+    """Tick runs, delete them, and undo that by keyboard alone."""
+    page = session.page
+    page.wait_for_selector(f"tr[data-run='{first}']")
+    assert page.locator("#bulk").is_hidden()
+    for run in (first, second):
+        page.check(f"tr[data-run='{run}'] input")
+    assert page.locator("#bulk-count").inner_text() == "2 ticked"
+    session.picture("bulk")
+    assert findings(session, "bulk", _ALL) == []
+    page.focus("#bulk button[value=delete]")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#bulk-said:has-text('2 runs are in the trash for 7 days.')")
+    page.wait_for_selector(f"tr[data-run='{first}']", state="detached")
+    assert session.cli.run_ids() == []
+    session.picture("bulk-undo")
+    assert findings(session, "undo", _ALL) == []
+    # The message has the focus, and Undo comes next.
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Undo"
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#bulk-said:has-text('2 runs are restored.')")
+    page.wait_for_selector(f"tr[data-run='{first}']")
+    page.keyboard.press("Escape")
+    assert page.locator("#bulk-said").is_hidden()
+    page.check(f"tr[data-run='{first}'] input")
+    page.fill("#bulk input[name=key]", "best")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f"tr[data-run='{first}'] .tag:has-text('best')")
+
+
+def _deleted_meanwhile(session: Session, first: str) -> None:
+    page = session.page
+    session.open(f"/runs/{first}")
+    session.cli("rm", "--yes", first)
+    page.wait_for_selector("[role=alert]:has-text('This run was deleted.')")
+    session.picture("gone")
+    assert findings(session, "gone", _ALL) == []
+    page.click("button:has-text('Undo: restore the run')")
+    page.wait_for_selector("#head[data-status='Completed']")
+    assert page.locator("[role=alert]").count() == 0
+    assert first in session.cli.run_ids()
+
+
+def _noted(session: Session, first: str) -> None:
+    page = session.page
+    page.click("summary:has-text('Add notes')")
+    page.fill("textarea[name=text]", f"**Best** so far {HOSTILE}\n\n- see [docs](https://example.org)")
+    page.click("button:has-text('Save notes')")
+    page.wait_for_selector(".notes strong:has-text('Best')")
+    assert page.get_attribute(".notes a", "rel") == "noreferrer noopener nofollow"
+    assert "owned" not in page.title()
+    session.picture("notes")
+    assert findings(session, "notes", _ALL) == []
+
+
+def _started(session: Session, second: str) -> None:
+    page = session.page
+    session.open(f"/runs/{second}")
+    page.click("a:has-text('Run again')")
+    page.fill("[name='option:--epochs']", "many")
+    page.click("button:has-text('Start the run')")
+    page.wait_for_selector(".fielderror:has-text('many must be of type int')")
+    session.picture("again")
+    assert findings(session, "again", _ALL) == []
+    page.fill("[name='option:--epochs']", "4")
+    page.select_option("[name='option:--opt']", "adam")
+    page.click("button:has-text('Start the run')")
+    page.wait_for_selector("#head")
+    again = page.url.rpartition("/")[2]
+    assert session.cli.wait(again) == "Completed"
+    assert "4 adam" in session.cli("logs", again).stdout
+    session.open("/new")
+    page.set_input_files(
+        "input[type=file]", {"name": "j.yaml", "mimeType": "text/yaml", "buffer": b"entry_script: none.py"}
+    )
+    page.wait_for_function("() => document.getElementById('job-text').value === 'entry_script: none.py'")
+    page.click("button:has-text('Start the run')")
+    page.wait_for_selector("[role=alert]:has-text('none.py')")
+    session.picture("new")
+    assert findings(session, "new", _ALL) == []
+    # The browser itself reports the status of a refused form, and of a request for a run that was deleted meanwhile.
+    page.problems[:] = [
+        text for text in page.problems if " 422 " not in text and " 410 " not in text and " 404 " not in text
+    ]
+
+
+OPTIONS = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, required=True)
+parser.add_argument("--lr", type=float, default=0.1)
+parser.add_argument("--opt", choices=["sgd", "adam"], default="sgd")
+parser.add_argument("--amp", action="store_true")
+args = parser.parse_args()
+print(args.epochs, args.opt)
+"""

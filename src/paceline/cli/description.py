@@ -54,12 +54,18 @@ class Asked:
     def source(self) -> SourceCopy:
         return SourceCopy(directory=self.directory.absolute(), link=self.link)
 
-    def submit(self, *, progress: Callable[[int, int], None] | None = None, run_id: str | None = None) -> RunFolder:
-        """Submit the job in the configured workspace. See `paceline.submit.submit`."""
+    def submit(
+        self,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        run_id: str | None = None,
+        workspace_dir: Path | None = None,
+    ) -> RunFolder:
+        """Submit the job, by default in the configured workspace. See `paceline.submit.submit`."""
         return submit(
             self.job,
             self.source,
-            Workspace.from_config().path,
+            workspace_dir or Workspace.from_config().path,
             self.experiment,
             tags=self.tags,
             progress=progress,

@@ -99,24 +99,24 @@ _OPTIONS = {
 }
 
 
-def read(path: Path, sections: Collection[str] = ()) -> dict[str, Any]:
+def read(path: Path, sections: Collection[str] = (), *, text: str | None = None) -> dict[str, Any]:
     """Return the description (`paceline.cli.description`) in a job file.
 
     Relative paths start from the file's folder, the default source folder. `sections` are further keys, whose values
-    YAML reads.
+    YAML reads. `text` is the content of a file that need not exist.
     """
-    found = of_node(path, composed(path), sections)
+    found = of_node(path, composed(path, text), sections)
     found.setdefault("source_directory", str(path.parent))
     return found
 
 
-def composed(path: Path) -> Any:
+def composed(path: Path, text: str | None = None) -> Any:
     """Return the file's content as a PyYAML mapping node."""
     import yaml
 
     try:
         # Compose instead of load: nodes keep the spelling of values (3.10, no) and their line numbers.
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        node = yaml.compose(path.read_text(encoding="utf-8") if text is None else text, Loader=yaml.SafeLoader)
     except OSError as error:
         raise JobError(f"{str(path)!r} can't be read: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

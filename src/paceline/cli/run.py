@@ -9,14 +9,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.common import folder_of, print_json
+from paceline.cli.common import folder_of, key_value, print_json
 from paceline.cli.description import Asked, asked, combined, read_env_files
 from paceline.cli.options import Given, takes
-from paceline.cli.run_options import RERUN
+from paceline.cli.run_options import RERUN, nodes_of
 from paceline.cli.summary import print_submitted, summary
 from paceline.cli.view import RunView, print_end
 from paceline.errors import JobError, ModelError
 from paceline.job.sizes import range_text
+from paceline.rerun import RerunChanges
 from paceline.rerun import rerun as rerun_job
 from paceline.runs import read, states, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -53,14 +54,32 @@ def begin(
 def rerun(**given: Any) -> int:
     """Submit a run's job again, with the same source and packages.
 
-    Packages have the same exact versions. Of a registered model, the run that made it. Secrets come from your shell, or from
-    --env-file.
+    Options change its arguments, its target and its size. Packages have the same exact versions. Of a registered model, the run
+    that made it. Secrets come from your shell, or from --env-file.
     """
     values, _ = read_env_files([Path(path) for path in given["env_file"] or ()])
     folder = rerun_job(
-        folder_of(_run_meant(given["run_id"])), Workspace.from_config().path, values=values, display_name=given["name"]
+        folder_of(_run_meant(given["run_id"])),
+        Workspace.from_config().path,
+        changes=_changes(given),
+        values=values,
+        display_name=given["name"],
     )
     return _tell_or_follow(folder, given, follow=not given["detach"])
+
+
+def _changes(given: Given) -> RerunChanges:
+    lacking = JobError("--set takes NAME=VALUE, such as --set lr=0.1. `--unset NAME` leaves an option out.")
+    parameters = dict(key_value(word, lacking) for word in given["set"] or ())
+    nodes, processes = nodes_of(given["nodes"]) if given["nodes"] is not None else (None, None)
+    return RerunChanges(
+        parameters={**parameters, **dict.fromkeys(given["unset"] or ())},
+        compute_target=given["compute"],
+        node_count=nodes,
+        process_count_per_node=processes,
+        distributed_backend=given["backend"],
+        resume=given["resume"],
+    )
 
 
 def _run_meant(text: str) -> str:

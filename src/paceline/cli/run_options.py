@@ -232,6 +232,24 @@ RERUN = (
         complete="run_ids",
         needed=True,
     ),
+    VerbOption(
+        "--set",
+        "Option of the script with another value, such as lr=0.1; of a switch, true or false; may be repeated.",
+        "NAME=VALUE",
+        list,
+        section="Changes",
+    ),
+    VerbOption("--unset", "Option of the script to leave out; may be repeated.", "NAME", list),
+    VerbOption("--compute", "Another compute target.", "TARGET", key="compute_target", complete="targets"),
+    VerbOption("-j --nodes", "N nodes of M processes each, as for `run`.", "NxM"),
+    VerbOption(
+        "--backend",
+        "Communication between processes: mpi, gloo, nccl, ps, tensorflow.",
+        "NAME",
+        key="distributed_backend",
+        complete="backends",
+    ),
+    VerbOption("--resume", "Start from the checkpoints of the run.", type=bool),
     NAME,
     ENV_FILE,
     DETACH,
@@ -247,7 +265,7 @@ def words(given: Given) -> tuple[Path | None, dict[str, Any]]:
     """
     file, found = _entry(given["script"], given["source"], given["module"], given["arguments"] or [])
     if given["nodes"] is not None:
-        found["node_count"], found["process_count_per_node"] = _nodes(given["nodes"])
+        found["node_count"], found["process_count_per_node"] = nodes_of(given["nodes"])
     found |= _environment(given["env"])
     plain = {option.key: given[option.name] for option in RUN if option.key} | {
         **{name: [os.path.abspath(path) for path in given[name] or ()] for name in ("link", "send")},
@@ -401,7 +419,7 @@ def _environment(given: list[str] | None) -> dict[str, Any]:
     return {key: value for key, value in (("environment_variables", variables), ("secrets", secrets)) if value}
 
 
-def _nodes(text: str) -> tuple[int | str, int]:
+def nodes_of(text: str) -> tuple[int | str, int]:
     """Return the number or range ("2..4") of nodes, and the processes of each node."""
     match = re.fullmatch(r"(?:(\d+)(?:\.\.(\d+))?x)?(\d+)", text)
     if match is None and (ends := re.fullmatch(r"(\d+)\.\.(\d+)", text)):

@@ -15,7 +15,7 @@ from paceline.workspace import Workspace
 UI = (
     VerbOption("--port", f"Port; default: {PORT} or the next free one. 0 takes any free port.", "N", int),
     VerbOption("--open", "Open the page in this machine's browser.", type=bool),
-    VerbOption("--read-only", "Disable cancel, rerun, rename, tags and stacks.", type=bool),
+    VerbOption("--read-only", "Only show the workspace: start, change and delete nothing.", type=bool),
     VerbOption("--host", "Address to listen at; default: 127.0.0.1. Any other needs TLS, or --proxy.", "ADDRESS"),
     *TLS,
     VerbOption("--proxy", "Host name of a proxy in front that does TLS; may be repeated.", "NAME", list),

@@ -73,7 +73,7 @@ def remove(folder: RunFolder, *, force: bool = False) -> None:
 
 
 def move_out(folder: RunFolder, place: Path, *, force: bool = False, mark: Mapping[str, str] | None = None) -> None:
-    """Move an ended run's folder to a place outside the list of runs, and remove its containers.
+    """Move an ended run out of the list of runs.
 
     mark: Content of the run's `deleted.json`, which is written first.
 
@@ -104,7 +104,7 @@ def move_out(folder: RunFolder, place: Path, *, force: bool = False, mark: Mappi
 
 
 def discard(path: Path) -> None:
-    """Delete a folder that is no run any more, such as one in the trash. Ignore a missing one.
+    """Delete a folder outside the list of runs, if it exists.
 
     Raises:
         OSError: Parts of it can't be deleted, such as other users' files.

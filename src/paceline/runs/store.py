@@ -223,6 +223,8 @@ def find(runs_dir: Path, run_id: str) -> RunFolder:
     names = _names(runs_dir)
     if found := _named(runs_dir, run_id, names):
         return found
+    if (runs_dir.parent / "trash" / run_id).is_dir():
+        raise RunNotFoundError(f"no run {run_id!r}: it is in the trash. `paceline restore {run_id}` brings it back.")
     meant = did_you_mean(run_id, [*filter(None, names.values()), *names][:_SEARCHED])
     raise RunNotFoundError(f"no run {run_id!r} in {str(runs_dir.parent)!r}.{meant} `paceline list` shows all.")
 

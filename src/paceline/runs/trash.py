@@ -3,7 +3,7 @@
     runs/<run id>  ->  trash/<run id>  ->  runs/<run id>          restored
                                        ->  trash/.gone-<run id>   removed for good
 
-A run moves by one rename, so no reader meets half a run. The file `deleted.json` in its folder says when and by whom.
+A run moves by one rename, so no reader meets half a run. The file `deleted.json` in its folder has the time and the user.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from paceline.errors import PacelineError, RunNotFoundError, RunStateError
 from paceline.runs import read, removal, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_run_id
-from paceline.runs.record import parse_utc, user_name, utc_now, utc_text
+from paceline.runs.record import RunRecord, parse_utc, user_name, utc_now, utc_text
 from paceline.system.files import names_in, read_json
 
 KEPT_DAYS = 7
@@ -30,7 +30,7 @@ class DeletedRun:
     """A run in the trash.
 
     Attributes:
-        folder: Where it is now.
+        folder: Its present folder.
         name: Its display name, or its id.
         deleted_utc: When it was deleted.
         deleted_by: The user who deleted it.
@@ -49,23 +49,25 @@ class DeletedRun:
 
     @property
     def kept_until_utc(self) -> str:
-        """The time from which the next removal may remove the run for good."""
+        """When the run may be removed for good."""
         return utc_text(parse_utc(self.deleted_utc) + dt.timedelta(days=KEPT_DAYS))
 
 
 def delete(runs_dir: Path, folders: Iterable[RunFolder], *, force: bool = False) -> list[str]:
-    """Move ended runs and all runs below them to the trash, and return their ids.
+    """Move ended runs and their children to the trash.
 
     Runs that have been in the trash for a week are removed for good.
 
-    force: Also accept a run whose engine cannot be asked (NotResponding).
+    force: Also accept a run whose engine does not answer (NotResponding).
 
     Raises:
         RunNotFoundError: A run does not exist any more.
         RunStateError: A run or a run below it has not ended. Nothing is deleted then.
     """
-    families = [(folder, [*below(runs_dir, [folder]), folder]) for folder in dict.fromkeys(folders)]
-    for _, family in families:
+    above = _parents(runs_dir)
+    families = [(folder, [*_below(runs_dir, above, [folder]), folder]) for folder in dict.fromkeys(folders)]
+    for root, family in families:
+        _check_parent(read.record(root), runs_dir)
         for folder in family:
             removal.check_removable(read.record(folder), force=force)
             store.check_own(folder, "delete")
@@ -80,6 +82,17 @@ def delete(runs_dir: Path, folders: Iterable[RunFolder], *, force: bool = False)
     return moved
 
 
+def _check_parent(record: RunRecord, runs_dir: Path) -> None:
+    """Refuse a trial or step whose sweep or pipeline goes on: its controller still reads the run."""
+    with contextlib.suppress(RunNotFoundError):
+        parent = read.record(RunFolder(runs_dir / record.parent_run_id)) if record.parent_run_id else None
+        if parent is not None and parent.kind in ("sweep", "pipeline") and not parent.is_terminal:
+            raise RunStateError(
+                f"run {record.run_id} belongs to the {parent.kind} {parent.run_id}, which is {parent.status}. Delete it when the "
+                f"{parent.kind} has ended, or end the {parent.kind} first: paceline cancel --wait {parent.run_id}"
+            )
+
+
 def _move(folder: RunFolder, with_run: str, *, force: bool) -> None:
     trash = folder.path.parents[1] / "trash"
     try:
@@ -91,28 +104,37 @@ def _move(folder: RunFolder, with_run: str, *, force: bool) -> None:
 
 
 def below(runs_dir: Path, folders: Sequence[RunFolder]) -> list[RunFolder]:
-    """Return all runs below these runs, such as trials of a sweep, the deepest first."""
-    # The ids come newest first, and a child is younger than its parent. Only `job.json` is read: a workspace may have many runs.
-    above: dict[str, object] = {}
+    """Return all runs below these, the deepest first."""
+    return _below(runs_dir, _parents(runs_dir), folders)
+
+
+def _parents(runs_dir: Path) -> dict[str, object]:
+    """Return run id -> id of its parent, newest first."""
+    found = {}
     for run_id in store.ids(runs_dir):
         data = read_json(RunFolder(runs_dir / run_id).job)
-        above[run_id] = data.get("parent_run_id") if isinstance(data, dict) else None
+        found[run_id] = data.get("parent_run_id") if isinstance(data, dict) else None
+    return found
+
+
+def _below(runs_dir: Path, above: Mapping[str, object], folders: Sequence[RunFolder]) -> list[RunFolder]:
     named = {folder.run_id for folder in folders}
     parents = set(named)
     while grown := {run_id for run_id, parent in above.items() if parent in parents} - parents:
         parents |= grown
+    # A child is younger than its parent, so the deepest come first.
     return [RunFolder(runs_dir / run_id) for run_id in above if run_id in parents - named]
 
 
 def deleted(workspace_dir: Path) -> list[DeletedRun]:
-    """Return the runs in the trash, the last deleted first."""
+    """Return the deleted runs, newest deletion first."""
     ids = (name for name in names_in(workspace_dir / "trash") if not name.startswith("."))
     found = [_deleted(RunFolder(workspace_dir / "trash" / run_id)) for run_id in ids]
     return sorted(found, key=lambda run: run.deleted_utc, reverse=True)
 
 
 def find(workspace_dir: Path, run_id: str) -> DeletedRun | None:
-    """Return the deleted run with this complete id, or None."""
+    """Return the deleted run with this id."""
     folder = RunFolder(workspace_dir / "trash" / check_run_id(run_id))
     return _deleted(folder) if folder.path.is_dir() else None
 
@@ -138,7 +160,7 @@ def _deleted(folder: RunFolder) -> DeletedRun:
 
 
 def restore(workspace_dir: Path, run_id: str) -> list[RunFolder]:
-    """Move a deleted run back to the list of runs, with the runs that were deleted with it.
+    """Restore a deleted run and those deleted with it.
 
     run_id: The run's id, a unique beginning of it, or its name.
 
@@ -199,7 +221,7 @@ def purge(run: DeletedRun) -> None:
 
 
 def expire(workspace_dir: Path) -> None:
-    """Remove for good what has been in the trash for longer than a week. Never raises."""
+    """Remove expired runs. Never raises."""
     removal.sweep(workspace_dir / "trash")
     now = utc_now()
     for run in deleted(workspace_dir):

@@ -76,6 +76,18 @@ def check(
     return tuple(dict.fromkeys((*switches, *own)))
 
 
+def refusal(name: str, value: object, known: Declared) -> str | None:
+    """Return why the script certainly refuses a value."""
+    options = _meant(name, known)
+    if options is None or value is None or isinstance(value, bool):
+        return None
+    if not options:
+        names = ", ".join(option.names[-1] for option in known.options[:20])
+        return f"the script has no option {name}. It declares {names or 'none'}"
+    wrong = [_wrong(option, value, known) for option in options]
+    return wrong[0] if all(wrong) else None
+
+
 def list_way(space: Space, script: Path) -> str | None:
     """Return the form in which the script takes list values, or None if unknown."""
     known = declared(script)

@@ -34,11 +34,11 @@ from paceline.ui.curves import CurveStore
 from paceline.ui.feed import RunFeeds
 from paceline.ui.guard import Guard, Token
 from paceline.ui.pieces import PieceStreams
-from paceline.ui.views import compare, details, files, listing, log, places, run, steps, sweep
+from paceline.ui.views import actions, compare, details, files, listing, log, places, run, start, steps, sweep
 from paceline.ui.views.listing import RunRows
 
-#: Most bytes of a submitted form, which holds a tag or a key.
-_MOST_BODY = 1 << 16
+#: Most bytes of a submitted form. The largest fields are notes and a pasted job file.
+_MOST_BODY = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,9 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         *details.routes(),
         *sweep.routes(),
         *steps.routes(),
-        Route("/runs/{run_id}/cancel", run.cancel, methods=["POST"]),
-        Route("/runs/{run_id}/rerun", run.rerun, methods=["POST"]),
         Route("/runs/{run_id}/stacks", run.stacks, methods=["POST"]),
-        Route("/runs/{run_id}/tag", run.tag, methods=["POST"]),
-        Route("/runs/{run_id}/rename", run.rename, methods=["POST"]),
+        *actions.routes(),
+        *start.routes(),
         Mount("/static", _Static(directory=render.STATIC)),
     ]
     app = Starlette(
@@ -139,6 +137,8 @@ def _broken(request: Request, error: Exception) -> Response:
 
 
 def _say(request: Request, status: int, text: str) -> Response:
+    if status == 404 and (gone := actions.deleted_page(request)) is not None:
+        return gone
     if "text/html" in request.headers.get("accept", ""):
         return render.page(request, "error.html", status, said=text, code=status)
     return JSONResponse({"error": text}, status)

@@ -18,28 +18,34 @@ if TYPE_CHECKING:
 
 #: Most characters that are coloured. A browser draws more only slowly.
 _COLOURED = 1 << 17
+_WEB = ("http:", "https:", "mailto:")
 
 
-def render_markdown(text: str, image: Callable[[str], str | None] | None = None) -> Markup:
+def render_markdown(
+    text: str, image: Callable[[str], str | None] | None = None, *, has_only_web_links: bool = False
+) -> Markup:
     r"""Return the HTML of a Markdown text, whose own HTML is escaped.
 
     Args:
         text: May come from anybody.
         image: Returns the address of an image, or None to show a link to it. By default all images become links, because an
             image of another site would tell that site who reads the text.
+        has_only_web_links: Show links that are neither http, https nor mailto as text.
 
     Example:
         >>> render_markdown("*a* <b>")
         Markup('<p><em>a</em> &lt;b&gt;</p>\n')
     """
-    return Markup(_markdown().render(visible(text, lines=True), {"image": image}))
+    return Markup(_markdown(has_only_web_links).render(visible(text, lines=True), {"image": image}))
 
 
 @cache
-def _markdown() -> MarkdownIt:
+def _markdown(has_only_web_links: bool) -> MarkdownIt:
     from markdown_it import MarkdownIt
 
     made = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    if has_only_web_links:
+        made.validateLink = lambda url: url.lower().startswith(_WEB)  # type: ignore[method-assign]
     made.add_render_rule("image", _image)
     made.add_render_rule("link_open", _link)
     return made

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from functools import cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -25,6 +25,7 @@ from paceline.runs.visible import visible
 from paceline.sweeps.pictures import draw as pictures
 from paceline.system.units import value_text
 from paceline.ui.banners import HANGS
+from paceline.ui.markup import render_markdown
 
 #: Name -> value for a template. Only the template knows the types.
 TemplateValues: TypeAlias = "dict[str, Any]"
@@ -102,6 +103,7 @@ def _templates() -> Environment:
         "code": code_html,
         "number": lambda value: "" if value is None else value_text(value),
         "urlpath": lambda name: quote(os.fsencode(str(name)), safe="/"),
+        "notes": lru_cache(256)(partial(render_markdown, has_only_web_links=True)),
         "lines": lambda text: str(text).splitlines(),
     }
     made.globals |= {"terminal": states.TERMINAL}

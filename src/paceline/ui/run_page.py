@@ -51,6 +51,7 @@ class RunHead(TypedDict):
     tags: Mapping[str, str | None]
     properties: Mapping[str, str]
     description: str | None
+    is_archived: bool
     can_cancel: bool
     can_rerun: bool
     job: Job | None
@@ -145,6 +146,7 @@ def head(folder: RunFolder) -> RunHead:
         "tags": notes.tags,
         "properties": notes.properties,
         "description": notes.description,
+        "is_archived": notes.is_archived,
         "can_cancel": not record.is_terminal and record.status not in (states.CANCEL_REQUESTED, states.FINALIZING),
         "can_rerun": None not in (record.job, record.snapshot_id) and record.sweep is None and record.pipeline is None,
         "job": record.job,

@@ -160,7 +160,12 @@ def file_name(request: Request, part: str) -> str:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """Return the fields of a form that a page of this server has sent.
+    """Return the last value of each field of a form."""
+    return {name: values[-1] for name, values in (await fields_of(request)).items()}
+
+
+async def fields_of(request: Request) -> dict[str, list[str]]:
+    """Return the values of each field of a form from this server.
 
     Raises:
         HTTPException: The form comes from elsewhere, or the server is read-only (403).
@@ -171,13 +176,12 @@ async def form_of(request: Request) -> dict[str, str]:
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise HTTPException(415, "A form is sent as application/x-www-form-urlencoded.")
     fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
-    form = {name: values[-1] for name, values in fields.items()}
-    if not request.app.state.token.is_form_key(form.get("form_key", "")):
+    if not request.app.state.token.is_form_key(fields.get("form_key", [""])[-1]):
         raise HTTPException(
             403,
             "This form belongs to another server, or to a page that was opened before the token changed. Reload the page.",
         )
-    return form
+    return fields
 
 
 def routes(name: str, find: Find) -> list[Route]:

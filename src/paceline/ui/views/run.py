@@ -1,4 +1,4 @@
-"""The pages of a run: state, curves and log; details; actions."""
+"""The pages of a run: state, curves and log; details."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from paceline.errors import RunStateError
 from paceline.observe.stacks import take
-from paceline.rerun import rerun as rerun_job
-from paceline.runs import read, tags_and_properties
+from paceline.runs import tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import user_name, utc_now
+from paceline.runs.record import utc_now
 from paceline.ui import panels, render, run_page
 from paceline.ui.curves import CurveStore
 from paceline.ui.guard import POLICY
@@ -25,8 +23,6 @@ from paceline.ui.wait_picture import wait_picture
 
 #: Content policy of the page with panels, which has players, and frames of logged HTML.
 _POLICY = f"{POLICY}; frame-src 'self'; media-src 'self'"
-#: Most characters of a tag's key and of its value.
-_LONGEST = 500
 
 
 async def page(request: Request) -> Response:
@@ -140,20 +136,6 @@ def _ranks(request: Request) -> list[int] | None:
         raise HTTPException(400, f"ranks={text!r}: give numbers, such as 0,3.") from None
 
 
-async def cancel(request: Request) -> Response:
-    await form_of(request)
-    folder = folder_of(request)
-
-    def ask() -> None:
-        record = read.record(folder)
-        if record.is_terminal:
-            raise RunStateError(f"{folder.run_id} is {record.status} already.")
-        read.request_cancel(folder, by=user_name())
-
-    await asyncio.to_thread(ask)
-    return RedirectResponse(f"../{folder.run_id}", 303)
-
-
 async def stacks(request: Request) -> Response:
     """Show the present stack of each worker, as `paceline stacks` does, and which ranks wait for which."""
     await form_of(request)
@@ -164,34 +146,3 @@ async def stacks(request: Request) -> Response:
     return render.page(
         request, "run_stacks.html", stacks=found, picture=picture, name=name, run_id=folder.run_id, taken_utc=utc_now()
     )
-
-
-async def rerun(request: Request) -> Response:
-    await form_of(request)
-    folder = folder_of(request)
-    made = await asyncio.to_thread(rerun_job, folder, request.app.state.workspace_dir)
-    return RedirectResponse(f"../{made.run_id}", 303)
-
-
-async def tag(request: Request) -> Response:
-    """Set a tag (form fields `key`, `value`), or remove one (form field `remove`)."""
-    form = await form_of(request)
-    folder = folder_of(request)
-    key, value, gone = (form.get(name, "").strip() for name in ("key", "value", "remove"))
-    if max(len(key), len(value)) > _LONGEST:
-        raise HTTPException(400, f"A tag and its value have at most {_LONGEST} characters each.")
-    if gone:
-        await asyncio.to_thread(tags_and_properties.remove_tags, folder.notes, [gone])
-    else:
-        await asyncio.to_thread(tags_and_properties.set_tags, folder.notes, {key: value or None})
-    return RedirectResponse(f"../{folder.run_id}", 303)
-
-
-async def rename(request: Request) -> Response:
-    """Give the run another display name (form field `name`)."""
-    form = await form_of(request)
-    folder, name = folder_of(request), form.get("name", "").strip()
-    if len(name) > _LONGEST:
-        raise HTTPException(400, f"A name has at most {_LONGEST} characters.")
-    await asyncio.to_thread(tags_and_properties.set_name, folder.notes, "display_name", name)
-    return RedirectResponse(f"../{folder.run_id}", 303)

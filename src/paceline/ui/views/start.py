@@ -1,0 +1,211 @@
+"""Start runs from the page: a run again with changes, or a job file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from paceline.errors import PacelineError, UserError
+from paceline.job.job import BACKENDS
+from paceline.job.sizes import range_text
+from paceline.rerun import Parameter, RerunChanges, changed, has_checkpoints, parameters, rerun
+from paceline.runs import read, states
+from paceline.runs.folder import RunFolder
+from paceline.runs.visible import visible
+from paceline.targets import configured
+from paceline.ui import render
+from paceline.ui.views.common import folder_of, form_of
+
+#: Prefix of the form's fields for options of the script, so that an option can't have the name of another field.
+_OPTION = "option:"
+_FIELDS = (
+    *("form_key", "display_name", "compute_target", "node_count", "process_count_per_node", "distributed_backend"),
+    *("arguments", "resume"),
+)
+#: Most job files of the workspace that the page offers, and folders below the project's that it searches.
+_MOST_FILES = 100
+
+
+def routes() -> list[Route]:
+    """Return the routes that start runs."""
+    return [
+        Route("/runs/{run_id}/rerun", _again),
+        Route("/runs/{run_id}/rerun", _start_again, methods=["POST"]),
+        Route("/new", _new),
+        Route("/new", _start_new, methods=["POST"]),
+    ]
+
+
+def _refuse_read_only(request: Request) -> None:
+    if request.app.state.config.read_only:
+        raise HTTPException(403, "This server only shows the workspace: it was started with --read-only.")
+
+
+# --- a run again
+
+
+def _again(request: Request) -> Response:
+    """Show the form of a rerun."""
+    _refuse_read_only(request)
+    folder = folder_of(request)
+    return _form(request, folder, parameters(folder), {}, {})
+
+
+def _form(
+    request: Request,
+    folder: RunFolder,
+    options: list[Parameter],
+    given: Mapping[str, str],
+    errors: Mapping[str, str],
+) -> Response:
+    record = read.record(folder)
+    job = record.job
+    assert job is not None, "its options were read"
+    job_values = {
+        "compute_target": job.compute_target,
+        "node_count": range_text(*job.node_range) if job.node_range else str(job.node_count),
+        "process_count_per_node": str(job.process_count_per_node),
+        "distributed_backend": job.distributed_backend or "",
+        "arguments": "",
+        "display_name": "",
+        "resume": "",
+    }
+    targets = configured.names(request.app.state.workspace_dir)
+    return render.page(
+        request,
+        "again.html",
+        422 if errors else 200,
+        run_id=folder.run_id,
+        options=[(option, given.get(_OPTION + option.name, option.value)) for option in options],
+        values={**job_values, **given},
+        errors={name: visible(text, lines=True) for name, text in errors.items()},
+        targets=targets if job.compute_target in targets else [*targets, job.compute_target],
+        backends=["", *BACKENDS],
+        has_servers=job.distributed_backend == "ps",
+        has_checkpoints=has_checkpoints(folder),
+        has_failed=record.status == states.FAILED,
+        command=shlex.join([*job.entry_words, *job.arguments]),
+    )
+
+
+async def _start_again(request: Request) -> Response:
+    form, folder = await form_of(request), folder_of(request)
+    return await asyncio.to_thread(_submit_again, request, folder, form)
+
+
+def _submit_again(request: Request, folder: RunFolder, form: Mapping[str, str]) -> Response:
+    options = parameters(folder)
+    known = {*_FIELDS, *(_OPTION + option.name for option in options)}
+    if unknown := sorted(set(form) - known):
+        raise HTTPException(400, f"The form has an unknown field {unknown[0]!r}. Reload the page.")
+    job = read.record(folder).job
+    assert job is not None, "its options were read"
+    errors: dict[str, str] = {}
+    changes = RerunChanges()
+    try:
+        changes = RerunChanges(
+            parameters=_changed_options(options, form),
+            arguments=shlex.split(form.get("arguments", "")),
+            compute_target=form.get("compute_target") or None,
+            node_count=form.get("node_count", "").strip() or None,
+            process_count_per_node=None if job.worker_count else form.get("process_count_per_node", "").strip() or None,
+            distributed_backend=form.get("distributed_backend"),
+            resume="resume" in form,
+        )
+    except ValueError as error:
+        errors["arguments"] = f"the arguments can't be split into words: {error}. Close the quotes"
+    workspace_dir = request.app.state.workspace_dir
+    errors |= changed(folder, job, changes, workspace_dir)[1]
+    if not errors:
+        try:
+            name = form.get("display_name", "").strip() or None
+            made = rerun(folder, workspace_dir, changes=changes, display_name=name)
+            return RedirectResponse(f"../{made.run_id}", 303)
+        except UserError as error:
+            # Nothing has started. The target and the submission have checks of their own.
+            errors["job"] = str(error)
+    return _form(request, folder, options, form, errors)
+
+
+def _changed_options(options: list[Parameter], form: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the changed options. An empty field leaves one out."""
+    found: dict[str, str | None] = {}
+    for option in options:
+        # Browsers send no field for a form of an older page, which had not this option.
+        given = form.get(_OPTION + option.name)
+        if given is not None and given != (option.value or ""):
+            found[option.name] = given or None
+    return found
+
+
+# --- a job file
+
+
+def _new(request: Request) -> Response:
+    """Show the form for a job file (query `file`)."""
+    _refuse_read_only(request)
+    files = _job_files(_project_of(request))
+    chosen = request.query_params.get("file", "")
+    if chosen and chosen not in files:
+        raise HTTPException(
+            404, f"{chosen!r} is not a job file of this project. There are {', '.join(files) or 'none'}."
+        )
+    text = (_project_of(request) / chosen).read_text(encoding="utf-8", errors="replace") if chosen else ""
+    return render.page(
+        request, "new.html", files=files, chosen=chosen, text=text, error="", folder=str(_project_of(request))
+    )
+
+
+def _project_of(request: Request) -> Path:
+    """Return the folder that holds the workspace."""
+    workspace_dir: Path = request.app.state.workspace_dir
+    return workspace_dir.parent
+
+
+def _job_files(project: Path) -> list[str]:
+    """Return the project's job files."""
+    found = []
+    for pattern in ("*.y*ml", "*/*.y*ml"):
+        for path in sorted(project.glob(pattern))[: 10 * _MOST_FILES]:
+            name = path.relative_to(project).as_posix()
+            if name.startswith(".") or path.suffix not in (".yaml", ".yml") or not path.is_file():
+                continue
+            try:
+                with path.open(encoding="utf-8") as file:
+                    text = file.read(1 << 16)
+            except (OSError, ValueError):
+                continue
+            if any(line.startswith(("entry_script:", "entry_module:")) for line in text.splitlines()):
+                found.append(name)
+    return found[:_MOST_FILES]
+
+
+async def _start_new(request: Request) -> Response:
+    form = await form_of(request)
+    if unknown := sorted(set(form) - {"form_key", "text", "chosen"}):
+        raise HTTPException(400, f"The form has an unknown field {unknown[0]!r}.")
+    return await asyncio.to_thread(_submit_file, request, form)
+
+
+def _submit_file(request: Request, form: Mapping[str, str]) -> Response:
+    from paceline.cli import description, job_file
+
+    project, text, chosen = _project_of(request), form.get("text", ""), form.get("chosen", "")
+    files = _job_files(project)
+    # Relative paths in a chosen file start from its folder, in another file from the project's.
+    path = project / (chosen if chosen in files else "job.yaml")
+    try:
+        asked = description.asked(job_file.read(path, text=text))
+        made = asked.submit(workspace_dir=request.app.state.workspace_dir)
+        return RedirectResponse(f"runs/{made.run_id}", 303)
+    except PacelineError as error:
+        said = visible(str(error).replace(repr(os.fspath(path)), "The file"), lines=True)
+    return render.page(request, "new.html", 422, files=files, chosen=chosen, text=text, error=said, folder=str(project))
