@@ -74,7 +74,7 @@ MAY_IMPORT = {
     "workspace_dir": "errors",
     # A supervisor of its own, which starts a server by a command line and tells it what to serve by a file.
     "services": f"{UP_TO_SUBMIT} models serving.api serving.__main__",
-    "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps pipelines models services reports rerun",
+    "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps pipelines models services reports rerun ui.report",
     # It runs in a service's own environment, with what a service needs.
     "serving": "errors system",
     # A plain program as a run of its own.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 
 from paceline import workspace_dir
 from paceline.environments.environment import Environment
-from paceline.errors import JobError, PipelineError, SweepError, WorkspaceError
+from paceline.errors import JobError, PipelineError, SweepError, UserError, WorkspaceError
 from paceline.job.job import Job
 from paceline.runs import interactive, read, store, tags_and_properties, trash
 from paceline.runs.folder import RunFolder
@@ -448,8 +448,41 @@ class Workspace:
 
         if not runs:
             raise WorkspaceError("compare() needs runs: workspace.compare(run, other).")
+        return run_table(self._folders(runs))
+
+    def report(
+        self,
+        runs: Sequence[Run | str],
+        path: str | os.PathLike[str],
+        *,
+        metrics: Collection[str] = (),
+        anonymous: bool = False,
+    ) -> None:
+        """Write a report of runs: one HTML file that needs no server and no network.
+
+        Args:
+            runs: Runs, or their ids or names; 200 at most.
+            path: The file, of 32 MiB at most. An existing file is replaced.
+            metrics: Names or patterns of metrics, such as `val/*`. Default: all.
+            anonymous: Leave out whatever may name people, hosts, folders or projects, such as notes, tags and images.
+
+        Raises:
+            RunNotFoundError: There is no such run, or several have this name.
+            UserError: No metric matches, the file would be too large or can't be written, or `paceline[ui]` is not installed.
+
+        Examples:
+            >>> workspace.report(["brave-otter-12", "calm-heron-3"], "report.html", metrics=["loss"])
+        """
+        try:
+            from paceline.ui.report import write_report
+        except ImportError as error:
+            raise UserError("a report needs the parts of the page: pip install 'paceline[ui]'.") from error
+        write_report(self._folders(runs), Path(path), metrics=metrics, anonymous=anonymous)
+
+    def _folders(self, runs: Sequence[Run | str]) -> list[RunFolder]:
+        """Return the folders of the runs, without duplicates."""
         ids = [run.id if isinstance(run, Run) else run for run in runs]
-        return run_table(list(dict.fromkeys(store.find(self.runs_dir, run_id) for run_id in ids)))
+        return list(dict.fromkeys(store.find(self.runs_dir, run_id) for run_id in ids))
 
 
 class Experiment:

@@ -32,6 +32,7 @@ EXAMPLES = {
     "metrics": "paceline metrics --name loss brave-otter-12 calm-heron-3",
     "diff": "paceline diff brave-otter-12 calm-heron-3",
     "compare": "paceline compare brave-otter-12 calm-heron-3 lucky-fox-7",
+    "report": "paceline report brave-otter-12 calm-heron-3 -o report.html",
     "files": "paceline files brave-otter-12 '*.pt'",
     "download": "paceline download brave-otter-12 outputs --to results",
     "ui": "paceline ui --open",

@@ -158,6 +158,19 @@ def _values(folder: RunFolder, facts: RunFacts | None) -> dict[str, dict[tuple[s
     return found
 
 
+def compact_facts(table: RunTable) -> list[list[object]]:
+    """Return each fact as `[kind, name, part, values]`, with one value if all runs share it."""
+    return [
+        [fact.kind, fact.name, fact.part, [*map(_cell, fact.values if fact.differs else fact.values[:1])]]
+        for fact in table.facts
+    ]
+
+
+def _cell(value: object) -> object:
+    """Return a value as number or text."""
+    return json_safe(value) if isinstance(value, float) else value if type(value) is int else text_of(value)
+
+
 def text_of(value: object) -> str:
     """Return a value as text; "" for None."""
     if value is None:

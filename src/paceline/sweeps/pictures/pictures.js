@@ -3,7 +3,7 @@
 
 /** Prepare the pictures and the table below an element. sorted: what an earlier look was sorted by (`sorted` of the answer). */
 export function prepare(place, sorted = null) {
-  const places = JSON.parse(place.querySelector("#places").textContent), byTrial = {};
+  const places = JSON.parse(place.querySelector("[id^=places]").textContent), byTrial = {};
   for (const one of place.querySelectorAll(".trial")) (byTrial[one.dataset.trial] ||= []).push(one);
   for (const together of Object.values(byTrial)) {
     for (const one of together) {

@@ -1,6 +1,5 @@
 // The menu of a chart: pin it, see it on the full screen, keep it as PNG, SVG or CSV.
 "use strict";
-import { json } from "./ui.js";
 import { isOf, kept } from "./chart_sections.js";
 
 /** Open the menu of a chart below its button. Escape and a click elsewhere close it. */
@@ -169,7 +168,7 @@ export function cell(value) {
 async function csv(chart) {
   const rows = chart.table ? chart.table() : [];
   if (!chart.table) {
-    const found = await json(chart.board.query([chart], { whole: "1" }));
+    const found = await chart.board.read([chart], { whole: "1" });
     const x = chart.isNode ? "time_s" : chart.board.axis === "step" ? "step" : chart.board.axis === "time" ? "time_s" : "seconds";
     rows.push(["metric", "curve", "rank", "attempt", x, "value", "least", "greatest"]);
     for (const curve of found.curves) {

@@ -414,6 +414,9 @@ export class Board {
     return `${this.address}${this.address.includes("?") ? "" : "?"}${given}`;
   }
 
+  /** The curves of these charts; of null, the list of metrics. A report has them in its own file. */
+  read(charts, more) { return json(this.query(charts, more)); }
+
   async load(charts) {
     // In handfuls: an address has an end.
     for (let at = 0; charts && at < charts.length; at += 20) await this.fetch(charts.slice(at, at + 20));
@@ -422,7 +425,7 @@ export class Board {
 
   async fetch(charts) {
     let found;
-    try { found = await json(this.query(charts)); } catch { setTimeout(() => charts?.forEach(chart => this.want(chart)), 2000); return; }
+    try { found = await this.read(charts); } catch { setTimeout(() => charts?.forEach(chart => this.want(chart)), 2000); return; }
     this.listed(found);
     this.onListed?.(found);
     const by = new Map();

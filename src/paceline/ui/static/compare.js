@@ -3,29 +3,13 @@
 import { Board } from "./charts.js";
 import { Table } from "./compare_table.js";
 import { prepare } from "./pictures.js";
+import { colour, dash, paint } from "./run_colours.js";
 import { json, part, root } from "./ui.js";
 
 const LOOK_MS = 5000; // pause between looks at runs that go on
 const place = document.getElementById("compared"), items = Array.from(document.querySelectorAll("#legend li"));
 const runs = items.map(item => ({ id: item.dataset.run, name: item.dataset.name })), hidden = new Set();
 const metrics = document.getElementById("metrics"), byId = name => document.getElementById(name);
-
-/** A colour for each run: those of the page for the first eight, then hues far from each other, with dashes. */
-function colour(at) {
-  const root = document.documentElement;
-  if (at < 8) return getComputedStyle(root).getPropertyValue(`--c${at}`).trim();
-  const isDark = getComputedStyle(root).getPropertyValue("--bg").trim() === "#0e131a";
-  return `oklch(${(isDark ? 0.72 : 0.5) + (at % 3 - 1) * 0.09} 0.15 ${Math.round(at * 137.508) % 360})`;
-}
-const DASHES = [undefined, [7, 4], [2, 3], [12, 4, 2, 4]];
-const dash = at => DASHES[Math.floor(at / 8) % DASHES.length];
-function paint() {
-  for (const one of document.querySelectorAll("[data-colour]")) {
-    const at = Number(one.dataset.colour);
-    one.style.setProperty("--mine", colour(at));
-    one.style.setProperty("--line-style", ["solid", "dashed", "dotted", "double"][Math.floor(at / 8) % 4]);
-  }
-}
 
 /** Go to the comparison with other runs. The settings in the address stay. */
 function go(ids) {

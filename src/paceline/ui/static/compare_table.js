@@ -17,7 +17,7 @@ function element(tag, text = "", className = "") {
 }
 
 export class Table {
-  /** head(run): the content of a run's heading. pair(run): the address that compares a run with the first. */
+  /** head(run): the content of a run's heading. pair(run): the address that compares a run with the first, if there is one. */
   constructor(place, { head, pair, note }) {
     this.place = place; this.head = head; this.pair = pair; this.note = note;
     this.kinds = JSON.parse(place.dataset.kinds);
@@ -106,9 +106,8 @@ export class Table {
       if (run === first) { cell.textContent = "the first"; row.append(cell); continue; }
       const found = Object.keys(this.kinds).filter(kind => kind !== "metrics").map(kind => [kind, facts.filter(fact =>
         fact.kind === kind && isUnlike(valueOf(fact, run), valueOf(fact, first))).length]).filter(([, count]) => count);
-      const link = element("a", found.length ? found.map(([kind, count]) => `${kind} ${count}`).join(", ") : "nothing but results");
-      link.href = this.pair(run, first);
-      link.title = "Compare these two runs: code, first difference of metrics";
+      const link = element(this.pair ? "a" : "span", found.length ? found.map(([kind, count]) => `${kind} ${count}`).join(", ") : "nothing but results");
+      if (this.pair) Object.assign(link, { href: this.pair(run, first), title: "Compare these two runs: code, first difference of metrics" });
       cell.append(link);
       row.append(cell);
     }

@@ -15,10 +15,9 @@ from starlette.routing import Route
 
 from paceline.errors import FileNameError, RunNotFoundError
 from paceline.reports import compare, diff
-from paceline.reports.compare import PARTS, FactsOf, RunTable, run_table
+from paceline.reports.compare import PARTS, FactsOf, RunTable, compact_facts, run_table
 from paceline.runs import read, store, tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.metrics import json_safe
 from paceline.runs.record import RunRecord
 from paceline.runs.search.facts import RunFacts, read_facts, stamp_hash
 from paceline.runs.search.fields import quoted
@@ -118,10 +117,7 @@ def table(request: Request) -> Response:
     Each fact is `[kind, name, part, values]`, with one value if all runs share it.
     """
     chosen = _chosen(request)
-    facts = [
-        [fact.kind, fact.name, fact.part, [*map(_cell, fact.values if fact.differs else fact.values[:1])]]
-        for fact in run_table(chosen.folders, _facts_of(request)).facts
-    ]
+    facts = compact_facts(run_table(chosen.folders, _facts_of(request)))
     return as_json({"runs": [folder.run_id for folder in chosen.folders], "facts": facts})
 
 
@@ -265,11 +261,6 @@ def _facts_of(request: Request) -> FactsOf:
         return facts
 
     return facts_of
-
-
-def _cell(value: object) -> object:
-    """Return a value as number or text."""
-    return json_safe(value) if isinstance(value, float) else value if type(value) is int else compare.text_of(value)
 
 
 def _axes(found: RunTable, part: str) -> dict[str, Sequence[object]]:

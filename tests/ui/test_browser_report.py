@@ -1,0 +1,67 @@
+"""A report in a real browser, opened as a file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.ui.report import write_report
+from tests.cli.conftest import Cli
+from tests.ui.conftest import HOSTILE, Place, log_values
+from tests.ui.test_browser import _ALL, findings, page  # noqa: F401 - a fixture
+from tests.ui.test_report import run_with_values
+
+
+@pytest.mark.slow
+def test_report_works_as_a_file(cli: Cli, page: Any, tmp_path: Path) -> None:  # noqa: F811 - the fixture
+    place = Place(Path(cli.folder))
+    folders = [run_with_values(place, number) for number in (1, 2, 3)]
+    folders[0] = place.run("hostile_1700000009_00000001", display_name=HOSTILE)
+    log_values(folders[0], "loss", range(1, 40))
+    log_values(folders[0], HOSTILE, [1.0, 2.0])
+    for name, runs, is_anonymous in (
+        ("many", folders, False),
+        ("one", folders[:1], False),
+        ("anonymous", folders, True),
+    ):
+        write_report(runs, tmp_path / f"{name}.html", anonymous=is_anonymous)
+    # The fixture notes each request that leaves this machine's server: a report makes none.
+    page.context.set_offline(True)
+    for name in ("one", "anonymous", "many"):
+        page.problems.clear()
+        page.goto(f"file://{tmp_path / name}.html")
+        page.wait_for_selector(".chart canvas")
+        page.wait_for_selector(".compared tbody td")
+        assert page.title() != "owned"
+        assert findings(SimpleNamespace(page=page), name, _ALL) == []  # type: ignore[arg-type]
+        assert [one for one in page.problems if not one.startswith("file:")] == []
+        for width, height in ((390, 800), (1300, 900)):
+            page.set_viewport_size({"width": width, "height": height})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            if shown := os.environ.get("REPORT_PICTURES"):
+                page.screenshot(path=f"{shown}/{name}-{width}.png", full_page=True)
+    chart = "document.querySelector('.chart').chart"
+    assert page.evaluate(f"{chart}.name") == "loss"
+    assert page.evaluate(f"{chart}.drawn.length") == 3
+    box = page.locator(".chart .u-over").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 20, steps=4)
+    page.mouse.up()
+    page.wait_for_function(f"() => {chart}.plot.scales.x.min > 10 && {chart}.plot.scales.x.max < 35")
+    page.click("#chart-reset")
+    page.wait_for_function(f"() => {chart}.plot.scales.x.min === 0")
+    page.select_option("#chart-axis", "relative")
+    page.wait_for_function(f"() => {chart}.plot.scales.x.max < 10")
+    page.uncheck("#legend li:first-child input")
+    page.wait_for_function(f"() => {chart}.drawn.length === 2")
+    page.fill("#table-filter", "lr")
+    assert page.locator(".compared tbody th[scope=row]").all_inner_texts() == ["lr"]
+    page.locator(".chart .menubutton").first.click()
+    with page.expect_download() as download:
+        page.click("text=Save as CSV")
+    assert "loss" in Path(download.value.path()).read_text()
