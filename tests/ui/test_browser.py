@@ -561,6 +561,7 @@ def test_list_searches_while_typing_and_completes(cli: Cli, page: Any) -> None:
     store.change(folder, store.stored(folder), states.COMPLETED)
     os.close(fd)
     page.wait_for_selector("#rows tr[data-run=digits_1700000003_00000001]")
+    page.click("#columns summary")
     page.fill("#column", "params.lr")
     page.keyboard.press("Enter")
     page.wait_for_selector("th.c-more")

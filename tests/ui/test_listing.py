@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import re
 from typing import Any
 
 import pytest
 
-from paceline.runs import states, tags_and_properties
+from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.search import index as index_module
 from paceline.runs.search.index import RunIndex
@@ -44,7 +45,8 @@ def test_row_of_an_ended_run_is_rendered_again_after_a_change(place: Place, monk
     def look(root: str = "./", folder: RunFolder = done) -> str:
         made.clear()
         index.refresh()
-        return str(rows.of(index.entries(), root)[folder.run_id])
+        shown = [("latest", None), ("tags", None)]
+        return str(rows.of(index.entries(), root, shown)[folder.run_id])
 
     look()
     assert sorted(made) == [done.run_id, live.run_id]
@@ -103,15 +105,100 @@ def test_added_columns_show_and_sort_fields(place: Place) -> None:
             [acc, 0.1],
         )
     client = place.client()
-    text = client.get(
-        "/?column=params.lr&column=metrics.acc.best&column=odd&column=params.lr&sort=metrics.acc.best"
-    ).text
+    text = client.get("/?columns=latest,params.lr,metrics.acc.best,odd,params.lr&sort=metrics.acc.best&add=size").text
     assert re.findall(r'data-run="a_170000000(\d)_', text) == ["1", "2", "0"]
     assert re.findall(r'class="c-more" data-name="([^"]+)">([^<]*)<', text)[:2] == [
         ("params.lr", "0.1"),
         ("metrics.acc.best", "0.9"),
     ]
-    assert 'href="?column=metrics.acc.best&amp;sort=metrics.acc.best" aria-label="Remove column params.lr"' in text
+    assert "?sort=metrics.acc.best&amp;columns=latest%2Cmetrics.acc.best%2Csize" in text
+    assert re.findall(r'<th [^>]*data-name="([^"]+)"', text) == [
+        "name",
+        "latest",
+        "params.lr",
+        "metrics.acc.best",
+        "size",
+    ]
+    assert 'class="c-state' not in text
+
+
+def test_columns_are_moved_pinned_and_reset_by_links(place: Place) -> None:
+    place.run()
+    client = place.client()
+
+    def go(label: str, text: str) -> str:
+        (address,) = re.findall(rf'href="([^"]+)" aria-label="{label}"', text)
+        return client.get("/" + html.unescape(address)).text
+
+    def headings(text: str) -> list[str]:
+        return re.findall(r'<th [^>]*data-name="([^"]+)"', text)[1:]
+
+    text = client.get("/").text
+    first = headings(text)
+    assert first == ["state", "experiment", "target", "created", "duration", "latest", "tags"]
+    assert 'aria-label="Move left State"' not in text
+    text = go("Move right State", text)
+    assert headings(text)[:2] == ["experiment", "state"]
+    text = go("Pin Tags", text)
+    assert headings(text)[:3] == ["tags", "experiment", "state"]
+    assert 'class="c-tags pin1"' in text
+    # A pinned column and the next one that is not pinned don't change places.
+    assert 'aria-label="Move right Tags"' not in text
+    text = go("Unpin Tags", text)
+    assert "pin1" not in text
+    text = go("Move right Tags", text)
+    text = go("Remove column State", text)
+    assert headings(text) == ["experiment", "tags", "target", "created", "duration", "latest"]
+    assert 'href="?">Reset columns' in text
+
+
+def test_groups_show_mean_deviation_and_count(place: Place) -> None:
+    for number, (lr, acc) in enumerate([("0.1", 0.5), ("0.1", 0.7), ("0.01", 0.9)]):
+        folder = place.run(f"a_170000000{number}_00000001", job=make_job(arguments=("--lr", lr)))
+        log_values(folder, "acc", [acc])
+    place.run("b_1700000009_00000001", states.RUNNING)
+    client = place.client()
+    address = "/?group=params.lr&columns=state,experiment,metrics.acc,params.lr&sort=metrics.acc.best"
+
+    def groups(text: str) -> list[tuple[str, list[str]]]:
+        rows = re.findall(r'data-run="group ([^"]+)"(.*?)</tr>', text, re.DOTALL)
+        return [(name, re.findall("<b>([^<]*)</b>", row)) for name, row in rows]
+
+    text = client.get(address).text
+    # The best group comes first, and runs without a value are the last group.
+    assert groups(text) == [
+        ("0.01", ["Completed", "a", "0.9 (1)", "0.01 (1)"]),
+        ("0.1", ["Completed", "a", "0.6 ± 0.141 (2)", "0.1 ± 0 (2)"]),
+        ("-", ["Running", "b"]),
+    ]
+    assert 'data-run="a_' not in text
+    (opening,) = re.findall(r'data-run="group 0.1".*?<a href="([^"]+)"', text, re.DOTALL)
+    text = client.get("/" + html.unescape(opening)).text
+    assert re.findall(r'data-run="(a_\d+|group [^"_]+)', text) == [
+        "group 0.01",
+        "group 0.1",
+        "a_1700000001",
+        "a_1700000000",
+        "group -",
+    ]
+    assert text.count('aria-expanded="true"') == 1
+    text = client.get("/?group=odd<b>").text
+    assert re.search(r"there is no field &#39;odd&lt;b&gt;&#39;\..* Expected: a field such as state", text)
+
+
+def test_hanging_run_shows_as_hangs(place: Place) -> None:
+    folder = place.run(status=states.RUNNING)
+    store.change(
+        folder, store.stored(folder), states.RUNNING, hang={"since_utc": "2026-11-28T10:00:00Z", "text": "rank 1 waits"}
+    )
+    client = place.client()
+    assert "</span> Hangs</span>" in client.get("/?state=Hangs").text
+    assert "</span> Hangs</span>" in client.get("/", params={"q": "state = hangs"}).text
+    # It is still one of the running runs.
+    for query in ("state = running", "state = live"):
+        assert folder.run_id in client.get("/", params={"q": query}).text
+    assert folder.run_id in client.get("/?state=Running").text
+    assert folder.run_id not in client.get("/", params={"q": "state = failed"}).text
 
 
 def test_archived_runs_are_listed_on_request(place: Place) -> None:

@@ -10,10 +10,9 @@ from paceline.observe.stragglers import RunPace
 from paceline.runs import states
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
+from paceline.runs.search.facts import HANGS
 from paceline.system.files import read_json, stamp_of
 
-#: The state that a page shows while a run hangs.
-HANGS = "Hangs"
 #: Cause of a failure -> the next step. docs/when-it-fails.md has the whole table.
 _REMEDIES = {
     "exception": "Read the traceback, and try one process first.",

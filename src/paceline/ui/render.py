@@ -20,11 +20,10 @@ from paceline.data.transfer.progress import size_text
 from paceline.runs import states
 from paceline.runs.follow import duration_text
 from paceline.runs.metrics import json_safe
-from paceline.runs.search.facts import utc_of
+from paceline.runs.search.facts import HANGS, utc_of
 from paceline.runs.visible import visible
 from paceline.sweeps.pictures import draw as pictures
 from paceline.system.units import value_text
-from paceline.ui.banners import HANGS
 from paceline.ui.markup import render_markdown
 
 #: Name -> value for a template. Only the template knows the types.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from paceline.errors import QueryError
 from paceline.runs import states
-from paceline.runs.search.facts import RunFacts
+from paceline.runs.search.facts import HANGS, RunFacts
 from paceline.runs.search.fields import GROUPS, MEANINGS, STATISTICS, RunField, field_of, quoted
 from paceline.runs.search.query import LIVE, OPERATORS, QueryToken, tokens
 
@@ -94,7 +94,7 @@ def _values(field: RunField, runs: Sequence[RunFacts]) -> Iterator[tuple[str, st
     """Yield values of a field, the most frequent first."""
     match field.kind:
         case "state":
-            yield from ((state, "") for state in (LIVE, *states.ALL))
+            yield from ((state, "") for state in (LIVE, *states.ALL, HANGS))
         case "time":
             yield from _TIMES.items()
         case "truth":

@@ -17,9 +17,12 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.ids import is_trial
 from paceline.runs.record import duration_s, parse_utc, utc_text
 from paceline.runs.search.params import LONGEST, ParamValue, packed, params_of
+from paceline.runs.search.resources import read_resources
 from paceline.runs.search.summaries import NO_METRICS, Goal, MetricSummaries, SummaryReader
 from paceline.system.files import read_json, stamp_of
 
+#: State of a running run that hangs.
+HANGS = "Hangs"
 #: Most tags of a run that are kept, and the most characters of a long text.
 _MOST_TAGS, _LONG = 1000, 1000
 #: Folder of a sweep -> the goals of its metrics.
@@ -32,7 +35,8 @@ class RunFacts:
 
     name: "" without one. created, started, ended: seconds since 1970. size: "2×4", nodes by processes. script: "train.py" or
     "-m package.train". arguments: one line. why: reason for waiting, failing or hanging. parent: id of the run above. params:
-    arguments, sweep values and tracked parameters (`params_of`). metrics: summaries by name (`MetricFacts`).
+    arguments, sweep values and tracked parameters (`params_of`). metrics: summaries by name (`MetricFacts`). resources: those
+    of an ended run (`read_resources`).
     """
 
     run_id: str
@@ -54,9 +58,11 @@ class RunFacts:
     arguments: str = ""
     description: str = ""
     is_archived: bool = False
+    is_hanging: bool = False
     tags: Mapping[str, str | None] = field(default_factory=lambda: packed({}))
     params: Mapping[str, ParamValue] = field(default_factory=lambda: packed({}))
     metrics: MetricSummaries = field(default_factory=lambda: NO_METRICS)
+    resources: Mapping[str, float] = field(default_factory=lambda: packed({}))
     #: Hashes of the stamps of the record, while it can change, and of the notes.
     record_stamp: int | None = None
     notes_stamp: int | None = None
@@ -66,6 +72,11 @@ class RunFacts:
     @property
     def is_terminal(self) -> bool:
         return self.status in states.TERMINAL
+
+    @property
+    def state(self) -> str:
+        """The status, or "Hangs" for a running run that hangs."""
+        return HANGS if self.is_hanging else self.status
 
     @property
     def title(self) -> str:
@@ -106,7 +117,7 @@ def read_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFacts | N
     """
     facts = read_record_facts(folder, known)
     if facts is not None:
-        facts.metrics = read_metrics(folder, facts)
+        facts.metrics, facts.resources = read_metrics(folder, facts), packed(read_resources(folder))
     return facts
 
 
@@ -121,7 +132,7 @@ def read_record_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFa
         return None
     facts.record_stamp = None if facts.is_terminal else record_stamp
     if known is not None:
-        facts.metrics = known.metrics
+        facts.metrics, facts.resources = known.metrics, known.resources
     if known is not None and known.notes_stamp == notes_stamp:
         facts.name, facts.description, facts.is_archived = known.name, known.description, known.is_archived
         facts.tags, facts.params, facts.notes_stamp = known.tags, known.params, notes_stamp
@@ -185,6 +196,7 @@ def _of_record(folder: RunFolder, data: Mapping[str, object]) -> RunFacts:
         script=_shared(f"-m {job['entry_module']}" if job.get("entry_module") else job.get("entry_script")),
         arguments=_text(" ".join(words), _LONG),
         given=packed(given),
+        is_hanging=bool(is_hanging),
     )
 
 

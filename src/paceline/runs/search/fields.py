@@ -51,7 +51,12 @@ _PLAIN: tuple[tuple[str, FieldKind, str, Callable[[RunFacts], FieldValue]], ...]
     ("name", "text", "name, or id of a run without a name", lambda facts: facts.title),
     ("id", "text", "id", lambda facts: facts.run_id),
     ("experiment", "text", "experiment", lambda facts: facts.experiment),
-    ("state", "state", "state, such as failed, or live for runs that have not ended", lambda facts: facts.status),
+    (
+        "state",
+        "state",
+        "state, such as failed or hangs, or live for runs that have not ended",
+        lambda facts: facts.state,
+    ),
     ("kind", "text", "script, sweep, pipeline or interactive", lambda facts: facts.kind),
     ("created", "time", "time of the submission", lambda facts: facts.created),
     ("started", "time", "time of the start", lambda facts: facts.started),
@@ -66,6 +71,14 @@ _PLAIN: tuple[tuple[str, FieldKind, str, Callable[[RunFacts], FieldValue]], ...]
     ("description", "text", "description", lambda facts: facts.description),
     ("why", "text", "reason for waiting or failing", lambda facts: facts.why),
     ("parent", "text", "id of the sweep or pipeline", lambda facts: facts.parent or ""),
+    ("peak_memory", "number", "most GiB of memory of a process", lambda facts: facts.resources.get("memory_gib")),
+    (
+        "peak_gpu_memory",
+        "number",
+        "most GiB of GPU memory of a process",
+        lambda facts: facts.resources.get("gpu_memory_gib"),
+    ),
+    ("cpu_time", "duration", "CPU seconds of all processes", lambda facts: facts.resources.get("cpu_s")),
     ("archived", "truth", "true or false", lambda facts: facts.is_archived),
 )
 FIELDS = {name: RunField(name, kind, get) for name, kind, _, get in _PLAIN}

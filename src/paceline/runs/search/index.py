@@ -30,6 +30,7 @@ from paceline.runs.search.facts import RunFacts, add_notes, read_metrics, read_r
 from paceline.runs.search.fields import sorted_runs
 from paceline.runs.search.params import packed
 from paceline.runs.search.query import predicate
+from paceline.runs.search.resources import read_resources
 from paceline.runs.search.summaries import MetricSummaries, SummaryReader
 from paceline.system.files import PRIVATE, gone_is_fine, replacing
 
@@ -39,10 +40,10 @@ _FRESH_S = 0.7
 #: Pause between refreshes, as a multiple of the last refresh's duration, to spare slow file systems.
 _REST = 4.0
 #: Version of the format; other versions are other files.
-_VERSION = 1
+_VERSION = 2
 _NAMES = [field.name for field in fields(RunFacts)]
 _SHARED = ("experiment", "status", "kind", "target", "user", "size", "script", "why")
-_MAPPINGS = ("tags", "params", "given")
+_MAPPINGS = ("tags", "params", "given", "resources")
 #: Lines of runs that are gone or have newer lines, above which the file is written again.
 _MOST_STALE = 1000
 _PIECE_BYTES = 1 << 20
@@ -168,7 +169,10 @@ class RunIndex:
         # Newest first; running runs take turns.
         for run_id in [*self._unread, *self._readers]:
             facts, reader = self._entries[run_id], self._readers.pop(run_id, None)
-            found = read_metrics(RunFolder(self._runs_dir / run_id), facts, reader)
+            folder = RunFolder(self._runs_dir / run_id)
+            found = read_metrics(folder, facts, reader)
+            if reader is None:
+                facts.resources = packed(read_resources(folder))
             self._unread.pop(run_id, None)
             if reader is not None:
                 self._readers[run_id] = reader

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 
 from paceline.errors import QueryError
 from paceline.runs import states
-from paceline.runs.search.facts import RunFacts
+from paceline.runs.search.facts import HANGS, RunFacts
 from paceline.runs.search.fields import GROUPS, SPECIAL, FieldValue, RunField, field_of, quoted, unquoted
 from paceline.runs.search.params import typed
 from paceline.system import units
@@ -383,7 +383,7 @@ def _test(field: RunField, operator: str, value: str, now: float, at: int) -> Pr
             raise QueryError(f"{field.name} has no order for {operator}", at, "one of =, !=, ~, in")
         case "state", _:
             wanted = _states(value, at)
-            return lambda facts: facts.status in wanted
+            return lambda facts: facts.state in wanted
         case "truth", _:
             is_wanted = {"true": True, "yes": True, "false": False, "no": False}.get(text)
             if is_wanted is None:
@@ -433,12 +433,13 @@ def _span_test(get: Callable[[RunFacts], FieldValue], operator: str, least: floa
 
 
 def _states(value: str, at: int) -> Collection[str]:
-    known: dict[str, Collection[str]] = {state.lower(): {state} for state in states.ALL}
-    known[LIVE] = set(states.ALL) - states.TERMINAL
+    known: dict[str, Collection[str]] = {state.lower(): {state} for state in (*states.ALL, HANGS)}
+    known[states.RUNNING.lower()] = {states.RUNNING, HANGS}
+    known[LIVE] = {*states.ALL, HANGS} - states.TERMINAL
     if found := known.get(value.lower().replace("_", "")):
         return found
-    near = did_you_mean(value.capitalize(), (*states.ALL, LIVE))
-    raise QueryError(f"{value[:80]!r} is not a state.{near}", at, f"{LIVE}, {', '.join(states.ALL)}")
+    near = did_you_mean(value.capitalize(), (*states.ALL, HANGS, LIVE))
+    raise QueryError(f"{value[:80]!r} is not a state.{near}", at, f"{LIVE}, {', '.join((*states.ALL, HANGS))}")
 
 
 def _number(field: RunField, value: str, at: int) -> float:

@@ -157,6 +157,17 @@ def headline(metrics: MetricSummaries, most: int) -> list[tuple[str, float]]:
     return [(name, cast("float", metrics.value(name))) for name in names[:most]]
 
 
+def main_metric(metrics: MetricSummaries) -> str | None:
+    """Return the name of the metric that matters: the first goal of the sweep, or else the first of `headline`.
+
+    Examples:
+        >>> main_metric(MetricSummaries.of({"loss": (0.1, 0.1, 0.1, 1), "val_acc": (0.9, 0.9, 0.9, 1)}))
+        'val_acc'
+    """
+    own = (name for name in metrics.goals if name in metrics)
+    return next(own, None) or next((name for name, _ in headline(metrics, 1)), None)
+
+
 class SummaryReader:
     """A reader of a run's metric logs; each call reads only the appended lines, except after a restart."""
 
@@ -227,7 +238,7 @@ def _add(numbers: dict[str, list[float]], entry: MetricEntry) -> None:
             _add(numbers, {"name": name, "value": item})
     # Compare exact types: isinstance takes True for an int.
     elif type(value) in (float, int) and entry.get("kind") in (None, "list") and isinstance(name, str):
-        number = _float(cast("float", value))
+        number = as_float(cast("float", value))
         known = numbers.get(name)
         if known is None:
             if len(numbers) < MOST_METRICS:
@@ -241,7 +252,8 @@ def _add(numbers: dict[str, list[float]], entry: MetricEntry) -> None:
             known[2] = number if not known[2] >= number else known[2]
 
 
-def _float(number: float) -> float:
+def as_float(number: float) -> float:
+    """Return a number as a float; an integer beyond its range becomes infinity."""
     try:
         return float(number)
     except OverflowError:

@@ -7,10 +7,19 @@ const search = document.getElementById("q"), list = document.getElementById("sug
 let stream = null;
 const body = () => document.getElementById("rows"), address = () => `${root}live${location.search}`;
 
-/** Make room for the added columns. */
-function widen() {
-  const table = document.getElementById("runs");
-  table.style.setProperty("--more", table.querySelectorAll("th.c-more").length);
+const WIDTHS = { state: "128px", experiment: "minmax(90px, 1fr)", target: "minmax(70px, .8fr)", created: "162px", duration: "94px", latest: "minmax(130px, 2.2fr)", tags: "minmax(80px, 1.3fr)" };
+const columns = () => Array.from(document.querySelectorAll("#runs th[data-name]")).slice(1);
+
+/** Give each column its width, and pinned columns their place. Headings can be dragged. */
+function arrange() {
+  const table = document.getElementById("runs"), heads = columns();
+  table.style.setProperty("--cols", ["38px", "minmax(180px, 2.8fr)", ...heads.map(head => WIDTHS[head.dataset.name] || "minmax(120px, 1fr)")].join(" "));
+  table.style.setProperty("--more", heads.length - Object.keys(WIDTHS).length);
+  const pinned = heads.filter(head => /\bpin\d/.test(head.className));
+  table.classList.toggle("pinning", pinned.length > 0);
+  let left = 38 + table.querySelector("th.c-run").offsetWidth;
+  pinned.forEach((head, number) => { table.style.setProperty(`--left${number + 1}`, `${left}px`); left += head.offsetWidth; });
+  for (const head of heads) head.draggable = true;
 }
 
 function choose() {
@@ -27,13 +36,14 @@ function change({ order, rows, total, first }) {
     if (old) {
       const plain = row => row.textContent.replace(/\s+/g, " ");
       if (first && plain(old) === plain(fresh)) continue;
-      fresh.querySelector("input").checked = old.querySelector("input").checked;
+      const box = fresh.querySelector("input");
+      if (box) box.checked = old.querySelector("input").checked;
       const focused = old.contains(document.activeElement) ? document.activeElement.tagName : null;
       old.replaceWith(fresh);
       if (focused) fresh.querySelector(focused.toLowerCase())?.focus();
     }
     // Only what is another state, and not each value, catches the eye.
-    const state = row => row?.querySelector(".badge").textContent;
+    const state = row => row?.querySelector(".badge")?.textContent;
     if (!first && state(old) !== state(fresh)) fresh.classList.add("fresh");
     there.set(id, fresh);
   }
@@ -67,10 +77,15 @@ function wanted() {
 
 let asked = 0;
 async function find() {
-  const mine = ++asked, query = wanted();
+  const query = wanted();
   // A name that one still types is no search for runs that have it.
   if (document.activeElement === search && /(^|[\s(])(metrics|params|tags)\.\S*$/.test(search.value)) return;
-  if (query === (location.search || "?")) return;
+  if (query !== (location.search || "?")) await go(query, history.replaceState);
+}
+
+/** Show the list of this address, in place. */
+async function go(query, keep = history.pushState) {
+  const mine = ++asked;
   let page;
   try {
     const answer = await fetch(`${location.pathname}${query}`, { headers: { accept: "text/html" } });
@@ -82,15 +97,59 @@ async function find() {
   // A query that is not complete leaves the rows that are there.
   if (wrong.textContent.trim()) { document.getElementById("wrong").textContent = wrong.textContent; return; }
   const checked = Array.from(body().querySelectorAll("input[name=run]:checked"), one => one.value);
-  history.replaceState(null, "", query === "?" ? location.pathname : query);
+  const opened = document.getElementById("columns").open, focused = document.activeElement?.getAttribute("aria-label") || document.activeElement?.closest("tr")?.dataset.run;
+  keep.call(history, null, "", query === "?" ? location.pathname : query);
+  document.getElementById("group").value = new URLSearchParams(query).get("group") || "";
   found.replaceChildren(...page.getElementById("found").childNodes);
   document.querySelector("h1").replaceChildren(...page.querySelector("h1").childNodes);
   localTimes(found);
   for (const one of body().querySelectorAll("input[name=run]")) one.checked = checked.includes(one.value);
-  widen();
+  document.getElementById("columns").open = opened;
+  arrange();
   choose();
   watch();
+  // The control that was used is a new element.
+  if (focused && document.activeElement === document.body) {
+    Array.from(found.querySelectorAll("a, [data-run] a")).find(one => [one.getAttribute("aria-label"), one.closest("tr")?.dataset.run].includes(focused))?.focus();
+  }
 }
+
+// --- columns, groups and order: links that change the list in place, and headings that one drags
+
+found.addEventListener("click", event => {
+  const link = event.target.closest("a[href]");
+  if (!link || link.origin !== location.origin || link.pathname !== location.pathname || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+  event.preventDefault();
+  go(link.search || "?");
+});
+found.addEventListener("keydown", event => {
+  if (event.key !== " " || event.target.getAttribute("role") !== "button") return;
+  event.preventDefault();
+  event.target.click();
+});
+window.addEventListener("popstate", () => location.reload());
+let dragged = null;
+found.addEventListener("dragstart", event => { dragged = event.target.closest?.("th[data-name]"); });
+for (const kind of ["dragover", "drop", "dragend"]) found.addEventListener(kind, event => {
+  const over = dragged && columns().find(head => head.contains(event.target));
+  for (const head of columns()) head.classList.toggle("over", kind === "dragover" && head === over);
+  if (over && over !== dragged && kind !== "dragend") event.preventDefault();
+  if (over && over !== dragged && kind === "drop") {
+    const names = columns().filter(head => head !== dragged).map(head => head.dataset.name), query = new URLSearchParams(location.search);
+    names.splice(names.indexOf(over.dataset.name) + (over.offsetLeft > dragged.offsetLeft ? 1 : 0), 0, dragged.dataset.name);
+    query.set("columns", names.join(","));
+    if (query.has("pin")) query.set("pin", names.filter(name => columns().some(head => head.dataset.name === name && /\bpin\d/.test(head.className))).join(","));
+    go(`?${query}`);
+  }
+  if (kind !== "dragover") dragged = null;
+});
+document.addEventListener("input", async event => {
+  if (event.target.getAttribute("list") !== "fields") return;
+  const place = document.getElementById("fields"), text = event.target.value;
+  const answer = await json(`${place.dataset.from}?${new URLSearchParams({ q: text, at: text.length })}`).catch(() => ({ suggestions: [] }));
+  place.replaceChildren(...answer.suggestions.map(({ text: value, hint }) => Object.assign(document.createElement("option"), { value, label: hint })));
+});
+window.addEventListener("resize", arrange);
 
 // --- completion: a combobox with a list, as ARIA describes it
 
@@ -160,6 +219,8 @@ window.addEventListener("pageshow", () => {
   for (const field of form.elements) field.disabled = false;
   choose();
 });
+// An added column is now one of the list's own.
+if (/[?&]add=/.test(location.search)) history.replaceState(null, "", found.dataset.address || location.pathname);
 watch();
-widen();
+arrange();
 choose();

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TypeAlias
 from urllib.parse import urlencode
 
 from markupsafe import Markup
@@ -15,17 +17,22 @@ from starlette.responses import Response
 
 from paceline.errors import QueryError
 from paceline.runs import states
+from paceline.runs.follow import duration_text
 from paceline.runs.search.completion import complete as completions
-from paceline.runs.search.facts import RunFacts
-from paceline.runs.search.fields import RunField, field_of, sorted_runs
+from paceline.runs.search.facts import HANGS, RunFacts
+from paceline.runs.search.fields import RunField, cell_text, field_of, quoted, sorted_runs, split_fields
+from paceline.runs.search.groups import RunGroup, grouped
 from paceline.runs.search.index import RunIndex
-from paceline.runs.search.query import LIVE, LONGEST, predicate
+from paceline.runs.search.query import LIVE, LONGEST, Compare, predicate
 from paceline.runs.search.summaries import headline
+from paceline.system.units import value_text
 from paceline.ui import render
 from paceline.ui.feed import message
 from paceline.ui.pieces import stamp_of
 from paceline.ui.views.common import as_json, events, place_of, whole
 
+#: A function that returns the page's address with changes.
+Link: TypeAlias = Callable[..., str]
 #: Number of runs on one page.
 ROWS = 100
 #: Seconds that a page waits for a refresh of the index. Later changes arrive by the stream.
@@ -38,27 +45,30 @@ _MOST = 2000
 #: Most metrics in a row.
 _NAMES = 3
 
-
-#: Heading of a column of every list -> its field.
+#: Field of a column after the first one -> its heading, in the order of a list that nobody has arranged. "latest" is no field.
 _HEADINGS = {
-    "run": "Run",
     "state": "State",
     "experiment": "Experiment",
     "target": "Target",
     "created": "Created",
-    "took": "Took",
+    "duration": "Took",
+    "latest": "Latest values",
+    "tags": "Tags",
 }
-#: Most columns that a reader adds.
-_MOST_COLUMNS = 20
+_NO_FIELDS = ("latest", "tags")
+_MOST_COLUMNS, _MOST_PINNED = 40, 6
+#: Kinds of fields whose groups a query can name.
+_NAMED_KINDS = ("text", "any", "state")
 
 
 @dataclass(frozen=True)
 class RunQuery:
-    """The filters and the sort order of a list of runs.
+    """The filters, the order and the columns of a list of runs.
 
     text: a query (`paceline.runs.search.query`). state: one of `states.ALL`, or "live". sort: a field, with "-" for the reverse
     order; "" for newest first. parent: only children of this run. archived: only archived runs, else only others, unless the text
-    says which. columns: fields of further columns.
+    says which. columns: fields of the columns after the first one, with the pinned ones first. group: a field of the
+    groups. opened: the values of groups that show their runs. wrong: the error of the first wrong field.
     """
 
     text: str = ""
@@ -71,7 +81,11 @@ class RunQuery:
     parent: str = ""
     archived: bool = False
     sort: str = ""
-    columns: tuple[str, ...] = ()
+    columns: tuple[str, ...] = tuple(_HEADINGS)
+    pinned: tuple[str, ...] = ()
+    group: str = ""
+    opened: tuple[str, ...] = ()
+    wrong: QueryError | None = None
     page: int = 1
 
     @property
@@ -79,10 +93,27 @@ class RunQuery:
         return bool(self.text or self.experiment or self.state or self.target or self.user or self.tags or self.parent)
 
 
+@dataclass(frozen=True)
+class ColumnHeading:
+    """The heading of a column. left, right, pin, remove: addresses that arrange the columns; "" where this is impossible."""
+
+    name: str
+    text: str
+    is_field: bool
+    is_pinned: bool
+    left: str
+    right: str
+    pin: str
+    remove: str
+
+
 def query_of(request: Request) -> RunQuery:
     given = request.query_params
-    columns = [name for name in map(_known_field, given.getlist("column")) if name]
-    sort = given.get("sort", "")
+    sort, group, added = (given.get(name, "") for name in ("sort", "group", "add"))
+    columns = _columns(given.get("columns", "")) or list(_HEADINGS)
+    pinned = [name for name in _columns(given.get("pin", "")) if name in columns][:_MOST_PINNED]
+    wrong = next(filter(None, map(_field_error, (added, group, sort.removeprefix("-")))), None)
+    shown = dict.fromkeys([*pinned, *columns, *_columns(added)])
     return RunQuery(
         text=given.get("q", "")[:LONGEST],
         experiment=given.get("experiment", ""),
@@ -94,7 +125,11 @@ def query_of(request: Request) -> RunQuery:
         parent=given.get("parent", ""),
         archived=given.get("archived", "") == "1",
         sort=sort if _known_field(sort.removeprefix("-")) else "",
-        columns=tuple(dict.fromkeys(columns))[:_MOST_COLUMNS],
+        columns=tuple(shown)[:_MOST_COLUMNS],
+        pinned=tuple(pinned),
+        group=_known_field(group),
+        opened=tuple(given.getlist("open")),
+        wrong=wrong,
         page=whole(request, "page", 1, least=1),
     )
 
@@ -105,6 +140,20 @@ def _known_field(text: str) -> str:
         return field_of(text).name
     except QueryError:
         return ""
+
+
+def _columns(text: str) -> list[str]:
+    """Return the columns of a list with commas that exist."""
+    names = (name.strip() for name in split_fields(text))
+    return list(filter(None, (name if name in _NO_FIELDS else _known_field(name) for name in names)))
+
+
+def _field_error(text: str) -> QueryError | None:
+    try:
+        field_of(text) if text and text not in _NO_FIELDS else None
+    except QueryError as error:
+        return error
+    return None
 
 
 def selected(entries: Sequence[RunFacts], query: RunQuery) -> list[RunFacts]:
@@ -125,7 +174,11 @@ def selected(entries: Sequence[RunFacts], query: RunQuery) -> list[RunFacts]:
         if wanted := getattr(query, name):
             passing = [facts for facts in passing if getattr(facts, name) == wanted]
     if query.state:
-        passing = [facts for facts in passing if query.state in (facts.status, None if facts.is_terminal else LIVE)]
+        passing = [
+            facts
+            for facts in passing
+            if query.state in (facts.state, facts.status, None if facts.is_terminal else LIVE)
+        ]
     for key, _, value in (word.partition("=") for word in query.tags):
         passing = [facts for facts in passing if key in facts.tags and (not value or facts.tags[key] == value)]
     if query.text:
@@ -138,13 +191,14 @@ async def page(request: Request) -> Response:
     query = query_of(request)
     await _refreshed(index)
     entries = index.entries()
-    error: QueryError | None = None
+    error = query.wrong
     try:
         matching = await asyncio.to_thread(selected, entries, query)
     except QueryError as wrong:
         matching, error = [], wrong
     root = render.root_of(request.scope["path"])
-    rows = request.app.state.rows.of(_on_page(matching, query), root, query.columns)
+    link = _linker(request, query)
+    rows, count = await asyncio.to_thread(_rows, request.app.state.rows, matching, query, root, link)
     return render.page(
         request,
         "runs.html",
@@ -157,12 +211,14 @@ async def page(request: Request) -> Response:
         # True while the first refresh goes on, which may take long with ten thousand runs.
         is_partial=len(entries) < len(index.ids),
         unread=index.unread,
-        pages=max(1, -(-len(matching) // ROWS)),
+        pages=max(1, -(-count // ROWS)),
         choices=_choices(index),
         live=sum(not entry.is_terminal for entry in entries),
-        link=_linker(request),
-        headings=_HEADINGS,
-        states=(LIVE, *states.ALL),
+        link=link,
+        columns=_headings(query, link),
+        arranged="" if query.columns == tuple(_HEADINGS) else ",".join(query.columns),
+        added="add" in request.query_params,
+        states=(LIVE, *states.ALL, HANGS),
     )
 
 
@@ -180,16 +236,16 @@ async def live(request: Request) -> Response:
     index: RunIndex = request.app.state.index
     query = query_of(request)
     root = render.root_of(request.scope["path"])
-    return events(request, _changes(index, request.app.state.rows, query, root, place_of(request)))
+    made = partial(_rows, request.app.state.rows, query=query, root=root, link=_linker(request, query))
+    return events(request, _changes(index, made, query, place_of(request)))
 
 
 async def _changes(
-    index: RunIndex, made: RunRows, query: RunQuery, root: str, place: str
+    index: RunIndex, made: Callable[[list[RunFacts]], tuple[dict[str, Markup], int]], query: RunQuery, place: str
 ) -> AsyncGenerator[bytes, None]:
-    """Yield changed rows. place: id of the last event, or `_place` of the page."""
+    """Yield changed rows. made: `_rows` of the page. place: id of the last event, or `_place` of the page."""
     told: dict[str, Markup] = {}
     matching: list[RunFacts] = []
-    shown: list[RunFacts] = []
     version, looks, is_first = -1, 0, True
     yield b"retry: 1000\n\n"
     while True:
@@ -198,8 +254,7 @@ async def _changes(
             version = index.version
             with contextlib.suppress(QueryError):
                 matching = await asyncio.to_thread(selected, index.entries(), query)
-            shown = _on_page(matching, query)
-            rows = made.of(shown, root, query.columns)
+            rows, _ = await asyncio.to_thread(made, matching)
             changed = {run_id: row for run_id, row in rows.items() if told.get(run_id) != row}
             now = _place(rows, len(matching))
             # Compare with the page at first, which may be older than the first refresh.
@@ -225,9 +280,87 @@ def _place(rows: dict[str, Markup], total: int) -> str:
     return stamp_of(rows, total)
 
 
-def _on_page(matching: list[RunFacts], query: RunQuery) -> list[RunFacts]:
-    first = (query.page - 1) * ROWS
-    return matching[first : first + ROWS]
+def _rows(
+    made: RunRows, matching: list[RunFacts], query: RunQuery, root: str, link: Link
+) -> tuple[dict[str, Markup], int]:
+    """Return the rows of the page by the id of their run or the value of their group, and the number of rows of all pages."""
+    fields = [(name, None if name in _NO_FIELDS else field_of(name)) for name in query.columns]
+    place = slice((query.page - 1) * ROWS, query.page * ROWS)
+    if not query.group:
+        return made.of(matching[place], root, fields, query.pinned), len(matching)
+    by = field_of(query.group)
+    groups = grouped(matching, by, query.sort)
+    rows: dict[str, Markup] = {}
+    for group in groups[place]:
+        is_open = group.text in query.opened
+        opened = [text for text in query.opened if text != group.text] + ([] if is_open else [group.text])
+        rows[f"group {group.text}"] = Markup(
+            render.part(
+                "run_group.html",
+                group=group,
+                by=by.name,
+                is_open=is_open,
+                toggle=link(open=opened, page=query.page),
+                more=_more(group, by, query, link) if is_open and len(group.runs) > ROWS else "",
+                most=ROWS,
+                cells=[(name, _group_cell(group, name, field)) for name, field in fields],
+                pinned=query.pinned,
+            )
+        )
+        if is_open:
+            rows |= made.of(group.runs[:ROWS], root, fields, query.pinned)
+    return rows, len(groups)
+
+
+def _more(group: RunGroup, by: RunField, query: RunQuery, link: Link) -> str:
+    """Return the link to the list of a group's runs, or "" if a query can't name the group."""
+    if group.value in (None, "") or by.kind not in _NAMED_KINDS:
+        return ""
+    named = str(Compare(by, "=", (str(group.value),)))
+    return link(q=f"({query.text}) and {named}" if query.text else named, group="", open=[])
+
+
+def _group_cell(group: RunGroup, name: str, field: RunField | None) -> list[tuple[str, str]]:
+    """Return the texts of a group's cell, each with the name of its metric or ""."""
+    if name == "latest":
+        names = [metric for metric, _ in headline(group.runs[0].metrics, _NAMES)]
+        spreads = ((metric, group.spread(field_of(f"metrics.{quoted(metric)}"))) for metric in names)
+        return [(metric, str(one)) for metric, one in spreads if one is not None]
+    if field is None or field.kind == "time":
+        return []
+    if field.kind == "state":
+        counts = Counter(facts.state for facts in group.runs).most_common()
+        return [("", f"{state} {count}" if counts[1:] else state) for state, count in counts]
+    if (found := group.spread(field)) is not None:
+        return [("", found.text(duration_text if field.kind == "duration" else value_text))]
+    return [("", cell_text(group.runs[0], field))] if group.common(field) not in (None, "") else []
+
+
+def _headings(query: RunQuery, link: Link) -> list[ColumnHeading]:
+    columns = query.columns
+
+    def moved(place: int, by: int) -> str:
+        names = [*columns]
+        if not 0 <= place + by < len(names) or (names[place] in query.pinned) != (names[place + by] in query.pinned):
+            return ""
+        names[place], names[place + by] = names[place + by], names[place]
+        pinned = [name for name in names if name in query.pinned]
+        return link(columns=names, pin=pinned)
+
+    def heading(place: int, name: str) -> ColumnHeading:
+        pinned = [one for one in query.pinned if one != name]
+        return ColumnHeading(
+            name=name,
+            text=_HEADINGS.get(name, name),
+            is_field=name not in _NO_FIELDS,
+            is_pinned=name in query.pinned,
+            left=moved(place, -1),
+            right=moved(place, 1),
+            pin=link(columns=columns, pin=pinned if name in query.pinned else [*pinned, name]),
+            remove=link(columns=[one for one in columns if one != name], pin=pinned) if columns[1:] else "",
+        )
+
+    return [heading(place, name) for place, name in enumerate(columns)]
 
 
 def _choices(index: RunIndex) -> dict[str, list[str]]:
@@ -240,20 +373,27 @@ def _choices(index: RunIndex) -> dict[str, list[str]]:
     }
 
 
-def _linker(request: Request) -> Any:
-    """Return a function that returns the page's URL with changes of its query.
+def _linker(request: Request, query: RunQuery) -> Link:
+    """Return a function that returns the page's address with changes of its query.
 
-    The value "" removes a key, and `column` removes one column.
+    A list of columns becomes one text, any other list several keys. The columns of a list that nobody has arranged stay out.
     """
-    given = [(key, value) for key, value in request.query_params.multi_items() if key not in ("page", "token")]
+    dropped = ("page", "token", "place", "add")
+    given = [(key, value) for key, value in request.query_params.multi_items() if key not in dropped and value]
 
-    def link(column: str = "", **changes: object) -> str:
-        kept = [
-            (key, value)
-            for key, value in given
-            if key not in changes and value and not (key == "column" and _known_field(value) in ("", column))
-        ]
-        return "?" + urlencode([*kept, *((key, str(value)) for key, value in changes.items() if value)])
+    def link(**changes: object) -> str:
+        if query.columns != tuple(_HEADINGS):
+            changes.setdefault("columns", query.columns)
+        kept = [(key, value) for key, value in given if key not in changes]
+        for key, value in changes.items():
+            match value:
+                case list() | tuple() if key in ("columns", "pin"):
+                    kept.append((key, ",".join(value) if list(value) != list(_HEADINGS) else ""))
+                case list() | tuple():
+                    kept += [(key, text) for text in value]
+                case _:
+                    kept.append((key, str(value or "")))
+        return "?" + urlencode([(key, value) for key, value in kept if value])
 
     return link
 
@@ -264,21 +404,34 @@ class RunRows:
     def __init__(self) -> None:
         self._known: dict[str, tuple[object, Markup]] = {}
 
-    def of(self, entries: Sequence[RunFacts], root: str, columns: tuple[str, ...] = ()) -> dict[str, Markup]:
-        """Return run id -> HTML of the row. root: relative path to the top of the page. columns: further fields."""
-        fields = [field_of(name) for name in columns]
-        return {entry.run_id: self._row(entry, root, fields) for entry in entries}
+    def of(
+        self,
+        entries: Sequence[RunFacts],
+        root: str,
+        fields: Sequence[tuple[str, RunField | None]] = (),
+        pinned: tuple[str, ...] = (),
+    ) -> dict[str, Markup]:
+        """Return run id -> HTML of the row.
 
-    def _row(self, facts: RunFacts, root: str, fields: Sequence[RunField]) -> Markup:
-        shown = (root, fields, facts.status, facts.notes_stamp, facts.metrics)
+        Args:
+            entries: The runs.
+            root: Relative path to the top of the page.
+            fields: Name and field of each column.
+            pinned: The names of pinned columns.
+        """
+        return {entry.run_id: self._row(entry, root, fields, pinned) for entry in entries}
+
+    def _row(
+        self, facts: RunFacts, root: str, fields: Sequence[tuple[str, RunField | None]], pinned: tuple[str, ...]
+    ) -> Markup:
+        shown = (root, fields, pinned, facts.status, facts.notes_stamp, facts.metrics)
         known = self._known.get(facts.run_id)
         if known is None or known[0] != shown or not facts.is_terminal:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            cells = [(field, field.get(facts)) for field in fields]
+            cells = [(name, field, None if field is None else field.get(facts)) for name, field in fields]
             # Jinja has escaped all values in this HTML.
-            row = Markup(
-                render.part("run_row.html", run=facts, root=root, latest=headline(facts.metrics, _NAMES), cells=cells)
-            )
+            latest = headline(facts.metrics, _NAMES)
+            row = Markup(render.part("run_row.html", run=facts, root=root, latest=latest, cells=cells, pinned=pinned))
             known = self._known[facts.run_id] = (shown, row)
         return known[1]

@@ -1,0 +1,105 @@
+"""Groups of runs with equal values of a field, with the mean and deviation of their numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from paceline.runs.search.facts import RunFacts
+from paceline.runs.search.fields import FieldValue, RunField, cell_text, field_of
+from paceline.runs.search.summaries import as_float
+from paceline.system.units import value_text
+
+_NUMBERS = ("number", "duration", "any")
+
+
+@dataclass(frozen=True, slots=True)
+class MeanSpread:
+    """The mean of some numbers. deviation: of a sample (n - 1); None for one number. count: how many numbers."""
+
+    mean: float
+    deviation: float | None
+    count: int
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, shown: Callable[[float], str] = value_text) -> str:
+        """Return such as "0.6 ± 0.141 (2)". shown: formats a number."""
+        deviation = "" if self.deviation is None else f" ± {shown(float(f'{self.deviation:.3g}'))}"
+        return f"{shown(self.mean)}{deviation} ({self.count})"
+
+
+@dataclass(frozen=True, slots=True)
+class RunGroup:
+    """Runs with one value of the field. text: the value as tables show it. runs: in the order of the list."""
+
+    value: FieldValue
+    text: str
+    runs: list[RunFacts]
+
+    def spread(self, of: RunField) -> MeanSpread | None:
+        """Return the spread of a field over the runs, or None if a value is a text or no run has a number."""
+        return spread(map(of.get, self.runs)) if of.kind in _NUMBERS else None
+
+    def common(self, of: RunField) -> FieldValue:
+        """Return the value that all runs share, or None."""
+        first = of.get(self.runs[0])
+        return first if all(of.get(facts) == first for facts in self.runs) else None
+
+
+def spread(values: Iterable[FieldValue]) -> MeanSpread | None:
+    """Return the mean, the deviation of a sample and the count of numbers; None without numbers, or with a text.
+
+    Missing values and NaN do not count.
+
+    Examples:
+        >>> spread([0.5, None, 0.7, float("nan")])
+        MeanSpread(mean=0.6, deviation=0.14142135623730948, count=2)
+    """
+    given = [value for value in values if value not in (None, "")]
+    # NaN is not equal to itself.
+    numbers = [as_float(value) for value in given if not isinstance(value, str) and value == value]  # noqa: PLR0124
+    if not numbers or any(isinstance(value, str) for value in given):
+        return None
+    if not all(map(math.isfinite, numbers)):
+        # The sum of both infinities is NaN.
+        return MeanSpread(sum(numbers) / len(numbers), None, len(numbers))
+    mean = math.fsum(number / len(numbers) for number in numbers)
+    if len(numbers) == 1:
+        return MeanSpread(mean, None, 1)
+    # hypot does not overflow on squares of large numbers.
+    return MeanSpread(
+        mean, math.hypot(*(number - mean for number in numbers)) / math.sqrt(len(numbers) - 1), len(numbers)
+    )
+
+
+def grouped(runs: Sequence[RunFacts], by: RunField, sort: str = "") -> list[RunGroup]:
+    """Return the runs in groups by a field, with runs without a value as the last group.
+
+    Args:
+        runs: The runs, in their order.
+        by: The field. A number and a text that is the same number are one group.
+        sort: The field that orders the runs. If it is a number, it orders the groups by its mean; else groups have the order of
+            their first runs.
+
+    Examples:
+        >>> [(group.text, len(group.runs)) for group in grouped(runs, field_of("experiment"))]
+        [('digits', 2)]
+    """
+    found: dict[str, RunGroup] = {}
+    for facts in runs:
+        text = cell_text(facts, by)
+        found.setdefault(text, RunGroup(by.get(facts), text, [])).runs.append(facts)
+    groups = sorted(found.values(), key=lambda group: group.value in (None, ""))
+    if not sort:
+        return groups
+    order = field_of(sort.removeprefix("-"))
+    means = {
+        group.text: one.mean for group in groups if (one := group.spread(order)) is not None and one.mean == one.mean
+    }
+    is_descending = order.is_descending(groups[0].runs[0]) if groups else False
+    known = [group for group in groups if group.text in means]
+    known.sort(key=lambda group: means[group.text], reverse=is_descending != sort.startswith("-"))
+    return known + [group for group in groups if group.text not in means]

@@ -1,0 +1,51 @@
+"""The memory and CPU time that the workers of a run have used, from the samples of their load."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import cast
+
+from paceline.runs.folder import RunFolder, load_logs
+from paceline.runs.metric_reader import parsed_lines
+from paceline.system.files import gone_is_fine
+
+#: Longest time between two samples, in seconds. A longer gap is the time between two attempts.
+_LONGEST_S = 120.0
+_PEAKS = ("memory_gib", "gpu_memory_gib")
+
+
+def read_resources(folder: RunFolder) -> dict[str, float]:
+    """Return the resources that a run has used, without those that were not measured.
+
+    `memory_gib` and `gpu_memory_gib` are the greatest of one process in a sample, `cpu_s` is the sum of all processes. A run that
+    ended before the second sample has none.
+
+    Examples:
+        >>> read_resources(RunFolder(workspace.runs_dir / "digits_1700000000_00000001"))
+        {}
+    """
+    found: dict[str, float] = {}
+    for path in load_logs(folder.metrics).values():
+        _add(found, path)
+    return found
+
+
+def _add(found: dict[str, float], path: Path) -> None:
+    before = math.nan
+    with gone_is_fine():
+        for entry in parsed_lines(path):
+            if not isinstance(entry, dict) or not all(_is_number(entry.get(key)) for key in ("value", "step")):
+                continue
+            name, value, time = str(entry.get("name")).removeprefix("rank_"), entry["value"], entry["step"]
+            if name in _PEAKS:
+                found[name] = max(found.get(name, 0.0), value)
+            elif name == "cpu_percent":
+                # A sample has the mean of the time since the sample before it.
+                passed = min(max(0.0, time - before), _LONGEST_S) if before == before else 0.0  # noqa: PLR0124
+                found["cpu_s"] = found.get("cpu_s", 0.0) + value / 100 * passed
+                before = time
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(cast("float", value))
