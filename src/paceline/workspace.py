@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from paceline.pipelines.pipeline_run import PipelineRun
     from paceline.pruning import Pruned
     from paceline.reports.compare import RunTable
+    from paceline.runs.search.saved_views import SavedViews
     from paceline.runs.trash import DeletedRun
     from paceline.services.record import ServingOptions
     from paceline.services.service import DeployOptions, Models, Service
@@ -147,6 +148,13 @@ class Workspace:
     def runs_dir(self) -> Path:
         """The folder that has a subfolder for each run."""
         return self._path / "runs"
+
+    @property
+    def views(self) -> SavedViews:
+        """The views that the page has saved, by name, such as lists of runs: `get_runs(workspace.views["best"].where)`."""
+        from paceline.runs.search.saved_views import SavedViews
+
+        return SavedViews(self._path)
 
     @property
     def experiments(self) -> dict[str, Experiment]:

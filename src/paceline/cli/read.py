@@ -92,6 +92,7 @@ def status(*, run_id: str | None, as_json: bool) -> None:
     VerbOption("--status", "Only runs in this state, such as Running.", "STATE", complete="run_states"),
     VerbOption("--tag", "Only runs with this tag; may be repeated.", "KEY[=VALUE]", list, complete="tags"),
     VerbOption("--where", "Only runs that match a query, such as 'metrics.acc > 0.9 state=failed'.", "QUERY"),
+    VerbOption("--view", "List the runs of a view that the page has saved, in its order and with its columns.", "NAME"),
     VerbOption("--sort", "Sort by a field, such as metrics.acc.best or -created, which is descending.", "FIELD"),
     VerbOption("--columns", "Show these fields, such as name,params.lr,metrics.acc.", "FIELD,..."),
     VerbOption("-n --limit", "Most runs to list, newest first.", "N", int, least=1, default=_SHOWN),
@@ -107,6 +108,7 @@ def list_runs(
     status: str | None,
     tag: list[str],
     where: str | None,
+    view: str | None,
     sort: str | None,
     columns: str | None,
     limit: int,
@@ -119,8 +121,14 @@ def list_runs(
     """List the workspace's runs, newest first."""
     if status is not None:
         status = state_named(status)
-    runs_dir = Workspace.from_config(create=False).runs_dir
+    workspace = Workspace.from_config(create=False)
+    runs_dir = workspace.runs_dir
     removal.sweep(runs_dir)
+    if view is not None:
+        saved = workspace.views.find(view)
+        where = " and ".join(f"({text})" for text in (saved.where, where) if text)
+        sort, columns = sort or saved.sort, columns or ",".join(["name", *saved.columns] if saved.columns else ())
+        trials, archived = trials or saved.has_children, archived or saved.is_archived
     # `--tag key=` and `--tag key` both match the key alone, whatever its value is.
     tags: dict[str, Any] = {key: value or None for key, _, value in (word.partition("=") for word in tag or ())}
     fields = [field_of(name) for name in _listed(columns)]

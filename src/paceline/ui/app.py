@@ -34,7 +34,7 @@ from paceline.ui.curves import CurveStore
 from paceline.ui.feed import RunFeeds
 from paceline.ui.guard import Guard, Token
 from paceline.ui.pieces import PieceStreams
-from paceline.ui.views import actions, compare, details, files, listing, log, places, run, start, steps, sweep
+from paceline.ui.views import actions, compare, details, files, listing, log, places, run, saved, start, steps, sweep
 from paceline.ui.views.listing import RunRows
 
 #: Most bytes of a submitted form. The largest fields are notes and a pasted job file.
@@ -92,6 +92,7 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         Route("/runs/{run_id}/stacks", run.stacks, methods=["POST"]),
         *actions.routes(),
         *start.routes(),
+        *saved.routes(),
         Mount("/static", _Static(directory=render.STATIC)),
     ]
     app = Starlette(

@@ -25,6 +25,7 @@ from paceline.runs.search.index import RunIndex
 from paceline.runs.search.summaries import goal_of
 from paceline.sweeps.pictures import chosen_runs, draw, svg
 from paceline.ui import render, run_page
+from paceline.ui.views import saved
 from paceline.ui.views.common import as_json, curve_query, runs_dir
 from paceline.ui.views.listing import RunQuery, selected
 
@@ -108,6 +109,7 @@ def page(request: Request) -> Response:
         is_live=any(not record.is_terminal for record in chosen.records),
         kinds=compare.KINDS,
         most=MOST,
+        **saved.shown_on(request, "compare"),
     )
 
 

@@ -29,6 +29,7 @@ from paceline.system.units import value_text
 from paceline.ui import render
 from paceline.ui.feed import message
 from paceline.ui.pieces import stamp_of
+from paceline.ui.views import saved
 from paceline.ui.views.common import as_json, events, place_of, whole
 
 #: A function that returns the page's address with changes.
@@ -219,6 +220,7 @@ async def page(request: Request) -> Response:
         arranged="" if query.columns == tuple(_HEADINGS) else ",".join(query.columns),
         added="add" in request.query_params,
         states=(LIVE, *states.ALL, HANGS),
+        **saved.shown_on(request, "runs"),
     )
 
 

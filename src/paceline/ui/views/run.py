@@ -17,7 +17,7 @@ from paceline.ui import panels, render, run_page
 from paceline.ui.curves import CurveStore
 from paceline.ui.guard import POLICY
 from paceline.ui.own_charts import OwnQuery, own_chart
-from paceline.ui.views import common
+from paceline.ui.views import common, saved
 from paceline.ui.views.common import as_json, curve_query, events, folder_of, form_of, number, place_of, whole
 from paceline.ui.wait_picture import wait_picture
 
@@ -46,6 +46,7 @@ async def page(request: Request) -> Response:
         nodes=nodes,
         places=await asyncio.to_thread(run_page.ranks_of_nodes, folder),
         settings=request.url.query,
+        **saved.shown_on(request, "run"),
         **found,
     )
     shown.headers["content-security-policy"] = _POLICY

@@ -1,0 +1,19 @@
+// Views with names: the address of the page, and on a run's page the layout of its charts.
+"use strict";
+import { kept } from "./chart_sections.js";
+
+const place = document.querySelector(".savedviews"), isRun = place.dataset.of === "run";
+
+place.querySelector("form")?.addEventListener("submit", ({ target }) => {
+  // What the page shows now: the search and the charts change the address while it is open.
+  const query = new URLSearchParams(location.search);
+  for (const name of ["page", "token"]) query.delete(name);
+  target.elements.query.value = query.toString();
+  if (isRun) target.elements.layout.value = JSON.stringify(kept.read());
+});
+for (const link of place.querySelectorAll("a[data-layout]")) {
+  link.addEventListener("click", () => {
+    const layout = JSON.parse(link.dataset.layout);
+    kept.change(now => { Object.assign(now, { pinned: layout.pinned, folded: layout.folded }); });
+  });
+}
