@@ -108,6 +108,7 @@ def test_nan_is_found() -> None:
         ("metrics.acc > high", 14, "metrics.acc is a number, and 'high' is not", "a number such as 0.9"),
         ("metrics.acc >", 13, "'>' lacks a value", "a value to compare metrics.acc with"),
         ("team = vision", 0, "there is no field 'team'", "a field such as state"),
+        ("parms.lr < 1", 0, "there is no field 'parms.lr'. Did you mean 'params.lr'?", "a field such as state"),
         ("stat = failed", 0, "there is no field 'stat'. Did you mean 'state'?", "a field such as state"),
         ("(a or b", 7, "a parenthesis is not closed", ")"),
         ("a)", 1, "')' does not fit here", "and, or, or the end"),

@@ -114,8 +114,8 @@ def field_of(text: str, at: int = 0) -> RunField:
         return FIELDS[first]
     if first not in GROUPS or not dot:
         expected = "a field such as state, params.lr or metrics.acc"
-        known = [*FIELDS, *(f"{group}.{text}" for group in GROUPS)]
-        raise QueryError(f"there is no field {text[:80]!r}.{did_you_mean(text, known)}", at, expected)
+        near = did_you_mean(first, GROUPS).replace("'?", f".{rest}'?") if dot else did_you_mean(text, FIELDS)
+        raise QueryError(f"there is no field {text[:80]!r}.{near}", at, expected)
     name, statistic = _name_and_statistic(rest, has_statistic=first == "metrics")
     if not name:
         raise QueryError(f"{first}. lacks a name", at + len(text), f"the name of {GROUPS[first]}")
