@@ -14,7 +14,7 @@ import pytest
 
 from paceline.cli.export import import_runs as verb
 from paceline.errors import UserError
-from paceline.runs import artifacts, metrics, read, series, tags_and_properties
+from paceline.runs import artifacts, metrics, read, series, tags_and_properties, trash
 from paceline.runs.folder import RunFolder
 from paceline.trackers.imports import ImportReport, import_runs
 from tests.trackers.imports import stores
@@ -71,6 +71,17 @@ def test_file_store_of_mlflow_becomes_runs_with_all_their_parts(tmp_path: Path, 
     assert artifacts.names(folder) == ["outputs/model/weights.txt"]
     child = read.record(RunFolder(ws / "runs" / ids["bb"]))
     assert (child.parent_run_id, child.status, child.exit_code) == (ids["aa"], "Failed", 1)
+
+
+def test_deleted_run_stays_in_the_trash_at_the_next_import(tmp_path: Path, ws: Path) -> None:
+    mlflow_run(tmp_path / "mlruns", "aa", metrics={"loss": mlflow_lines(1.0)})
+    folder = only(import_runs("mlflow", tmp_path / "mlruns", workspace=ws), ws)
+    trash.delete(ws / "runs", [folder])
+    (run,) = import_runs("mlflow", tmp_path / "mlruns", workspace=ws).runs
+    assert (run["outcome"], folder.path.exists()) == ("unchanged", False)
+    assert f"paceline restore {folder.run_id}" in run["problems"][0]
+    trash.restore(ws, folder.run_id)
+    assert only(import_runs("mlflow", tmp_path / "mlruns", workspace=ws), ws).path.is_dir()
 
 
 def test_database_of_mlflow_becomes_runs(tmp_path: Path, ws: Path) -> None:

@@ -117,6 +117,9 @@ class Adopter:
 
     def _add(self, old: OldRun) -> ImportedRun:
         there = self._find(old.key)
+        if there is None and (gone := self._find(old.key, self._runs_dir.parent / "trash")) is not None:
+            said = f"{gone.run_id} was deleted; `paceline restore {gone.run_id}` brings it back"
+            return ImportedRun(key=old.key, run_id=gone.run_id, outcome="unchanged", problems=[said])
         read = self._read(old, there)
         outcome: Outcome
         if there is None:
@@ -129,10 +132,11 @@ class Adopter:
 
     # --- which run
 
-    def _find(self, key: str) -> RunFolder | None:
+    def _find(self, key: str, place: Path | None = None) -> RunFolder | None:
         """Return the run of an earlier import."""
-        for name in glob.glob(f"[!.]*_{self._digest(key)}", root_dir=self._runs_dir):
-            folder = RunFolder(self._runs_dir / name)
+        place = place or self._runs_dir
+        for name in glob.glob(f"[!.]*_{self._digest(key)}", root_dir=place):
+            folder = RunFolder(place / name)
             if tags_and_properties.read(folder.notes).properties.get(ORIGIN) == self._origin(key):
                 return folder
         return None
