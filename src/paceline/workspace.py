@@ -683,6 +683,7 @@ class Experiment:
         *,
         status: str | None = None,
         archived: bool | None = False,
+        where: str = "",
     ) -> Iterator[Run]:
         """Return the experiment's runs, newest first, each as an object of the class for its kind.
 
@@ -693,19 +694,37 @@ class Experiment:
             status: A state such as "Completed".
             include_children: Include child runs.
             archived: True for archived runs only, None for all runs.
+            where: A query, such as `metrics.acc > 0.9`, as for `Workspace.get_runs`.
+
+        Raises:
+            QueryError: The query is wrong.
+
+        Examples:
+            >>> experiment = pl.Experiment(pl.Workspace("my_runs"), "rates")
+            >>> with experiment.start_logging() as run:
+            ...     run.log("acc", 0.95)
+            >>> [found.metrics("acc").last for found in experiment.get_runs(where="metrics.acc > 0.9")]
+            [0.95]
         """
+        from paceline.runs.search.index import find_runs
+
+        matching = {facts.run_id for facts in find_runs(self.runs_dir, where)} if where else None
         # Compare the records: an id that a user chose need not begin with its experiment's name.
         for record in read.all_records(self.runs_dir):
             folder = RunFolder(self.runs_dir / record.run_id)
-            if record.experiment == self.name and matches(
-                record,
-                folder,
-                kind=kind,
-                tags=tags,
-                properties=properties,
-                status=status,
-                children=include_children,
-                archived=archived,
+            if (
+                record.experiment == self.name
+                and (matching is None or record.run_id in matching)
+                and matches(
+                    record,
+                    folder,
+                    kind=kind,
+                    tags=tags,
+                    properties=properties,
+                    status=status,
+                    children=include_children,
+                    archived=archived,
+                )
             ):
                 yield self.run_class._handle(self, record)
 

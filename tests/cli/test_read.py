@@ -12,6 +12,7 @@ import pytest
 
 from paceline.job.job import JOB_VERSION
 from paceline.runs import states
+from paceline.runs.folder import RunFolder
 from paceline.workspace import Workspace
 from tests.cli.conftest import Cli, Gallery
 from tests.helpers import make_job, make_run
@@ -111,12 +112,15 @@ def test_run_is_found_by_id_prefix_and_the_latest_by_default(gallery: Gallery) -
 def test_list_is_a_plain_table_newest_first(gallery: Gallery) -> None:
     lines = gallery("list").stdout.splitlines()
 
-    assert lines[0].split() == ["RUN", "NAME", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK", "COMMAND", "METRICS"]
+    assert lines[0].split()[:7] == ["RUN", "NAME", "STATUS", "SIZE", "CREATED", "TOOK", "SCRIPT"]
+    assert lines[0].split()[-1] == "METRIC"
     assert all(re.fullmatch(NAME, line.split()[1]) for line in lines[1:])
-    assert [line.split()[:1] + line.split()[2:5] for line in lines[1:]] == [
-        [gallery.bad, "Failed", "1x2", "gloo"],
-        [gallery.good, "Completed", "1x1", "-"],
+    assert [line.split()[:1] + line.split()[2:4] for line in lines[1:]] == [
+        [gallery.bad, "Failed", "1x2"],
+        [gallery.good, "Completed", "1x1"],
     ]
+    header, *rows = gallery("list", "--long").stdout.splitlines()
+    assert [line[header.index("BACKEND") :].split()[0] for line in rows] == ["gloo", "-"]
     assert not any("\x1b" in line for line in lines)
 
 
@@ -138,7 +142,9 @@ def test_list_as_json(gallery: Gallery) -> None:
     found = gallery.json("list")
 
     assert [run["run_id"] for run in found] == [gallery.bad, gallery.good]
-    assert all(list(run) == SUMMARY_KEYS for run in found)
+    facts = ["script", "params", "main_metric", "metric_summaries", "resources"]
+    assert all(list(run) == [*SUMMARY_KEYS, *facts] for run in found)
+    assert found[1]["metric_summaries"]["accuracy"]["best"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -256,21 +262,64 @@ def test_run_is_renamed_and_found_by_its_name(cli: Cli) -> None:
     assert "NAME ' ' is empty. Write a name" in cli("rename", folder.run_id, " ", code=2).stderr
 
 
-def test_list_shows_arguments_and_latest_metrics(cli: Cli) -> None:
+def _log(folder: RunFolder, *values: tuple[str, float], attempt: int = 1) -> None:
+    path = folder.metric_log(0, attempt)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"name": name, "value": value}) + "\n" for name, value in values))
+
+
+def test_list_shows_params_that_differ_and_the_metric_that_matters(cli: Cli) -> None:
     runs_dir = cli.folder / ".paceline" / "runs"
     for number, rate in enumerate(("0.1", "0.5"), 1):
+        job = make_job(arguments=("--rate", rate, "--depth", "18"))
+        folder, fd = make_run(runs_dir, f"train_170000000{number}_0000000{number}", states.COMPLETED, job=job)
+        os.close(fd)
+        _log(folder, ("train_loss", 3), ("val_loss", number / 4), ("train_loss", 2))
+    header, *rows = cli("list").stdout.splitlines()
+    assert header.split()[6:] == ["SCRIPT", "rate", "METRIC"]
+    assert [row.split()[-3:] for row in rows] == [
+        ["train.py", "0.5", "val_loss=0.5"],
+        ["train.py", "0.1", "val_loss=0.25"],
+    ]
+    # Nothing differs in one run.
+    assert cli("list", "-n", "1").stdout.split("\n")[0].split()[6:] == ["SCRIPT", "METRIC"]
+    found = json.loads(cli("list", "--json").stdout)
+    assert found[0]["command"] == "train.py --rate 0.5 --depth 18"
+    assert found[1]["latest_metrics"] == {"train_loss": 2, "val_loss": 0.25}
+    assert (found[1]["main_metric"], found[1]["params"]) == ("val_loss", {"rate": 0.1, "depth": 18})
+
+
+def test_list_keeps_the_metric_of_an_earlier_attempt(cli: Cli) -> None:
+    folder, fd = make_run(cli.folder / ".paceline" / "runs", status=states.COMPLETED)
+    os.close(fd)
+    _log(folder, ("val_acc", 0.9), ("loss", 1))
+    # The second attempt ended before its first validation.
+    _log(folder, ("loss", 0.5), attempt=2)
+    assert "val_acc=0.9" in cli("list").stdout
+    (found,) = json.loads(cli("list", "--json").stdout)
+    assert found["latest_metrics"] == {"loss": 0.5, "val_acc": 0.9}
+
+
+def test_list_prints_groups_with_means(cli: Cli) -> None:
+    runs_dir = cli.folder / ".paceline" / "runs"
+    for number, (rate, acc) in enumerate((("0.1", 0.5), ("0.1", 0.7), ("0.5", 0.9)), 1):
         job = make_job(arguments=("--rate", rate))
         folder, fd = make_run(runs_dir, f"train_170000000{number}_0000000{number}", states.COMPLETED, job=job)
         os.close(fd)
-        path = folder.metric_log(0, 1)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"name": "loss", "value": number / 4}) + "\n")
-    text = cli("list").stdout
-    assert "train.py --rate 0.1" in text
-    assert "train.py --rate 0.5  loss=0.5" in text
-    found = json.loads(cli("list", "--json").stdout)
-    assert [one["command"] for one in found] == ["train.py --rate 0.5", "train.py --rate 0.1"]
-    assert [one["latest_metrics"] for one in found] == [{"loss": 0.5}, {"loss": 0.25}]
+        _log(folder, ("acc", acc))
+    # The limit is one of runs, and a group has all of its runs.
+    header, *rows = cli(
+        "list", "--group", "params.rate", "--columns", "metrics.acc,experiment", "-n", "1"
+    ).stdout.splitlines()
+    assert header.split() == ["params.rate", "RUNS", "metrics.acc", "experiment"]
+    assert [row.split() for row in rows] == [
+        ["0.5", "1", "0.9", "(1)", "train"],
+        ["0.1", "2", "0.6", "±", "0.141", "(2)", "train"],
+    ]
+    found = json.loads(cli("list", "--group", "params.rate", "--sort", "metrics.acc", "--json").stdout)
+    assert [(group["value"], len(group["runs"])) for group in found] == [(0.1, 2), (0.5, 1)]
+    assert found[1]["columns"]["metrics.acc"] == {"mean": 0.9, "deviation": None, "count": 1}
+    assert "--group: there is no field 'rate'" in cli("list", "--group", "rate", code=2).stderr
 
 
 def test_list_finds_sorts_and_shows_fields(cli: Cli) -> None:

@@ -94,12 +94,17 @@ def test_wrong_runs_are_refused(place: Place) -> None:
 
 def test_run_is_added_by_its_name(place: Place) -> None:
     first, second = place.run(), place.run("b_1700000002_00000001", display_name="calm-heron-3")
+    log_values(second, "extra", [0.9])
     client = place.client()
     answer = client.get(f"/compare?run={first.run_id}&run=calm-heron-3&axis=time", follow_redirects=False)
     assert answer.headers["location"] == f"./compare?run={first.run_id}&run={second.run_id}&axis=time"
     offered = client.get(f"/compare/names?run={first.run_id}&q=heron").json()
     assert [one["run_id"] for one in offered] == [second.run_id]
     assert client.get(f"/compare/names?run={second.run_id}&q=heron").json() == []
+    # A query works as in the list of runs, and text that is not a query is words.
+    query = f"metrics.extra > 0.8 and id = {second.run_id}"
+    assert [one["run_id"] for one in client.get("/compare/names", params={"q": query}).json()] == [second.run_id]
+    assert client.get("/compare/names", params={"q": "heron >"}).json() == []
 
 
 def test_runs_without_metrics_or_params_are_compared(place: Place) -> None:

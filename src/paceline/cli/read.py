@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,20 +31,23 @@ from paceline.data.transfer.progress import size_text
 from paceline.errors import QueryError, UserError
 from paceline.job.sizes import range_text
 from paceline.observe import loads
-from paceline.runs import excluded_files, metrics, read, removal, states, store, tags_and_properties
+from paceline.runs import excluded_files, read, removal, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text, hang_status
 from paceline.runs.ids import experiment_of, is_trial
 from paceline.runs.read import matches
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
 from paceline.runs.search.facts import RunFacts
-from paceline.runs.search.fields import STATISTICS, cell_text, field_of, split_fields
-from paceline.runs.search.index import find_runs
+from paceline.runs.search.fields import STATISTICS, RunField, cell_text, field_of, quoted, split_fields
+from paceline.runs.search.groups import RunGroup, grouped
+from paceline.runs.search.index import facts_of, find_runs
 from paceline.runs.search.query import parse
+from paceline.runs.search.summaries import main_metric
 from paceline.runs.visible import visible
 from paceline.system import linked
 from paceline.system.files import tree_size
 from paceline.system.names import did_you_mean, some
+from paceline.system.units import value_text
 from paceline.targets import configured
 from paceline.workspace import Workspace
 
@@ -54,8 +59,8 @@ _SHOWN = 25
 _LAST_VALUES = 5
 #: Most workers whose load `show` prints. `top` shows all workers.
 _RANKS = 16
-#: Most metrics of a run in `list`, and the width of such a cell.
-_METRICS, _LONGEST_CELL = 2, 48
+#: Most parameters in `list`, and the width of a cell.
+_PARAMS, _LONGEST_CELL = 6, 48
 
 
 @takes(LATEST_RUN, JSON)
@@ -95,11 +100,14 @@ def status(*, run_id: str | None, as_json: bool) -> None:
     VerbOption("--view", "List the runs of a view that the page has saved, in its order and with its columns.", "NAME"),
     VerbOption("--sort", "Sort by a field, such as metrics.acc.best or -created, which is descending.", "FIELD"),
     VerbOption("--columns", "Show these fields, such as name,params.lr,metrics.acc.", "FIELD,..."),
+    VerbOption(
+        "--group", "One line for each value of a field, with the mean, deviation and count of the columns.", "FIELD"
+    ),
     VerbOption("-n --limit", "Most runs to list, newest first.", "N", int, least=1, default=_SHOWN),
     VerbOption("--all", "List all runs.", type=bool, name="everything"),
     VerbOption("--trials", "List the trials of sweeps and the steps of pipelines, too.", type=bool),
     VerbOption("--archived", "Only archived runs, which the list leaves out.", type=bool),
-    VerbOption("-l --long", "Show tags, and the size on disk.", type=bool),
+    VerbOption("-l --long", "Show the backend, tags, and the size on disk.", type=bool),
     JSON,
 )
 def list_runs(
@@ -111,6 +119,7 @@ def list_runs(
     view: str | None,
     sort: str | None,
     columns: str | None,
+    group: str | None,
     limit: int,
     everything: bool,
     trials: bool,
@@ -131,8 +140,9 @@ def list_runs(
         trials, archived = trials or saved.has_children, archived or saved.is_archived
     # `--tag key=` and `--tag key` both match the key alone, whatever its value is.
     tags: dict[str, Any] = {key: value or None for key, _, value in (word.partition("=") for word in tag or ())}
-    fields = [field_of(name) for name in _listed(columns)]
-    facts = _find(runs_dir, where, sort, trials=trials) if where or sort or fields else {}
+    fields = [field_of(name) for name in _listed("--columns", columns)]
+    by = [field_of(name) for name in _listed("--group", group)]
+    facts = _find(runs_dir, where, sort, trials=trials) if where or sort else {}
     records = (
         (read.record(RunFolder(runs_dir / run_id)) for run_id in facts)
         if where or sort
@@ -153,12 +163,22 @@ def list_runs(
         )
     )
     # Read only the records that are shown, such as the newest 25 of ten thousand.
-    shown = list(found if everything else islice(found, limit))
+    shown = list(found if everything or by else islice(found, limit))
+    facts = facts or facts_of(runs_dir, [record.run_id for record, _ in shown])
+    if by:
+        _print_groups(
+            [facts[record.run_id] for record, _ in shown if record.run_id in facts],
+            by[0],
+            fields,
+            sort or "",
+            as_json=as_json,
+        )
+        return
     if as_json:
         sizes = [{"size_bytes": tree_size(folder.path)} if long else {} for _, folder in shown]
         print_json(
             [
-                {**summary(folder, record), **size, **_facts_json(facts.get(record.run_id))}
+                {**_summary(folder, record, facts.get(record.run_id)), **size}
                 for (record, folder), size in zip(shown, sizes, strict=True)
             ]
         )
@@ -176,16 +196,17 @@ def list_runs(
             [field.name for field in fields], [[cell_text(one, field) for field in fields] for one in found_facts]
         )
         return
+    differing = _differing([facts[record.run_id] for record, _ in shown if record.run_id in facts])
     lines: list[tuple[str, ...]] = [
-        ("RUN", "NAME", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK", "COMMAND", "METRICS"),
-        *(_row(record, folder) for record, folder in shown),
+        ("RUN", "NAME", "STATUS", "SIZE", "CREATED", "TOOK", "SCRIPT", *map(visible, differing), "METRIC"),
+        *(_row(record, facts.get(record.run_id), differing) for record, _ in shown),
     ]
     # Leave the column out if all runs are on this machine, as most are.
     targets = ["TARGET", *(record.target or "-" for record, _ in shown)]
     if set(targets[1:]) - {configured.LOCAL, "-"}:
         lines = [(*line[:3], target, *line[3:]) for line, target in zip(lines, targets, strict=True)]
     if long:
-        more = [("DISK", "TAGS"), *(_more(folder) for _, folder in shown)]
+        more = [("BACKEND", "DISK", "TAGS"), *(_more(folder, record) for record, folder in shown)]
         lines = [(*line, *cells) for line, cells in zip(lines, more, strict=True)]
     print_table(lines[0], lines[1:])
     # Count the ids, which needs no reading of records.
@@ -214,20 +235,72 @@ def _find(runs_dir: Path, where: str | None, sort: str | None, *, trials: bool) 
     return {facts.run_id: facts for facts in find_runs(runs_dir, where or "", sort or "", children=trials)}
 
 
-def _listed(columns: str | None) -> list[str]:
+def _listed(option: str, names: str | None) -> list[str]:
     try:
-        return [field_of(name.strip()).name for name in split_fields(columns or "")]
+        return [field_of(name.strip()).name for name in split_fields(names or "")]
     except QueryError as error:
-        raise UserError(f"--columns: {error.problem} Expected: {error.expected}.") from error
+        raise UserError(f"{option}: {error.problem} Expected: {error.expected}.") from error
 
 
-def _facts_json(facts: RunFacts | None) -> dict[str, object]:
-    if facts is None:
-        return {}
-    numbers = {
-        name: {statistic: getattr(one, statistic) for statistic in STATISTICS} for name, one in facts.metrics.items()
-    }
-    return {"params": metrics.json_safe(dict(facts.params)), "metric_summaries": metrics.json_safe(numbers)}
+def _summary(folder: RunFolder, record: RunRecord, facts: RunFacts | None) -> dict[str, object]:
+    """Return the summary of a run with its facts. The facts of an unreadable run are null."""
+    found = summary(folder, record)
+    facts_json: dict[str, object] = dict.fromkeys(("script", "params", "main_metric", "metric_summaries", "resources"))
+    if facts is not None:
+        # The end of the log may lack a metric, or have one that a later attempt replaces.
+        found["latest_metrics"] |= {name: one.last for name, one in facts.metrics.items()}
+        numbers = {
+            name: {statistic: getattr(one, statistic) for statistic in STATISTICS}
+            for name, one in facts.metrics.items()
+        }
+        facts_json |= {
+            "script": facts.script,
+            "params": dict(facts.params),
+            "main_metric": main_metric(facts.metrics),
+            "metric_summaries": numbers,
+            "resources": dict(facts.resources),
+        }
+    return {**found, **facts_json}
+
+
+def _differing(runs: Sequence[RunFacts]) -> list[str]:
+    """Return the parameters that differ among the runs, those of the most runs first."""
+    counts = Counter(name for facts in runs for name in facts.params)
+    differ = [name for name, _ in counts.most_common() if len({facts.params.get(name) for facts in runs}) > 1]
+    return differ[:_PARAMS]
+
+
+def _print_groups(
+    runs: Sequence[RunFacts], by: RunField, fields: Sequence[RunField], sort: str, *, as_json: bool
+) -> None:
+    """Print a line for each group. Without columns, the line has the duration and the metric that matters."""
+    main = next(filter(None, (main_metric(facts.metrics) for facts in runs)), None)
+    shown = list(fields) or [field_of(name) for name in ("duration", *([f"metrics.{quoted(main)}"] if main else []))]
+    groups = grouped(runs, by, sort)
+    if as_json:
+        print_json(
+            [
+                {
+                    "value": group.value,
+                    "runs": [facts.run_id for facts in group.runs],
+                    "columns": {
+                        field.name: asdict(found) if (found := group.spread(field)) is not None else None
+                        for field in shown
+                    },
+                }
+                for group in groups
+            ]
+        )
+        return
+    rows = [[group.text, str(len(group.runs)), *(_group_cell(group, field) for field in shown)] for group in groups]
+    print_table([by.name, "RUNS", *(field.name for field in shown)], rows)
+
+
+def _group_cell(group: RunGroup, field: RunField) -> str:
+    found = group.spread(field)
+    if found is not None:
+        return found.text(duration_text if field.kind == "duration" else value_text)
+    return cell_text(group.runs[0], field) if group.common(field) is not None else "-"
 
 
 @takes(
@@ -375,20 +448,18 @@ def _attempt(attempt: Attempt, *, has_changed: bool) -> str:
     return f"{attempt.number}  {attempt.started_utc}  {how}{f'  on {nodes}{size}' if nodes else ''}{why}"
 
 
-def _row(record: RunRecord, folder: RunFolder) -> tuple[str, ...]:
-    from paceline.runs.notebook import latest_metrics
-
-    latest = list(latest_metrics(folder).items())
+def _row(record: RunRecord, facts: RunFacts | None, names: Sequence[str]) -> tuple[str, ...]:
+    main = None if facts is None else main_metric(facts.metrics)
     return (
         record.run_id,
-        tags_and_properties.read(folder.notes).name or "-",
+        (facts.name if facts else "") or "-",
         hang_status(record),
         _size(record),
-        (record.job.distributed_backend or "-") if record.job else "-",
         age(record.created_utc),
         duration_text(record.duration_s) if record.duration_s is not None else "-",
-        _cut(command_text(record)) or "-",
-        _cut(", ".join(f"{name}={_metric_text(entry['value'])}" for name, entry in latest[:_METRICS])),
+        _cut(facts.script if facts else "") or "-",
+        *(_cut(value_text(facts.params.get(name) if facts else None)) for name in names),
+        _cut(f"{main}={value_text(facts.metrics.value(main))}") if facts and main else "-",
     )
 
 
@@ -425,8 +496,9 @@ def _load(
     return [("Load", nodes), ("Workers", [*ranks[: _RANKS + 1], *more] if sample["ranks"] else ""), ("Time", time)]
 
 
-def _more(folder: RunFolder) -> tuple[str, str]:
-    return size_text(tree_size(folder.path)), pairs_text(tags_and_properties.read(folder.notes).tags)
+def _more(folder: RunFolder, record: RunRecord) -> tuple[str, str, str]:
+    backend = (record.job.distributed_backend or "-") if record.job else "-"
+    return backend, size_text(tree_size(folder.path)), pairs_text(tags_and_properties.read(folder.notes).tags)
 
 
 def _size(record: RunRecord) -> str:

@@ -10,7 +10,7 @@ import pytest
 from paceline.errors import QueryError
 from paceline.runs import read, states, tags_and_properties
 from paceline.runs.search import index as index_module
-from paceline.runs.search.index import FactsCache, RunIndex, find_runs
+from paceline.runs.search.index import FactsCache, RunIndex, facts_of, find_runs
 from paceline.system import files
 from tests.ui.conftest import Place, log_values
 
@@ -154,3 +154,16 @@ def test_children_are_left_out_on_request(place: Place) -> None:
     assert [facts.run_id for facts in find_runs(place.runs_dir, sort="name", children=False)] == [
         "s_1700000001_00000001"
     ]
+
+
+def test_facts_of_some_runs_read_only_these_and_keep_the_cache(place: Place, reads: list[str]) -> None:
+    folders = [place.run(f"a_170000000{number}_00000001") for number in range(3)]
+    assert len(find_runs(place.runs_dir)) == 3
+    tags_and_properties.set_tags(folders[1].notes, {"seen": "yes"})
+    new = place.run("a_1700000009_00000001")
+    reads.clear()
+    found = facts_of(place.runs_dir, [new.run_id, folders[1].run_id, "gone_1700000000_00000001"])
+    assert sorted(set(reads)) == [new.run_id, "gone_1700000000_00000001"]
+    assert [*found] == [new.run_id, folders[1].run_id]
+    assert found[folders[1].run_id].tags["seen"] == "yes"
+    assert len(FactsCache(place.runs_dir).load([folder.run_id for folder in [*folders, new]])) == 4

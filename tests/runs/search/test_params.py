@@ -57,3 +57,7 @@ def test_parameters_of_a_run_are_bounded() -> None:
     found = params_of([f"--{n}{'n' * 999}={'v' * 999}" for n in range(3000)], {}, {})
     assert len(found) == 1000
     assert {len(name) for name in found} == {len(value) for value in found.values() if isinstance(value, str)} == {300}
+
+
+def test_swept_value_replaces_the_argument_of_the_same_name() -> None:
+    assert params_of(["--lr", "0.1"], {"--lr": 0.2}, {}) == {"lr": 0.2}

@@ -18,7 +18,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +26,7 @@ from typing import Any, cast
 from paceline.runs import store
 from paceline.runs.folder import RunFolder
 from paceline.runs.metric_reader import parsed
-from paceline.runs.search.facts import RunFacts, add_notes, read_metrics, read_record_facts, stamp_hash
+from paceline.runs.search.facts import RunFacts, add_notes, read_facts, read_metrics, read_record_facts, stamp_hash
 from paceline.runs.search.fields import sorted_runs
 from paceline.runs.search.params import packed
 from paceline.runs.search.query import predicate
@@ -213,6 +213,29 @@ def find_runs(runs_dir: Path, where: str = "", sort: str = "", *, children: bool
     return sorted_runs(found, sort) if sort else found
 
 
+def facts_of(runs_dir: Path, ids: Sequence[str]) -> dict[str, RunFacts]:
+    """Return the facts of these runs by id, without those whose record is unreadable, and without reading other runs.
+
+    Examples:
+        >>> facts_of(workspace.runs_dir, ["digits_1700000000_00000001"])["digits_1700000000_00000001"].params["lr"]
+        0.001
+    """
+    cache = FactsCache(runs_dir)
+    cached, found, fresh = cache.load(ids, compacts=False), {}, []
+    for run_id in ids:
+        folder, facts = RunFolder(runs_dir / run_id), cached.get(run_id)
+        if facts is None:
+            facts = read_facts(folder)
+            fresh += [facts] if facts is not None and facts.is_terminal else []
+        elif (notes := stamp_hash(folder.notes)) != facts.notes_stamp:
+            add_notes(facts, folder, notes)
+        if facts is not None:
+            found[run_id] = facts
+    if fresh:
+        cache.add(fresh)
+    return found
+
+
 class FactsCache:
     """The cached facts of a workspace's ended runs."""
 
@@ -222,19 +245,20 @@ class FactsCache:
             base / f"{hashlib.sha256(os.fsencode(os.path.realpath(runs_dir))).hexdigest()[:24]}.{_VERSION}.jsonl"
         )
 
-    def load(self, ids: Iterable[str]) -> dict[str, RunFacts]:
-        """Return the cached facts of these runs by id."""
+    def load(self, ids: Iterable[str], *, compacts: bool = True) -> dict[str, RunFacts]:
+        """Return the cached facts of these runs by id. compacts: write the file again if most lines are of other runs."""
         found: dict[str, RunFacts] = {}
         lines = 0
         # Share the ids with the caller, to spare memory.
         known = {run_id: run_id for run_id in ids}
         for row in self._rows():
             lines += 1
-            facts = _facts(row)
-            if facts is not None and facts.run_id in known:
+            # Most rows are of other runs if few are requested.
+            facts = _facts(row) if isinstance(row, list) and row and str(row[0]) in known else None
+            if facts is not None:
                 facts.run_id = known[facts.run_id]
                 found[facts.run_id] = facts
-        if lines > len(found) + len(found) // 2 + _MOST_STALE:
+        if compacts and lines > len(found) + len(found) // 2 + _MOST_STALE:
             with gone_is_fine(), replacing(self.path) as beside, open(beside, "xb", opener=_private) as file:
                 file.write(_lines(found.values()))
         return found

@@ -69,7 +69,8 @@ def params_of(
             found[name.lstrip("-") or name] = value or "true"
         elif not pairs:
             found[name] = value
-    found = {**found, **swept, **tracked}
+    # A space may name an argument as the script does: --lr.
+    found = {**found, **{name.lstrip("-") or name: value for name, value in swept.items()}, **tracked}
     return {name[:LONGEST]: typed(value) for name, value in [*found.items()][:MOST_PARAMS]}
 
 

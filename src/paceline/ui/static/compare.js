@@ -75,9 +75,11 @@ let asked = 0;
 byId("add-run")?.addEventListener("input", event => {
   clearTimeout(asked);
   asked = setTimeout(async () => {
-    const found = await json(`${root}compare/names?${place.dataset.query}&q=${encodeURIComponent(event.target.value)}`).catch(() => []);
+    // The browser offers only options that have the typed text, which a query is not.
+    const text = event.target.value, typed = run => (`${run.run_id} ${run.name}`.toLowerCase().includes(text.toLowerCase()) ? "" : `, ${text}`);
+    const found = await json(`${root}compare/names?${place.dataset.query}&q=${encodeURIComponent(text)}`).catch(() => []);
     byId("offered").replaceChildren(...found.map(run => Object.assign(document.createElement("option"), {
-      value: run.run_id, label: `${run.name ? `${run.name}, ` : ""}${run.status}`,
+      value: run.run_id, label: `${run.name ? `${run.name}, ` : ""}${run.status}${typed(run)}`,
     })));
   }, 150);
 });

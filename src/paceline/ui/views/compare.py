@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from paceline.errors import FileNameError, RunNotFoundError
+from paceline.errors import FileNameError, QueryError, RunNotFoundError
 from paceline.reports import compare, diff
 from paceline.reports.compare import PARTS, FactsOf, RunTable, compact_facts, run_table
 from paceline.runs import read, store, tags_and_properties
@@ -22,6 +22,7 @@ from paceline.runs.record import RunRecord
 from paceline.runs.search.facts import RunFacts, read_facts, stamp_hash
 from paceline.runs.search.fields import quoted
 from paceline.runs.search.index import RunIndex
+from paceline.runs.search.query import LONGEST
 from paceline.runs.search.summaries import goal_of
 from paceline.sweeps.pictures import chosen_runs, draw, svg
 from paceline.ui import render, run_page
@@ -214,12 +215,16 @@ def images(request: Request) -> Response:
 
 
 def names(request: Request) -> Response:
-    """Return runs that match the text `q`."""
+    """Return runs that match the query `q`. A text that is not a query is words."""
     index: RunIndex = request.app.state.index
     index.refresh()
-    query = RunQuery(text=" ".join(map(quoted, request.query_params.get("q", "")[:200].split())), trials=True)
+    text = request.query_params.get("q", "")[:LONGEST]
+    try:
+        found = selected(index.entries(), RunQuery(text=text, trials=True))
+    except QueryError:
+        found = selected(index.entries(), RunQuery(text=" ".join(map(quoted, text.split())), trials=True))
     taken = set(request.query_params.getlist("run"))
-    offered = [entry for entry in selected(index.entries(), query) if entry.run_id not in taken][:_OFFERED]
+    offered = [entry for entry in found if entry.run_id not in taken][:_OFFERED]
     return as_json([{"run_id": entry.run_id, "name": entry.name, "status": entry.status} for entry in offered])
 
 
