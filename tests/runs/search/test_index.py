@@ -61,6 +61,33 @@ def test_index_follows_new_changed_and_removed_runs(place: Place, reads: list[st
     assert [entry.run_id for entry in index.entries()] == [done.run_id]
 
 
+def test_notes_of_shown_runs_are_read_at_once_and_others_in_turn(
+    place: Place, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = [place.run(f"a_170000000{n}_00000001") for n in range(1, 6)]
+    index = RunIndex(place.runs_dir)
+    index.refresh()
+    monkeypatch.setattr(index_module, "_TURN", 1)
+    for folder in done:
+        tags_and_properties.set_tags(folder.notes, {"seen": 1})
+    index.refresh([done[0].run_id])
+    tagged = [facts.run_id for facts in index.entries() if facts.tags]
+    # The turn begins with the newest run.
+    assert tagged == [done[4].run_id, done[0].run_id]
+    for _ in done[1:]:
+        index.refresh()
+    assert all(facts.tags for facts in index.entries())
+
+
+def test_index_has_a_run_only_with_its_metrics(place: Place, reads: list[str]) -> None:
+    folders = [place.run(f"a_170000000{n}_00000001") for n in (1, 2)]
+    index = RunIndex(place.runs_dir, metrics_s=-1.0)
+    index.refresh()
+    assert [index.get(folder.run_id) is None for folder in folders] == [True, False]
+    index.refresh()
+    assert index.get(folders[0].run_id) is not None
+
+
 def test_a_record_that_can_t_be_read_hides_no_other(place: Place, reads: list[str]) -> None:
     broken, odd, done = (place.run(f"a_170000000{n}_00000001") for n in (1, 2, 3))
     broken.state.write_text("{")

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from paceline.runs.search.params import arguments_by_name, params_of, typed
+from paceline.runs.search.params import arguments_by_name, packed, params_of, typed
 
 
 def test_arguments_are_read_by_option() -> None:
@@ -61,3 +61,8 @@ def test_parameters_of_a_run_are_bounded() -> None:
 
 def test_swept_value_replaces_the_argument_of_the_same_name() -> None:
     assert params_of(["--lr", "0.1"], {"--lr": 0.2}, {}) == {"lr": 0.2}
+
+
+def test_equal_mappings_share_memory_but_not_types() -> None:
+    assert packed({"team": "vision"}) is packed({"team": "vision"})
+    assert [type(packed({"depth": value})["depth"]) for value in (1, 1.0)] == [int, float]

@@ -94,3 +94,14 @@ def test_number_of_metrics_is_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
 )
 def test_words_in_a_name_tell_its_goal(name: str, goal: str | None) -> None:
     assert goal_of(name) == goal
+
+
+def test_each_of_12000_metrics_has_a_summary(tmp_path: Path) -> None:
+    log = MetricLog(tmp_path / "rank_0.jsonl", attempt=1)
+    for number in range(12_000):
+        log.scalar(f"layer{number // 100}/weight_{number}", float(number), 0)
+    log.scalar("val/loss", 0.5, 0)
+    log.close()
+    found = SummaryReader(tmp_path).look()
+    assert (len(found), found["layer119/weight_11999"].last) == (12_001, 11_999.0)
+    assert summaries.headline(found, 1) == [("val/loss", 0.5)]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from paceline.errors import QueryError
 from paceline.runs import states
 from paceline.runs.search.facts import HANGS, RunFacts
 from paceline.runs.search.fields import GROUPS, MEANINGS, STATISTICS, RunField, field_of, quoted
+from paceline.runs.search.params import Names
 from paceline.runs.search.query import LIVE, OPERATORS, QueryToken, tokens
 
 #: Most suggestions, and most runs that are searched for values.
@@ -119,11 +120,15 @@ def _fields(part: str, runs: Sequence[RunFacts]) -> Iterator[tuple[str, str]]:
 
 def _names(runs: Iterable[RunFacts]) -> dict[str, list[str]]:
     """Return the names of all metrics, parameters and tags, in order of first appearance."""
-    metrics: dict[str, None] = {}
+    tables: dict[Names, None] = {}
     params: dict[str, None] = {}
     tags: dict[str, None] = {}
     for facts in islice(runs, _MOST_RUNS):
-        metrics |= dict.fromkeys(facts.metrics)
+        tables[facts.metrics.names] = None
         params |= dict.fromkeys(facts.params)
         tags |= dict.fromkeys(facts.tags)
-    return {"metrics": list(metrics), "params": list(params), "tags": list(tags)}
+    return {
+        "metrics": list(dict.fromkeys(chain.from_iterable(names.at for names in tables))),
+        "params": list(params),
+        "tags": list(tags),
+    }

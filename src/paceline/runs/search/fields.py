@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any, Literal, TypeAlias, cast
 
 from paceline.errors import QueryError
@@ -203,11 +202,12 @@ def sorted_runs(runs: Iterable[RunFacts], order: str) -> list[RunFacts]:
     by = field_of(order.removeprefix("-"), at=len(order) - len(order.removeprefix("-")))
     # Numbers need no tuples as keys, which takes half the time.
     key: Callable[[FieldValue], object] = _number_key if by.kind in ("number", "time", "duration") else _key
-    pairs = [(key(by.get(facts)), facts) for facts in runs]
-    known = [pair for pair in pairs if pair[0] is not None]
-    is_reversed = bool(known) and by.is_descending(known[0][1])
-    known.sort(key=cast("Any", itemgetter(0)), reverse=is_reversed != order.startswith("-"))
-    return [facts for _, facts in known] + [facts for key, facts in pairs if key is None]
+    runs = list(runs)
+    keys = [key(by.get(facts)) for facts in runs]
+    known = [at for at, one in enumerate(keys) if one is not None]
+    is_reversed = bool(known) and by.is_descending(runs[known[0]])
+    known.sort(key=cast("Any", keys.__getitem__), reverse=is_reversed != order.startswith("-"))
+    return [runs[at] for at in known] + [runs[at] for at, one in enumerate(keys) if one is None]
 
 
 def _number_key(value: FieldValue) -> FieldValue:

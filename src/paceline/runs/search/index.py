@@ -1,7 +1,7 @@
 """An index of a workspace's runs: each record is read once, and again after a change.
 
-An ended run changes only its notes, so of an ended run only their stamp is checked. Facts are small: 100,000 need a hundred
-megabytes.
+An ended run changes only its notes, so of an ended run only their stamp is checked: at once for the runs that a reader sees,
+and in turns for the others. Facts are small: 100,000 need less than a hundred megabytes.
 
 A cache has the facts of ended runs: a file in the user's own state folder. No other user can change it, and a shared workspace
 gets no file. A missing or broken cache only costs time.
@@ -39,6 +39,10 @@ _NOTES = RunFolder(Path()).notes.name
 _FRESH_S = 0.7
 #: Pause between refreshes, as a multiple of the last refresh's duration, to spare slow file systems.
 _REST = 4.0
+#: Ended runs of which one refresh checks the notes. The first refresh checks all.
+_TURN = 5_000
+#: Seconds after which runs are listed again without a change of their folder's time, and the tick of a file system's clock.
+_LIST_S, _TICK_S = 5.0, 2.0
 #: Version of the format; other versions are other files.
 _VERSION = 2
 _NAMES = [field.name for field in fields(RunFacts)]
@@ -46,7 +50,7 @@ _SHARED = ("experiment", "status", "kind", "target", "user", "size", "script", "
 _MAPPINGS = ("tags", "params", "given", "resources")
 #: Lines of runs that are gone or have newer lines, above which the file is written again.
 _MOST_STALE = 1000
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES, _PIECE_LINES = 1 << 17, 500
 
 
 class RunIndex:
@@ -67,10 +71,15 @@ class RunIndex:
         self._looked_at = -math.inf
         self._took_s = 0.0
         self._names: int | None = None
+        #: Time of the runs' folder, and that of its last listing.
+        self._folder_times = (-1.0, -math.inf)
+        #: Runs that are not known to have ended, and the place of the next turn of the others.
+        self._open: list[str] = []
+        self._turn: int | None = None
         #: Ended runs whose metrics have not been read, and readers of the others, each in the order of reading.
         self._unread: dict[str, None] = {}
         self._readers: dict[str, SummaryReader] = {}
-        #: Facts that the cache lacks.
+        #: Complete facts of ended runs that the cache lacks.
         self._fresh: dict[str, RunFacts] = {}
         self._listed: tuple[int, list[RunFacts]] = (-1, [])
         self.ids: list[str] = []
@@ -85,15 +94,22 @@ class RunIndex:
             self._listed = (version, listed)
         return listed
 
+    def get(self, run_id: str) -> RunFacts | None:
+        """Return the facts of a run, or None until all of them have been read."""
+        return None if run_id in self._unread else self._entries.get(run_id)
+
     @property
     def unread(self) -> int:
         """The number of ended runs whose metrics have not been read."""
         return len(self._unread)
 
-    def refresh(self) -> None:
+    def refresh(self, shown: Iterable[str] = ()) -> None:
         """Read the records that have changed, at most once per interval.
 
         Concurrent callers wait for the same refresh.
+
+        Args:
+            shown: Ids of ended runs whose changed notes are read at once, not only in their turn.
         """
         if not self._is_due():
             return
@@ -102,7 +118,7 @@ class RunIndex:
                 return
             before = time.monotonic()
             try:
-                self._look()
+                self._look(shown)
                 self._read_metrics()
                 self._keep()
             finally:
@@ -110,36 +126,52 @@ class RunIndex:
                 self._took_s = self._looked_at - before
 
     def _is_due(self) -> bool:
-        return time.monotonic() - self._looked_at >= max(_FRESH_S, _REST * self._took_s)
+        rest_s = 0.0 if self._unread else _REST * self._took_s
+        return time.monotonic() - self._looked_at >= max(_FRESH_S, rest_s)
 
-    def _look(self) -> None:
+    def _look(self, shown: Iterable[str]) -> None:
         self._list()
+        self._open = [run_id for run_id in self._open if not self._has_ended(run_id)]
+        start, count = self._turn or 0, len(self.ids) if self._turn is None else _TURN
+        self._turn = start + count if start + count < len(self.ids) else 0
         runs_dir = os.fspath(self._runs_dir)
-        for run_id in self.ids:
+        for run_id in {**dict.fromkeys(shown), **dict.fromkeys(self.ids[start : start + count])}:
             known = self._entries.get(run_id)
-            if known is not None and known.is_terminal:
-                # Almost every run ends here without a change. Creating a `Path` would take longer than this check.
-                notes = stamp_hash(f"{runs_dir}/{run_id}/{_NOTES}")
-                if notes != known.notes_stamp:
-                    add_notes(known, RunFolder(self._runs_dir / run_id), notes)
-                    self._changed(known)
+            # Creating a `Path` would take longer than this check, after which almost every run is unchanged.
+            if known is None or not known.is_terminal:
                 continue
-            found = read_record_facts(RunFolder(self._runs_dir / run_id), known)
-            if found is None:
-                self._forget(run_id)
-            elif found != known:
-                found.run_id = run_id
-                self._entries[run_id] = found
-                self._changed(found)
-                if found.is_terminal:
-                    # Read the whole logs once more: the reader may have missed the last file.
-                    self._readers.pop(run_id, None)
-                    self._unread[run_id] = None
-                elif known is None:
-                    self._readers[run_id] = SummaryReader(RunFolder(self._runs_dir / run_id).metrics)
+            if (notes := stamp_hash(f"{runs_dir}/{run_id}/{_NOTES}")) != known.notes_stamp:
+                add_notes(known, RunFolder(self._runs_dir / run_id), notes)
+                self.version += 1
+                if run_id not in self._unread:
+                    self._fresh[run_id] = known
+
+    def _has_ended(self, run_id: str) -> bool:
+        """Read the record of a run. Return whether the record is final."""
+        known = self._entries.get(run_id)
+        found = read_record_facts(RunFolder(self._runs_dir / run_id), known)
+        if found is None:
+            self._forget(run_id)
+        elif found != known:
+            found.run_id = run_id
+            self._entries[run_id] = found
+            if found.is_terminal:
+                # Read the whole logs once more: the reader may have missed the last file.
+                self._readers.pop(run_id, None)
+                self._unread[run_id] = None
+            elif known is None:
+                self._readers[run_id] = SummaryReader(RunFolder(self._runs_dir / run_id).metrics)
+            self.version += 1
+        return found is not None and found.is_terminal
 
     def _list(self) -> None:
-        """List the runs. Sorting takes longer than listing, so sort after a change only."""
+        """List the runs after a change. Sorting takes longer than listing, so sort only if names differ."""
+        changed = _time_of(self._runs_dir)
+        before, listed = self._folder_times
+        # Another run may appear within the same tick of the clock, and an NFS client caches a folder's time.
+        if changed == before and changed + _TICK_S < listed and time.time() - listed < _LIST_S:
+            return
+        self._folder_times = changed, time.time()
         try:
             names = hash(tuple(os.listdir(self._runs_dir)))
         except OSError:
@@ -152,10 +184,8 @@ class RunIndex:
         for gone in set(self.ids) - set(ids):
             self._forget(gone)
         self._names, self.ids = names, ids
-        self.version += 1
-
-    def _changed(self, facts: RunFacts) -> None:
-        self._fresh[facts.run_id] = facts
+        known = self._entries
+        self._open = [run_id for run_id in ids if run_id not in known or not known[run_id].is_terminal]
         self.version += 1
 
     def _forget(self, run_id: str) -> None:
@@ -173,21 +203,31 @@ class RunIndex:
             found = read_metrics(folder, facts, reader)
             if reader is None:
                 facts.resources = packed(read_resources(folder))
-            self._unread.pop(run_id, None)
-            if reader is not None:
-                self._readers[run_id] = reader
             if found != facts.metrics:
                 facts.metrics = found
                 self.version += 1
+            if reader is not None:
+                self._readers[run_id] = reader
+            else:
+                del self._unread[run_id]
+                self._fresh[run_id] = facts
+                if len(self._fresh) >= _PIECE_LINES:
+                    self._keep()
             if time.monotonic() > until:
                 break
 
     def _keep(self) -> None:
-        """Add facts to the cache that are complete and will not change."""
-        done = [one for run_id, one in self._fresh.items() if one.is_terminal and run_id not in self._unread]
-        if self._cache is not None and done:
-            self._cache.add(done)
-        self._fresh = {run_id: one for run_id, one in self._fresh.items() if run_id in self._unread}
+        """Add the facts to the cache that will not change."""
+        if self._cache is not None and self._fresh:
+            self._cache.add(self._fresh.values())
+        self._fresh.clear()
+
+
+def _time_of(directory: Path) -> float:
+    try:
+        return os.stat(directory).st_mtime
+    except OSError:
+        return 0.0
 
 
 def find_runs(runs_dir: Path, where: str = "", sort: str = "", *, children: bool = True) -> list[RunFacts]:

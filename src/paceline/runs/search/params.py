@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar, cast
 
 from paceline.system.units import is_number_text
@@ -93,8 +94,8 @@ def typed(value: object) -> ParamValue:
 # --- small mappings
 
 _V = TypeVar("_V")
-#: Most tables of names that runs share.
-_MOST_TABLES = 10_000
+#: Most names in all tables that runs share, some 100 MB.
+_MOST_NAMES = 1_000_000
 
 
 class Names:
@@ -107,14 +108,19 @@ class Names:
 
 
 _tables: dict[tuple[str, ...], Names] = {}
+_held = 0
 
 
 def names_of(names: tuple[str, ...]) -> Names:
     """Return the shared table of these names."""
+    global _held
     found = _tables.get(names)
     if found is None:
-        if len(_tables) >= _MOST_TABLES:
+        # A running run with many metrics leaves a table for each refresh with a new name.
+        _held += len(names)
+        if _held > _MOST_NAMES:
             _tables.clear()
+            _held = len(names)
         found = _tables[names] = Names(names)
     return found
 
@@ -151,9 +157,12 @@ class PackedMapping(Mapping[str, _V]):
         return repr(dict(self))
 
 
-_EMPTY: PackedMapping[object] = PackedMapping({})
-
-
 def packed(values: Mapping[str, _V]) -> PackedMapping[_V]:
-    """Return a packed copy of a mapping; all empty ones are one object."""
-    return PackedMapping(values) if values else cast("PackedMapping[_V]", _EMPTY)
+    """Return a packed copy of a mapping; equal ones are often one object."""
+    return cast("PackedMapping[_V]", _packed(tuple(values), *values.values()))
+
+
+# Many runs have the same tags. `typed`, because 1 and 1.0 are equal.
+@lru_cache(maxsize=2000, typed=True)
+def _packed(names: tuple[str, ...], *values: object) -> PackedMapping[object]:
+    return PackedMapping(dict(zip(names, values, strict=True)))

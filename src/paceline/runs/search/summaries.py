@@ -11,6 +11,7 @@ These rules hold in the page, on the command line, in Python and in comparisons:
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
 import struct
@@ -29,7 +30,7 @@ from paceline.system.files import gone_is_fine
 Goal = Literal["minimize", "maximize"]
 
 #: Most metrics of a run that have a summary, in order of first appearance.
-MOST_METRICS = 1000
+MOST_METRICS = 20_000
 _CHUNK_BYTES = 1 << 21
 _SUMMARY, _NUMBER = struct.Struct("4d"), struct.Struct("d")
 #: Statistic -> its offset in a summary.
@@ -69,7 +70,7 @@ class MetricFacts:
         return {"minimize": self.min, "maximize": self.max}.get(self.goal or "")
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2 * MOST_METRICS)
 def goal_of(name: str) -> Goal | None:
     """Return the direction that a word in the metric's name tells, or None.
 
@@ -104,6 +105,11 @@ class MetricSummaries(Mapping[str, MetricFacts]):
         return same and self._numbers == cast("MetricSummaries", other)._numbers
 
     __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def names(self) -> Names:
+        """The names, which runs with the same metrics share."""
+        return self._names
 
     @property
     def goals(self) -> Mapping[str, Goal]:
@@ -151,10 +157,17 @@ NO_METRICS = MetricSummaries(names_of(()), b"")
 
 def headline(metrics: MetricSummaries, most: int) -> list[tuple[str, float]]:
     """Return the last values of the metrics that matter most: of the validation first, then losses, then others."""
-    lower = {name: name.lower() for name in metrics}
+    return [(name, cast("float", metrics.value(name))) for name in _first(metrics.names, most)]
+
+
+# Most runs of a workspace have the same metrics.
+@lru_cache(maxsize=64)
+def _first(names: Names, most: int) -> list[str]:
+    lower = {name: name.lower() for name in names.at}
     first = ("val", "test", "eval")
-    names = sorted(metrics, key=lambda name: (not lower[name].startswith(first), "loss" not in lower[name], name))
-    return [(name, cast("float", metrics.value(name))) for name in names[:most]]
+    return heapq.nsmallest(
+        most, lower, key=lambda name: (not lower[name].startswith(first), "loss" not in lower[name], name)
+    )
 
 
 def main_metric(metrics: MetricSummaries) -> str | None:

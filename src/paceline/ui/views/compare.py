@@ -254,18 +254,13 @@ def _chosen(request: Request) -> ChosenRuns:
 
 
 def _facts_of(request: Request) -> FactsOf:
-    """Return a reader of facts that keeps those of ended runs."""
-    known: dict[str, RunFacts] = request.app.state.__dict__.setdefault("compared", {})
+    """Return a reader of facts that takes those of ended runs from the index."""
+    index: RunIndex = request.app.state.index
 
     def facts_of(folder: RunFolder) -> RunFacts | None:
-        old = known.pop(folder.run_id, None)
-        stamps = stamp_hash(folder.state), stamp_hash(folder.notes)
-        facts = old if old and old.is_terminal and (old.record_stamp, old.notes_stamp) == stamps else read_facts(folder)
-        if facts is not None:
-            known[folder.run_id] = facts
-        while len(known) > 2 * MOST:
-            del known[next(iter(known))]
-        return facts
+        known = index.get(folder.run_id)
+        is_fresh = known and known.is_terminal and known.notes_stamp == stamp_hash(folder.notes)
+        return known if is_fresh else read_facts(folder)
 
     return facts_of
 

@@ -251,7 +251,7 @@ async def _changes(
     version, looks, is_first = -1, 0, True
     yield b"retry: 1000\n\n"
     while True:
-        await asyncio.to_thread(index.refresh)
+        await asyncio.to_thread(index.refresh, told)
         if index.version != version:
             version = index.version
             with contextlib.suppress(QueryError):
