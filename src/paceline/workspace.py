@@ -472,7 +472,7 @@ class Workspace:
             runs: Runs, or their ids or names; 200 at most.
             path: The file, of 32 MiB at most. An existing file is replaced.
             metrics: Names or patterns of metrics, such as `val/*`. Default: all.
-            anonymous: Leave out whatever may name people, hosts, folders or projects, such as notes, tags and images.
+            anonymous: Leave out texts that may name people, hosts, folders or projects, and images.
 
         Raises:
             RunNotFoundError: There is no such run, or several have this name.

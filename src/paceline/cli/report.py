@@ -14,7 +14,7 @@ from paceline.workspace import Workspace
     RUNS,
     VerbOption("-o --output", "The HTML file; an existing one is replaced.", "FILE", Path, needed=True),
     VerbOption("--metric", "Only metrics with this name or pattern, such as 'val/*'; may be repeated.", "NAME", list),
-    VerbOption("--anonymous", "Leave out whatever may name people, hosts, folders or projects.", type=bool),
+    VerbOption("--anonymous", "Leave out texts that may name people, hosts, folders or projects.", type=bool),
 )
 def report(*, run_ids: list[str], output: Path, metric: list[str] | None, anonymous: bool) -> None:
     """Write runs into one HTML file with table, curves and images, which needs no server."""

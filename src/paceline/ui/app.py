@@ -34,7 +34,22 @@ from paceline.ui.curves import CurveStore
 from paceline.ui.feed import RunFeeds
 from paceline.ui.guard import Guard, Token
 from paceline.ui.pieces import PieceStreams
-from paceline.ui.views import actions, compare, details, files, listing, log, places, run, saved, start, steps, sweep
+from paceline.ui.shares import SharedLinks
+from paceline.ui.views import (
+    actions,
+    compare,
+    details,
+    files,
+    listing,
+    log,
+    places,
+    run,
+    saved,
+    shares,
+    start,
+    steps,
+    sweep,
+)
 from paceline.ui.views.listing import RunRows
 
 #: Most bytes of a submitted form. The largest fields are notes and a pasted job file.
@@ -93,12 +108,13 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         *actions.routes(),
         *start.routes(),
         *saved.routes(),
+        *shares.routes(),
         Mount("/static", _Static(directory=render.STATIC)),
     ]
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(Guard, config=config, token=token),
+            Middleware(Guard, config=config, token=token, shares=SharedLinks(workspace_dir)),
             Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5),
         ],
         exception_handlers={PacelineError: _failed, HTTPException: _failed, Exception: _broken},

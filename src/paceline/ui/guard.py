@@ -25,6 +25,7 @@ from paceline.errors import WorkspaceError
 from paceline.system.files import PRIVATE, write_whole
 from paceline.ui.config import UiConfig
 from paceline.ui.render import root_of
+from paceline.ui.shares import PREFIX, SharedLinks
 
 #: Content policy that allows only resources of this server: no inline script, no frame, no other host.
 POLICY = (
@@ -47,12 +48,15 @@ _LEAST = 32
 
 
 class Guard:
-    def __init__(self, app: ASGIApp, config: UiConfig, token: Token) -> None:
-        self._app, self._config, self._token = app, config, token
+    def __init__(self, app: ASGIApp, config: UiConfig, token: Token, shares: SharedLinks) -> None:
+        self._app, self._config, self._token, self._shares = app, config, token, shares
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if scope["path"].startswith(PREFIX):
+            await self._show_shared(scope, receive, send)
             return
 
         async def guarded(message: Message) -> None:
@@ -65,16 +69,65 @@ class Guard:
         refused = self._refused(scope)
         await (self._app if refused is None else refused)(scope, receive, guarded)
 
+    async def _show_shared(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request by a link of `shares`, which reads only what the link shows."""
+        token, slash, rest = scope["path"].removeprefix(PREFIX).partition("/")
+        share = self._shares.find(token) if slash else None
+        origins = " ".join(share.origins).encode() if share else b""
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                there = dict(message["headers"])
+                policy = there.pop(b"content-security-policy", POLICY.encode())
+                if origins:
+                    policy = policy.replace(b"frame-ancestors 'none'", b"frame-ancestors " + origins)
+                    policy = policy.replace(b"frame-ancestors 'self'", b"frame-ancestors 'self' " + origins)
+                added = {b"content-security-policy": policy, b"cache-control": b"no-store", **dict(_HEADERS)}
+                # The address has the token: no other site may learn it.
+                added[b"referrer-policy"] = b"no-referrer"
+                if origins:
+                    del added[b"x-frame-options"]
+                headers = [(name, value) for name, value in message["headers"] if name != b"content-security-policy"]
+                message["headers"] = [*headers, *(one for one in added.items() if one[0] not in there)]
+            elif share is not None and not self._shares.is_valid(share):
+                raise ConnectionAbortedError("the link was withdrawn while its page was open.")
+            await send(message)
+
+        refused: Response | None = None
+        if (wrong_host := self._wrong_host(scope)) is not None:
+            refused = wrong_host
+        elif share is None:
+            refused = PlainTextResponse(
+                "This link is wrong, has ended, or was withdrawn. Ask its sender for a new one.\n", 404
+            )
+        elif scope["method"] not in ("GET", "HEAD"):
+            refused = PlainTextResponse("This link only shows pages. It changes nothing.\n", 403)
+        elif not share.allows(f"/{rest}"):
+            refused = PlainTextResponse("This link does not show this page.\n", 403)
+        if refused is None and share is not None:
+            # Views see the path behind the token, so their relative addresses stay behind the link.
+            raw = scope.get("raw_path", scope["path"].encode()).removeprefix(PREFIX.encode()).partition(b"/")[2]
+            inner = {"path": f"/{rest}", "raw_path": b"/" + raw, "query_string": share.query(scope["query_string"])}
+            await self._app({**scope, **inner, "paceline.share": share}, receive, guarded)
+        elif refused is not None:
+            await refused(scope, receive, guarded)
+
+    def _wrong_host(self, scope: Scope) -> Response | None:
+        host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+        if self._knows(host):
+            return None
+        return PlainTextResponse(
+            f"This server does not have the name {host!r}. Open the address that `paceline ui` has printed; behind a proxy, "
+            "start it with --proxy NAME.\n",
+            421,
+        )
+
     def _refused(self, scope: Scope) -> Response | None:
         """Return the response that refuses a request, or None to accept the request."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
-        if not self._knows(host):
-            return PlainTextResponse(
-                f"This server does not have the name {host!r}. Open the address that `paceline ui` has printed; behind a proxy, "
-                "start it with --proxy NAME.\n",
-                421,
-            )
+        if (wrong_host := self._wrong_host(scope)) is not None:
+            return wrong_host
         if scope["method"] not in ("GET", "HEAD", "POST"):
             return PlainTextResponse(
                 f"{scope['method']} is not allowed. Use GET, HEAD or POST.\n", 405, {"allow": "GET, HEAD, POST"}

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from dataclasses import replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -71,8 +72,13 @@ def text(request: Request, template: str, **values: Any) -> str:
     Every template gets `root`, the relative path to the top, and `ui`, the `Heading` of the server.
     """
     root = root_of(request.scope["path"])
-    values |= {"root": root, "static": f"{root}static/{static_version()}/", "ui": request.app.state.ui}
-    return _templates().get_template(template).render(form_key=request.app.state.token.form_key(), **values)
+    heading, is_shared = request.app.state.ui, "paceline.share" in request.scope
+    if is_shared:
+        # People with a link see neither forms nor the place of the workspace.
+        heading = replace(heading, read_only=True, workspace=heading.workspace_name)
+    values |= {"root": root, "static": f"{root}static/{static_version()}/", "ui": heading}
+    key = "" if is_shared else request.app.state.token.form_key()
+    return _templates().get_template(template).render(form_key=key, **values)
 
 
 def part(template: str, **values: Any) -> str:

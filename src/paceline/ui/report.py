@@ -84,7 +84,7 @@ def write_report(
         folders: The runs, 200 at most.
         path: The HTML file, which is replaced.
         metrics: Names or patterns of metrics, such as `val/*`. Default: all.
-        anonymous: Leave out whatever may name people, hosts, folders or projects.
+        anonymous: Leave out texts that may name people, hosts, folders or projects.
 
     Raises:
         RunNotFoundError: The record of a run can't be read.

@@ -17,3 +17,13 @@ for (const link of place.querySelectorAll("a[data-layout]")) {
     kept.change(now => { Object.assign(now, { pinned: layout.pinned, folded: layout.folded }); });
   });
 }
+// A link to the curves keeps their settings.
+const share = document.getElementById("share");
+share?.addEventListener("click", () => {
+  const to = new URL(share.href);
+  if (to.searchParams.has("run")) for (const name of ["metric", "axis", "smooth", "scale", "ranks", "attempts", "from", "to"]) {
+    const value = new URLSearchParams(location.search).get(name);
+    if (value) to.searchParams.set(name, value);
+  }
+  share.href = to.href;
+});

@@ -90,7 +90,7 @@ def routes() -> list[Route]:
 
 
 def page(request: Request) -> Response:
-    chosen = _chosen(request)
+    chosen = requested_runs(request)
     given = list(dict.fromkeys(request.query_params.getlist("run")))
     ids = list(dict.fromkeys(folder.run_id for folder in chosen.folders))
     if not chosen.missing and given != ids:
@@ -119,7 +119,7 @@ def table(request: Request) -> Response:
 
     Each fact is `[kind, name, part, values]`, with one value if all runs share it.
     """
-    chosen = _chosen(request)
+    chosen = requested_runs(request)
     facts = compact_facts(run_table(chosen.folders, _facts_of(request)))
     return as_json({"runs": [folder.run_id for folder in chosen.folders], "facts": facts})
 
@@ -129,7 +129,7 @@ def curves(request: Request) -> Response:
 
     It is that of the run's lowest rank, over all attempts. A request without metrics gets their names only.
     """
-    chosen, query = _chosen(request), curve_query(request)
+    chosen, query = requested_runs(request), curve_query(request)
     query = replace(
         query,
         names=query.names or ("",),
@@ -158,7 +158,7 @@ def changes(request: Request) -> Response:
 
     This is a separate piece of the page, because it may take long.
     """
-    folders = _chosen(request).folders
+    folders = requested_runs(request).folders
     if len(folders) != 2:
         raise HTTPException(400, f"{len(folders)} runs are named; sources are compared of two.")
     return render.page(request, "compare_part.html", diff=diff.compare(*folders))
@@ -169,7 +169,7 @@ def pictures(request: Request) -> Response:
 
     Query: `y` and `x`, each "parameters/NAME" or "metrics/NAME"; `part`, one of `PARTS`.
     """
-    chosen, query = _chosen(request), request.query_params
+    chosen, query = requested_runs(request), request.query_params
     part = query.get("part", "last")
     if part not in PARTS:
         raise HTTPException(400, f"part={part!r}: choose one of {', '.join(PARTS)}.")
@@ -206,7 +206,7 @@ def pictures(request: Request) -> Response:
 
 def images(request: Request) -> Response:
     """Render the logged images side by side."""
-    chosen = _chosen(request)
+    chosen = requested_runs(request)
     found: dict[str, list[ShownImages]] = {}
     for place, folder in enumerate(chosen.folders):
         for name, of_run in _images_of(request, folder).items():
@@ -228,7 +228,7 @@ def names(request: Request) -> Response:
     return as_json([{"run_id": entry.run_id, "name": entry.name, "status": entry.status} for entry in offered])
 
 
-def _chosen(request: Request) -> ChosenRuns:
+def requested_runs(request: Request) -> ChosenRuns:
     """Return the requested runs without those that are gone.
 
     Raises:

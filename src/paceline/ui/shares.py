@@ -1,0 +1,171 @@
+"""Links that show a part of a workspace, or all of it, to people without its token."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+from paceline.errors import FileNameError, UserError
+from paceline.runs.ids import check_run_id
+from paceline.system.files import PRIVATE, read_json, write_json
+
+#: First part of the path of a shared page.
+PREFIX = "/shared/"
+#: Most days until a link ends, most runs of a link, and most links.
+MOST_DAYS, MOST_RUNS, _MOST = 365, 200, 1000
+#: Pages that no link shows: those that make links and start runs.
+_NEVER = ("/shares", "/new")
+_ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?)(:[0-9]{1,5})?")
+_ID = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """A link to read-only pages.
+
+    Attributes:
+        share_id: First part of the link's token.
+        digest: SHA-256 of the token's second part, in hex.
+        runs: Ids of the runs whose curves the link shows; empty for the whole workspace.
+        made, expires: Seconds since 1970.
+        origins: Sites that may embed the page, such as "https://wiki.example.org".
+    """
+
+    share_id: str
+    digest: str
+    runs: tuple[str, ...]
+    made: float
+    expires: float
+    origins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for run_id in self.runs:
+            check_run_id(run_id)
+        for origin in self.origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise UserError(
+                    f"the site {origin[:200]!r} must be an origin, such as https://wiki.example.org, without a path."
+                )
+        if not 0 < self.expires - self.made <= MOST_DAYS * 86400:
+            raise UserError(f"a link ends after 1 to {MOST_DAYS} days, got {(self.expires - self.made) / 86400:g}.")
+        if len(self.runs) > MOST_RUNS:
+            raise UserError(f"a link shows {MOST_RUNS} runs at most, got {len(self.runs)}.")
+
+    def allows(self, path: str) -> bool:
+        """Return whether the link shows the page at this path of the server."""
+        if path.startswith("/static/"):
+            return True
+        if not self.runs:
+            return not any(path == never or path.startswith(f"{never}/") for never in _NEVER)
+        return path in ("/embed", "/embed/curves", *(f"/runs/{run_id}/curves" for run_id in self.runs))
+
+    def query(self, given: bytes) -> bytes:
+        """Return the query of a request with the link's runs, whatever runs the request names."""
+        if not self.runs:
+            return given
+        others = parse_qsl(given.decode("latin-1"), keep_blank_values=True)
+        kept = [(name, value) for name, value in others if name != "run"]
+        return urlencode([*(("run", run_id) for run_id in self.runs), *kept]).encode()
+
+
+class SharedLinks:
+    """The links of a workspace. Each has a file of mode 0600 without the token itself."""
+
+    def __init__(self, workspace_dir: Path) -> None:
+        self._folder = workspace_dir / "ui" / "shares"
+
+    def make(self, runs: tuple[str, ...], days: float, origins: tuple[str, ...] = ()) -> tuple[Share, str]:
+        """Make a link. Return it with its token, which is stored nowhere.
+
+        Raises:
+            UserError: A value is wrong, or there are too many links.
+        """
+        if len(self.all()) >= _MOST:
+            raise UserError(f"there are {_MOST} links already. Withdraw some.")
+        share_id, secret, now = secrets.token_hex(8), secrets.token_urlsafe(32), time.time()
+        share = Share(
+            share_id=share_id,
+            digest=_digest(secret),
+            runs=runs,
+            made=now,
+            expires=now + days * 86400,
+            origins=origins,
+        )
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_json(self._path(share_id), asdict(share), mode=PRIVATE)
+        return share, f"{share_id}.{secret}"
+
+    def find(self, token: str) -> Share | None:
+        """Return the link with this token, or None if it is unknown, ended or withdrawn."""
+        share_id, _, secret = token.partition(".")
+        share = self._read(share_id) if _ID.fullmatch(share_id) else None
+        if share is None or share.expires <= time.time():
+            return None
+        return share if hmac.compare_digest(share.digest.encode(), _digest(secret).encode()) else None
+
+    def is_valid(self, share: Share) -> bool:
+        """Return whether the link has neither ended nor been withdrawn."""
+        return share.expires > time.time() and self._path(share.share_id).exists()
+
+    def all(self) -> list[Share]:
+        """Return the links, newest first. Remove those that have ended."""
+        found = []
+        for share in self._shares():
+            if share.expires > time.time():
+                found.append(share)
+            else:
+                self.withdraw(share.share_id)
+        return sorted(found, key=lambda share: -share.made)
+
+    def withdraw(self, share_id: str) -> None:
+        """End a link now.
+
+        Raises:
+            UserError: There is no such link.
+        """
+        if not _ID.fullmatch(share_id):
+            raise UserError(f"there is no link {share_id[:50]!r}.")
+        self._path(share_id).unlink(missing_ok=True)
+
+    def _shares(self) -> Iterator[Share]:
+        try:
+            paths = [path for path in self._folder.iterdir() if path.suffix == ".json" and _ID.fullmatch(path.stem)]
+        except OSError:
+            return
+        yield from filter(None, (self._read(path.stem) for path in paths))
+
+    def _path(self, share_id: str) -> Path:
+        return self._folder / f"{share_id}.json"
+
+    def _read(self, share_id: str) -> Share | None:
+        match read_json(self._path(share_id)):
+            case {
+                "digest": str(digest),
+                "runs": list(runs),
+                "made": int() | float() as made,
+                "expires": int() | float() as expires,
+                "origins": list(origins),
+            } if all(isinstance(text, str) for text in (*runs, *origins)):
+                try:
+                    return Share(
+                        share_id=share_id,
+                        digest=digest,
+                        runs=tuple(runs),
+                        made=made,
+                        expires=expires,
+                        origins=tuple(origins),
+                    )
+                except (UserError, FileNameError):
+                    return None
+        return None
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()

@@ -1,0 +1,81 @@
+"""Links for people without the token: make, list and withdraw them, and the page that they embed."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from paceline.runs import store
+from paceline.ui import render
+from paceline.ui.shares import MOST_DAYS, PREFIX, Share, SharedLinks
+from paceline.ui.views import compare
+from paceline.ui.views.common import fields_of, runs_dir
+
+#: Settings of the curves that a link keeps.
+_SETTINGS = ("metric", "axis", "smooth", "scale", "ranks", "attempts", "from", "to")
+
+
+def routes() -> list[Route]:
+    """Return the routes of links, and of the page for a frame."""
+    return [
+        Route("/shares", page),
+        Route("/shares", change, methods=["POST"]),
+        Route("/embed", embed),
+        Route("/embed/curves", compare.curves),
+    ]
+
+
+def page(request: Request) -> Response:
+    """Render the links. Query: `run` (several) for a new link, and settings of the curves."""
+    return _rendered(request, [run_id for run_id in request.query_params.getlist("run") if run_id])
+
+
+async def change(request: Request) -> Response:
+    """Make a link (form fields `run`, `days`, `origins`, `settings`), or withdraw one (`withdraw`)."""
+    form = await fields_of(request)
+    shares = SharedLinks(request.app.state.workspace_dir)
+    if gone := form.get("withdraw", [""])[-1]:
+        shares.withdraw(gone)
+        return RedirectResponse("./shares", 303)
+    runs = tuple(
+        dict.fromkeys(store.find(runs_dir(request), run_id).run_id for run_id in form.get("run", ()) if run_id)
+    )
+    days = form.get("days", [""])[-1]
+    if not (days.isascii() and days.isdigit() and len(days) < 5):
+        raise HTTPException(400, f"days={days[:50]!r} must be a whole number from 1 to {MOST_DAYS}.")
+    share, token = shares.make(runs, int(days), tuple(form.get("origins", [""])[-1].split()))
+    settings = form.get("settings", [""])[-1]
+    path = f"{PREFIX.strip('/')}/{token}/" + (f"embed{'?' if settings else ''}{settings}" if runs else "")
+    return _rendered(request, list(runs), share, path)
+
+
+def embed(request: Request) -> Response:
+    """Render the curves of runs without the rest of the page."""
+    chosen = compare.requested_runs(request)
+    ids, names = [folder.run_id for folder in chosen.folders], chosen.names()
+    return render.page(
+        request,
+        "embed.html",
+        runs=list(zip(ids, names, [record.status for record in chosen.records], strict=True)),
+        curves=f"runs/{ids[0]}/curves" if len(ids) == 1 else "embed/curves",
+        is_live=any(not record.is_terminal for record in chosen.records),
+        rank_count=len(chosen.folders[0].ranks(chosen.records[0].world_size)) if len(ids) == 1 else 1,
+    )
+
+
+def _rendered(request: Request, runs: list[str], made: Share | None = None, path: str = "") -> Response:
+    settings = [(name, value) for name, value in request.query_params.multi_items() if name in _SETTINGS]
+    return render.page(
+        request,
+        "shares.html",
+        shares=SharedLinks(request.app.state.workspace_dir).all(),
+        runs=runs,
+        made=made,
+        path=path,
+        most_days=MOST_DAYS,
+        settings=urlencode(settings),
+    )
