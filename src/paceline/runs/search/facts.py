@@ -24,7 +24,7 @@ from paceline.system.files import read_json, stamp_of
 #: State of a running run that hangs.
 HANGS = "Hangs"
 #: Most tags of a run that are kept, and the most characters of a long text.
-_MOST_TAGS, _LONG = 1000, 1000
+_MOST_TAGS, LONG = 1000, 1000
 #: Folder of a sweep -> the goals of its metrics.
 _goals: dict[Path, dict[str, Goal]] = {}
 
@@ -155,7 +155,7 @@ def add_notes(facts: RunFacts, folder: RunFolder, stamp: int | None) -> None:
     """Set the name, description, tags and tracked parameters of a run from its notes."""
     facts.notes_stamp = stamp
     noted = tags_and_properties.read(folder.notes)
-    facts.name, facts.description = _text(noted.name), _text(noted.description, _LONG)
+    facts.name, facts.description = _text(noted.name), _text(noted.description, LONG)
     facts.is_archived = noted.is_archived
     tags = list(noted.tags.items())[:_MOST_TAGS]
     facts.tags = packed({key[:LONGEST]: None if value is None else _text(value) for key, value in tags})
@@ -194,7 +194,7 @@ def _of_record(folder: RunFolder, data: Mapping[str, object]) -> RunFacts:
         parent=_shared(data.get("parent_run_id")) or None,
         is_child=is_trial(run_id),
         script=_shared(f"-m {job['entry_module']}" if job.get("entry_module") else job.get("entry_script")),
-        arguments=_text(" ".join(words), _LONG),
+        arguments=_text(" ".join(words), LONG),
         given=packed(given),
         is_hanging=bool(is_hanging),
     )
@@ -210,7 +210,7 @@ def _goals_of(folder: RunFolder) -> dict[str, Goal]:
         known: dict[str, Goal] = {
             name: goal for name, goal in pairs if isinstance(name, str) and goal in ("minimize", "maximize")
         }
-        if len(_goals) >= _LONG:
+        if len(_goals) >= LONG:
             _goals.clear()
         found = _goals[folder.path] = known
     return found

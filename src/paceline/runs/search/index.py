@@ -103,19 +103,22 @@ class RunIndex:
         """The number of ended runs whose metrics have not been read."""
         return len(self._unread)
 
-    def refresh(self, shown: Iterable[str] = ()) -> None:
+    def refresh(self, shown: Iterable[str] = (), *, everything: bool = False) -> None:
         """Read the records that have changed, at most once per interval.
 
         Concurrent callers wait for the same refresh.
 
         Args:
             shown: Ids of ended runs whose changed notes are read at once, not only in their turn.
+            everything: Read all changes now, for a caller that may have just changed a run itself.
         """
-        if not self._is_due():
+        if not everything and not self._is_due():
             return
         with self._lock:
-            if not self._is_due():
+            if not everything and not self._is_due():
                 return
+            if everything:
+                self._turn, self._folder_times = None, (-1.0, -math.inf)
             before = time.monotonic()
             try:
                 self._look(shown)

@@ -42,6 +42,7 @@ from paceline.runs.ids import check_experiment_name, check_run_id, plain_experim
 from paceline.runs.metrics import MetricLog
 from paceline.trackers.mlflow import view
 from paceline.trackers.mlflow.models import LoggedModels
+from paceline.trackers.mlflow.search import search
 from paceline.trackers.sink import Sink, sink
 from paceline.workspace_dir import configured
 
@@ -194,10 +195,10 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         self, experiment_ids, filter_string, run_view_type, max_results, order_by, page_token
     ) -> tuple[list[Run], str | None]:
         names = set(experiment_ids) if run_view_type != ViewType.DELETED_ONLY else set()
-        runs = SearchUtils.filter(list(view.runs(self._runs_dir, names)), filter_string)
-        page: tuple[list[Run], str | None] = SearchUtils.paginate(
-            SearchUtils.sort(runs, order_by), page_token, max_results
-        )
+        # One more than the page has tells whether there is another page.
+        stop = SearchUtils.parse_start_offset_from_page_token(page_token) + max_results + 1
+        runs = search(self._runs_dir, names, filter_string, order_by, stop)
+        page: tuple[list[Run], str | None] = SearchUtils.paginate(runs, page_token, max_results)
         return page
 
     def get_metric_history(

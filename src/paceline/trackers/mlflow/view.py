@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 from mlflow.entities import Experiment, LifecycleStage, Metric, Param, Run, RunData, RunInfo, RunStatus, RunTag
@@ -47,11 +46,9 @@ def experiments(runs_dir: Path) -> list[Experiment]:
     return [experiment(name, runs_dir, 1000 * _seconds(run_id)) for name, run_id in names.items()]
 
 
-def runs(runs_dir: Path, names: set[str]) -> Iterator[Run]:
-    """Yield the runs of these experiments, the newest first."""
-    for record in read.all_records(runs_dir):
-        if record.experiment in names:
-            yield run(RunFolder(runs_dir / record.run_id), record)
+def status(state: str) -> int:
+    """Return MLflow's status of a run in this state."""
+    return int(_STATUS.get(state, RunStatus.RUNNING))
 
 
 def run(folder: RunFolder, record: RunRecord | None = None) -> Run:
@@ -63,7 +60,7 @@ def run(folder: RunFolder, record: RunRecord | None = None) -> Run:
         run_id=record.run_id,
         experiment_id=record.experiment,
         user_id=record.submitted_by,
-        status=RunStatus.to_string(_STATUS.get(record.status, RunStatus.RUNNING)),
+        status=RunStatus.to_string(status(record.status)),
         start_time=_ms(record.started_utc or record.created_utc) or 0,
         end_time=_ms(record.ended_utc),
         lifecycle_stage=LifecycleStage.ACTIVE,

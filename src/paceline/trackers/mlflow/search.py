@@ -1,0 +1,134 @@
+"""Search runs by MLflow's filters and orders, with the index of runs.
+
+The parts of a filter that mean the same as a query exclude runs by their facts, so that most records stay unread: experiments,
+states, ids, names, tags and parameters that equal a text. MLflow's own code then tests and sorts the other runs.
+
+Decision: metrics keep MLflow's definition of the latest value, which is that of the greatest step of all ranks, with flags as
+numbers. MLflow's clients and page show it. Paceline's `last` stays the number that the lowest rank logged last, because scripts
+may log without steps, or begin again at step 0 for each fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TypedDict, cast
+
+from mlflow.entities import Run, RunStatus
+from mlflow.utils.search_utils import SearchUtils
+
+from paceline.errors import PacelineError
+from paceline.runs.folder import RunFolder
+from paceline.runs.search.facts import LONG, RunFacts
+from paceline.runs.search.fields import field_of, quoted
+from paceline.runs.search.index import FactsCache, RunIndex
+from paceline.runs.search.params import LONGEST, typed
+from paceline.runs.search.query import Compare, Predicate
+from paceline.trackers.mlflow import view
+
+#: Number of runs that are read before MLflow tests them.
+_BATCH = 100
+
+
+class _Clause(TypedDict):
+    """One comparison of a filter, as MLflow parses it."""
+
+    type: str
+    key: str
+    comparator: str
+    value: object
+
+
+def search(
+    runs_dir: Path, names: set[str], filter_text: str | None, order_by: Sequence[str] | None, stop: int
+) -> list[Run]:
+    """Return the runs of these experiments that match, in MLflow's order.
+
+    Args:
+        runs_dir: The workspace's folder of runs.
+        names: The experiments.
+        filter_text: MLflow's filter.
+        order_by: MLflow's order.
+        stop: The number of runs that the caller needs. There can be more.
+
+    Raises:
+        MlflowException: The filter or the order is wrong.
+    """
+    clauses = cast("list[_Clause]", SearchUtils.parse_search_filter(filter_text))
+    tests = [test for test in map(_test, clauses) if test is not None]
+    index = _index(runs_dir)
+    index.refresh(everything=True)
+    candidates = [
+        facts for facts in index.entries() if facts.experiment in names and all(test(facts) for test in tests)
+    ]
+    sign = _sign(order_by)
+    if sign:
+        candidates.sort(key=lambda facts: (sign * _start_ms(facts), facts.run_id))
+    found: list[Run] = []
+    for first in range(0, len(candidates), _BATCH):
+        batch = (_run(runs_dir, facts.run_id) for facts in candidates[first : first + _BATCH])
+        found += SearchUtils.filter([run for run in batch if run is not None], filter_text)
+        if sign and len(found) >= stop:
+            break
+    return cast("list[Run]", SearchUtils.sort(found, order_by))
+
+
+@lru_cache(maxsize=4)
+def _index(runs_dir: Path) -> RunIndex:
+    # MLflow's store reads metrics itself, so a refresh spends no time on metric logs.
+    return RunIndex(runs_dir, metrics_s=0.0, cache=FactsCache(runs_dir))
+
+
+def _run(runs_dir: Path, run_id: str) -> Run | None:
+    try:
+        return view.run(RunFolder(runs_dir / run_id))
+    except (PacelineError, OSError):
+        # Somebody has removed the run meanwhile.
+        return None
+
+
+def _sign(order_by: Sequence[str] | None) -> int:
+    """Return 1 for runs by ascending start, -1 for descending, 0 for any other order."""
+    if not order_by:
+        return -1
+    _, key, is_ascending = SearchUtils.parse_order_by_for_search_runs(order_by[0])
+    is_start = len(order_by) == 1 and SearchUtils.translate_key_alias(key) == "start_time"
+    return (1 if is_ascending else -1) if is_start else 0
+
+
+def _start_ms(facts: RunFacts) -> int:
+    """Return the start as `view.run` does."""
+    return int(1000 * (facts.started or facts.created or 0))
+
+
+def _test(clause: _Clause) -> Predicate | None:
+    """Return a test that every run passes for which the clause is true; None if the facts can't tell."""
+    key, value = clause["key"], clause["value"]
+    if clause["comparator"] != "=" or not isinstance(value, str) or not 0 < len(value) < LONGEST or len(key) >= LONGEST:
+        return None
+    match clause["type"], SearchUtils.translate_key_alias(key):
+        case "attribute", "run_id":
+            return Compare(field_of("id"), "=", (value,)).test(0)
+        case ("attribute", "run_name") | ("tag", "mlflow.runName"):
+            return Compare(field_of("name"), "=", (value,)).test(0)
+        case "attribute", "status":
+            return lambda facts: RunStatus.to_string(view.status(facts.status)) == value
+        case "tag", _ if not key.startswith(("mlflow.", "paceline.")):
+            return Compare(field_of(f"tags.{quoted(key)}"), "=", (value,)).test(0)
+        # NaN equals nothing.
+        case "parameter", _ if typed(value) == typed(value):
+            return _param_test(key, value)
+    return None
+
+
+def _param_test(name: str, value: str) -> Predicate:
+    """Return a test of a parameter that passes runs whose facts may have another text than MLflow sees."""
+    test = Compare(field_of(f"params.{quoted(name)}"), "=", (value,)).test(0)
+
+    def passes(facts: RunFacts) -> bool:
+        # A sweep's value or an argument such as lr=0.1 replaces --lr in the facts, and MLflow's view has --lr alone.
+        is_replaced = facts.is_child or f"{name}=" in facts.arguments or len(facts.arguments) >= LONG
+        return is_replaced or name not in facts.params or test(facts)
+
+    return passes
