@@ -10,14 +10,18 @@ from typing import Any
 
 import pytest
 
+import paceline as pl
 from paceline.errors import UserError
 from paceline.runs import tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
+from paceline.sweeps.space import Space
+from paceline.sweeps.spec import SweepSpec
 from paceline.ui import bundle, report
 from paceline.workspace import Workspace
 from tests.cli.conftest import Cli
 from tests.helpers import make_job
+from tests.sweeps.made import add_trial, make_sweep
 from tests.ui.conftest import HOSTILE, Place, log_values
 
 PNG = base64.b64decode(
@@ -142,6 +146,35 @@ def test_report_over_its_size_is_refused(place: Place, tmp_path: Path, monkeypat
     assert not (tmp_path / "r.html").exists()
     with pytest.raises(UserError, match=r"1 to 200 runs, got 0"):
         report.report_text([])
+
+
+def test_report_of_a_sweep_has_its_pictures_and_anonymous_no_texts(place: Place) -> None:
+    folders = ("/home/s3cret/a", "/home/s3cret/b")
+    spec = SweepSpec(
+        space=Space({"--lr": pl.uniform(0, 1), "--data": pl.choice(*folders)}), metric="loss", goal="minimize"
+    )
+    sweep = make_sweep(place.runs_dir, spec)
+    for number in range(4):
+        values = {"--lr": number / 5, "--data": folders[number % 2]}
+        add_trial(sweep, number, values, (1.0 / (number + 1),), chosen=values, metric="loss")
+    text, anonymous = report.report_text([sweep]), report.report_text([sweep], anonymous=True)
+    assert "s3cret" in text
+    assert "s3cret" not in anonymous
+    for made, axes in ((text, 3), (anonymous, 2)):
+        assert "History of loss" in made
+        assert "Parallel coordinates" in made
+        places = json.loads(re.findall(r'id="places-1">(.*?)</script>', made)[0])
+        assert [len(one) for one in places.values()] == [axes] * 4
+
+
+def test_page_downloads_a_report(place: Place) -> None:
+    folder = run_with_values(place)
+    client = place.client()
+    assert f'href="../compare/report?run={folder.run_id}"' in client.get(f"/runs/{folder.run_id}").text
+    answer = client.get(f"/compare/report?run={folder.run_id}&metric=loss&anonymous=1")
+    assert "attachment" in answer.headers["content-disposition"]
+    assert folder.run_id not in answer.text
+    assert [name["name"] for name in data_of(answer.text)["names"]] == ["loss"]
 
 
 def test_long_curve_in_report_is_thinned_and_keeps_its_peaks(place: Place) -> None:

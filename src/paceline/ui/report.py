@@ -91,10 +91,6 @@ def write_report(
         UserError: No metric matches, there are too many runs, or the file would be too large or can't be written.
     """
     text = report_text(folders, metrics=metrics, anonymous=anonymous)
-    if (size := len(text.encode())) > LARGEST:
-        raise UserError(
-            f"the report would have {size >> 20} MiB, and {LARGEST >> 20} MiB are the most. Name fewer runs, or choose metrics."
-        )
     try:
         write_whole(path, text)
     except OSError as error:
@@ -130,7 +126,7 @@ def report_text(folders: Sequence[RunFolder], *, metrics: Collection[str] = (), 
     }
     scripts = (bundle.classic("theme.js", "uplot.js"), bundle.modules("report.js"))
     style = bundle.styles("ui.css", "uplot.css", "pictures.css", "compare.css")
-    return render.part(
+    text = render.part(
         "report.html",
         policy=f"default-src 'none'; script-src {' '.join(one.allowed for one in scripts)}; style-src {style.allowed}; "
         "img-src data:; base-uri 'none'; form-action 'none'",
@@ -144,6 +140,11 @@ def report_text(folders: Sequence[RunFolder], *, metrics: Collection[str] = (), 
         svg=svg,
         place_texts=[draw.places(run["sketch"]) if run["sketch"] else "" for run in runs],
     )
+    if (size := len(text.encode())) > LARGEST:
+        raise UserError(
+            f"the report would have {size >> 20} MiB, and {LARGEST >> 20} MiB are the most. Name fewer runs, or choose metrics."
+        )
+    return text
 
 
 def _in_html(value: object) -> str:

@@ -26,6 +26,7 @@ from paceline.runs.search.query import LONGEST
 from paceline.runs.search.summaries import goal_of
 from paceline.sweeps.pictures import chosen_runs, draw, svg
 from paceline.ui import render, run_page
+from paceline.ui.report import report_text
 from paceline.ui.views import saved
 from paceline.ui.views.common import as_json, curve_query, runs_dir
 from paceline.ui.views.listing import RunQuery, selected
@@ -85,6 +86,7 @@ def routes() -> list[Route]:
         "/pictures": pictures,
         "/images": images,
         "/names": names,
+        "/report": report,
     }
     return [Route(f"/compare{path}", view) for path, view in views.items()]
 
@@ -212,6 +214,17 @@ def images(request: Request) -> Response:
         for name, of_run in _images_of(request, folder).items():
             found.setdefault(name, []).append({"run": place, "images": of_run})
     return render.page(request, "compare_images.html", found=found, runs=chosen.folders, names=chosen.names())
+
+
+def report(request: Request) -> Response:
+    """Return the report of the runs, as a file to download. Query: `metric` (several), `anonymous=1`."""
+    given = request.query_params
+    text = report_text(
+        requested_runs(request).folders,
+        metrics=[name for name in given.getlist("metric") if name],
+        anonymous=given.get("anonymous") == "1",
+    )
+    return Response(text, media_type="text/html", headers={"content-disposition": 'attachment; filename="report.html"'})
 
 
 def names(request: Request) -> Response:
