@@ -422,9 +422,8 @@ class Workspace:
         """
         from paceline.runs.search.index import find_runs
 
-        for facts in find_runs(self.runs_dir, where, sort, children=include_children):
-            if archived in (None, facts.is_archived):
-                yield self.get_run(facts.run_id)
+        for facts in find_runs(self.runs_dir, where, sort, children=include_children, archived=archived):
+            yield self.get_run(facts.run_id)
 
     def get_run(self, run_id: str) -> Run:
         """Return a run by its id or a unique beginning of it, or by its name.

@@ -98,6 +98,13 @@ def all_records(runs_dir: Path, *, trials: bool = True) -> Iterator[RunRecord]:
             continue
 
 
+def _has_archived_parent(record: RunRecord, folder: RunFolder) -> bool:
+    parent = record.parent_run_id or ""
+    # The record is input: its text may be no name of a folder.
+    is_name = parent not in ("", ".", "..") and Path(parent).name == parent and "\0" not in parent
+    return is_name and tags_and_properties.read(RunFolder(folder.path.with_name(parent)).notes).is_archived
+
+
 def channel(folder: RunFolder) -> Channel | None:
     """Return a channel to the run's supervisor if the supervisor uses another folder than this one, else None.
 
@@ -161,7 +168,7 @@ def matches(
     if not tags and not properties and archived is None:
         return True
     noted = tags_and_properties.read(folder.notes)
-    if archived not in (None, noted.is_archived):
+    if archived is not None and archived != (noted.is_archived or _has_archived_parent(record, folder)):
         return False
     wanted = {tags: None} if isinstance(tags, str) else dict(tags or {})
     for key, value in wanted.items():

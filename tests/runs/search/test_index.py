@@ -9,9 +9,11 @@ import pytest
 
 from paceline.errors import QueryError
 from paceline.runs import read, states, tags_and_properties
+from paceline.runs.read import matches
 from paceline.runs.search import index as index_module
 from paceline.runs.search.index import FactsCache, RunIndex, facts_of, find_runs
 from paceline.system import files
+from paceline.workspace import Workspace
 from tests.ui.conftest import Place, log_values
 
 
@@ -194,3 +196,21 @@ def test_facts_of_some_runs_read_only_these_and_keep_the_cache(place: Place, rea
     assert [*found] == [new.run_id, folders[1].run_id]
     assert found[folders[1].run_id].tags["seen"] == "yes"
     assert len(FactsCache(place.runs_dir).load([folder.run_id for folder in [*folders, new]])) == 4
+
+
+def test_trials_of_an_archived_sweep_are_archived(place: Place) -> None:
+    sweep = place.run("s_1700000001_00000001")
+    trial = place.run(f"{sweep.run_id}_0", parent_run_id=sweep.run_id)
+    odd = place.run("o_1700000001_00000002", parent_run_id="../../etc")
+    tags_and_properties.set_archived(sweep.notes, True)
+    workspace = Workspace(place.path)
+    found = {
+        flag: {run.id for run in workspace.get_runs(include_children=True, archived=flag)} for flag in (False, True)
+    }
+    assert found == {False: {odd.run_id}, True: {sweep.run_id, trial.run_id}}
+    listed = [matches(read.record(folder), folder, children=True, archived=False) for folder in (sweep, trial, odd)]
+    assert listed == [False, False, True]
+    client = place.client()
+    assert trial.run_id not in client.get("/?trials=1").text
+    assert trial.run_id in client.get("/?trials=1&archived=1").text
+    assert trial.run_id in client.get("/", params={"parent": sweep.run_id}).text

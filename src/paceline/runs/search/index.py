@@ -233,7 +233,23 @@ def _time_of(directory: Path) -> float:
         return 0.0
 
 
-def find_runs(runs_dir: Path, where: str = "", sort: str = "", *, children: bool = True) -> list[RunFacts]:
+def archived_ids(runs: Sequence[RunFacts]) -> set[str]:
+    """Return the ids of archived runs, and of their trials and steps.
+
+    Examples:
+        >>> archived_ids(runs)
+        set()
+    """
+    found, count = {facts.run_id for facts in runs if facts.is_archived}, 0
+    while len(found) > count:
+        count = len(found)
+        found |= {facts.run_id for facts in runs if facts.parent in found}
+    return found
+
+
+def find_runs(
+    runs_dir: Path, where: str = "", sort: str = "", *, children: bool = True, archived: bool | None = None
+) -> list[RunFacts]:
     """Return the facts of the runs that match a query, newest first or sorted by a field.
 
     Args:
@@ -241,6 +257,7 @@ def find_runs(runs_dir: Path, where: str = "", sort: str = "", *, children: bool
         where: A query (`paceline.runs.search.query`); "" for all runs.
         sort: A field (`paceline.runs.search.fields.sorted_runs`).
         children: Include trials of sweeps and steps of pipelines.
+        archived: True for archived runs and their children only, False for others only, None for all.
 
     Raises:
         QueryError: The query or the field is wrong.
@@ -253,6 +270,9 @@ def find_runs(runs_dir: Path, where: str = "", sort: str = "", *, children: bool
     index = RunIndex(runs_dir, cache=FactsCache(runs_dir))
     index.refresh()
     found = [facts for facts in index.entries() if (children or not facts.is_child) and matches(facts)]
+    if archived is not None:
+        hidden = archived_ids(index.entries())
+        found = [facts for facts in found if (facts.run_id in hidden) == archived]
     return sorted_runs(found, sort) if sort else found
 
 

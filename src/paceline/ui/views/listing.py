@@ -22,7 +22,7 @@ from paceline.runs.search.completion import complete as completions
 from paceline.runs.search.facts import HANGS, RunFacts
 from paceline.runs.search.fields import RunField, cell_text, field_of, quoted, sorted_runs, split_fields
 from paceline.runs.search.groups import RunGroup, grouped
-from paceline.runs.search.index import RunIndex
+from paceline.runs.search.index import RunIndex, archived_ids
 from paceline.runs.search.query import LIVE, LONGEST, Compare, predicate
 from paceline.runs.search.summaries import headline
 from paceline.system.units import value_text
@@ -166,7 +166,9 @@ def selected(entries: Sequence[RunFacts], query: RunQuery) -> list[RunFacts]:
     # Filter by one value after another: a list of 100,000 runs passes most filters as a whole.
     passing = list(entries)
     if "archived" not in query.text:
-        passing = [facts for facts in passing if facts.is_archived == query.archived]
+        # The page of an archived sweep lists its trials.
+        hidden = set() if query.parent else archived_ids(passing)
+        passing = [facts for facts in passing if (facts.is_archived or facts.run_id in hidden) == query.archived]
     if query.parent:
         passing = [facts for facts in passing if facts.parent == query.parent]
     elif not query.trials:
