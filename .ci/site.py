@@ -49,7 +49,8 @@ AZUREML_NAMES = "python/azureml.md"
 
 #: Title of a page of the reference -> the module whose names it shows, and the names; None for all public ones.
 REFERENCE = {
-    "Workspaces and runs": ("paceline", "Workspace Experiment Run RunRecord FailureReport"),
+    "Workspaces and runs": ("paceline", "Workspace Experiment Run RunRecord FailureReport import_runs"),
+    "Logging": ("paceline", "init log finish Image Audio Video Html Histogram Table"),
     "Estimators and jobs": ("paceline", "Estimator PyTorch TensorFlow SKLearn Job secret"),
     "Environments and data": ("paceline", "Environment Datastore Dataset DataReference"),
     "Sweeps": (

@@ -65,7 +65,7 @@ def test_a_run_that_hangs_has_a_banner_with_the_reason_its_ranks_and_a_button_fo
     client = place.client()
     text = client.get(f"/runs/{folder.run_id}").text
     for words in (
-        "Running, hangs since 2026-11-23 06:12:03 UTC",
+        "Hangs since <time",
         "</span> Hangs</span>",
         "waits for &lt;rank 1&gt;.",
         "rank 1: train.py, line 7",

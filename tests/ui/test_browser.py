@@ -235,10 +235,17 @@ def _every_view(session: Session, *, good: str, pair: str, bad: str, sweep: str)
     page = session.page
     views = {
         "runs": "/",
+        "group": "/?group=experiment",
+        "archived": "/?archived=1",
+        "views": "/views",
+        "trash": "/trash",
+        "new": "/new",
+        "again": f"/runs/{good}/rerun",
         "run": f"/runs/{good}",
         "ranks": f"/runs/{pair}",
         "failed": f"/runs/{bad}",
         "files": f"/runs/{good}/files",
+        "folder": f"/runs/{good}/folder/outputs",
         "look": f"/runs/{good}/look/outputs/scores.csv",
         "details": f"/runs/{good}/details",
         "controller": f"/runs/{sweep}?tab=log",
@@ -268,7 +275,8 @@ def _every_view(session: Session, *, good: str, pair: str, bad: str, sweep: str)
             page.wait_for_selector(".target")
         if name == "compare":
             page.wait_for_selector("#changes .note, #changes table")
-        # A dark page differs in its colours alone.
+        # Forms and reports count when they are open. A dark page differs in its colours alone.
+        page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
         for scheme, rules in (("light", _ALL), ("dark", _OF_COLOURS)):
             page.emulate_media(color_scheme=scheme)
             page.wait_for_timeout(50)

@@ -44,6 +44,6 @@ def test_page_is_drawn_without_matplotlib(tmp_path: Path, monkeypatch: pytest.Mo
     drawn = draw.sketched("Sweep", SPEC, make_trials(5))
     assert [Path(path).name for path in draw.into(tmp_path, drawn)] == ["sweep.html"]
     assert (draw.without_png() or "").startswith("No PNG is drawn: that needs matplotlib")
-    remark = "Importance is left out: it needs 10 trials with a value, and 3 have one."
+    remark = "Importance is left out: it needs values of 10 runs, got 3."
     assert drawn.remarks == (remark,)
     assert remark in (tmp_path / "sweep.html").read_text()

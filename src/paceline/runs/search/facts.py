@@ -174,7 +174,8 @@ def _of_record(folder: RunFolder, data: Mapping[str, object]) -> RunFacts:
     job = _mapping(data.get("job"))
     hang = _mapping(data.get("hang"))
     is_hanging = hang and data.get("status") == states.RUNNING
-    hangs = f"hangs since {str(hang.get('since_utc'))[:19]}: {hang.get('text')}" if is_hanging else ""
+    since = str(hang.get("since_utc"))[:19].replace("T", " ")
+    hangs = f"hangs since {since} UTC: {hang.get('text')}" if is_hanging else ""
     words = [str(word) for word in _list(job.get("arguments"))]
     given = params_of(words, _mapping(_mapping(data.get("trial")).get("values")), {})
     run_id = str(data["run_id"])

@@ -66,10 +66,12 @@ def sketched(
 
 def scatter(x: str, xs: Sequence[object], y: str, ys: Sequence[object]) -> Front:
     """Return a scatter plot of two facts."""
-    across, up = _read(xs), _read(ys)
+    # Runs without one of the facts have no point, so they must not turn an axis of numbers into one of texts.
+    both = [number for number, pair in enumerate(zip(xs, ys, strict=True)) if None not in pair] or [*range(len(xs))]
+    across, up = _read([xs[number] for number in both]), _read([ys[number] for number in both])
     columns = Column(x, axis_of(across, is_log=_is_log(across))), Column(y, axis_of(up, is_log=_is_log(up)))
     points = []
-    for number, pair in enumerate(zip(across, up, strict=True)):
+    for number, pair in zip(both, zip(across, up, strict=True), strict=True):
         left, bottom = (column.axis.place(value) for column, value in zip(columns, pair, strict=True))
         if left is not None and bottom is not None and None not in (xs[number], ys[number]):
             points.append((number, (left, bottom), "Completed"))

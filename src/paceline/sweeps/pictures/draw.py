@@ -54,9 +54,7 @@ def shares(spec: SweepSpec, trials: Sequence[Trial]) -> Shares:
         valued = [(trial, value) for trial, value in trial_values if value is not None and math.isfinite(value)]
         of = f" for {metric}" if spec.further else ""
         if len(valued) < LEAST:
-            remarks.append(
-                f"Importance{of} is left out: it needs {LEAST} trials with a value, and {len(valued)} have one."
-            )
+            remarks.append(f"Importance{of} is left out: it needs values of {LEAST} runs, got {len(valued)}.")
         elif lacking := missing():
             remarks.append(lacking)
             break

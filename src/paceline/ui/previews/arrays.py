@@ -67,7 +67,7 @@ def archive(file: BinaryIO, name: str) -> FilePreview:
     arrays_only = ["Shape", "Type"] if is_numpy else []
     block: PreviewBlock = {
         "kind": "table",
-        "title": f"{len(entries):,} entries, {size_text(size)} if unpacked",
+        "title": f"{len(entries):,} {'entry' if len(entries) == 1 else 'entries'}, {size_text(size)} if unpacked",
         "columns": ["Entry", *arrays_only, "Size", "Stored"],
         "rows": rows,
     }

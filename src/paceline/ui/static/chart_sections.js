@@ -42,7 +42,7 @@ class Section {
     this.charts = document.createElement("div");
     this.charts.className = "charts";
     this.more = document.createElement("button");
-    this.more.type = "button"; this.more.className = "more";
+    this.more.type = "button"; this.more.className = "more"; this.more.hidden = true;
     this.box.append(this.head, this.numbers, this.charts, this.more);
     place.append(this.box);
     this.more.addEventListener("click", () => { this.limit += 2 * PAGE; this.show(); });

@@ -120,11 +120,14 @@ class Chart {
   }
 
   /** The last value, and of how much. */
-  say() { this.last.title = "Last value"; this.last.textContent = number(this.latest) + (this.total ? ` of ${number(this.total)}` : ""); }
+  say() { this.last.title = this.mean === undefined ? "Last value" : "Last mean of the ranks"; this.last.textContent = number(this.mean ?? this.latest) + (this.total ? ` of ${number(this.total)}` : ""); }
 
   set(curves) {
     this.curves = new Map(curves.map(curve => [key(curve), curve]));
     this.isStale = false;
+    const bands = curves.filter(curve => curve.lo);
+    if (!this.board.window) this.mean = bands.at(-1)?.y.at(-1);
+    this.say();
     this.draw();
   }
 
@@ -184,7 +187,7 @@ class Chart {
     let least = Infinity, greatest = -Infinity;
     for (const value of values) { if (value < least) least = value; if (value > greatest) greatest = value; }
     this.box.setAttribute("aria-label", values.length
-      ? `${this.title}: ${this.count} values, least ${number(least)}, greatest ${number(greatest)}, last ${number(this.latest)}`
+      ? `${this.title}: ${this.count} values, least ${number(least)}, greatest ${number(greatest)}, last ${number(this.mean ?? this.latest)}`
       : `${this.title}: no values here`);
     this.card.setAttribute("aria-label", `${this.title}. Arrow keys read values; plus and minus zoom`);
     if (!this.at) this.tell(curves.map(() => null), null);

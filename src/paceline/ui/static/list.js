@@ -7,13 +7,13 @@ const search = document.getElementById("q"), list = document.getElementById("sug
 let stream = null;
 const body = () => document.getElementById("rows"), address = () => `${root}live${location.search}`;
 
-const WIDTHS = { state: "128px", experiment: "minmax(90px, 1fr)", target: "minmax(70px, .8fr)", created: "162px", duration: "94px", latest: "minmax(130px, 2.2fr)", tags: "minmax(80px, 1.3fr)" };
+const WIDTHS = { state: "128px", experiment: "minmax(92px, 1fr)", target: "minmax(64px, .8fr)", created: "150px", duration: "108px", latest: "minmax(120px, 2.2fr)", tags: "minmax(100px, 1.3fr)" };
 const columns = () => Array.from(document.querySelectorAll("#runs th[data-name]")).slice(1);
 
 /** Give each column its width, and pinned columns their place. Headings can be dragged. */
 function arrange() {
   const table = document.getElementById("runs"), heads = columns();
-  table.style.setProperty("--cols", ["38px", "minmax(180px, 2.8fr)", ...heads.map(head => WIDTHS[head.dataset.name] || "minmax(120px, 1fr)")].join(" "));
+  table.style.setProperty("--cols", ["38px", "minmax(200px, 2.8fr)", ...heads.map(head => WIDTHS[head.dataset.name] || "minmax(120px, 1fr)")].join(" "));
   table.style.setProperty("--more", heads.length - Object.keys(WIDTHS).length);
   const pinned = heads.filter(head => /\bpin\d/.test(head.className));
   table.classList.toggle("pinning", pinned.length > 0);

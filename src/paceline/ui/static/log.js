@@ -111,6 +111,7 @@ export class Log {
     if (reset) this.clear();
     if (leftOut) this.rule(`${leftOut} lines skipped here; the run's files have all`);
     this.add(lines);
+    if (reset) document.getElementById("log-earlier").disabled = lines.length < 500;
   }
 
   /** The supervisor has said something, or a node that prepares. */

@@ -17,7 +17,7 @@ function makePlot(key) {
   plots.get(key)?.destroy();
   plots.set(key, new uPlot({
     width: box.clientWidth, height: 210, legend: { show: false }, cursor: { drag: { x: false, y: false } },
-    scales: { x: { range: (_, low, high) => [low, Math.max(high, low + 30)] }, y: { range: (_, __, high) => [0, Math.max(high * 1.1, 1)] } },
+    scales: { x: { range: (_, low, high) => [low, points.length < 2 ? low + 30 : Math.max(high, low + 30)] }, y: { range: (_, __, high) => [0, Math.max(high * 1.1, 1)] } },
     axes: [{ ...axis, space: 90, values: (_, ticks) => ticks.map(tick => new Date(1000 * tick).toLocaleTimeString()) }, { ...axis, size: 52 }],
     series: [{}, ...CURVES[key].map(([, label, at]) => ({ label, stroke: style(`--c${at}`), width: 2, spanGaps: false, points: { size: 4 } }))],
   }, data(key), box));

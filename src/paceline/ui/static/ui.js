@@ -78,6 +78,16 @@ function stateInTab() {
 }
 let shownInTab = null;
 
+/** The foldable parts below an element, each with a key that it keeps when others come or go: its heading and its label without counts. */
+function folds(place) {
+  const seen = {};
+  return Array.from(place.querySelectorAll("details"), one => {
+    const head = one.closest("section, article")?.querySelector("h2, h3")?.firstChild?.textContent.trim();
+    const key = one.id || `${head}|${one.querySelector("summary")?.textContent.replace(/\d+/g, "")}`;
+    return [`${key}|${seen[key] = (seen[key] || 0) + 1}`, one];
+  });
+}
+
 /** Replace what is in an element; where somebody types there, or `isBusy`, as soon as that is over. What is open, checked, focused or
  *  scrolled stays so. */
 export function swap(place, make, done, isBusy) {
@@ -90,12 +100,12 @@ export function swap(place, make, done, isBusy) {
   }
   const each = selector => Array.from(place.querySelectorAll(selector)), canFocus = "a[href], button, input, select, summary, [tabindex]";
   const name = one => [one.tagName, one.href, one.name, one.value, one.textContent].join("|");
-  const at = each(canFocus).indexOf(active), open = each("details").map(one => one.open);
+  const at = each(canFocus).indexOf(active), open = new Map(folds(place).map(([key, one]) => [key, one.open]));
   const checked = new Set(each(":checked").map(name)), scrolled = each(".scroll, pre").map(one => [one.scrollLeft, one.scrollTop]);
   const made = make();
   localTimes(made);
   place.replaceChildren(made);
-  each("details").forEach((one, number) => { if (number in open) one.open = open[number]; });
+  for (const [key, one] of folds(place)) one.open = open.get(key) ?? one.open;
   each(".scroll, pre").forEach((one, number) => { if (number in scrolled) [one.scrollLeft, one.scrollTop] = scrolled[number]; });
   each("input[type=checkbox]").forEach(one => { one.checked ||= checked.has(name(one)); });
   if (active) (each(canFocus).find(one => name(one) === name(active)) || each(canFocus)[at])?.focus({ preventScroll: true });
