@@ -23,6 +23,7 @@ SOURCE = ROOT / "src" / "paceline"
 #: Lines and files that a feature has added since the numbers were lowered. The house itself only shrinks.
 FEATURES = {
     "daily work on results": (13_000, 70),
+    "goodput": (850, 6),
 }
 CEILINGS = {
     "lines": 141_065 + sum(lines for lines, _ in FEATURES.values()),

@@ -37,3 +37,7 @@ def test_diff_compares_two_runs_and_usage_sums_their_resources(cli: Cli) -> None
     assert cli.folder.name[:20] in cli("usage").stdout
     assert "choose one of user, experiment, target, week" in cli("usage", "--by", "nobody", code=2).stderr
     assert "No runs" in cli("usage", "--since", "0s").stdout
+    (divided,) = cli.json("usage", "--goodput")
+    assert sum(divided["percent"].values()) == pytest.approx(100)
+    assert "ETTR" in cli("usage", "--goodput").stdout
+    assert "Add --goodput" in cli("usage", "calm-heron", code=2).stderr

@@ -94,6 +94,10 @@ def test_hang_is_recorded_once_and_cleared(made):
     folder.rank_log(1, 0).write_text("it goes on\n")
     go(10)
     assert noted[1:] == [None]
+    assert [list(json.loads(line)) for line in folder.hangs(1).read_text().splitlines()] == [
+        ["since_utc"],
+        ["until_utc"],
+    ]
 
 
 def test_output_and_metrics_are_signs_of_life(made):

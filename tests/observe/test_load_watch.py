@@ -200,6 +200,10 @@ class Driver:
         memory._obj[0], memory._obj[1], memory._obj[2] = 8 << 30, 5 << 30, 3 << 30
         return 0 if device.value == 2 else 999
 
+    def nvmlDeviceGetPowerUsage(self, device: Any, milliwatts: Any) -> int:  # noqa: N802
+        milliwatts._obj.value = 350_500
+        return 0 if device.value == 1 else 3
+
     def nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any, count: Any, infos: Any) -> int:  # noqa: N802
         # More than there is room for, at first.
         if len(infos) < 70:
@@ -216,6 +220,7 @@ def test_gpus_are_measured_by_the_driver_s_library(monkeypatch: pytest.MonkeyPat
     found = {name: value for name, value in LoadMeter().look().items() if name.startswith("gpu")}
     assert found == {
         "gpu0_percent": 41.0,
+        "gpu0_watts": 350.5,
         "gpu1_percent": 42.0,
         "gpu1_memory_gib": 3.0,
         "gpu1_memory_total_gib": 8.0,

@@ -87,4 +87,4 @@ def test_missing_watch_folder_has_no_step_clock(tmp_path, monkeypatch):
 
 def test_step_clock_file_has_one_record(tmp_path):
     StepClock(str(tmp_path / "steps_0"))
-    assert (tmp_path / "steps_0").stat().st_size == 48
+    assert (tmp_path / "steps_0").stat().st_size == 80

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.runs.record import Attempt
 from tests.helpers import make_job
 from tests.ui.conftest import HOSTILE, Place
 from tests.ui.test_app import PAGE, Elements
@@ -38,3 +39,14 @@ def test_details_show_differences_from_a_chosen_run(place: Place) -> None:
     assert "does not differ" in same
     shown(place, "digits_1700000001_00000001", "?with=nothing", 404)
     shown(place, "digits_1700000001_00000001", "?with=../x", 404)
+
+
+def test_details_show_the_classes_of_the_time(place: Place) -> None:
+    attempt = Attempt(number=1, started_utc="2026-11-28T10:00:20Z", ended_utc="2026-11-28T10:01:00Z", cores=2)
+    given = {"job": make_job(), "attempts": (attempt,), "ended_utc": "2026-11-28T10:01:00Z"}
+    place.run("digits_1700000001_00000001", "Completed", created_utc="2026-11-28T10:00:00Z", **given)
+    answer = place.client().get("/runs/digits_1700000001_00000001/details", headers=PAGE).text
+    card = answer.partition('id="h-goodput"')[2]
+    assert "ETTR 0.0 %" in card
+    assert '<th scope="row">queue</th>' in card
+    assert "100.0 %" in card

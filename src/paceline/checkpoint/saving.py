@@ -22,6 +22,7 @@ from paceline.checkpoint.leaving import TimeLimit
 from paceline.checkpoint.values import DenseArray, decode_state, encode_state, is_tensor
 from paceline.data.sampling.world import own_rank
 from paceline.errors import CheckpointError, UserError
+from paceline.system import step_clock
 
 _log = logging.getLogger(__name__)
 #: Keys in torch's store: for rank 0's decision to end, and for the ranks that have written their part.
@@ -116,16 +117,17 @@ def save(
     is_due = every is None or step % every == 0 or asked is not None
     # Keep an existing part: together with newer parts of other ranks it would form a checkpoint of mixed states.
     if is_due and (part.of == 1 or _last != (place, part)):
-        wait()
-        goes_on = asynchronous and asked is None
-        content, arrays = _plain(state, copy=goes_on)
-        work = partial(_write, place, part, content, arrays, (keep, rank, writers))
-        _last = (place, part)
-        if goes_on:
-            _writing = _Writing(work)
-            _writing.start()
-        else:
-            work()
+        with step_clock.counted(step_clock.SAVE):
+            wait()
+            goes_on = asynchronous and asked is None
+            content, arrays = _plain(state, copy=goes_on)
+            work = partial(_write, place, part, content, arrays, (keep, rank, writers))
+            _last = (place, part)
+            if goes_on:
+                _writing = _Writing(work)
+                _writing.start()
+            else:
+                work()
     if asked in (leaving.SIGNAL, leaving.RESIZE):
         wait()
         if parts:
@@ -148,7 +150,8 @@ def wait() -> None:
     writing, _writing = _writing, None
     if writing is None or writing is threading.current_thread():
         return
-    writing.join()
+    with step_clock.counted(step_clock.SAVE):
+        writing.join()
     if writing.error is not None:
         _last = None
         raise writing.error

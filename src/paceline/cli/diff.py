@@ -154,6 +154,10 @@ def _clipped(text: str) -> str:
 
 
 @takes(
+    VerbOption(
+        "run_ids", "With --goodput, runs; default: the latest.", "[RUN]...", type=list, default=(), complete="run_ids"
+    ),
+    VerbOption("--goodput", "Divide the time of runs into classes, such as computing and queue.", type=bool),
     VerbOption("--by", f"One of {', '.join(usages.KEYS)}.", "KEY", default="experiment"),
     VerbOption(
         "--since",
@@ -163,8 +167,15 @@ def _clipped(text: str) -> str:
     ),
     JSON,
 )
-def usage(*, by: str, since_s: float | None, as_json: bool) -> None:
+def usage(*, run_ids: list[str], goodput: bool, by: str, since_s: float | None, as_json: bool) -> None:
     """Sum up the core hours and GPU hours that runs used and lost."""
+    if run_ids and not goodput:
+        raise UserError(
+            f"{run_ids[0]!r}: without --goodput, `paceline usage` sums up all runs. Add --goodput, or leave it out."
+        )
+    if goodput:
+        _print_goodput(run_ids, as_json=as_json)
+        return
     if by not in usages.KEYS:
         raise UserError(f"--by {by!r}: choose one of {', '.join(usages.KEYS)}.{did_you_mean(by, usages.KEYS)}")
     since = dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=since_s) if since_s is not None else None
@@ -193,6 +204,28 @@ def usage(*, by: str, since_s: float | None, as_json: bool) -> None:
         "IDLE",
     )
     print_table(header, [_row(one) for one in (*found, *([total] if len(found) > 1 else []))])
+
+
+def _print_goodput(run_ids: Sequence[str], *, as_json: bool) -> None:
+    from paceline.observe import goodput as goodputs
+
+    found = []
+    for folder in folders_of(run_ids):
+        record = read.record(folder)
+        if record.sweep is not None or record.pipeline is not None:
+            raise UserError(f"run {record.run_id} holds no cores, only its child runs do. Give their ids.")
+        found.append(goodputs.goodput(folder, record))
+    if as_json:
+        print_json([one.to_json() for one in found])
+        return
+    for one in found:
+        print(f"{one.run_id}  {one.summary}\n")
+        rows = [
+            (name, _hours(one.core_s[name] / 3600), _hours(one.gpu_s[name] / 3600), f"{percent:.1f} %")
+            for name, percent in one.percent.items()
+            if one.core_s[name] or one.gpu_s[name]
+        ]
+        print_table(("CLASS", "CORE-HOURS", "GPU-HOURS", "SHARE"), rows)
 
 
 def _row(one: usages.Usage) -> tuple[str, ...]:

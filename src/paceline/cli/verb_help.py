@@ -40,7 +40,7 @@ EXAMPLES = {
     "import": "paceline import mlflow mlruns",
     "relay": "paceline relay brave-otter-12 --to mlflow=http://localhost:5000",
     "tensorboard": "paceline tensorboard brave-otter-12 calm-heron-3",
-    "usage": "paceline usage --by user --since 30d",
+    "usage": "paceline usage --goodput brave-otter-12",
     "top": "paceline top brave-otter-12",
     "stacks": "paceline stacks brave-otter-12",
     "profile": "paceline profile --seconds 10 brave-otter-12",

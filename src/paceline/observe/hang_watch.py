@@ -21,7 +21,7 @@ from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Hang, utc_now
-from paceline.system.files import write_json, write_whole
+from paceline.system.files import append_line, write_json, write_whole
 
 if TYPE_CHECKING:
     from paceline.observe.stacks import RunStacks
@@ -98,7 +98,12 @@ class HangWatch:
         if self._hangs:
             self._hangs = False
             say(f"the run gets on again: {why}")
+            self._record("until_utc", utc_now())
             self._note(None)
+
+    def _record(self, name: str, time_utc: str) -> None:
+        with contextlib.suppress(OSError):  # the modules that write logs report a full disk
+            append_line(self._folder.hangs(self._launch.attempt), {name: time_utc})
 
     def _report(self, stacks: RunStacks) -> None:
         text = hang_text(stacks)
@@ -108,6 +113,7 @@ class HangWatch:
             write_whole(path, f"Nothing has come since {self._last_utc}.\n{text}\n\n{stacks}\n")
             write_json(path.with_suffix(".json"), stacks.to_json())
         say(f"the run hangs: nothing has come since {self._last_utc}. {text}")
+        self._record("since_utc", self._last_utc)
         self._note({"since_utc": self._last_utc, "text": text, "report": str(path.relative_to(self._folder.path))})
         if self._launch.job.on_hang != "report":
             self.failure = FailureReport(

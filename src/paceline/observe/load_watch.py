@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 SECONDS_VARIABLE, SECONDS = "PACELINE_SAMPLE_SECONDS", 5.0
 #: (after seconds, values that are merged into one): frequent while people may be watching, rare in the days after, so that
 #: the file stays small.
-_THINNED = ((600.0, 6), (6 * 3600.0, 24))
+THINNED = ((600.0, 6), (6 * 3600.0, 24))
 #: Values of a worker's load that are not stored as series: process counts, and totals since the worker's start.
-_NOT_KEPT = ("pid", "processes", "age_s", "steps", "data_s", "wait_s")
+_NOT_KEPT = ("pid", "processes", "age_s", "steps", "data_s", "wait_s", "eval_s", "save_s")
 #: Number of samples that are kept for the report of a worker that ran out of memory.
 _REMEMBERED = 60
 #: Number of windows for the current straggler, of windows that are kept, and of the oldest, which are merged in pairs.
@@ -202,7 +202,7 @@ class LoadWatch:
     def _keep(self, name: str, values: dict[str, float], at_s: float, now: float) -> None:
         self._kept.setdefault(name, []).append({**values, "at_s": at_s})
         passed = now - self._began
-        of_so_many = max((count for after_s, count in _THINNED if passed > after_s), default=1)
+        of_so_many = max((count for after_s, count in THINNED if passed > after_s), default=1)
         if len(self._kept[name]) >= of_so_many:
             self._flush(name)
 

@@ -28,6 +28,7 @@ from paceline.parallel.loss_means import is_due, no_mean, scale_gradients
 from paceline.parallel.mesh import World
 from paceline.parallel.reduce import Clipper, broadcast
 from paceline.parallel.task import Task, own_loss
+from paceline.system import step_clock
 
 if TYPE_CHECKING:
     from paceline.parallel.auto import LayoutChoice
@@ -258,7 +259,8 @@ class Parallel:
         with self.watch.guard("evaluate()"):
             executor = self.executor_for_sample(lambda: feed(loader, self.task, self.world).sample())
             self.settle_buffers()
-            return evaluate(executor, loader, metric, weight, self.task, self.world)
+            with step_clock.counted(step_clock.EVAL):
+                return evaluate(executor, loader, metric, weight, self.task, self.world)
 
     def check(self, batch: object, limit: float | None = None) -> Checked:
         """Compare one step on this batch with the plain model; see `check.check`."""
@@ -322,7 +324,7 @@ class Parallel:
         every: int | None = None,
     ) -> Path | None:
         """Write a checkpoint that any layout can load; see `checkpoint.save`."""
-        with self.watch.guard("save()"):
+        with self.watch.guard("save()"), step_clock.counted(step_clock.SAVE):
             self._refuse_averaged("save()")
             from paceline.parallel.checkpoint import store
 
@@ -330,7 +332,7 @@ class Parallel:
 
     def wait(self) -> None:
         """Wait until the writes of `save(asynchronous=True)` are complete; see `checkpoint.wait`."""
-        with self.watch.guard("wait()"):
+        with self.watch.guard("wait()"), step_clock.counted(step_clock.SAVE):
             from paceline.parallel.checkpoint import store
 
             store.wait(self)

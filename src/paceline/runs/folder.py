@@ -243,6 +243,10 @@ class RunFolder:
         """Return the file with the hang report as text; a `.json` file beside it has the stacks of all workers."""
         return self.attempt(attempt) / "hang.txt"
 
+    def hangs(self, attempt: int) -> Path:
+        """Return the file of the beginnings and ends of hangs (JSON lines of `since_utc` or `until_utc`)."""
+        return self.attempt(attempt) / "hangs.jsonl"
+
     def stalled(self, attempt: int) -> Path:
         """Return the file of stalled operations (JSON lines), which the collectives' engine writes on rank 0."""
         return self.attempt(attempt) / "stalled.jsonl"

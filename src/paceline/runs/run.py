@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from paceline.models.model import Model
+    from paceline.observe.goodput import Goodput
     from paceline.observe.profile import RunProfile
     from paceline.observe.stacks import RunStacks
     from paceline.observe.stragglers import RunPace
@@ -542,6 +543,16 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         from paceline.observe import loads
 
         return loads.pace(self._folder, store.stored(self._folder))
+
+    @reads
+    def goodput(self) -> Goodput:
+        """Return what the run used its cores and GPUs for, by class, with its ETTR, energy and price, up to now.
+
+        docs/when-it-is-slow.md#what-a-run-cost defines the classes.
+        """
+        from paceline.observe import goodput
+
+        return goodput.goodput(self._folder, store.stored(self._folder))
 
     @reads
     def resources(self) -> dict[str, dict[int, dict[str, series.MetricSeries]]]:

@@ -1,4 +1,4 @@
-"""Measure a worker's steps and its waits for data and other ranks, in a memory-mapped file (its clock).
+"""Measure a worker's steps, waits, evaluations and checkpoints, in a memory-mapped file (its clock).
 
     <folder>/steps_<rank>       one record, which other processes read without the worker's help
 
@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-#: A record: steps of the optimizer, values of the most logged metric, seconds spent waiting for data and for ranks, and the
-#: start of a current wait of either kind, or 0.
-_RECORD = struct.Struct("<qqdddd")
-_STEPS, _TICKS, _DATA, _WAIT, _DATA_SINCE, _WAIT_SINCE = (8 * place for place in range(6))
+#: Kinds of measured time in the main thread: waits for data and for other ranks, evaluations, writes of checkpoints. Numbers
+#: are places in the record of the start of a current period; its total precedes it.
+DATA, WAIT, EVAL, SAVE = 24, 40, 56, 72
+#: A record: steps of the optimizer, values of the most logged metric, then for each kind its total seconds, and the start of a
+#: current period, or 0.
+_RECORD = struct.Struct("<qq8d")
+_STEPS, _TICKS = 0, 8
 #: Maximum number of optimizers and of metric names to count: a script may have any number of them.
 _MOST = 64
 _DOUBLE, _LONG = struct.Struct("<d"), struct.Struct("<q")
@@ -36,10 +39,10 @@ class Counts:
     steps: Optimizer steps, or values of one metric; 0 if neither is known.
     """
 
-    __slots__ = ("data_s", "steps", "wait_s")
+    __slots__ = ("data_s", "eval_s", "save_s", "steps", "wait_s")
 
-    def __init__(self, steps: int, data_s: float, wait_s: float) -> None:
-        self.steps, self.data_s, self.wait_s = steps, data_s, wait_s
+    def __init__(self, steps: int, data_s: float, wait_s: float, eval_s: float = 0.0, save_s: float = 0.0) -> None:
+        self.steps, self.data_s, self.wait_s, self.eval_s, self.save_s = steps, data_s, wait_s, eval_s, save_s
 
 
 class StepClock:
@@ -55,7 +58,7 @@ class StepClock:
         # Workers create the clock in their main thread.
         self._main = get_ident()
         self._steps = self._ticks = 0
-        self._data_s = self._wait_s = 0.0
+        self._totals = dict.fromkeys((DATA, WAIT, EVAL, SAVE), 0.0)
         self._optimizers: dict[int, int] = {}
         self._metrics: dict[str, int] = {}
         self._is_inside = False
@@ -85,13 +88,12 @@ class StepClock:
 
     def waited(self, seconds: float) -> None:
         """Add time spent waiting for other ranks, measured elsewhere."""
-        self._wait_s += seconds
-        _DOUBLE.pack_into(self._memory, _WAIT, self._wait_s)
+        self._add(WAIT, seconds)
 
     def begin(self, what: int) -> float:
-        """Record that the main thread starts to wait for `DATA` or for other ranks (`WAIT`). Return a value for `end`.
+        """Record that the main thread starts to wait, evaluate or save (`DATA`, `WAIT`, `EVAL`, `SAVE`).
 
-        Return 0 in other threads and inside another wait, because these waits do not count.
+        Return a value for `end`: 0 in other threads and inside another period, because these periods do not count.
         """
         if self._is_inside or get_ident() != self._main:
             return 0.0
@@ -101,38 +103,31 @@ class StepClock:
         return now
 
     def end(self, what: int, since: float) -> None:
-        """Record that the wait is over. `since` is the value from `begin`."""
+        """Record that the period is over. `since` is the value from `begin`."""
         if not since:
             return
         _DOUBLE.pack_into(self._memory, what, 0.0)
-        passed = time.monotonic() - since
-        if what == DATA:
-            self._data_s += passed
-            _DOUBLE.pack_into(self._memory, _DATA, self._data_s)
-        else:
-            self._wait_s += passed
-            _DOUBLE.pack_into(self._memory, _WAIT, self._wait_s)
+        self._add(what, time.monotonic() - since)
         self._is_inside = False
 
-
-#: Kinds of waits, for `StepClock.begin`.
-DATA, WAIT = _DATA_SINCE, _WAIT_SINCE
+    def _add(self, what: int, seconds: float) -> None:
+        self._totals[what] += seconds
+        _DOUBLE.pack_into(self._memory, what - 8, self._totals[what])
 
 
 def read(path: str) -> Counts | None:
-    """Return the totals of a clock including the current wait, or None if there is no clock."""
+    """Return the totals of a clock including the current period, or None if there is no clock."""
     try:
         with open(path, "rb") as file:
             record = _RECORD.unpack(file.read(_RECORD.size))
     except (OSError, struct.error):
         return None
-    steps, ticks, data_s, wait_s, data_since, wait_since = record
+    steps, ticks, *times = record
     now = time.monotonic()
-    if data_since:
-        data_s += max(0.0, now - data_since)
-    if wait_since:
-        wait_s += max(0.0, now - wait_since)
-    return Counts(steps or ticks, data_s, wait_s)
+    totals = (
+        total + (max(0.0, now - since) if since else 0.0) for total, since in zip(times[::2], times[1::2], strict=True)
+    )
+    return Counts(steps or ticks, *totals)
 
 
 _clock: StepClock | None = None
@@ -171,6 +166,21 @@ def timed(function: Callable[..., Any], what: int) -> Callable[..., Any]:
             found.end(what, since)
 
     return call
+
+
+class counted:  # noqa: N801 - a context manager in the place of contextlib's, which loads slower than this module
+    """Count the time inside as `what`, if this process has a clock."""
+
+    def __init__(self, what: int) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        self._clock = _clock
+        self._since = 0.0 if self._clock is None else self._clock.begin(self._what)
+
+    def __exit__(self, *error: object) -> None:
+        if self._clock is not None:
+            self._clock.end(self._what, self._since)
 
 
 def _forget() -> None:

@@ -84,6 +84,11 @@ SILENCE = Option(
     SILENCE_S,
     least=LEAST_SILENCE_S,
 )
+#: Options of every kind with settings: `paceline usage --goodput` and the run's page show what a run cost.
+PRICES = (
+    Option("core_price", "price of a core-hour, in a currency of your own", float, least=0),
+    Option("gpu_price", "price of a GPU-hour, in the same currency", float, least=0),
+)
 
 
 def check_settings(

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 from paceline.job.job import Job
 from paceline.models import registry
-from paceline.observe import loads
+from paceline.observe import goodput, loads
 from paceline.runs import excluded_files, read, run_data, states, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import hang_status
@@ -202,6 +202,7 @@ def details(folder: RunFolder, record: RunRecord) -> TemplateValues:
         "git": dict(record.git),
         "models": registry.ids_of_run(folder),
         "folder": str(folder.path),
+        "goodput": goodput.goodput(folder, record) if record.job and record.attempts else None,
     }
 
 

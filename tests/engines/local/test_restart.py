@@ -212,3 +212,31 @@ def test_metrics_without_a_step_are_kept_of_all_attempts(lab: Lab) -> None:
 def children_of(pid: int) -> list[int]:
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(word) for word in file.read().split()]
+
+
+REPEATS = """
+import os, signal, time
+import torch
+import paceline as pl
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+last = 60 if os.environ["PACELINE_ATTEMPT"] == "1" else 100
+for step in range(last):
+    time.sleep(0.1)
+    optimizer.step()
+    pl.Run.get_context().log("loss", 0.5, step=step)
+if last == 60 and os.environ["PACELINE_RANK"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_goodput_of_a_restarted_run_has_the_steps_that_it_repeated(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_SAMPLE_SECONDS", "1")
+    run = lab.submit(REPEATS, max_restarts=1, process_count_per_node=2, distributed_backend="gloo")
+    run.wait_for_completion()
+
+    assert [attempt.cause for attempt in run.record().attempts] == ["killed", None]
+    found = run.goodput()
+    assert sum(found.percent.values()) == pytest.approx(100, abs=0.5)
+    # Each of the 60 repeated steps sleeps for a tenth of a second, on two cores.
+    assert found.core_s["done again"] > 10
+    assert found.core_s["computing"] > 0

@@ -11,7 +11,7 @@ import pytest
 from paceline.observe.node import load
 from paceline.observe.node.counters import Gpu
 from paceline.observe.node.load import WorkerLoads, below
-from paceline.system.step_clock import DATA, StepClock
+from paceline.system.step_clock import DATA, EVAL, StepClock
 from tests.helpers import start_python, wait_until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
@@ -59,16 +59,39 @@ def test_the_clock_of_a_rank_gives_shares_of_its_time(tmp_path, monkeypatch):
     asked = {"folder": str(tmp_path), "ranks": {"4": 0}, "run_id": "none"}
     meter = WorkerLoads()
     # Without a process that is known, as in a container, what its clock counts is known all the same.
-    assert meter.look(asked, [])["4"] == {"steps": 0.0, "data_s": 0.0, "wait_s": 0.0}
+    assert meter.look(asked, [])["4"] == {
+        **{"steps": 0.0, "data_s": 0.0, "wait_s": 0.0},
+        **{"eval_s": 0.0, "save_s": 0.0},
+    }
     since = counted.begin(DATA)
     now[0] += 4
     counted.end(DATA, since)
     counted.waited(3.0)
+    since = counted.begin(EVAL)
+    now[0] += 2
+    counted.end(EVAL, since)
     for _ in range(20):
         counted.step(meter)
-    now[0] += 6
+    now[0] += 4
     found = meter.look(asked, [])["4"]
     assert (found["steps_s"], found["data_percent"], found["wait_percent"]) == (2.0, 40.0, 30.0)
+    assert (found["eval_percent"], found["save_percent"]) == (20.0, 0.0)
+
+
+def test_power_of_the_processors_comes_from_their_energy_counters(tmp_path, monkeypatch):
+    now = [50.0]
+    monkeypatch.setattr(load.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(load, "_RAPL", str(tmp_path))
+    # The part intel-rapl:0:0 is in its package already.
+    for microjoules in (0, 200_000_000):
+        for name in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "energy_uj").write_text(f"{microjoules}\n")
+        if not microjoules:
+            meter = load.LoadMeter()
+            meter.look()
+            now[0] += 5
+    assert meter.look()["cpu_watts"] == 80.0
 
 
 def test_a_worker_is_found_by_its_environment(tmp_path):

@@ -37,6 +37,7 @@ class Gpu(NamedTuple):
     memory: int | None
     total: int | None
     processes: dict[int, int]
+    watts: float | None = None
 
 
 class Nvml:
@@ -77,6 +78,8 @@ class Nvml:
             # nvmlMemory_t: total, free, used.
             memory = (ctypes.c_ulonglong * 3)()
             has_memory = self._library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0
+            milliwatts = ctypes.c_uint()
+            has_power = self._library.nvmlDeviceGetPowerUsage(device, ctypes.byref(milliwatts)) == 0
             found.append(
                 Gpu(
                     number,
@@ -84,6 +87,7 @@ class Nvml:
                     int(memory[2]) if has_memory else None,
                     int(memory[0]) if has_memory else None,
                     self._processes(device),
+                    milliwatts.value / 1000 if has_power else None,
                 )
             )
         return found

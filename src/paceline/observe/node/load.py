@@ -10,8 +10,9 @@ Load of a rank:
     read_mib_s, write_mib_s          disks and file servers, without the page cache
     net_in_mib_s, net_out_mib_s      TCP, also to ranks on this machine
     gpu_percent, gpu_memory_gib      of its busiest GPU; on all GPUs together
-    steps_s, data_percent, wait_percent, steps, data_s, wait_s     by its own clock (`paceline.system.step_clock`): steps per
-                                     second and shares of its time; totals since it started
+    steps_s, steps                   by its own clock (`paceline.system.step_clock`): steps per second; steps since it started
+    data_percent, wait_percent       shares of its time, and totals since it started (data_s, wait_s)
+    eval_percent, save_percent       the same of evaluations and checkpoints (eval_s, save_s)
     pid, processes, age_s            the worker's process, the number of processes, seconds since the worker started
 """
 
@@ -30,6 +31,7 @@ from paceline.system.memory import memory
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _SECTOR = 512
+_RAPL = "/sys/class/powercap"
 #: Prefixes of block devices that are built on other devices, or virtual.
 _NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
 
@@ -77,6 +79,9 @@ class LoadMeter:
         for gpu in gpus:
             if self._devices is None or gpu.number in self._devices:
                 found |= _of_gpu(gpu)
+        for name, microjoules in _packages().items():
+            if (watts := self._rate(name, microjoules)) is not None:
+                found["cpu_watts"] = float(str(found.get("cpu_watts", 0.0))) + round(watts / 1e6, 1)
         if workers is not None:
             if self._workers is None:
                 self._workers = WorkerLoads()
@@ -101,9 +106,22 @@ def _of_gpu(gpu: Gpu) -> dict[str, float]:
     found = {}
     if gpu.percent is not None:
         found[f"gpu{gpu.number}_percent"] = gpu.percent
+    if gpu.watts is not None:
+        found[f"gpu{gpu.number}_watts"] = gpu.watts
     if gpu.memory is not None and gpu.total is not None:
         found[f"gpu{gpu.number}_memory_gib"] = round(gpu.memory / _GIB, 3)
         found[f"gpu{gpu.number}_memory_total_gib"] = round(gpu.total / _GIB, 3)
+    return found
+
+
+def _packages() -> dict[str, int]:
+    """Return the energy counter of each processor package in microjoules (RAPL); most systems show it only to root."""
+    found = {}
+    with contextlib.suppress(OSError, ValueError):
+        for name in os.listdir(_RAPL):
+            # A name such as intel-rapl:0:1 is a part of package intel-rapl:0.
+            if name.startswith("intel-rapl:") and name.count(":") == 1:
+                found[name] = _number(f"{_RAPL}/{name}/energy_uj")
     return found
 
 
@@ -268,13 +286,14 @@ class WorkerLoads:
         return sum(resident * self._parts.get(pid, 1.0) for pid, resident in held.items())
 
     def _of_clock(self, rank: str, clock: step_clock.Counts, now: float) -> dict[str, float]:
-        counts = {"steps": float(clock.steps), "data_s": clock.data_s, "wait_s": clock.wait_s}
+        times = {"data_s": clock.data_s, "wait_s": clock.wait_s, "eval_s": clock.eval_s, "save_s": clock.save_s}
+        counts = {"steps": float(clock.steps), **times}
         found = {name: round(value, 3) for name, value in counts.items()}
         before_s, before = self._clocks.get(rank, (now, counts))
         self._clocks[rank] = (now, counts)
         if (passed := now - before_s) > 0 and counts["steps"] >= before["steps"]:
             found["steps_s"] = round((counts["steps"] - before["steps"]) / passed, 3)
-            for name in ("data", "wait"):
+            for name in ("data", "wait", "eval", "save"):
                 part = (counts[f"{name}_s"] - before[f"{name}_s"]) / passed
                 found[f"{name}_percent"] = round(100 * min(max(part, 0.0), 1.0), 1)
         return found

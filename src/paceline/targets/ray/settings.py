@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from paceline.errors import TargetError
 from paceline.job.secret_values import hidden
 from paceline.remote.wire import SILENCE_S
-from paceline.targets.options import SILENCE, Option, SettingValues, check_settings
+from paceline.targets.options import PRICES, SILENCE, Option, SettingValues, check_settings
 
 OPTIONS = (
     Option("address", "URL of the cluster's dashboard, such as http://head:8265, or auto", default="auto"),
@@ -45,6 +45,7 @@ OPTIONS = (
         default=False,
     ),
     SILENCE,
+    *PRICES,
 )
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -79,6 +80,8 @@ class RaySettings:
     patience_s: float = 60.0
     autoscaling: bool = False
     silence_s: float = SILENCE_S
+    core_price: float | None = None
+    gpu_price: float | None = None
 
     @property
     def is_shared(self) -> bool:

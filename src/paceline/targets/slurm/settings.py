@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import TargetError
-from paceline.targets.options import SILENCE, Option, SettingValues, check_settings
+from paceline.targets.options import PRICES, SILENCE, Option, SettingValues, check_settings
 
 OPTIONS: tuple[Option, ...] = (
     Option("partition", "partition, or several with commas between them"),
@@ -34,6 +34,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("interface", "network interface between the nodes, such as ib0"),
     Option("mpi", "what starts MPI's workers: mpirun, or srun with the plugin pmix, pmix_v4, ...", default="mpirun"),
     SILENCE,
+    *PRICES,
 )
 
 #: sbatch option -> its setting, for options that select nodes, account and time.
@@ -108,6 +109,8 @@ class SlurmSettings:
     interface: str | None
     mpi: str
     silence_s: float
+    core_price: float | None
+    gpu_price: float | None
 
     @classmethod
     def of(cls, name: str, settings: SettingValues) -> SlurmSettings:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from paceline.errors import TargetError
-from paceline.targets.options import SILENCE, Option, SettingValues, check_settings
+from paceline.targets.options import PRICES, SILENCE, Option, SettingValues, check_settings
 from paceline.targets.ssh.command import Ssh
 from paceline.targets.ssh.hosts import SshHost, check_user, read_hosts
 
@@ -35,6 +35,7 @@ OPTIONS = (
     Option("folder", "on the hosts, for runs, snapshots and the library; default: /tmp/paceline-USER"),
     Option("interface", "network interface over which nodes talk to each other, such as ib0; default: as ssh arrives"),
     SILENCE,
+    *PRICES,
 )
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9]*\s*[= ]\s*\S.*")
 
