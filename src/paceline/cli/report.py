@@ -16,8 +16,8 @@ from paceline.workspace import Workspace
     VerbOption("--metric", "Only metrics with this name or pattern, such as 'val/*'; may be repeated.", "NAME", list),
     VerbOption("--anonymous", "Leave out texts that may name people, hosts, folders or projects.", type=bool),
 )
-def report(*, run_ids: list[str], output: Path, metric: list[str] | None, anonymous: bool) -> None:
-    """Write runs into one HTML file with table, curves and images, which needs no server."""
+def report(*, run_ids: list[str], output: Path, metric: list[str], anonymous: bool) -> None:
+    """Write runs into one HTML file, which needs no server."""
     runs = [folder.run_id for folder in folders_of(run_ids)]
     Workspace.from_config(create=False).report(runs, output, metrics=metric or (), anonymous=anonymous)
     print(visible(str(output)))

@@ -60,7 +60,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "files": ("files.files", "List a run's files with their sizes: outputs, logs, uploads."),
     "download": ("files.download", "Copy files of a run to a folder."),
     "ui": ("ui.ui", "Show the workspace in a browser: runs, curves, logs, files."),
-    "report": ("report.report", "Write runs into one HTML file with table, curves and images, which needs no server."),
+    "report": ("report.report", "Write runs into one HTML file, which needs no server."),
     "export": ("export.export", "Export metrics of runs to CSV, Parquet, TensorBoard or MLflow."),
     "import": ("export.import_runs", "Import the runs of another tracker's store."),
     "relay": ("export.relay", "Pass the metrics of a run on to an MLflow server."),
