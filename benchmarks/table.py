@@ -112,6 +112,7 @@ NAMES = [
     "ui_run",
     "ui_live",
     "ui_memory",
+    "ui_list_10000",
     "auto_choice_2",
     "auto_choice_4",
     "llama_data_2",

@@ -1,7 +1,8 @@
 """The live page in headless Chromium: its start, a list, a run's page, a value until it is drawn, watchers, memory.
 
-python benchmarks/ui_pages.py --peers peers      # makes environments for MLflow and TensorBoard there, of some 2 GB
-python benchmarks/ui_pages.py                    # without the peers
+python benchmarks/ui_pages.py --peers peers        # makes environments for MLflow and TensorBoard there, of some 2 GB
+python benchmarks/ui_pages.py                      # without the peers
+python benchmarks/ui_pages.py large --peers peers  # only what many runs, metrics and points cost; a quarter of an hour
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -24,7 +24,7 @@ from typing import Any
 
 import paceline as pl
 from common import in_turn, median, program, report, scratch
-from paceline.runs.folder import RunFolder
+from many_runs import make_runs
 from paceline.runs.metrics import MetricLog
 from serving import free_port
 
@@ -45,28 +45,6 @@ for step in range(int(sys.argv[1])):
 
 
 # --- what is looked at
-
-
-def make_runs(folder: Path, count: int) -> None:
-    """So many runs, a minute apart: a real one, and copies of its folder."""
-    workspace = pl.Workspace.from_config()
-    existing = sorted(path.name for path in workspace.runs_dir.iterdir()) if workspace.runs_dir.exists() else []
-    if not existing:
-        (folder / "source").mkdir()
-        (folder / "source" / "train.py").write_text("import paceline\npaceline.Run.get_context().log('loss', 0.1)\n")
-        estimator = pl.Estimator(source_directory=folder / "source", entry_script="train.py")
-        run = pl.Experiment(workspace, "many").submit(estimator, tags={"kind": "benchmark"})
-        run.wait_for_completion()
-        existing = [run.id]
-    first = RunFolder(workspace.runs_dir / existing[-1])
-    record, newest = json.loads(first.record.read_text()), int(first.run_id.split("_")[1])
-    for number in range(len(existing), count):
-        copy = RunFolder(workspace.runs_dir / f"many_{newest - 60 * number}_{secrets.token_hex(4)}")
-        copy.metrics.mkdir(parents=True)
-        copy.logs.mkdir()
-        shutil.copy(first.metric_log(0), copy.metric_log(0))
-        shutil.copy(first.notes, copy.notes)
-        copy.record.write_text(json.dumps(record | {"run_id": copy.run_id}))
 
 
 def make_curves(names: tuple[str, ...], points: int) -> str:
@@ -292,6 +270,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--peers", type=Path, help="folder for the environments of MLflow and TensorBoard")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--large-rounds", type=int, default=ROUNDS)
+    parser.add_argument("parts", nargs="*", help="small, large; default: both")
     given = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
@@ -301,7 +281,12 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=chromium, args=_BROWSER)
         context = browser.new_context(viewport={"width": 1400, "height": 900})
         page = context.new_page()
-        measure(page, context, folder, given)
+        if "large" not in given.parts or "small" in given.parts:
+            measure(page, context, folder, given)
+        if "small" not in given.parts or "large" in given.parts:
+            import ui_large
+
+            ui_large.measure(page, context, folder, given)
         browser.close()
 
 
