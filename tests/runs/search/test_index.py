@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
+from pathlib import Path
 
 import pytest
 
 from paceline.errors import QueryError
-from paceline.runs import read, states, tags_and_properties
+from paceline.runs import read, states, store, tags_and_properties
 from paceline.runs.read import matches
 from paceline.runs.search import index as index_module
 from paceline.runs.search.index import FactsCache, RunIndex, facts_of, find_runs
@@ -79,6 +81,28 @@ def test_notes_of_shown_runs_are_read_at_once_and_others_in_turn(
     for _ in done[1:]:
         index.refresh()
     assert all(facts.tags for facts in index.entries())
+
+
+def test_pages_do_not_wait_for_a_long_refresh(place: Place, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    place.run("a_1700000001_00000001")
+    index = RunIndex(place.runs_dir)
+    reached, go = threading.Event(), threading.Event()
+
+    def slow(runs_dir: Path) -> list[str]:
+        reached.set()
+        go.wait(60)
+        return ids(runs_dir)
+
+    ids = store.ids
+    monkeypatch.setattr(store, "ids", slow)
+    first = threading.Thread(target=index.refresh)
+    first.start()
+    reached.wait(60)
+    index.refresh(wait_s=0.01)
+    assert index.entries() == []
+    go.set()
+    first.join()
+    assert len(index.entries()) == 1
 
 
 def test_index_has_a_run_only_with_its_metrics(place: Place, reads: list[str]) -> None:

@@ -103,18 +103,19 @@ class RunIndex:
         """The number of ended runs whose metrics have not been read."""
         return len(self._unread)
 
-    def refresh(self, shown: Iterable[str] = (), *, everything: bool = False) -> None:
+    def refresh(self, shown: Iterable[str] = (), wait_s: float = -1, *, everything: bool = False) -> None:
         """Read the records that have changed, at most once per interval.
 
         Concurrent callers wait for the same refresh.
 
         Args:
             shown: Ids of ended runs whose changed notes are read at once, not only in their turn.
+            wait_s: Most seconds to wait for the refresh of another caller. Default: no limit.
             everything: Read all changes now, for a caller that may have just changed a run itself.
         """
-        if not everything and not self._is_due():
+        if (not everything and not self._is_due()) or not self._lock.acquire(timeout=wait_s):
             return
-        with self._lock:
+        try:
             if not everything and not self._is_due():
                 return
             if everything:
@@ -127,6 +128,8 @@ class RunIndex:
             finally:
                 self._looked_at = time.monotonic()
                 self._took_s = self._looked_at - before
+        finally:
+            self._lock.release()
 
     def _is_due(self) -> bool:
         rest_s = 0.0 if self._unread else _REST * self._took_s
@@ -183,6 +186,8 @@ class RunIndex:
             return
         ids = store.ids(self._runs_dir)
         if self._names is None and self._cache is not None:
+            # Pages tell that runs are being read.
+            self.ids = ids
             self._entries = self._cache.load(ids)
         for gone in set(self.ids) - set(ids):
             self._forget(gone)

@@ -253,7 +253,7 @@ async def _changes(
     version, looks, is_first = -1, 0, True
     yield b"retry: 1000\n\n"
     while True:
-        await asyncio.to_thread(index.refresh, told)
+        await asyncio.to_thread(index.refresh, told, _PATIENCE_S)
         if index.version != version:
             version = index.version
             with contextlib.suppress(QueryError):
@@ -274,7 +274,8 @@ async def _changes(
 
 async def _refreshed(index: RunIndex) -> None:
     """Wait briefly for a refresh of the index, which may take long."""
-    task = asyncio.create_task(asyncio.to_thread(index.refresh))
+    # A few threads serve all requests: only one of them may wait for the whole first refresh.
+    task = asyncio.create_task(asyncio.to_thread(index.refresh, (), _PATIENCE_S))
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(asyncio.shield(task), _PATIENCE_S)
 
