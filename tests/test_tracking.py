@@ -3,6 +3,8 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import paceline
 from paceline.errors import RunStateError, UserError
 from paceline.runs.run import Run
+from paceline.runs.search.facts import read_facts
 from paceline.system.run_variables import TRACKED_VARIABLE
 from paceline.workspace import Workspace
 from tests.helpers import make_run, run_python, start_python
@@ -151,6 +154,17 @@ def test_broken_launch_file_is_ignored(content: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("paceline.tracking._PATIENCE_S", 0.05)
     with pytest.raises(RunStateError, match="has waited"):
         tracking._wait_for_rank_0(Workspace.from_config().runs_dir, launch, "here", 1)
+
+
+def test_program_that_logs_is_shown_with_its_arguments(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import paceline\nprint(paceline.init().id)\n")
+    done = subprocess.run([sys.executable, script, "--lr", "0.1"], capture_output=True, text=True, check=True)
+    run = Workspace.from_config().get_run(done.stdout.split()[0])
+    assert run.record().command == (str(script), "--lr", "0.1")
+    facts = read_facts(run.folder)
+    assert facts is not None
+    assert (facts.script, facts.arguments, facts.params["lr"]) == (str(script), "--lr 0.1", 0.1)
 
 
 def test_log_without_init_is_one_sentence() -> None:

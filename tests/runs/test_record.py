@@ -62,8 +62,8 @@ def through_json(record: RunRecord) -> RunRecord:
 def test_every_field_of_the_example_is_set():
     defaults = RunRecord(run_id="", experiment="")
     same = {field.name for field in fields(RunRecord) if getattr(FULL, field.name) == getattr(defaults, field.name)}
-    # Of the same kind as a submitted run, which is neither a sweep nor a trial, a pipeline nor a step.
-    assert same == {"kind", "sweep", "trial", "step", "pipeline"}
+    # Of the same kind as a submitted run, which is neither a sweep nor a trial, a pipeline nor a step, and no program.
+    assert same == {"kind", "sweep", "trial", "step", "pipeline", "program"}
 
 
 @pytest.mark.parametrize(

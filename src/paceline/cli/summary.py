@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def command_text(record: RunRecord) -> str:
-    """Return the run's command as a shell takes it, or "" without a job."""
-    return shlex.join([*record.job.entry_words, *record.job.arguments]) if record.job else ""
+    """Return the run's command as a shell takes it, or "" for a sweep."""
+    return shlex.join(record.command)
 
 
 def summary(folder: RunFolder, record: RunRecord | None = None) -> RunSummary:

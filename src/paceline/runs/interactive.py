@@ -64,6 +64,8 @@ def create(
         submitted_by=user_name(),
         target="local",
         snapshot_id=snapshot_id,
+        # A notebook's kernel and `python -c` have no file.
+        program=tuple(sys.argv) if hasattr(sys.modules["__main__"], "__file__") else (),
         owner=store.owner(),
     )
     fd = store.create(runs_dir, record)

@@ -123,6 +123,7 @@ class RunRecord:
         snapshot_id: Id of the copy.
         git: The folder's commit, branch, dirty and repository_uri.
         job: What the run executes.
+        program: The command line of a program that logs an interactive run.
         owner: Process id, host and boot id of the process that writes the record.
         scratch_dir: A folder outside the run's folder, removed at the run's end.
         waiting_for: Why the run is queued.
@@ -161,6 +162,7 @@ class RunRecord:
     snapshot_id: str | None = None
     git: Mapping[str, Any] = field(default_factory=dict)
     job: Job | None = None
+    program: tuple[str, ...] = ()
     owner: Owner = field(default_factory=Owner)
     scratch_dir: str | None = None
     waiting_for: str | None = None
@@ -191,6 +193,11 @@ class RunRecord:
         return self.job.world_size if self.job else 1
 
     @property
+    def command(self) -> tuple[str, ...]:
+        """The script or program with its arguments; empty for a sweep, or a run from a notebook."""
+        return self.program if self.job is None else (*self.job.entry_words, *self.job.arguments)
+
+    @property
     def duration_s(self) -> float | None:
         """Seconds from the start to the end, or to now; None before the start."""
         return duration_s(self.started_utc, self.ended_utc)
@@ -212,6 +219,7 @@ class RunRecord:
         """Return the record that `to_json` wrote, without the fields of newer versions."""
         values = {name: value for name, value in known_fields(cls, data).items() if name not in STATE_FIELDS}
         values["job"] = Job.from_json(data["job"]) if data.get("job") else None
+        values["program"] = tuple(map(str, data.get("program") or ()))
         return cls(**values).with_state(data)
 
     def with_state(self, data: Mapping[str, Any]) -> RunRecord:

@@ -150,7 +150,7 @@ def head(folder: RunFolder) -> RunHead:
         "can_cancel": not record.is_terminal and record.status not in (states.CANCEL_REQUESTED, states.FINALIZING),
         "can_rerun": None not in (record.job, record.snapshot_id) and record.sweep is None and record.pipeline is None,
         "job": record.job,
-        "command": shlex.join([*record.job.entry_words, *record.job.arguments]) if record.job else "",
+        "command": shlex.join(record.command),
         "left_out": excluded_files.lines(record, limit=excluded_files.LIMIT),
         "world_size": record.world_size,
         "rank_count": len(folder.ranks(record.world_size)),

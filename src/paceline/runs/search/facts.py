@@ -176,7 +176,8 @@ def _of_record(folder: RunFolder, data: Mapping[str, object]) -> RunFacts:
     is_hanging = hang and data.get("status") == states.RUNNING
     since = str(hang.get("since_utc"))[:19].replace("T", " ")
     hangs = f"hangs since {since} UTC: {hang.get('text')}" if is_hanging else ""
-    words = [str(word) for word in _list(job.get("arguments"))]
+    program = [str(word) for word in _list(data.get("program"))]
+    words = program[1:] if program else [str(word) for word in _list(job.get("arguments"))]
     given = params_of(words, _mapping(_mapping(data.get("trial")).get("values")), {})
     run_id = str(data["run_id"])
     return RunFacts(
@@ -194,7 +195,9 @@ def _of_record(folder: RunFolder, data: Mapping[str, object]) -> RunFacts:
         why=_shared(_mapping(data.get("failure")).get("message") or data.get("waiting_for") or hangs),
         parent=_shared(data.get("parent_run_id")) or None,
         is_child=is_trial(run_id),
-        script=_shared(f"-m {job['entry_module']}" if job.get("entry_module") else job.get("entry_script")),
+        script=_shared(
+            f"-m {job['entry_module']}" if job.get("entry_module") else job.get("entry_script") or "".join(program[:1])
+        ),
         arguments=_text(" ".join(words), LONG),
         given=packed(given),
         is_hanging=bool(is_hanging),
