@@ -18,7 +18,7 @@ TESTS = Path(__file__).resolve().parent
 #: Folders and files of tests that load torch or TensorFlow, or that start processes in nearly every test.
 SLOW = (
     *("chaos", "collectives", "engines", "parallel", "projects", "torch_mpi", "warm"),
-    *("compat/horovod", "docs", "package", "test_torch_private.py", "ui/test_browser.py"),
+    *("compat/horovod", "docs", "package", "test_torch_private.py", "ui/test_browser*.py"),
     *("test_forked.py", "test_hiding.py", "test_warm.py"),
 )
 
@@ -48,7 +48,7 @@ class NoProcesses:
         warnings.simplefilter("ignore", ResourceWarning)
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        return any(collection_path == TESTS / name for name in SLOW) or None
+        return any(collection_path.match(f"{TESTS}/{name}") for name in SLOW) or None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:

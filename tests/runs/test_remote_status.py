@@ -196,7 +196,7 @@ READS = {
     "get_properties": (lambda run, top: run.get_properties(), {"seed": "3"}),
     "display_name": (lambda run, top: run.display_name, "mine"),
     "name": (lambda run, top: run.name, "mine"),
-    "is_archived": (lambda run, top: run.is_archived, True),
+    "is_archived": (lambda run, top: run.is_archived, False),
     "description": (lambda run, top: run.description, "of the script's"),
     "input_datasets": (lambda run, top: list(run.input_datasets), ["train"]),
     "output_datasets": (lambda run, top: list(run.output_datasets), ["model"]),
@@ -282,7 +282,6 @@ def far(monkeypatch, folder, tmp_path):
     tags_and_properties.add_properties(there.notes, {"seed": 3})
     tags_and_properties.set_name(there.notes, "display_name", "mine")
     tags_and_properties.set_name(there.notes, "description", "of the script's")
-    tags_and_properties.set_archived(there.notes, True)
     write_json(
         there.data,
         {"inputs": [{"name": "train", "node_rank": 0, "sources": []}], "outputs": [{"name": "model", "sources": []}]},
