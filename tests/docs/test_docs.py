@@ -424,7 +424,7 @@ def test_every_verb_answers_with_the_documented_keys(finished: Path) -> None:
     keys = first_column(section(COMMANDS, "status, submit, run, rerun, list"))
     status = paceline("status", "--json")
     assert list(status) == keys
-    assert list(paceline("list", "--json")[0]) == keys
+    assert list(paceline("list", "--json")[0]) == [*keys, *first_column(section(COMMANDS, "Runs of list"))]
     submitted = paceline("submit", "source/train.py", "--json")
     again = paceline("rerun", status["run_id"], "--detach", "--json")
     assert list(submitted) == list(again) == keys

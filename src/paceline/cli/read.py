@@ -336,10 +336,10 @@ def note(*, run_id: str | None, text: str | None) -> None:
     VerbOption("tags", "Tags to set.", "[KEY[=VALUE]]...", list),
     VerbOption("--remove", "Tag to remove; may be repeated.", "KEY", list),
 )
-def tag(*, run_id: str, tags: list[str] | None, remove: list[str] | None) -> None:
+def tag(*, run_id: str, tags: list[str], remove: list[str]) -> None:
     """Set or remove tags of a run, and print its tags."""
     folder = folder_of(run_id)
-    tags_and_properties.remove_tags(folder.notes, remove or [])
+    tags_and_properties.remove_tags(folder.notes, remove)
     tags_and_properties.set_tags(folder.notes, pairs("tag", tags))
     print(visible(pairs_text(tags_and_properties.read(folder.notes).tags)))
 

@@ -118,7 +118,7 @@ def _in_trash(run_id: str) -> DeletedRun | None:
     ),
     JSON,
 )
-def restore(*, run_ids: list[str] | None, as_json: bool) -> None:
+def restore(*, run_ids: list[str], as_json: bool) -> None:
     """Bring deleted runs back from the trash, or list the trash."""
     workspace_dir = Workspace.from_config(create=False).path
     if not run_ids:

@@ -215,6 +215,7 @@ def live(request: Request, name: str, find: Find | None) -> Response:
             pieces[name] = PagePiece(stamp_of(values), lambda: render.text(request, template, **head, **values))
         return PiecesSeen(pieces, is_over=head["record"].is_terminal)
 
+    look()  # so that an error becomes the response, before the stream has begun
     streams = request.app.state.pieces
     return events(request, streams.follow(request.url.path, look, place_of(request)))
 
