@@ -32,7 +32,7 @@ def start(path: Path, text: str, *words: str, options: tuple[str, ...] = (), **g
     return subprocess.Popen([sys.executable, *options, path.name, *words], cwd=path.parent, **pipes)
 
 
-def test_forked_script_has_its_arguments_folder_descriptors_and_no_loaded_modules(tmp_path: Path) -> None:
+def test_forked_script_has_its_own_argv_cwd_and_descriptors_but_no_modules_of_its_parent(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("name = __name__")
     inner, outer = os.pipe()
     script = f"""

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
         ("tests/engines/everywhere/test_links.py::test_it", "tests/engines/ssh"),
     ],
 )
-def test_each_engine_is_one_unit(nodeid: str, unit: str) -> None:
+def test_tests_of_an_engine_run_in_one_process(nodeid: str, unit: str) -> None:
     assert unit_of(nodeid) == unit
 
 

@@ -76,7 +76,7 @@ def configured(start: Path | None = None) -> Path:
 
 
 def is_known(path: Path) -> bool:
-    """Return True if this user has made or named the workspace, or if it is empty."""
+    """Return True if this user has created the workspace or given its path before, or if it is empty."""
     path = path.expanduser()
     # A new workspace gets its mark before any content.
     if all(name.startswith(".") for name in _names(path)):

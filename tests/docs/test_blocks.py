@@ -141,7 +141,7 @@ def test_tests_that_pages_refer_to_exist() -> None:
     assert set(SCENES) <= {page.stem for page in READ}
 
 
-def test_commands_that_are_left_to_proof_stand_on_their_pages() -> None:
+def test_each_command_that_make_proof_runs_is_on_its_page() -> None:
     for page in READ:
         commands = [command for block in blocks(page, "console") for command, _ in typed(block)]
         for beginning in LATER.get(page.stem, ()):

@@ -39,7 +39,7 @@ def test_folder_source_has_its_name_and_all_files(made):
     assert names(sources.local(made / "weights")) == ["weights"]
 
 
-def test_working_directory_source_has_its_folder_name(made, monkeypatch):
+def test_source_named_by_a_dot_has_the_working_directory_s_name(made, monkeypatch):
     monkeypatch.chdir(made)
     assert sources.local(".").top == "made"
     assert names(sources.local("./weights")) == ["weights"]

@@ -51,7 +51,7 @@ class _Command(click.Command):
 
 
 class VerbCommand(_Command):
-    """A verb whose `--help` groups its options by the sections of its table."""
+    """A verb whose `--help` groups its options by the sections of its option table."""
 
     def __init__(self, name: str, verb: Callable[..., int | None]) -> None:
         self.options = OPTIONS_OF.get(verb, ())

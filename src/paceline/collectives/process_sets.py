@@ -184,7 +184,7 @@ class ProcessSets:
         self._close_device_groups(broken=not all(ended))
 
     def _peer_lost(self, rank: int, reason: str) -> None:
-        # Once all ranks have received the end, each may exit at any time, which is no failure.
+        # Once all ranks have received the message of the end, each may exit at any time, which is no failure.
         if not self.loops[0].negotiation.has_heard_end:
             self.lost(reason, rank)
 

@@ -70,7 +70,7 @@ class Visible:
                 plain = bare(requirement)
                 lacking[str(plain)] = plain
                 continue
-            # Any installation meets a dependency with a URL. Only requested packages must be installed from their URL.
+            # Any installed version satisfies a dependency that has a URL. Only requested packages must come from their URL.
             todo += [(each, False) for each in self._requires(distribution, requirement.extras)]
         return [lacking[text] for text in sorted(lacking)]
 

@@ -2,9 +2,9 @@
 
     window      the time between two samples, with each rank's steps, seconds waiting for data, and seconds waiting for others
     own time    a rank's window without waiting for others: in a synchronous training, all wait for the slowest
-    straggler   ranks whose own time is a quarter longer in nearly every window, while the others wait for them
+    straggler   ranks whose own time is 25 % longer than the other ranks' in nearly every window, while these wait for them
 
-Windows in which a rank made no step are ignored, such as a checkpoint, an evaluation on rank 0 alone, or the start.
+Windows in which a rank made no step are ignored, as during a checkpoint, an evaluation on rank 0 alone, or the start.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class _Notes:
         """
 
         def noted(place: int) -> int:
-            # The cache is made for places that decrease.
+            # The cache only helps if the positions in the file decrease from call to call.
             self._seen.clear()
             return self.offsets([rank], place)[rank]
 

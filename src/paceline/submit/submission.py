@@ -150,11 +150,11 @@ def prepare(
 ) -> Submission:
     """Check a job and copy its source, for one run or many.
 
-    `first` is the folder of a run that starts at once: its supervisor loads meanwhile. `is_checked` skips checks that the job
-    has passed already.
+    `first` is the folder of a run that starts at once: its supervisor process starts before the checks and loads beside them.
+    `is_checked` skips checks that the job has passed already.
 
     Raises:
-        UserError: The runs are known to fail before any process starts.
+        UserError: The checks show that the runs would fail.
     """
     environment, left_out = without_sdk_packages(job.environment)
     for text in left_out:

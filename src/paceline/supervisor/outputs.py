@@ -23,7 +23,7 @@ _NAMED = 5
 def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
     """Fetch the run's files, and return the outcome, which includes a failure to fetch them.
 
-    Missing files and the place where they are appear in the failure and in a property of the run.
+    If files could not be fetched, the failure and a property of the run name them and the machine that still has them.
     """
     assert run.nodes is not None
     try:

@@ -133,7 +133,7 @@ class Target(Protocol):
         """
 
     def preview(self, job: Job) -> Preview:
-        """Return example nodes of the job for display, without a reservation."""
+        """Return nodes on which the job could run, for display. Nothing is reserved."""
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
         """Add the run to the queue. The submitting program calls this, so runs queue in the order of submission."""

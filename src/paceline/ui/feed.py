@@ -36,7 +36,7 @@ _LOOK_S, _IDLE_S = 0.1, 0.2
 _STATE_S = 0.5
 #: Most log lines for a new watcher, and for one poll. If a script prints faster, further lines are skipped.
 TAIL = 500
-#: Most values of a curve that are sent one by one. For more, the page requests the curve again.
+#: Maximum number of new values of a curve that are sent one by one. If there are more, the page requests the whole curve again.
 _MOST_POINTS = 2000
 #: Most seconds between messages, because a proxy closes an idle connection.
 _SILENCE_S = 15.0

@@ -1,7 +1,8 @@
 """Take a worker's ranks and node from the variables of mpirun, or of srun and its PMIx plugin.
 
 Slurm's variables of the step are then removed: workers have the same environment on every target, and frameworks that see
-SLURM_ variables would use them as ranks. Open MPI 5 needs only PMIx's variables; for an older one, options name those to keep.
+SLURM_ variables would use them as ranks. Open MPI 5 needs only PMIx's variables; for an older one, this
+program's options name the variables of Slurm to keep.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def test_a_driver_is_run_as_a_module_of_the_working_directory(tmp_path):
         assert (refused.returncode, said in refused.stderr, "Traceback" in refused.stderr) == (2, True, False), refused
 
 
-def test_a_driver_s_own_file_is_absolute_as_for_python_itself(tmp_path):
+def test_dunder_file_of_a_driver_is_absolute_as_under_plain_python(tmp_path):
     """`Path(__file__).parent.parent` was the working directory, not the folder above the driver's."""
     (tmp_path / "driver.py").write_text("print(__file__)\n")
     words = [sys.executable, "-m", "paceline.azureml", "driver.py"]

@@ -68,7 +68,7 @@ def test_nodes_with_a_later_reservation_count_as_present(slurm: FakeSlurm):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_allocation_for_the_doctor_is_understood_whether_there_are_free_nodes_or_not(slurm: FakeSlurm, version: str):
+def test_doctor_reads_salloc_s_answer_with_and_without_free_nodes(slurm: FakeSlurm, version: str):
     shutil.copy(slurm.folder / "bin" / "sbatch", slurm.folder / "bin" / "salloc")
     made = SlurmSettings.of("c", {})
     granted = failure(version, "salloc granted")

@@ -161,7 +161,7 @@ def _parts(
 
 @contextlib.contextmanager
 def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
-    """Keep the view from being removed as dead while it is filled."""
+    """Lock a view while it is filled, so that no other process removes it as abandoned."""
     if cache.views not in view_dir.parents:
         yield
         return

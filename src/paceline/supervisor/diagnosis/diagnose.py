@@ -195,7 +195,7 @@ def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:
 
 
 def _exception(end: WorkerEnd) -> tuple[str | None, str | None]:
-    """Return the exception's last line and traceback; after sys.exit, those printed in the log."""
+    """Return the message and the traceback of the worker's exception; after sys.exit, of the last one in its log."""
     if end.error is None or end.error.get("type") == "SystemExit":
         return end.printed if end.printed is not None and end.signal is None else (None, None)
     extra = (end.error.get("message") or {}).get("extraInfo") or {}

@@ -220,6 +220,6 @@ class Bandit(NamedPolicy):
         if self.slack_amount:
             return leader - self.slack_amount if goal == "maximize" else leader + self.slack_amount
         assert self.slack_factor
-        # Worse values are nearer to zero for a positive maximum or a negative minimum.
+        # If the best value of a maximization is positive, or that of a minimization negative, worse values are nearer to zero.
         down = (leader > 0) == (goal == "maximize")
         return leader / (1 + self.slack_factor) if down else leader * (1 + self.slack_factor)

@@ -279,7 +279,7 @@ def _facts_of(request: Request) -> FactsOf:
 
 
 def _axes(found: RunTable, part: str) -> dict[str, Sequence[object]]:
-    """Return the facts for axes, by kind and name."""
+    """Return the parameters and metrics that can be axes of the pictures; keys: (kind, name)."""
     return {
         f"{fact.kind}/{fact.name}": fact.values
         for fact in found.facts

@@ -180,7 +180,7 @@ class RanksDriver:
             for command, process in self._launchers:
                 code = process.poll()
                 theirs = [rank for rank in missing if rank in command.ranks]
-                # Not while a rank that has connected is still in the queue: it may be one of these.
+                # Do not report missing ranks while new connections are in the queue: one may come from a missing rank.
                 if code is not None and theirs and self._listener.joined.empty():
                     return (
                         f"{named(theirs, self._ranks)} could not be started: {os.path.basename(command.argv[0])} ended with "
