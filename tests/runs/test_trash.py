@@ -120,6 +120,19 @@ def test_damaged_mark_in_the_trash_counts_as_deleted_now(tmp_path: Path, time_ut
     assert len(trash.restore(tmp_path, RUN_ID)) == 1
 
 
+def test_links_are_neither_deleted_nor_found_in_the_trash(tmp_path: Path) -> None:
+    elsewhere = ended(tmp_path / "other")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / RUN_ID).symlink_to(elsewhere.path)
+    with pytest.raises(RunStateError, match=r"is a link to .* the trash keeps folders only"):
+        trash.delete(tmp_path / "runs", [RunFolder(tmp_path / "runs" / RUN_ID)])
+    (tmp_path / "trash").mkdir(exist_ok=True)
+    (tmp_path / "trash" / RUN_ID).symlink_to(elsewhere.path)
+    assert deleted_ids(tmp_path) == []
+    assert trash.find(tmp_path, RUN_ID) is None
+    assert elsewhere.path.is_dir()
+
+
 def test_snapshot_of_a_deleted_run_is_still_used(tmp_path: Path) -> None:
     snapshot = tmp_path / "snapshots" / ("ab" * 32)
     snapshot.mkdir(parents=True)

@@ -244,7 +244,7 @@ def test_preview_that_reaches_a_limit_says_so(
     monkeypatch.setattr(previews, "LIMIT_S", limit_s)
     monkeypatch.setattr("sys.executable", str(reader))
     with open(reader, "rb") as file:
-        found = previews.preview(file.fileno(), "x.json")
+        found = previews.preview(file.fileno(), "x.json", lambda: None)
     assert found["blocks"] == []
     assert f"{note}" in found["notes"][0]
 

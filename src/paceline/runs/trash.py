@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import PacelineError, RunNotFoundError, RunStateError
+from paceline.errors import FileNameError, PacelineError, RunNotFoundError, RunStateError
 from paceline.runs import read, removal, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_run_id
@@ -95,6 +95,11 @@ def _check_parent(record: RunRecord, runs_dir: Path) -> None:
 
 def _move(folder: RunFolder, with_run: str, *, force: bool) -> None:
     trash = folder.path.parents[1] / "trash"
+    if folder.path.is_symlink():
+        raise RunStateError(
+            f"run {folder.run_id} is a link to {os.readlink(folder.path)!r}, and the trash keeps folders only. Remove the link "
+            f"itself: rm {str(folder.path)!r}"
+        )
     try:
         trash.mkdir(exist_ok=True)
     except OSError as error:
@@ -128,15 +133,22 @@ def _below(runs_dir: Path, above: Mapping[str, object], folders: Sequence[RunFol
 
 def deleted(workspace_dir: Path) -> list[DeletedRun]:
     """Return the deleted runs, newest deletion first."""
-    ids = (name for name in names_in(workspace_dir / "trash") if not name.startswith("."))
-    found = [_deleted(RunFolder(workspace_dir / "trash" / run_id)) for run_id in ids]
+    folders = [RunFolder(workspace_dir / "trash" / name) for name in names_in(workspace_dir / "trash")]
+    found = [_deleted(folder) for folder in folders if _is_run(folder.path)]
     return sorted(found, key=lambda run: run.deleted_utc, reverse=True)
 
 
 def find(workspace_dir: Path, run_id: str) -> DeletedRun | None:
     """Return the deleted run with this id."""
     folder = RunFolder(workspace_dir / "trash" / check_run_id(run_id))
-    return _deleted(folder) if folder.path.is_dir() else None
+    return _deleted(folder) if _is_run(folder.path) else None
+
+
+def _is_run(path: Path) -> bool:
+    # Others may write to the trash too. A link may lead anywhere, and restoring a run writes to its folder.
+    with contextlib.suppress(FileNameError):
+        return check_run_id(path.name) == path.name and path.is_dir() and not path.is_symlink()
+    return False
 
 
 def _deleted(folder: RunFolder) -> DeletedRun:

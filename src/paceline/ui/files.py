@@ -12,7 +12,7 @@ import os
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypedDict
 from urllib.parse import quote
@@ -216,10 +216,11 @@ def download(folder: RunFolder, name: str, asked: Mapping[str, str]) -> Response
     return StreamingResponse(_chunks(file, end - begin), status, headers)
 
 
-def frame(folder: RunFolder, name: str, output: int | None) -> Response:
+def frame(folder: RunFolder, name: str, output: int | None, check_reader: Callable[[], None]) -> Response:
     """Return HTML for a frame without scripts, or a PDF.
 
     output: number of a notebook's HTML output. Without it the file is an HTML page, or a PDF for the browser's viewer.
+    check_reader: as for `preview`.
 
     Raises:
         RunNotFoundError, FileNameError: As for `opened`.
@@ -230,7 +231,7 @@ def frame(folder: RunFolder, name: str, output: int | None) -> Response:
     headers = {"content-security-policy": _FRAME_POLICY, "x-frame-options": "SAMEORIGIN"}
     if output is not None:
         with file:
-            blocks = preview(file.fileno(), plain, output)["blocks"]
+            blocks = preview(file.fileno(), plain, check_reader, output)["blocks"]
         text = blocks[0].get("html", "") if blocks else ""
         return Response(text.encode("utf-8", "replace"), media_type="text/html; charset=utf-8", headers=headers)
     if kind == "page":

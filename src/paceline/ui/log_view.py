@@ -26,6 +26,7 @@ from paceline.runs.log_levels import COLOUR, LEVELS, LevelFilter
 from paceline.runs.log_start import last_lines_start, start_before
 from paceline.runs.logs import LogLine, PrepareFollower, last_lines, lines_of
 from paceline.runs.visible import visible_line
+from paceline.ui.children import output_of
 
 #: Most lines of a search's result.
 _MOST_FOUND = 2_000
@@ -72,15 +73,17 @@ class LogQuery:
             raise UserError(f"level={self.level!r} is not a level of a log. Give one of {', '.join(LEVELS)}.")
 
 
-def find(folder: RunFolder, query: LogQuery) -> LogJson:
+def find(folder: RunFolder, query: LogQuery, check_reader: Callable[[], None]) -> LogJson:
     """Return the lines of a query.
+
+    check_reader: called repeatedly during a search. An error of it ends the search.
 
     Raises:
         UserError: The regular expression is malformed, or takes too long.
     """
     if query.search and query.is_regex:
-        return _find_apart(folder, query)
-    return _find(folder, query)
+        return _find_apart(folder, query, check_reader)
+    return _find(folder, query, check_reader)
 
 
 def around(folder: RunFolder, place: str, rank: int | None, before: int) -> LogJson:
@@ -120,7 +123,7 @@ def line_json(line: LogLine) -> list[object]:
     return [line.attempt, line.rank, visible_line(line.text), int(line.complete), line.begin]
 
 
-def _find(folder: RunFolder, query: LogQuery) -> LogJson:
+def _find(folder: RunFolder, query: LogQuery, check_reader: Callable[[], None]) -> LogJson:
     if not query.search and not query.level:
         lines = deque(_lines(folder, query, query.last), maxlen=query.last)
         return {"lines": [*map(line_json, lines)], "more": len(lines) == query.last}
@@ -137,6 +140,7 @@ def _find(folder: RunFolder, query: LogQuery) -> LogJson:
                 count += 1
                 begin = block.begin + (at if block.text.isascii() else len(block.text[:at].encode()))
                 found.append(replace(block, text=line, begin=begin))
+        check_reader()
         if is_partial := time.monotonic() > end:
             break
     return {
@@ -178,14 +182,10 @@ def _matcher(query: LogQuery) -> Callable[[str], object]:
     return lambda line: wanted in line.lower()
 
 
-def _find_apart(folder: RunFolder, query: LogQuery) -> LogJson:
-    words = [sys.executable, "-m", "paceline.ui.log_view", os.fspath(folder.path.absolute()), json.dumps(asdict(query))]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+def _find_apart(folder: RunFolder, query: LogQuery, check_reader: Callable[[], None]) -> LogJson:
+    words = ["paceline.ui.log_view", os.fspath(folder.path.absolute()), json.dumps(asdict(query))]
     try:
-        done = subprocess.run(
-            words, cwd="/", env=environment, capture_output=True, timeout=_LIMIT_S + _MORE_S, check=False
-        )
-        found: LogJson = json.loads(done.stdout)
+        found: LogJson = json.loads(output_of(words, _LIMIT_S + _MORE_S, check_reader))
     except (subprocess.TimeoutExpired, ValueError):
         raise UserError(
             f"the regular expression {query.search!r} takes longer than {_LIMIT_S:.0f} s. Nested repetitions, such as "
@@ -199,10 +199,9 @@ def _find_apart(folder: RunFolder, query: LogQuery) -> LogJson:
 
 
 def main(words: list[str]) -> None:
-    # This also ends a search whose server is gone.
     resource.setrlimit(resource.RLIMIT_CPU, (int(_LIMIT_S + _MORE_S), int(_LIMIT_S + _MORE_S)))
     try:
-        found = _find(RunFolder(Path(words[0])), LogQuery(**json.loads(words[1])))
+        found = _find(RunFolder(Path(words[0])), LogQuery(**json.loads(words[1])), lambda: None)
     except (re.error, OverflowError, RecursionError) as error:
         found = {"error": str(error)}
     json.dump(found, sys.stdout)

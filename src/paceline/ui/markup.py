@@ -18,11 +18,17 @@ if TYPE_CHECKING:
 
 #: Most characters that are coloured. A browser draws more only slowly.
 _COLOURED = 1 << 17
+#: Most characters of Markdown that the server renders itself. For some texts the time grows with the square of their length.
+RENDERED = 50_000
 _WEB = ("http:", "https:", "mailto:")
 
 
 def render_markdown(
-    text: str, image: Callable[[str], str | None] | None = None, *, has_only_web_links: bool = False
+    text: str,
+    image: Callable[[str], str | None] | None = None,
+    *,
+    has_only_web_links: bool = False,
+    longest: int | None = None,
 ) -> Markup:
     r"""Return the HTML of a Markdown text, whose own HTML is escaped.
 
@@ -31,12 +37,16 @@ def render_markdown(
         image: Returns the address of an image, or None to show a link to it. By default all images become links, because an
             image of another site would tell that site who reads the text.
         has_only_web_links: Show links that are neither http, https nor mailto as text.
+        longest: Most characters that are shown.
 
     Example:
         >>> render_markdown("*a* <b>")
         Markup('<p><em>a</em> &lt;b&gt;</p>\n')
     """
-    return Markup(_markdown(has_only_web_links).render(visible(text, lines=True), {"image": image}))
+    html = _markdown(has_only_web_links).render(visible(text[:longest], lines=True), {"image": image})
+    if longest is not None and len(text) > longest:
+        html += f'<p class="note">The page shows the first {longest:,} of {len(text):,} characters.</p>'
+    return Markup(html)
 
 
 @cache

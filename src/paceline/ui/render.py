@@ -25,7 +25,7 @@ from paceline.runs.search.facts import HANGS, utc_of
 from paceline.runs.visible import visible
 from paceline.sweeps.pictures import draw as pictures
 from paceline.system.units import value_text
-from paceline.ui.markup import render_markdown
+from paceline.ui.markup import RENDERED, render_markdown
 
 #: Name -> value for a template. Only the template knows the types.
 TemplateValues: TypeAlias = "dict[str, Any]"
@@ -108,7 +108,7 @@ def _templates() -> Environment:
         "code": code_html,
         "number": lambda value: "" if value is None else value_text(value),
         "urlpath": lambda name: quote(os.fsencode(str(name)), safe="/"),
-        "notes": lru_cache(256)(partial(render_markdown, has_only_web_links=True)),
+        "notes": lru_cache(256)(partial(render_markdown, has_only_web_links=True, longest=RENDERED)),
         "lines": lambda text: str(text).splitlines(),
     }
     made.globals |= {"terminal": states.TERMINAL}

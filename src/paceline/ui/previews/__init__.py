@@ -7,12 +7,11 @@ take for years. All formats are read in that process, so that no file can stop o
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-import threading
-from pathlib import Path
+from collections.abc import Callable
 from typing import Literal, TypedDict
+
+from paceline.ui.children import output_of
 
 #: Limits of the process that reads a file. CPU seconds also end a process whose parent has died.
 LIMIT_S, LIMIT_BYTES = 15, 4 << 30
@@ -20,8 +19,6 @@ LIMIT_S, LIMIT_BYTES = 15, 4 << 30
 TEXT_BYTES, WHOLE_BYTES = 1 << 18, 1 << 24
 #: Most rows, columns and characters in a cell of a table.
 ROWS, COLUMNS, CELL = 200, 60, 300
-#: Previews that are made at the same time.
-_AT_ONCE = threading.Semaphore(4)
 
 
 class PreviewBlock(TypedDict, total=False):
@@ -48,27 +45,22 @@ class FilePreview(TypedDict):
     notes: list[str]
 
 
-def preview(file: int, name: str, output: int | None = None) -> FilePreview:
+def preview(file: int, name: str, check_reader: Callable[[], None], output: int | None = None) -> FilePreview:
     """Return the preview of an open file.
 
     Args:
         file: A descriptor at the file's start.
         name: The file's name, whose ending tells the format.
+        check_reader: Called repeatedly. An error of it ends the process.
         output: Of a notebook, return only this HTML output.
     """
-    words = [sys.executable, "-m", "paceline.ui.previews.reader", name, *([] if output is None else [str(output)])]
-    # Modules must not be found in the current folder, which may be that of a script.
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    with _AT_ONCE:
-        try:
-            done = subprocess.run(
-                words, cwd="/", env=environment, stdin=file, capture_output=True, timeout=LIMIT_S, check=False
-            )
-            found: FilePreview = json.loads(done.stdout)
-        except subprocess.TimeoutExpired:
-            return _failed(f"A preview may take at most {LIMIT_S} s, and this file takes longer.")
-        except ValueError:
-            return _failed(f"A preview may use at most {LIMIT_BYTES >> 30} GiB of memory, and this file needs more.")
+    words = ["paceline.ui.previews.reader", name, *([] if output is None else [str(output)])]
+    try:
+        found: FilePreview = json.loads(output_of(words, LIMIT_S, check_reader, stdin=file))
+    except subprocess.TimeoutExpired:
+        return _failed(f"A preview may take at most {LIMIT_S} s, and this file takes longer.")
+    except ValueError:
+        return _failed(f"A preview may use at most {LIMIT_BYTES >> 30} GiB of memory, and this file needs more.")
     return found
 
 

@@ -7,10 +7,12 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from urllib.parse import parse_qs, unquote_to_bytes
 
+from anyio import from_thread
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -95,6 +97,22 @@ def curve_query(request: Request) -> run_page.CurveQuery:
         if request.query_params.get("whole")
         else whole(request, "px", 500, least=_PIXELS[0], most=_PIXELS[1]),
     )
+
+
+def reader_check(request: Request) -> Callable[[], None]:
+    """Return a function that raises HTTPException if the reader has closed the connection. Call it in a view's thread."""
+    next_s = 0.0
+
+    def check() -> None:
+        nonlocal next_s
+        # A question to the event loop takes longer than a block of a log.
+        if time.monotonic() < next_s:
+            return
+        next_s = time.monotonic() + 0.2
+        if from_thread.run(request.is_disconnected):
+            raise HTTPException(499, "The reader has closed the connection.")
+
+    return check
 
 
 class EventStream(Response):

@@ -67,7 +67,7 @@ def _look(request: Request) -> Response:
         size = os.fstat(file.fileno()).st_size
         seen: FilePreview = {"blocks": [], "notes": []}
         if kind == "other":
-            seen = preview(file.fileno(), name)
+            seen = preview(file.fileno(), name, common.reader_check(request))
     place = f"head:{stamp_of(head)}"
     response = render.page(
         request, "run_look.html", tab="files", file=name, size=size, kind=kind, seen=seen, place=place, **head
@@ -82,7 +82,8 @@ def _file(request: Request) -> Response:
 
 def _frame(request: Request) -> Response:
     output = common.whole(request, "output", -1, least=-1)
-    return files.frame(common.folder_of(request), common.file_name(request, "frame"), None if output < 0 else output)
+    check_reader, name = common.reader_check(request), common.file_name(request, "frame")
+    return files.frame(common.folder_of(request), name, None if output < 0 else output, check_reader)
 
 
 def _archive(request: Request) -> Response:

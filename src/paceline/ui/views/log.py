@@ -29,7 +29,10 @@ def _lines(request: Request) -> Response:
     folder, place = common.folder_of(request), request.query_params.get("line")
     try:
         query = _query(request)
-        found = log_view.around(folder, place, query.rank, query.last) if place else log_view.find(folder, query)
+        if place:
+            found = log_view.around(folder, place, query.rank, query.last)
+        else:
+            found = log_view.find(folder, query, common.reader_check(request))
     except UserError as error:
         raise HTTPException(400, str(error)) from error
     return common.as_json(found)

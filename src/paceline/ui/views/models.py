@@ -18,7 +18,7 @@ from paceline.services import store as services_store
 from paceline.services.service import Service
 from paceline.targets import configured
 from paceline.ui import render
-from paceline.ui.markup import render_markdown
+from paceline.ui.markup import RENDERED, render_markdown
 from paceline.ui.views.common import form_of, workspace_of
 
 #: Most versions that are compared, and those that are compared without a choice.
@@ -101,7 +101,7 @@ def version(request: Request) -> render.TemplateValues:
     sections, problem = _sections(request, [model])
     return {
         "model": described.details(model),
-        "description": render_markdown(model.description or ""),
+        "description": render_markdown(model.description or "", longest=RENDERED),
         "others": [one.version for one in Model.list(workspace, model.name) if one.version != model.version],
         "sections": {section["title"]: section["facts"] for section in sections},
         "problem": problem,

@@ -1,0 +1,61 @@
+"""Processes that read foreign content for the page. They end with their reader, their server, or their time limit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from paceline.system import processes
+
+#: Processes that run at the same time, and seconds between two checks of the reader.
+_AT_ONCE = threading.Semaphore(4)
+_CHECK_S = 0.2
+
+
+def output_of(
+    words: Sequence[str], limit_s: float, check_reader: Callable[[], None], *, stdin: int = subprocess.DEVNULL
+) -> bytes:
+    """Run a module of Paceline in a process, and return its output.
+
+    Args:
+        words: The module's name and its arguments.
+        limit_s: Most seconds, without the time until a place among the running processes is free.
+        check_reader: Called repeatedly. The process is killed if this raises an error.
+        stdin: Descriptor of the standard input.
+
+    Raises:
+        subprocess.TimeoutExpired: The process took longer.
+    """
+    # Modules must not be found in the current folder, which may be that of a script.
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    while not _AT_ONCE.acquire(timeout=_CHECK_S):
+        check_reader()
+    try:
+        end_s = time.monotonic() + limit_s
+        with subprocess.Popen(
+            [sys.executable, "-m", *words],
+            cwd="/",
+            env=environment,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            # The calling thread waits below, so it lives as long as the process.
+            preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509
+        ) as child:
+            try:
+                while True:
+                    try:
+                        return child.communicate(timeout=min(_CHECK_S, limit_s))[0]
+                    except subprocess.TimeoutExpired:
+                        check_reader()
+                        if time.monotonic() > end_s:
+                            raise
+            finally:
+                child.kill()
+    finally:
+        _AT_ONCE.release()
