@@ -22,15 +22,15 @@ SOURCE = ROOT / "src" / "paceline"
 
 #: Lines and files that a feature has added since the numbers were lowered. The house itself only shrinks.
 FEATURES = {
-    "daily work on results": (13_000, 70),
+    "daily work on results": (11_256, 49),
     "goodput": (850, 6),
 }
 CEILINGS = {
     "lines": 141_065 + sum(lines for lines, _ in FEATURES.values()),
     "files": 821 + sum(files for _, files in FEATURES.values()),
     "percent of lines that import": 6.4,
-    "Any per 1,000 lines": 9.7,
-    "dict[str, Any] per 1,000 lines": 1.95,
+    "Any per 1,000 lines": 9.0,
+    "dict[str, Any] per 1,000 lines": 1.8,
     "if per 1,000 lines": 98.5,
     "words in a first docstring line": 11.2,
     "marks in docstrings and comments": 1.1,
