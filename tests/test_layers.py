@@ -121,7 +121,7 @@ THIRD_PARTY = {
     **dict.fromkeys(("tensorboard", "transformers", "aim"), "trackers"),
     **dict.fromkeys(("inference_schema", "joblib", "onnxruntime", "uvloop"), "serving"),
     **dict.fromkeys(("starlette", "uvicorn"), "serving ui"),
-    **dict.fromkeys(("jinja2", "markdown_it", "markupsafe", "pygments"), "ui"),
+    **dict.fromkeys(("anyio", "jinja2", "markdown_it", "markupsafe", "pygments"), "ui"),
 }
 
 
