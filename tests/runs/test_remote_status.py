@@ -190,6 +190,7 @@ READS = {
     "get_details_with_logs": (lambda run, top: run.get_details_with_logs()["logFiles"], {"logs/driver.log": "line\n"}),
     "pace": (lambda run, top: run.pace().seconds, 61.5),
     "resources": (lambda run, top: run.resources()["ranks"][0]["memory_gib"].values, (2.5,)),
+    "goodput": (lambda run, top: run.goodput().seconds > 0, True),
     "tags": (lambda run, top: run.tags, {"phase": "late"}),
     "get_tags": (lambda run, top: run.get_tags(), {"phase": "late"}),
     "properties": (lambda run, top: run.properties, {"seed": "3"}),
