@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -165,6 +166,11 @@ def test_program_that_logs_is_shown_with_its_arguments(tmp_path: Path) -> None:
     facts = read_facts(run.folder)
     assert facts is not None
     assert (facts.script, facts.arguments, facts.params["lr"]) == (str(script), "--lr 0.1", 0.1)
+
+
+def test_sys_exit_of_a_tracked_program_can_be_pickled() -> None:
+    paceline.init()
+    assert pickle.loads(pickle.dumps(sys.exit)) is sys.exit
 
 
 def test_log_without_init_is_one_sentence() -> None:

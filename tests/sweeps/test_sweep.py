@@ -49,7 +49,7 @@ def test_a_sweep_tries_points_and_knows_the_best(submit: Any, capsys: Any) -> No
     outputs = {path.name for path in run.folder.outputs.iterdir()}
     pngs = {"history.png", "parallel_coordinates.png"} if importlib.util.find_spec("matplotlib") else set()
     assert outputs == {"trials.csv", "sweep.html"} | pngs
-    assert "Importance is left out: it needs 10 trials" in run.folder.driver_log.read_text()
+    assert "Importance is left out: it needs values of 10 runs, got 3" in run.folder.driver_log.read_text()
     # The same by its id alone, and more of it after its end.
     again = run.experiment.workspace.get_run(run.id)
     assert isinstance(again, SweepRun)

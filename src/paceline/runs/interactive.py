@@ -162,6 +162,8 @@ def _watch_end() -> None:
     atexit.register(_end_all)
     leave = sys.exit
 
+    # Wrapped, so that pickle finds it by its name, as a partial of sys.exit for another process needs.
+    @functools.wraps(leave)
     def exit_and_note(status: str | int | None = None, /) -> NoReturn:
         global _exit_code
         # Elsewhere, it ends a thread.
