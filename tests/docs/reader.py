@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import paceline
 from tests.docs import checking
 from tests.docs.kinds import Kind, exit_code, kind_of, name_of, stays, typed
 from tests.docs.pages import Block, blocks
@@ -204,13 +205,14 @@ def interrupted(command: str, said: list[str], folder: str, environment: dict[st
 
 @contextlib.contextmanager
 def _nothing_stays_imported(folder: Path) -> Iterator[None]:
-    """What a page does to the imports of this process ends with it."""
+    """What a page does to this process ends with it: imports, variables, and the run of `paceline.init`."""
     modules, path, finders = set(sys.modules), list(sys.path), list(sys.meta_path)
     variables = dict(os.environ)
     sys.path.insert(0, str(folder))
     try:
         yield
     finally:
+        paceline.finish()
         sys.path[:] = path
         # A library that stays loaded keeps its own: without six's, TensorFlow could not be loaded any more.
         ours = ("paceline", "azureml", "horovod")

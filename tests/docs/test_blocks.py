@@ -95,7 +95,6 @@ def needs_of(page: Path) -> set[str]:
 
 def ended(workspace: Workspace) -> list[RunRecord]:
     """The records of the page's runs, once they have ended."""
-    paceline.finish()  # a block may call init(), and this process lives on
     for record in read.all_records(workspace.runs_dir):
         workspace.get_run(record.run_id).wait_for_completion(raise_on_error=False)
     return list(read.all_records(workspace.runs_dir))
