@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.cli.common import coloured, folder_of, folders_of, has_colour, print_json, print_table, refuse
 from paceline.cli.metrics import run_titles
-from paceline.cli.options import JSON, Duration, VerbOption, takes
+from paceline.cli.options import JSON, NAMED_RUNS, Duration, VerbOption, takes
 from paceline.errors import UserError
 from paceline.reports import usage as usages
 from paceline.reports.bug_report import bug_report, text
@@ -68,14 +68,7 @@ def diff(*, a: str, b: str, code: bool, as_json: bool) -> None:
 
 
 @takes(
-    VerbOption(
-        "run_ids",
-        "Runs: their ids, the beginnings of these, or their names.",
-        "RUN...",
-        list,
-        complete="run_ids",
-        needed=True,
-    ),
+    NAMED_RUNS,
     VerbOption("--all", "Also facts that all runs share.", type=bool, name="whole"),
     VerbOption("--value", f"Of each metric: {', '.join(PARTS)}, or all. Default: last.", "VALUE", default="last"),
     VerbOption("--csv", "Print CSV.", type=bool, name="as_csv"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.common import folder_of, print_json, warn
-from paceline.cli.options import JSON, LATEST_RUN, VerbOption, takes
+from paceline.cli.options import JSON, LATEST_RUN, NAMED_RUN, VerbOption, takes
 from paceline.data.transfer.progress import Meter, size_text, terminal_bar
 from paceline.errors import RunNotFoundError, UserError
 from paceline.runs import downloads, read
@@ -39,7 +39,7 @@ def files(*, run_id: str | None, names: list[str], as_json: bool) -> None:
 
 
 @takes(
-    VerbOption("run_id", "Run: its id, the beginning of it, or its name.", "RUN", complete="run_ids", needed=True),
+    NAMED_RUN,
     PATTERNS,
     VerbOption("--to", "Folder to copy to; default: ./<run id>.", "DIR", Path),
     VerbOption("--overwrite", "Replace existing files of these names.", type=bool),

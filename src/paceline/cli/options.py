@@ -189,6 +189,17 @@ RUNS = VerbOption(
     list,
     complete="run_ids",
 )
+NAMED_RUNS = VerbOption(
+    "run_ids",
+    "Runs: their ids, the beginnings of these, or their names.",
+    "RUN...",
+    list,
+    complete="run_ids",
+    needed=True,
+)
+NAMED_RUN = VerbOption(
+    "run_id", "Run: its id, the beginning of it, or its name.", "RUN", complete="run_ids", needed=True
+)
 LATEST_RUN = VerbOption(
     "run_id", "Run: its id, the beginning of it, or its name; default: the latest.", "[RUN]", complete="run_ids"
 )

@@ -24,7 +24,7 @@ from paceline.cli.common import (
     state_colour,
     state_named,
 )
-from paceline.cli.options import JSON, LATEST_RUN, VerbOption, takes
+from paceline.cli.options import JSON, LATEST_RUN, NAMED_RUN, NAMED_RUNS, VerbOption, takes
 from paceline.cli.run_options import pairs
 from paceline.cli.summary import command_text, data_texts, details, environment_text, summary
 from paceline.data.transfer.progress import size_text
@@ -304,7 +304,7 @@ def _group_cell(group: RunGroup, field: RunField) -> str:
 
 
 @takes(
-    VerbOption("run_id", "Run: its id, the beginning of it, or its name.", "RUN", complete="run_ids", needed=True),
+    NAMED_RUN,
     VerbOption("name", "The new display name.", "NAME", needed=True),
 )
 def rename(*, run_id: str, name: str) -> None:
@@ -332,7 +332,7 @@ def note(*, run_id: str | None, text: str | None) -> None:
 
 
 @takes(
-    VerbOption("run_id", "Run: its id, the beginning of it, or its name.", "RUN", complete="run_ids", needed=True),
+    NAMED_RUN,
     VerbOption("tags", "Tags to set.", "[KEY[=VALUE]]...", list),
     VerbOption("--remove", "Tag to remove; may be repeated.", "KEY", list),
 )
@@ -345,14 +345,7 @@ def tag(*, run_id: str, tags: list[str], remove: list[str]) -> None:
 
 
 @takes(
-    VerbOption(
-        "run_ids",
-        "Runs: their ids, the beginnings of these, or their names.",
-        "RUN...",
-        list,
-        complete="run_ids",
-        needed=True,
-    ),
+    NAMED_RUNS,
     VerbOption("--undo", "List the runs again.", type=bool),
 )
 def archive(*, run_ids: list[str], undo: bool) -> None:

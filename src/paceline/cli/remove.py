@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline import workspace_dir
 from paceline.cli.common import folders_of, print_json, print_list, print_table, state_named, warn
-from paceline.cli.options import DRY_RUN, JSON, YES, Duration, VerbOption, takes
+from paceline.cli.options import DRY_RUN, JSON, NAMED_RUNS, YES, Duration, VerbOption, takes
 from paceline.data.transfer.cache import parse_size
 from paceline.data.transfer.progress import size_text
 from paceline.errors import FileNameError, PacelineError, RunNotFoundError, TargetError, UserError
@@ -36,14 +36,7 @@ _DECLINED = 1
 
 
 @takes(
-    VerbOption(
-        "run_ids",
-        "Runs: their ids, the beginnings of these, or their names.",
-        "RUN...",
-        list,
-        complete="run_ids",
-        needed=True,
-    ),
+    NAMED_RUNS,
     VerbOption("--children", "Remove their child runs, too.", type=bool),
     VerbOption("--force", "Remove runs whose engine no longer answers (NotResponding), too.", type=bool),
     VerbOption("--purge", "Remove them for good, also runs in the trash. That frees the space at once.", type=bool),

@@ -44,6 +44,14 @@ ENV_FILE = VerbOption(
 )
 QUIET = VerbOption("-q --quiet", "Print only the script's output, and errors.", type=bool)
 
+BACKEND = VerbOption(
+    "--backend",
+    "Communication between processes: mpi, gloo, nccl, ps, tensorflow.",
+    "NAME",
+    key="distributed_backend",
+    complete="backends",
+)
+
 #: Options of `run`, in the order of `--help`.
 RUN = (
     VerbOption("script", "Python script or any program to run, or a job file (.yaml).", type=Path),
@@ -56,13 +64,7 @@ RUN = (
         "N nodes of M processes each. M alone means 1xM; 2..4xM adapts to 2 to 4 available nodes. Default: 1x1.",
         "NxM",
     ),
-    VerbOption(
-        "--backend",
-        "Communication between processes: mpi, gloo, nccl, ps, tensorflow.",
-        "NAME",
-        key="distributed_backend",
-        complete="backends",
-    ),
+    BACKEND,
     VerbOption(
         "--ps",
         "With --backend ps: number of processes that are parameter servers.",
@@ -242,13 +244,7 @@ RERUN = (
     VerbOption("--unset", "Option of the script to leave out; may be repeated.", "NAME", list),
     VerbOption("--compute", "Another compute target.", "TARGET", key="compute_target", complete="targets"),
     VerbOption("-j --nodes", "N nodes of M processes each, as for `run`.", "NxM"),
-    VerbOption(
-        "--backend",
-        "Communication between processes: mpi, gloo, nccl, ps, tensorflow.",
-        "NAME",
-        key="distributed_backend",
-        complete="backends",
-    ),
+    BACKEND,
     VerbOption("--resume", "Start from the checkpoints of the run.", type=bool),
     NAME,
     ENV_FILE,
