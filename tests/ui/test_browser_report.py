@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from paceline.runs.metrics import MetricLog
 from paceline.ui.report import write_report
 from tests.cli.conftest import Cli
 from tests.ui.conftest import HOSTILE, Place, log_values
 from tests.ui.test_browser import _ALL, findings, page  # noqa: F401 - a fixture
-from tests.ui.test_report import run_with_values
+from tests.ui.test_report import PNG, run_with_values
 
 
 @pytest.mark.slow
@@ -23,6 +24,10 @@ def test_report_works_as_a_file(cli: Cli, page: Any, tmp_path: Path) -> None:  #
     folders[0] = place.run("hostile_1700000009_00000001", display_name=HOSTILE)
     log_values(folders[0], "loss", range(1, 40))
     log_values(folders[0], HOSTILE, [1.0, 2.0])
+    (folders[1].outputs / "x.png").write_bytes(PNG)
+    log = MetricLog(folders[1].metric_log(1))
+    log.other("image", "sample", "outputs/x.png")
+    log.close()
     for name, runs, is_anonymous in (
         ("many", folders, False),
         ("one", folders[:1], False),
@@ -44,6 +49,7 @@ def test_report_works_as_a_file(cli: Cli, page: Any, tmp_path: Path) -> None:  #
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             if shown := os.environ.get("REPORT_PICTURES"):
                 page.screenshot(path=f"{shown}/{name}-{width}.png", full_page=True)
+    assert page.locator(".gallery").evaluate("box => getComputedStyle(box).display") == "grid"
     chart = "document.querySelector('.chart').chart"
     assert page.evaluate(f"{chart}.name") == "loss"
     assert page.evaluate(f"{chart}.drawn.length") == 3
