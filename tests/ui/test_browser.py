@@ -439,10 +439,13 @@ def _charts(session: Session, pair: str) -> None:
     page.get_by_role("menuitem", name="Full screen").press("Enter")
     page.wait_for_selector("dialog[open] .chart canvas")
     assert not (found := findings(session, "full screen", _ALL)), found
-    page.keyboard.press("Escape")
-    page.wait_for_selector("dialog", state="detached")
+    # A pin changes the order of the charts, and the full screen keeps its own.
     menu.press("Enter")
     page.get_by_role("menuitem", name="Pin to the top").press("Enter")
+    page.wait_for_selector("#pinned", state="attached")
+    assert page.locator("dialog[open] .chart canvas").count() == 1
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog", state="detached")
     page.wait_for_selector("#pinned .chart")
     for kind, first, second in (
         ("scatter", "train/loss", "val/accuracy"),

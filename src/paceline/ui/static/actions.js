@@ -1,6 +1,6 @@
 // Changes of the ticked runs of the list, with a message that can undo them; and a run's page notices that the run was deleted.
 "use strict";
-import { localTimes, parsed } from "./ui.js";
+import { element, localTimes, part } from "./ui.js";
 
 const bulk = document.getElementById("bulk"), said = document.getElementById("bulk-said");
 
@@ -14,12 +14,6 @@ function show() {
   document.getElementById("bulk-count").textContent = `${count} ticked`;
 }
 
-function line(text, tag = "p") {
-  const made = document.createElement(tag);
-  made.textContent = text;
-  return made;
-}
-
 // The buttons are named "action", so `bulk.action` would be those.
 /** Send a change, and show its result with a button that undoes it. The message gets the focus, so Undo is the next Tab. */
 async function change(values) {
@@ -29,11 +23,11 @@ async function change(values) {
     found = await answer.json();
     if (!answer.ok) found = { text: found.error, failed: [], undo: "" };
   } catch { found = { text: "The server does not answer. Nothing may have changed.", failed: [], undo: "" }; }
-  const failed = found.failed.slice(0, 5).map(one => line(`${one.run}: ${one.error}`));
-  said.replaceChildren(line(found.text, "b"), ...failed);
-  if (found.failed.length > 5) said.append(line(`and ${found.failed.length - 5} more`));
+  const failed = found.failed.slice(0, 5).map(one => element("p", `${one.run}: ${one.error}`));
+  said.replaceChildren(element("b", found.text), ...failed);
+  if (found.failed.length > 5) said.append(element("p", `and ${found.failed.length - 5} more`));
   if (found.undo) {
-    const undo = line("Undo", "button");
+    const undo = element("button", "Undo");
     undo.type = "button";
     undo.addEventListener("click", () => change(form(found.undo, found.done, { key: found.key })));
     said.append(" ", undo);
@@ -75,16 +69,16 @@ let note = null;
 /** Ask whether the run is still in the list of runs; say so at the top of the page if it is not. */
 async function look() {
   if (document.hidden) return;
-  try {
-    const address = head.dataset.gone, answer = await fetch(address, { headers: { accept: "text/html" } });
-    if (answer.status === 204) { note?.remove(); note = null; } else if (answer.ok && !note) {
-      note = document.createElement("div");
-      note.setAttribute("role", "alert");
-      note.append(parsed(await answer.text(), address));
-      localTimes(note);
-      document.getElementById("main").prepend(note);
-    }
-  } catch { /* the server is away; the page says so */ }
+  const made = await part(head.dataset.gone);
+  if (!made) return;   // the server is away; the page says so
+  // The answer is empty while the run is in the list.
+  if (!made.childElementCount) { note?.remove(); note = null; } else if (!note) {
+    note = element("div");
+    note.setAttribute("role", "alert");
+    note.append(made);
+    localTimes(note);
+    document.getElementById("main").prepend(note);
+  }
 }
 
 if (head) {

@@ -1,18 +1,18 @@
 // The menu of a chart: pin it, see it on the full screen, keep it as PNG, SVG or CSV.
 "use strict";
 import { isOf, kept } from "./chart_sections.js";
+import { element, style } from "./ui.js";
 
 /** Open the menu of a chart below its button. Escape and a click elsewhere close it. */
 export function open(chart) {
   const before = chart.card.querySelector(".chartmenu");
   if (before) { before.close(true); return; }
-  const menu = document.createElement("div"), sections = chart.board.sections;
-  menu.className = "chartmenu";
+  const menu = element("div", "", "chartmenu"), sections = chart.board.sections;
   menu.setAttribute("role", "menu");
   menu.setAttribute("aria-label", chart.title);
   const item = (text, does) => {
-    const button = document.createElement("button");
-    button.type = "button"; button.textContent = text; button.tabIndex = -1;
+    const button = element("button", text);
+    button.type = "button"; button.tabIndex = -1;
     button.setAttribute("role", "menuitem");
     button.addEventListener("click", () => { menu.close(true); does(); });
     menu.append(button);
@@ -56,17 +56,20 @@ export function open(chart) {
 }
 
 function fullScreen(chart) {
-  const dialog = document.createElement("dialog"), stay = document.createComment(""), done = document.createElement("button");
-  dialog.className = "fullscreen";
+  const dialog = element("dialog", "", "fullscreen"), done = element("button", "Close", "closefull");
   dialog.setAttribute("aria-label", chart.title);
-  done.type = "button"; done.textContent = "Close"; done.className = "closefull";
+  done.type = "button";
   done.addEventListener("click", () => dialog.close());
-  chart.card.replaceWith(stay);
+  // The page moves this element while the card is away: a new metric or a pin changes the order of charts.
+  chart.stay = element("div");
+  chart.stay.hidden = true;
+  chart.card.replaceWith(chart.stay);
   dialog.append(done, chart.card);
   document.body.append(dialog);
   const fit = () => { chart.resize(); chart.board.want?.(chart); };
   dialog.addEventListener("close", () => {
-    stay.replaceWith(chart.card);
+    chart.stay.replaceWith(chart.card);
+    chart.stay = null;
     dialog.remove();
     window.removeEventListener("resize", fit);
     chart.resize();
@@ -94,18 +97,18 @@ function lines(chart) {
 
 function png(chart) {
   const own = chart.plot.ctx.canvas, ratio = own.width / chart.plot.width, made = document.createElement("canvas"), drawn = lines(chart);
-  const style = getComputedStyle(document.documentElement), top = 30 * ratio, bottom = 24 * ratio;
+  const top = 30 * ratio, bottom = 24 * ratio;
   made.width = own.width; made.height = own.height + top + bottom;
   const on = made.getContext("2d");
-  on.fillStyle = style.getPropertyValue("--card"); on.fillRect(0, 0, made.width, made.height);
-  on.fillStyle = style.getPropertyValue("--text"); on.font = `600 ${14 * ratio}px system-ui, sans-serif`;
+  on.fillStyle = style("--card"); on.fillRect(0, 0, made.width, made.height);
+  on.fillStyle = style("--text"); on.font = `600 ${14 * ratio}px system-ui, sans-serif`;
   on.fillText(chart.title, 10 * ratio, 20 * ratio);
   on.drawImage(own, 0, top);
   on.font = `${12 * ratio}px system-ui, sans-serif`;
   let x = 10 * ratio;
   for (const line of drawn) {
     on.fillStyle = line.colour; on.fillRect(x, made.height - 17 * ratio, 9 * ratio, 9 * ratio);
-    on.fillStyle = style.getPropertyValue("--text"); on.fillText(line.text, x + 13 * ratio, made.height - 9 * ratio);
+    on.fillStyle = style("--text"); on.fillText(line.text, x + 13 * ratio, made.height - 9 * ratio);
     x += 28 * ratio + on.measureText(line.text).width;
   }
   return new Promise(resolve => made.toBlob(resolve, "image/png"));

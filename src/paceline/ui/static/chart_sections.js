@@ -30,6 +30,9 @@ export function isOf(pin, entry) { return !pin.kind && pin.name === entry.name &
 /** Whether each rank has logged one value, which makes no curve. */
 function isSingle(entry) { return !entry.node && entry.count <= entry.ranks.length * Math.max(1, entry.attempts.length); }
 
+/** What stands for a chart below a heading: its card, or the place of its card while that fills the screen. */
+const placeOf = chart => chart.stay || chart.card;
+
 /** Charts below one heading, of which more come on demand. */
 class Section {
   constructor(sections, title, place, isOpen) {
@@ -74,7 +77,7 @@ class Section {
     const single = passing.filter(isSingle), drawn = passing.filter(entry => !isSingle(entry)), shown = drawn.slice(0, this.limit);
     this.numbers.hidden = single.length === 0;
     this.numbers.replaceChildren(...single.slice(0, NUMBERS).map(numberCard));
-    const cards = shown.map(entry => board.chart(entry, null).card), wanted = new Set(cards);
+    const cards = shown.map(entry => placeOf(board.chart(entry, null))), wanted = new Set(cards);
     for (const card of [...this.charts.children]) if (!wanted.has(card)) card.remove();
     cards.forEach((card, at) => { if (this.charts.children[at] !== card) this.charts.insertBefore(card, this.charts.children[at] || null); });
     const left = drawn.length - shown.length;
@@ -176,8 +179,8 @@ export class Sections {
     const cards = [];
     for (const pin of pinned) {
       const entry = pin.kind ? null : this.entries.get(`${pin.node ? 1 : 0}|${pin.name}`);
-      const card = entry ? this.board.chart(entry, null).card : pin.kind ? own.cardOf(this, pin) : null;
-      if (card) cards.push(card);
+      const chart = entry ? this.board.chart(entry, null) : pin.kind ? own.chartOf(this, pin) : null;
+      if (chart) cards.push(placeOf(chart));
     }
     this.pinnedBox.querySelector(".charts").replaceChildren(...cards);
     this.pinnedBox.hidden = cards.length === 0;

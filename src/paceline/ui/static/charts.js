@@ -1,15 +1,14 @@
 // Curves: one picture for each metric, drawn by uPlot. The server thins them to the pixels that there are; what is zoomed into is
 // fetched anew, and exact. Sections fold, and only the charts in sight are made and fetched.
 "use strict";
-import { json, number } from "./ui.js";
+import { element, json, number, style } from "./ui.js";
 import { Sections } from "./chart_sections.js";
 
 const MOST_TOLD = 10; // curves below a chart: of more, those nearest to the pointer
 const MOST_POINTS = 6000; // of one curve on the page; beyond, it is fetched anew, thinned
 const tools = name => document.getElementById(`chart-${name}`);
 
-export function colour(at) { return getComputedStyle(document.documentElement).getPropertyValue(`--c${at % 8}`).trim(); }
-export function style(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
+export function colour(at) { return style(`--c${at % 8}`); }
 
 /** Exponential smoothing, without a drag towards 0 at the beginning (Kingma and Ba, 2015, section 3). */
 function smoothed(ys, weight) {
@@ -63,7 +62,7 @@ const MEANINGS = {
 };
 
 /** `disk_read_mib_s` as people read it. */
-export function nodeTitle(name) {
+function nodeTitle(name) {
   const units = { _percent: " %", _gib: " GiB", _mib_s: " MiB/s", _steps_s: " steps/s" };
   return name.replace(/_(percent|gib|mib_s|steps_s)$/, unit => units[unit]).replaceAll("_", " ")
     .replace(/\b(cpu|gpu)/, unit => unit.toUpperCase()).replace(/\bnet\b/, "network");
@@ -72,40 +71,50 @@ export function nodeTitle(name) {
 /** How much there is: stands beside what of it is taken, and is no curve. */
 function isTotal(entry) { return Boolean(entry.node) && entry.name.endsWith("memory_total_gib"); }
 
+/** Give a chart its card: title, last value, menu, plot and legend. */
+export function makeCard(chart, menuTitle) {
+  chart.card = element("div", "", "card chart");
+  chart.card.tabIndex = 0;
+  chart.card.setAttribute("role", "group");
+  chart.last = element("span", "", "last");
+  chart.menu = element("button", "⋯", "menubutton");
+  chart.menu.type = "button"; chart.menu.title = menuTitle;
+  chart.menu.setAttribute("aria-label", `${chart.title}: menu`);
+  chart.menu.setAttribute("aria-haspopup", "menu");
+  chart.menu.addEventListener("click", async () => (await import("./chart_menu.js")).open(chart));
+  chart.box = element("div", "", "plot");
+  chart.box.setAttribute("role", "img");
+  for (const one of [chart.box, chart.card]) one.setAttribute("aria-label", chart.title);
+  chart.legend = element("div", "", "legendline");
+  const head = element("h3");
+  head.append(element("span", chart.title), chart.last, chart.menu);
+  chart.card.append(head, chart.box, chart.legend);
+}
+
+/** How both axes of a plot look. */
+export function axisStyle() {
+  const line = style("--line2");
+  return { stroke: style("--soft"), grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1, size: 4 }, font: "11px system-ui, sans-serif" };
+}
+
+/** How many values the curves have, the least and the greatest, as words for the plot's label. */
+export function valuesText(count, curves) {
+  const values = curves.flatMap(curve => curve.y).filter(y => y !== null && y !== undefined);
+  let least = Infinity, greatest = -Infinity;
+  for (const value of values) { if (value < least) least = value; if (value > greatest) greatest = value; }
+  return values.length ? `${count ?? values.length} values, least ${number(least)}, greatest ${number(greatest)}` : "";
+}
+
 /** One metric's picture. Curves come by `set`, values that are new by `add`. */
 class Chart {
   constructor(board, entry, place) {
     this.board = board; this.name = entry.name; this.isNode = Boolean(entry.node);
     this.curves = new Map(); this.plot = null; this.isSeen = false; this.isStale = true;
-    this.card = document.createElement("div");
-    this.card.className = "card chart";
-    this.card.tabIndex = 0;
-    this.card.setAttribute("role", "group");
-    const head = document.createElement("h3"), title = document.createElement("span");
-    title.textContent = this.title;
-    this.last = document.createElement("span");
-    this.last.className = "last";
-    this.menu = document.createElement("button");
-    this.menu.type = "button"; this.menu.textContent = "⋯"; this.menu.className = "menubutton"; this.menu.title = "Pin, full screen, PNG, SVG, CSV";
-    this.menu.setAttribute("aria-label", `${this.title}: menu`);
-    this.menu.setAttribute("aria-haspopup", "menu");
-    head.append(title, this.last, this.menu);
-    this.box = document.createElement("div");
-    this.box.className = "plot";
-    this.box.setAttribute("role", "img");
-    for (const one of [this.box, this.card]) one.setAttribute("aria-label", this.title);
-    this.legend = document.createElement("div");
-    this.legend.className = "legendline";
-    this.card.append(head, this.box, this.legend);
-    if (this.isNode && MEANINGS[this.name]) {
-      const meaning = document.createElement("p");
-      meaning.className = "meaning"; meaning.textContent = MEANINGS[this.name];
-      head.after(meaning);
-    }
+    makeCard(this, "Pin, full screen, PNG, SVG, CSV");
+    if (this.isNode && MEANINGS[this.name]) this.box.before(element("p", MEANINGS[this.name], "meaning"));
     this.card.chart = this;
     place?.append(this.card);
     this.entry(entry);
-    this.menu.addEventListener("click", async () => (await import("./chart_menu.js")).open(this));
     this.card.addEventListener("keydown", event => this.key(event));
   }
 
@@ -147,8 +156,7 @@ class Chart {
     const missing = points.n - (points.y ? points.y.length : 0) - curve.n;
     if (points.n <= curve.n) return true;
     if (missing > 0 || !points.y || this.board.window || this.board.axis !== "step" && !this.isNode) return false;
-    const from = -missing;
-    for (let at = from; at < points.y.length; at++) { curve.x.push(points.x[at]); curve.y.push(points.y[at]); }
+    for (let at = -missing; at < points.y.length; at++) { curve.x.push(points.x[at]); curve.y.push(points.y[at]); }
     curve.n = points.n;
     if (curve.x.length > MOST_POINTS) return false;
     this.board.redraw(this);
@@ -183,12 +191,8 @@ class Chart {
   }
 
   describe(curves) {
-    const values = curves.flatMap(curve => curve.y).filter(y => y !== null && y !== undefined);
-    let least = Infinity, greatest = -Infinity;
-    for (const value of values) { if (value < least) least = value; if (value > greatest) greatest = value; }
-    this.box.setAttribute("aria-label", values.length
-      ? `${this.title}: ${this.count} values, least ${number(least)}, greatest ${number(greatest)}, last ${number(this.mean ?? this.latest)}`
-      : `${this.title}: no values here`);
+    const values = valuesText(this.count, curves);
+    this.box.setAttribute("aria-label", `${this.title}: ${values ? `${values}, last ${number(this.mean ?? this.latest)}` : "no values here"}`);
     this.card.setAttribute("aria-label", `${this.title}. Arrow keys read values; plus and minus zoom`);
     if (!this.at) this.tell(curves.map(() => null), null);
     // What was drawn last, for whoever measures how soon that is.
@@ -196,8 +200,7 @@ class Chart {
   }
 
   options(curves) {
-    const line = style("--line2"), soft = style("--soft");
-    const axis = { stroke: soft, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1, size: 4 }, font: "11px system-ui, sans-serif" };
+    const axis = axisStyle();
     this.drawn = curves;
     // A curve with a band has three columns: mean, least, greatest.
     this.columns = [];
@@ -295,7 +298,7 @@ class Chart {
   resize() { if (this.plot) this.plot.setSize({ width: Math.max(200, this.box.clientWidth), height: this.box.clientHeight }); }
 }
 
-export function key(curve) { return `${curve.run ?? ""}|${curve.rank}|${curve.attempt}`; }
+function key(curve) { return `${curve.run ?? ""}|${curve.rank}|${curve.attempt}`; }
 function near(ys, at) {
   for (let off = 0; off < 200; off++) {
     for (const place of [at - off, at + off]) if (ys[place] !== undefined) return ys[place];
@@ -486,7 +489,6 @@ export class Board {
   }
 
   redraw(chart) {
-    if (!chart.isSeen) { chart.isBehind = true; }
     if (this.drawing.size === 0) requestAnimationFrame(() => { for (const one of this.drawing) one.draw(); this.drawing.clear(); });
     this.drawing.add(chart);
   }

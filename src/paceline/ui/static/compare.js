@@ -3,45 +3,33 @@
 import { Board } from "./charts.js";
 import { Table } from "./compare_table.js";
 import { prepare } from "./pictures.js";
-import { colour, dash, paint } from "./run_colours.js";
-import { json, part, root } from "./ui.js";
+import { Legend } from "./run_colours.js";
+import { element, json, offer, part, root } from "./ui.js";
 
 const LOOK_MS = 5000; // pause between looks at runs that go on
-const place = document.getElementById("compared"), items = Array.from(document.querySelectorAll("#legend li"));
-const runs = items.map(item => ({ id: item.dataset.run, name: item.dataset.name })), hidden = new Set();
-const metrics = document.getElementById("metrics"), byId = name => document.getElementById(name);
+const byId = name => document.getElementById(name), place = byId("compared"), metrics = byId("metrics");
+const legend = new Legend(), { items, names } = legend, ids = items.map(item => item.dataset.run);
 
 /** Go to the comparison with other runs. The settings in the address stay. */
-function go(ids) {
+function go(chosen) {
   const given = new URLSearchParams(location.search);
   given.delete("run");
-  location.search = new URLSearchParams([...ids.map(id => ["run", id]), ...given]).toString();
+  location.search = new URLSearchParams([...chosen.map(id => ["run", id]), ...given]).toString();
 }
 
 const board = new Board({
-  address: metrics.dataset.curves, place: byId("charts"), nodes: null,
-  colourOf: curve => colour(curve.run), dashOf: curve => dash(curve.run), labelOf: curve => runs[curve.run].name,
-  isShown: curve => !hidden.has(curve.run),
+  address: metrics.dataset.curves, place: byId("charts"), nodes: null, ...legend.options,
   onListed: ({ more }) => {
     byId("more-metrics").hidden = !more;
     byId("more-metrics").textContent = `${more} more metrics have no chart here. The table has all.`;
   },
 });
 board.keep();
+legend.bind(board);
 
 const table = new Table(byId("table"), {
-  note: byId("table-note"),
-  head: (run, first) => {
-    const cell = document.createElement("th"), link = document.createElement("a");
-    cell.scope = "col"; cell.dataset.colour = run; cell.className = "run";
-    cell.style.setProperty("--mine", colour(run));
-    link.textContent = link.title = runs[run].name;
-    link.href = `${root}runs/${runs[run].id}`;
-    cell.append(link);
-    if (run === first && runs.length > 1) cell.classList.add("first");
-    return cell;
-  },
-  pair: (run, first) => `?run=${encodeURIComponent(runs[first].id)}&run=${encodeURIComponent(runs[run].id)}`,
+  head: run => Object.assign(element("a", names[run]), { href: `${root}runs/${ids[run]}` }),
+  pair: (run, first) => `?run=${encodeURIComponent(ids[first])}&run=${encodeURIComponent(ids[run])}`,
 });
 
 async function fill() {
@@ -50,55 +38,44 @@ async function fill() {
 }
 
 items.forEach((item, at) => {
-  item.dataset.colour = at;
-  const box = item.querySelector("input");
-  box.addEventListener("change", () => { box.checked ? hidden.delete(at) : hidden.add(at); shownChanged(); });
-  for (const [event, run] of [["mouseenter", at], ["mouseleave", null], ["focusin", at], ["focusout", null]]) {
-    item.addEventListener(event, () => board.highlight(curve => curve.run === run, run !== null));
-  }
-  item.querySelector(".remove")?.addEventListener("click", () => go(runs.filter((_, other) => other !== at).map(run => run.id)));
-  item.querySelector(".first")?.addEventListener("click", () => go([runs[at].id, ...runs.filter((_, other) => other !== at).map(run => run.id)]));
+  const others = ids.filter((_, other) => other !== at);
+  item.querySelector("input").addEventListener("change", sayShown);
+  item.querySelector(".remove")?.addEventListener("click", () => go(others));
+  item.querySelector(".first")?.addEventListener("click", () => go([ids[at], ...others]));
 });
-function shownChanged() {
-  items.forEach((item, at) => item.classList.toggle("off", hidden.has(at)));
-  if (byId("show-all")) byId("show-all").textContent = hidden.size ? "Show all" : "Hide all";
-  board.redrawAll();
+function sayShown() {
+  if (byId("show-all")) byId("show-all").textContent = legend.hidden.size ? "Show all" : "Hide all";
 }
 byId("show-all")?.addEventListener("click", () => {
-  const isAll = hidden.size > 0;
-  items.forEach((item, at) => { item.querySelector("input").checked = isAll; isAll ? hidden.delete(at) : hidden.add(at); });
-  shownChanged();
+  const isAll = legend.hidden.size > 0;
+  for (const item of items) item.querySelector("input").checked = isAll;
+  legend.show(isAll, ...items.keys());
+  sayShown();
 });
 
 // Completion by name, id and tag.
 let asked = 0;
 byId("add-run")?.addEventListener("input", event => {
   clearTimeout(asked);
-  asked = setTimeout(async () => {
+  asked = setTimeout(() => {
     // The browser offers only options that have the typed text, which a query is not.
     const text = event.target.value, typed = run => (`${run.run_id} ${run.name}`.toLowerCase().includes(text.toLowerCase()) ? "" : `, ${text}`);
-    const found = await json(`${root}compare/names?${place.dataset.query}&q=${encodeURIComponent(text)}`).catch(() => []);
-    byId("offered").replaceChildren(...found.map(run => Object.assign(document.createElement("option"), {
-      value: run.run_id, label: `${run.name ? `${run.name}, ` : ""}${run.status}${typed(run)}`,
-    })));
+    const address = `${root}compare/names?${place.dataset.query}&q=${encodeURIComponent(text)}`;
+    offer(byId("offered"), async () => (await json(address)).map(run => [run.run_id, `${run.name ? `${run.name}, ` : ""}${run.status}${typed(run)}`]));
   }, 150);
 });
-byId("add")?.addEventListener("submit", event => { event.preventDefault(); go([...runs.map(run => run.id), byId("add-run").value.trim()]); });
+byId("add")?.addEventListener("submit", event => { event.preventDefault(); go([...ids, byId("add-run").value.trim()]); });
 
 // The settings of the table stand in the address, as those of the charts do.
 const given = new URLSearchParams(location.search);
 byId("table-filter").value = given.get("rows") || "";
 if (["last", "best", "min", "max", ""].includes(given.get("value"))) byId("table-part").value = given.get("value");
 if (given.has("all")) byId("only-different").checked = false;
-function settings() {
+table.obey(({ words, part: chosen, isOnly }) => {
   const now = new URLSearchParams(location.search), put = (name, value) => { value === null ? now.delete(name) : now.set(name, value); };
-  const words = byId("table-filter").value, chosen = byId("table-part").value, isOnly = byId("only-different").checked;
-  put("rows", words || null); put("value", chosen === "last" ? null : chosen); put("all", isOnly || runs.length < 2 ? null : "1");
+  put("rows", words || null); put("value", chosen === "last" ? null : chosen); put("all", isOnly || ids.length < 2 ? null : "1");
   history.replaceState(null, "", `?${now}${location.hash}`);
-  table.show({ words: words.toLowerCase().split(/\s+/).filter(Boolean), part: chosen, isOnly });
-}
-for (const name of ["table-filter", "table-part", "only-different"]) byId(name).addEventListener("input", settings);
-settings();
+});
 
 /** Fetch a later part of the page; what it needs of a script is prepared. */
 async function late(section, query = "") {
@@ -146,8 +123,6 @@ const soon = new IntersectionObserver(found => {
   for (const one of found) if (one.isIntersecting) { soon.unobserve(one.target); late(one.target); }
 }, { rootMargin: "300px" });
 
-paint();
-document.addEventListener("theme", paint);
 await Promise.all([fill(), board.load(null)]);
 for (const section of document.querySelectorAll(".late")) {
   if (section.dataset.part === "images") late(section); else soon.observe(section);

@@ -1,6 +1,7 @@
 // The table of a comparison. Only the rows in sight are in the document, so 12,000 rows scroll like 12.
 "use strict";
-import { number } from "./ui.js";
+import { colour } from "./run_colours.js";
+import { element, number } from "./ui.js";
 
 const ROW = 30, EXTRA = 12; // height of a row in pixels; rows drawn above and below those in sight
 
@@ -9,17 +10,10 @@ const valueOf = (fact, run) => fact.values.length === 1 ? fact.values[0] : fact.
 const isUnlike = (a, b) => a !== b && (a ?? "") !== (b ?? "");
 const textOf = value => value === null || value === undefined || value === "" ? "–" : number(value);
 
-function element(tag, text = "", className = "") {
-  const made = document.createElement(tag);
-  made.textContent = text;
-  if (className) made.className = className;
-  return made;
-}
-
 export class Table {
   /** head(run): the content of a run's heading. pair(run): the address that compares a run with the first, if there is one. */
-  constructor(place, { head, pair, note }) {
-    this.place = place; this.head = head; this.pair = pair; this.note = note;
+  constructor(place, { head, pair }) {
+    this.place = place; this.head = head; this.pair = pair; this.note = document.getElementById("table-note");
     this.kinds = JSON.parse(place.dataset.kinds);
     this.facts = []; this.runs = []; this.order = []; this.rows = []; this.words = []; this.part = "last"; this.isOnly = true;
     this.sorted = null;
@@ -36,9 +30,17 @@ export class Table {
     this.choose();
   }
 
-  show({ words = this.words, part = this.part, isOnly = this.isOnly }) {
-    Object.assign(this, { words, part, isOnly });
-    this.choose();
+  /** Show the rows that the fields above the table choose, now and after each change. onRead: called with the values of the fields. */
+  obey(onRead) {
+    const fields = ["table-filter", "table-part", "only-different"].map(name => document.getElementById(name)), [filter, part, only] = fields;
+    const read = () => {
+      const found = { words: filter.value, part: part.value, isOnly: only.checked };
+      onRead?.(found);
+      Object.assign(this, { ...found, words: found.words.toLowerCase().split(/\s+/).filter(Boolean) });
+      if (this.runs.length) this.choose();
+    };
+    for (const field of fields) field.addEventListener("input", read);
+    read();
   }
 
   /** Order the runs by a fact: up, down, and as they were. */
@@ -85,15 +87,33 @@ export class Table {
     table.setAttribute("aria-rowcount", this.rows.length + 1);
     table.style.setProperty("--count", this.order.length);
     names.append(element("th", "Name", "name"));
-    for (const run of this.order) names.append(this.head(run, this.order[0]));
+    for (const run of this.order) names.append(this.heading(run));
     head.append(names);
     if (this.runs.length > 1) head.append(this.against(against));
     this.body = element("tbody");
     table.append(head, this.body);
     const left = this.place.scrollLeft, top = this.place.scrollTop;
-    this.place.replaceChildren(table);
-    this.place.scrollLeft = left; this.place.scrollTop = top;
-    this.draw();
+    this.keepFocus(() => {
+      this.place.replaceChildren(table);
+      this.place.scrollLeft = left; this.place.scrollTop = top;
+      this.draw();
+    });
+  }
+
+  /** Give the focus to the new control with the same text as the one that had it. */
+  keepFocus(change) {
+    const active = this.place.contains(document.activeElement) ? document.activeElement : null, { tagName, textContent } = active || {};
+    change();
+    if (active && !active.isConnected) Array.from(this.place.querySelectorAll("a, button")).find(one => one.tagName === tagName && one.textContent === textContent)?.focus({ preventScroll: true });
+  }
+
+  heading(run) {
+    const cell = element("th", "", run === this.order[0] && this.runs.length > 1 ? "run first" : "run"), name = this.head(run);
+    cell.scope = "col"; cell.dataset.colour = run;
+    cell.style.setProperty("--mine", colour(run));
+    name.title = name.textContent;
+    cell.append(name);
+    return cell;
   }
 
   /** How far each run is from the first, by kind of fact. */
@@ -126,9 +146,7 @@ export class Table {
     if (first) rows.push(gap(first * ROW));
     for (let at = first; at < last; at++) rows.push(this.row(this.rows[at], at));
     if (last < this.rows.length) rows.push(gap((this.rows.length - last) * ROW));
-    const active = this.body.contains(document.activeElement) ? document.activeElement.textContent : null;
-    this.body.replaceChildren(...rows);
-    if (active) Array.from(this.body.querySelectorAll("button")).find(one => one.textContent === active)?.focus({ preventScroll: true });
+    this.keepFocus(() => this.body.replaceChildren(...rows));
   }
 
   row(fact, at) {

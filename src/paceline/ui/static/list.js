@@ -1,6 +1,6 @@
 // The list of runs: rows that change are replaced in place, so that focus and chosen boxes stay. The search finds while one types.
 "use strict";
-import { follow, json, localTimes, parsed, root } from "./ui.js";
+import { follow, json, localTimes, offer, parsed, part, root } from "./ui.js";
 
 const found = document.getElementById("found"), form = document.querySelector(".filters");
 const search = document.getElementById("q"), list = document.getElementById("suggestions");
@@ -85,14 +85,8 @@ async function find() {
 
 /** Show the list of this address, in place. */
 async function go(query, keep = history.pushState) {
-  const mine = ++asked;
-  let page;
-  try {
-    const answer = await fetch(`${location.pathname}${query}`, { headers: { accept: "text/html" } });
-    if (!answer.ok) return;
-    page = parsed(await answer.text(), location.href);
-  } catch { return; }
-  if (mine !== asked) return;
+  const mine = ++asked, page = await part(`${location.pathname}${query}`);
+  if (!page || mine !== asked) return;
   const wrong = page.getElementById("wrong");
   // A query that is not complete leaves the rows that are there.
   if (wrong.textContent.trim()) { document.getElementById("wrong").textContent = wrong.textContent; return; }
@@ -143,11 +137,11 @@ for (const kind of ["dragover", "drop", "dragend"]) found.addEventListener(kind,
   }
   if (kind !== "dragover") dragged = null;
 });
-document.addEventListener("input", async event => {
+document.addEventListener("input", event => {
   if (event.target.getAttribute("list") !== "fields") return;
   const place = document.getElementById("fields"), text = event.target.value;
-  const answer = await json(`${place.dataset.from}?${new URLSearchParams({ q: text, at: text.length })}`).catch(() => ({ suggestions: [] }));
-  place.replaceChildren(...answer.suggestions.map(({ text: value, hint }) => Object.assign(document.createElement("option"), { value, label: hint })));
+  const address = `${place.dataset.from}?${new URLSearchParams({ q: text, at: text.length })}`;
+  offer(place, async () => (await json(address)).suggestions.map(one => [one.text, one.hint]));
 });
 window.addEventListener("resize", arrange);
 

@@ -1,8 +1,10 @@
 // The log: lines as they come, in their colours. Whatever they hold is text; no line is ever taken for HTML.
 "use strict";
-import { json } from "./ui.js";
+import { element, json } from "./ui.js";
 
 const MOST_LINES = 6000;
+
+const ruleOf = text => element("div", text, "rule");
 
 /** A line with the colours that its writer set: `\x1b[1;31m` and so on become classes. */
 function coloured(text, into) {
@@ -109,7 +111,7 @@ export class Log {
     if (this.mode !== "live") return;
     if (reset && this.last > 500) { this.ask(true); return; }
     if (reset) this.clear();
-    if (leftOut) this.rule(`${leftOut} lines skipped here; the run's files have all`);
+    if (leftOut) this.box.append(ruleOf(`${leftOut} lines skipped here; the run's files have all`));
     this.add(lines);
     if (reset) document.getElementById("log-earlier").disabled = lines.length < 500;
   }
@@ -130,11 +132,9 @@ export class Log {
     const whole = new URLSearchParams(Object.entries({ of: asked.of, rank: asked.rank, attempt: asked.attempt }).filter(([, value]) => value));
     document.getElementById("log-download").href = `${this.section.dataset.log}/text?${whole}`;
     const given = new URLSearchParams(Object.entries({ ...asked, last: this.last }).filter(([, value]) => value));
-    const number = this.asking = (this.asking || 0) + 1;
-    let found;
     this.note.textContent = asked.search ? "Searching…" : "";
-    try { found = await json(`${this.section.dataset.log}?${given}`); } catch (error) { if (number === this.asking) this.note.textContent = error.message; return; }
-    if (number !== this.asking) return;
+    const found = await this.read(given);
+    if (!found) return;
     this.clear();
     // Of a supervisor, and of one node alone, each line needs no name before it.
     this.isOne = asked.of !== "workers" && found.lines.every(line => line[1] === 0);
@@ -150,6 +150,18 @@ export class Log {
     if (isSame) this.box.scrollTop = 0;
   }
 
+  /** Fetch lines. Null if the server gives none, which the note tells, or if another request began meanwhile. */
+  async read(given) {
+    const number = this.asking = (this.asking || 0) + 1;
+    try {
+      const found = await json(`${this.section.dataset.log}?${given}`);
+      return number === this.asking ? found : null;
+    } catch (error) {
+      if (number === this.asking) this.note.textContent = error.message;
+      return null;
+    }
+  }
+
   /** Show the lines around the line of a link, "attempt.rank.offset". */
   async openLine(line) {
     clearTimeout(this.typing);
@@ -157,11 +169,8 @@ export class Log {
     [this.mode, this.line] = ["line", line];
     this.follow.checked = false;
     this.keep(line);
-    const number = this.asking = (this.asking || 0) + 1;
-    const given = new URLSearchParams({ line, last: this.last, rank: this.asked.rank });
-    let found;
-    try { found = await json(`${this.section.dataset.log}?${given}`); } catch (error) { this.note.textContent = error.message; return; }
-    if (number !== this.asking) return;
+    const found = await this.read(new URLSearchParams({ line, last: this.last, rank: this.asked.rank }));
+    if (!found) return;
     this.clear();
     this.isOne = false;
     this.add(found.lines);
@@ -205,23 +214,11 @@ export class Log {
 
   clear() { this.box.replaceChildren(); this.box.classList.add("short"); this.bars.clear(); this.colours.clear(); this.attempt = 0; }
 
-  rule(text) {
-    const rule = document.createElement("div");
-    rule.className = "rule";
-    rule.textContent = text;
-    this.box.append(rule);
-  }
-
   add(lines, search = "", isRegex = "") {
     const made = document.createDocumentFragment();
     const pattern = search && patternOf(search, isRegex);
     for (const [attempt, rank, text, isWhole, begin] of lines) {
-      if (attempt && this.attempt && attempt !== this.attempt) {
-        const rule = document.createElement("div");
-        rule.className = "rule";
-        rule.textContent = `Attempt ${attempt}`;
-        made.append(rule);
-      }
+      if (attempt && this.attempt && attempt !== this.attempt) made.append(ruleOf(`Attempt ${attempt}`));
       this.attempt = attempt || this.attempt;
       const line = document.createElement("div");
       line.className = "line";

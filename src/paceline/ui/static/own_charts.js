@@ -1,44 +1,25 @@
 // Charts that somebody makes: a metric over another one, as a line or as points; bars of last values; a histogram.
 "use strict";
 import { json, number } from "./ui.js";
-import { colour, style, tickText, yRange } from "./charts.js";
+import { axisStyle, colour, makeCard, tickText, valuesText, yRange } from "./charts.js";
 
 const KINDS = { line: "line", scatter: "points", bar: "bars of last values", histogram: "histogram of values" };
 const LOOK_MS = 5000, OFFERED = 2000;
 const made = new Map();
 
-/** The card of a chart that was made before; null if what this browser has kept is no such chart. */
-export function cardOf(sections, pin) {
+/** A chart that was made before; null if what this browser has kept is no such chart. */
+export function chartOf(sections, pin) {
   const isText = value => typeof value === "string" && value.length < 1000;
   if (!Object.hasOwn(KINDS, pin.kind) || !isText(pin.y) || !isText(pin.id) || pin.x !== undefined && !isText(pin.x)) return null;
   if (!made.has(pin.id)) made.set(pin.id, new OwnChart(sections, pin));
-  return made.get(pin.id).card;
+  return made.get(pin.id);
 }
 
 class OwnChart {
   constructor(sections, pin) {
     this.sections = sections; this.pin = pin; this.drawn = []; this.columns = []; this.plot = null; this.isSeen = false;
     this.board = { sections, colourOf: (_, at) => colour(at) };
-    this.card = document.createElement("div");
-    this.card.className = "card chart"; this.card.tabIndex = 0;
-    this.card.setAttribute("role", "group");
-    const head = document.createElement("h3"), title = document.createElement("span");
-    title.textContent = this.title;
-    this.last = document.createElement("span");
-    this.last.className = "last";
-    this.menu = document.createElement("button");
-    this.menu.type = "button"; this.menu.textContent = "⋯"; this.menu.className = "menubutton"; this.menu.title = "Move, full screen, PNG, SVG, CSV";
-    this.menu.setAttribute("aria-label", `${this.title}: menu`);
-    this.menu.setAttribute("aria-haspopup", "menu");
-    head.append(title, this.last, this.menu);
-    this.box = document.createElement("div");
-    this.box.className = "plot";
-    this.box.setAttribute("role", "img");
-    this.legend = document.createElement("div");
-    this.legend.className = "legendline";
-    this.card.append(head, this.box, this.legend);
-    this.card.setAttribute("aria-label", this.title);
-    this.menu.addEventListener("click", async () => (await import("./chart_menu.js")).open(this));
+    makeCard(this, "Move, full screen, PNG, SVG, CSV");
     new IntersectionObserver(found => { this.isSeen = found.at(-1).isIntersecting; if (this.isSeen) this.fetch(); }, { rootMargin: "200px" }).observe(this.card);
     setInterval(() => { if (this.isSeen && !document.hidden && document.getElementById("head").dataset.terminal === "0") this.fetch(); }, LOOK_MS);
     document.addEventListener("theme", () => this.draw());
@@ -66,7 +47,7 @@ class OwnChart {
       return [order.map(at => curve.x[at]), order.map(at => curve.y[at])];
     });
     const data = sorted.length > 1 ? uPlot.join(sorted) : sorted[0] || [[], []];
-    const line = style("--line2"), axis = { stroke: style("--soft"), grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1, size: 4 }, font: "11px system-ui, sans-serif" };
+    const axis = axisStyle();
     const short = text => text.length > 14 ? `…${text.slice(-13)}` : text;
     this.plot?.destroy();
     this.plot = new uPlot({
@@ -85,10 +66,7 @@ class OwnChart {
         { ...axis, size: 54, values: (_, ticks) => ticks.map(tickText) }],
       hooks: { setCursor: [plot => this.tell(plot)] },
     }, data, this.box);
-    const ys = curves.flatMap(curve => curve.y).filter(y => y !== null);
-    let least = Infinity, greatest = -Infinity;
-    for (const y of ys) { if (y < least) least = y; if (y > greatest) greatest = y; }
-    this.box.setAttribute("aria-label", ys.length ? `${this.title}: ${ys.length} values, least ${number(least)}, greatest ${number(greatest)}` : `${this.title}: no values`);
+    this.box.setAttribute("aria-label", `${this.title}: ${valuesText(null, curves) || "no values"}`);
     this.note = note;
     this.tell(this.plot);
   }

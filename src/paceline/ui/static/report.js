@@ -3,10 +3,11 @@
 import { Board } from "./charts.js";
 import { Table } from "./compare_table.js";
 import { prepare } from "./pictures.js";
-import { colour, dash, paint } from "./run_colours.js";
+import { Legend } from "./run_colours.js";
+import { element } from "./ui.js";
 
 const byId = name => document.getElementById(name), data = JSON.parse(byId("data").textContent);
-const items = Array.from(document.querySelectorAll("#legend li")), names = items.map(item => item.dataset.name), hidden = new Set();
+const legend = new Legend();
 
 /** A board that takes its curves from the document. */
 class ReportBoard extends Board {
@@ -22,40 +23,10 @@ class ReportBoard extends Board {
 
 // An anonymous report does not say when its runs started.
 if (!data.starts.length) document.querySelector("#chart-axis option[value=time]").remove();
-const isOne = names.length === 1;
-const board = new ReportBoard({
-  address: "", place: byId("charts"), nodes: null, isShown: curve => !hidden.has(curve.run),
-  ...(isOne ? {} : { colourOf: curve => colour(curve.run), dashOf: curve => dash(curve.run), labelOf: curve => names[curve.run] }),
-});
-const table = new Table(byId("table"), {
-  note: byId("table-note"),
-  head: (run, first) => {
-    const cell = document.createElement("th"), name = document.createElement("span");
-    cell.scope = "col"; cell.dataset.colour = run; cell.className = run === first && !isOne ? "run first" : "run";
-    cell.style.setProperty("--mine", colour(run));
-    name.textContent = name.title = names[run];
-    cell.append(name);
-    return cell;
-  },
-});
-items.forEach((item, at) => {
-  item.dataset.colour = at;
-  item.querySelector("input")?.addEventListener("change", event => {
-    event.target.checked ? hidden.delete(at) : hidden.add(at);
-    item.classList.toggle("off", hidden.has(at));
-    board.redrawAll();
-  });
-  for (const [event, run] of [["mouseenter", at], ["mouseleave", null], ["focusin", at], ["focusout", null]]) {
-    item.addEventListener(event, () => board.highlight(curve => curve.run === run, run !== null));
-  }
-});
-function show() {
-  table.show({ words: byId("table-filter").value.toLowerCase().split(/\s+/).filter(Boolean), part: byId("table-part").value, isOnly: byId("only-different").checked });
-}
-for (const name of ["table-filter", "table-part", "only-different"]) byId(name).addEventListener("input", show);
-show();
+const board = new ReportBoard({ address: "", place: byId("charts"), nodes: null, ...(legend.names.length === 1 ? {} : legend.options) });
+legend.bind(board);
+const table = new Table(byId("table"), { head: run => element("span", legend.names[run]) });
+table.obey();
 table.set(data.table);
 for (const place of document.querySelectorAll(".sweep")) prepare(place);
-paint();
-document.addEventListener("theme", paint);
 board.load(null);

@@ -1,8 +1,9 @@
 // Views with names: the address of the page, and on a run's page the layout of its charts.
 "use strict";
-import { kept } from "./chart_sections.js";
 
 const place = document.querySelector(".savedviews"), isRun = place.dataset.of === "run";
+// Only the charts of a run's page have a layout.
+const { kept } = isRun ? await import("./chart_sections.js") : {};
 
 place.querySelector("form")?.addEventListener("submit", ({ target }) => {
   // What the page shows now: the search and the charts change the address while it is open.
@@ -11,7 +12,7 @@ place.querySelector("form")?.addEventListener("submit", ({ target }) => {
   target.elements.query.value = query.toString();
   if (isRun) target.elements.layout.value = JSON.stringify(kept.read());
 });
-for (const link of place.querySelectorAll("a[data-layout]")) {
+for (const link of isRun ? place.querySelectorAll("a[data-layout]") : []) {
   link.addEventListener("click", () => {
     const layout = JSON.parse(link.dataset.layout);
     kept.change(now => { Object.assign(now, { pinned: layout.pinned, folded: layout.folded }); });

@@ -1,6 +1,6 @@
 // A service: live curves of its load, and a form that calls it.
 "use strict";
-import { json, number } from "./ui.js";
+import { json, number, style } from "./ui.js";
 
 const LOOK_MS = 2000, MOST = 1200;
 const CURVES = {
@@ -9,7 +9,6 @@ const CURVES = {
   queue: [["running", "running", 2], ["waiting", "waiting", 6]],
 };
 const place = document.getElementById("load"), note = document.getElementById("load-note"), points = [];
-const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const plots = new Map();
 
 function makePlot(key) {

@@ -3,6 +3,22 @@
 
 export const root = document.body.dataset.root;
 
+/** The value of a CSS property of the page, such as "--c0". */
+export function style(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
+
+/** Whether the page is dark: by its button, or else by the system. */
+export function isDark() {
+  const { theme } = document.documentElement.dataset;
+  return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+export function element(tag, text = "", className = "") {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
 /** A number as people read it. */
 export function number(value) {
   if (value === null || value === undefined) return "–";
@@ -121,6 +137,13 @@ export async function json(address) {
   return value;
 }
 
+/** Fill a datalist with [value, label] pairs. A slow answer to an earlier text does not replace a later one. */
+export async function offer(datalist, find) {
+  const mine = datalist.asked = (datalist.asked || 0) + 1, found = await find().catch(() => []);
+  if (mine !== datalist.asked) return;
+  datalist.replaceChildren(...found.map(([value, label]) => Object.assign(document.createElement("option"), { value, label })));
+}
+
 /** Follow a stream of events. It rests while nobody looks at the tab, and begins again by itself when the server was away.
  *  seen: what the page has already, as the stream says it. */
 export function follow(address, handlers, seen = "") {
@@ -157,9 +180,7 @@ document.addEventListener("submit", event => {
 });
 
 document.getElementById("theme")?.addEventListener("click", () => {
-  const dark = document.documentElement.dataset.theme
-    ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  document.documentElement.dataset.theme = dark ? "light" : "dark";
+  document.documentElement.dataset.theme = isDark() ? "light" : "dark";
   try { localStorage.setItem("paceline-theme", document.documentElement.dataset.theme); } catch { /* not kept then */ }
   document.dispatchEvent(new Event("theme"));
 });
