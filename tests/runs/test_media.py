@@ -85,6 +85,14 @@ def test_array_is_kept_as_wav(run: Run, array: Any, channels: int, samples: list
         assert numpy.frombuffer(file.readframes(100), "<i2").tolist() == samples
 
 
+def test_logged_arrays_stay_as_they_are(run: Run) -> None:
+    arrays = [numpy.array([[math.nan, 2.0], [-2.0, math.inf]]) for _ in range(3)]
+    before = arrays[0].copy()
+    run.log({"sound": Audio(arrays[0], 8000), "image": Image(arrays[1]), "weights": Histogram(arrays[2])})
+    assert kinds(run) == {"sound": "audio", "image": "image", "weights": "histogram"}
+    assert all(numpy.array_equal(array, before, equal_nan=True) for array in arrays)
+
+
 def test_tensors_are_logged_as_arrays_are(run: Run) -> None:
     torch = pytest.importorskip("torch")
     weights = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.bfloat16))

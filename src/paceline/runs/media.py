@@ -84,8 +84,7 @@ class Image(Media):
         self._image = image
 
     def entry(self, name: str) -> MediaEntry:
-        source = image_source(name, self._image, None)
-        return MediaEntry("image", source=source, ending=ending_of(source, ".png"))
+        return image_entry(name, self._image, None)
 
 
 class Audio(Media):
@@ -110,8 +109,7 @@ class Audio(Media):
 
     def entry(self, name: str) -> MediaEntry:
         if isinstance(self._audio, (str, os.PathLike)):
-            path = _checked(name, self._audio, _AUDIO)
-            return MediaEntry("audio", source=path, ending=ending_of(path))
+            return _file_entry("audio", name, self._audio, _AUDIO)
         array = _array(name, self._audio)
         if array.ndim == 2 and array.shape[0] < array.shape[1]:
             array = array.T
@@ -120,8 +118,7 @@ class Audio(Media):
         is_rate = isinstance(self._rate, int) and self._rate > 0
         _require(is_rate, name, f"rate={self._rate!r} must be a whole number of samples a second.")
         if array.dtype.kind == "f":
-            array[~(abs(array) >= 0)] = 0  # NaN
-            array = array.clip(-1, 1) * 32767
+            array = _clipped(array, -1) * 32767
         samples = array.clip(-32768, 32767).astype("<i2")
         channels = 1 if array.ndim == 1 else array.shape[1]
 
@@ -158,8 +155,7 @@ class Video(Media):
 
     def entry(self, name: str) -> MediaEntry:
         if isinstance(self._video, (str, os.PathLike)):
-            path = _checked(name, self._video, _VIDEO)
-            return MediaEntry("video", source=path, ending=ending_of(path))
+            return _file_entry("video", name, self._video, _VIDEO)
         array = _array(name, self._video)
         if array.ndim == 4 and array.shape[3] not in (1, 3) and array.shape[1] in (1, 3):
             array = array.transpose(0, 2, 3, 1)
@@ -320,12 +316,14 @@ def put(folder: RunFolder, metric: str, name: str, source: Source) -> None:
         artifacts.put(folder, name, path)
 
 
-def ending_of(source: Source, default: str = "") -> str:
-    """Return the ending of a file's name.
+def image_entry(name: str, path: object, plot: object) -> MediaEntry:
+    """Return an image in a run's form.
 
-    default: the ending of a file that is still to be written.
+    Raises:
+        MetricError: As `image_source`.
     """
-    return os.path.splitext(source)[1].lower() if isinstance(source, str) else default
+    source = image_source(name, path, plot)
+    return MediaEntry("image", source=source, ending=_ending(source) if isinstance(source, str) else ".png")
 
 
 def image_source(name: str, path: object, plot: object) -> Source:
@@ -397,20 +395,31 @@ def _is_array(value: object) -> bool:
 
 
 def _array(name: str, value: object) -> Any:
-    """Copy an array or tensor as a numpy array."""
+    """Return an array or tensor as a numpy array, which may share the memory: do not change it."""
     _require(_is_array(value), name, f"a {type(value).__name__} is no array. Give an array, a tensor or a path.")
     given: Any = value
     if hasattr(given, "detach"):
         given = given.detach().cpu()
         # numpy has no bfloat16.
         given = given.float() if given.is_floating_point() else given
-    return given.__array__().copy()
+    return given.__array__()
 
 
-def _checked(name: str, path: str | os.PathLike[str], endings: tuple[str, ...]) -> str:
-    is_right = os.path.splitext(path)[1].lower() in endings
-    _require(is_right, name, f"{os.fspath(path)!r} must end with one of {', '.join(endings)}.")
-    return os.fspath(path)
+def _clipped(array: Any, low: int) -> Any:
+    """Return the floats with bounds of `low` and 1, and 0 for NaN."""
+    # The array has loaded numpy.
+    return sys.modules["numpy"].where(array == array, array, 0).clip(low, 1)
+
+
+def _file_entry(kind: str, name: str, given: str | os.PathLike[str], endings: tuple[str, ...]) -> MediaEntry:
+    path = os.fspath(given)
+    ending = _ending(path)
+    _require(ending in endings, name, f"{path!r} must end with one of {', '.join(endings)}.")
+    return MediaEntry(kind, source=path, ending=ending)
+
+
+def _ending(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
 
 
 def _numbers(name: str, values: Iterable[Any]) -> list[float]:
@@ -456,8 +465,7 @@ def _pixels(name: str, given: Any) -> Any:
     why = "is not an image. Give H x W, H x W x C or C x H x W with 1, 3 or 4 channels."
     _require(is_image, name, f"an array of shape {tuple(given.shape)} {why}")
     if array.dtype.kind == "f":
-        array[~(array >= 0)] = 0  # NaN too
-        array = array.clip(0, 1) * 255
+        array = _clipped(array, 0) * 255
     elif array.dtype.kind == "b":
         array = array * 255
     return array.round().clip(0, 255).astype("uint8")

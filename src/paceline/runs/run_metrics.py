@@ -10,7 +10,7 @@ from paceline.errors import MetricError
 from paceline.runs.metrics import check_name, plain_value
 
 if TYPE_CHECKING:
-    from paceline.runs.media import Media, Source
+    from paceline.runs.media import Media, MediaEntry, Source
 
 
 class LogsMetrics(ABC):
@@ -70,15 +70,11 @@ class LogsMetrics(ABC):
 
     def _keep(self, media: Media, name: str, step: int | None) -> None:
         """Log media. If they cannot be kept, print a note: that must not end a training."""
-        from paceline.runs.media import file_name, note
+        from paceline.runs.media import note
 
         check_name(name)
         try:
-            entry = media.entry(name)
-            if entry.source is None:
-                self._write_other(entry.kind, name, entry.value, step)
-            else:
-                self._write_file(entry.kind, name, file_name(name, entry), entry.source, step)
+            self._write_entry(name, media.entry(name), step)
         # Foreign objects convert themselves, and may raise anything.
         except Exception as error:
             why = str(error).removeprefix(f"metric {name!r}: ")
@@ -148,11 +144,17 @@ class LogsMetrics(ABC):
         Raises:
             MetricError: Neither or both of `path` and `plot` were given, or the plot cannot be saved.
         """
-        from paceline.runs.media import MediaEntry, ending_of, file_name, image_source
+        from paceline.runs.media import image_entry
 
-        source = image_source(name, path, plot)
-        entry = MediaEntry("image", source=source, ending=ending_of(source, ".png"))
-        self._write_file("image", name, file_name(name, entry), source, step)
+        self._write_entry(name, image_entry(name, path, plot), step)
+
+    def _write_entry(self, name: str, entry: MediaEntry, step: int | None) -> None:
+        from paceline.runs.media import file_name
+
+        if entry.source is None:
+            self._write_other(entry.kind, name, entry.value, step)
+        else:
+            self._write_file(entry.kind, name, file_name(name, entry), entry.source, step)
 
     @abstractmethod
     def _write_scalar(self, name: str, value: object, step: int | None) -> None: ...
