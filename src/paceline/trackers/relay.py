@@ -105,7 +105,7 @@ class MetricRelay:
         os.close(self._lock)
 
     def run(self) -> None:
-        """MetricRelay until the run has ended and every value is there. Retry while the server does not answer."""
+        """Relay until the run has ended and every value is there. Retry while the server does not answer."""
         pause_s = _LOOK_S
         while True:
             try:
