@@ -5,6 +5,7 @@ Each tracker has a reader (`old_run.Reader`), which yields its runs and changes 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -96,10 +97,8 @@ def import_runs(
     if not dry_run:
         runs_dir.mkdir(parents=True, exist_ok=True)
     reader: Reader = import_module(f"{__name__}.{TRACKERS[tracker]}").runs
-    if dry_run:
-        return ImportReport(tracker, _imported(adopter, reader, store))
     try:
-        with locks.locked(top / "import.lock", patience_s=_LOCK_S):
+        with contextlib.nullcontext() if dry_run else locks.locked(top / "import.lock", patience_s=_LOCK_S):
             return ImportReport(tracker, _imported(adopter, reader, store))
     except locks.LockHeldError as error:
         raise UserError(f"another import writes to {str(top)!r}. Wait for its end. ({error})") from error

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
-import glob
 import hashlib
 import json
 import math
@@ -32,7 +31,7 @@ from paceline.runs.metrics import MetricLog
 from paceline.runs.record import RunRecord, user_name, utc_text
 from paceline.runs.removal import NEW
 from paceline.system import links, locks
-from paceline.system.files import read_json, write_json
+from paceline.system.files import names_in, read_json, write_json
 from paceline.trackers.imports.old_run import UNFINISHED, BrokenRun, OldFile, OldRun, Point, Problems
 
 #: Most characters of a metric's, parameter's or tag's name, and of a text.
@@ -103,6 +102,7 @@ class Adopter:
         self._runs_dir, self._tracker, self._dry_run = runs_dir, tracker, dry_run
         self._experiment = None if experiment is None else check_experiment_name(experiment)
         self._ids: dict[str, str] = {}
+        self._listed: dict[Path, dict[str, list[str]]] = {}
 
     def add(self, old: OldRun | BrokenRun) -> ImportedRun:
         """Import one run, and report its errors as problems."""
@@ -135,11 +135,20 @@ class Adopter:
     def _find(self, key: str, place: Path | None = None) -> RunFolder | None:
         """Return the run of an earlier import."""
         place = place or self._runs_dir
-        for name in glob.glob(f"[!.]*_{self._digest(key)}", root_dir=place):
+        for name in self._by_digest(place).get(self._digest(key), ()):
             folder = RunFolder(place / name)
             if tags_and_properties.read(folder.notes).properties.get(ORIGIN) == self._origin(key):
                 return folder
         return None
+
+    def _by_digest(self, place: Path) -> dict[str, list[str]]:
+        """Return digest -> names of runs. List a folder once: it may have thousands of runs, and so may the import."""
+        if place not in self._listed:
+            found = self._listed[place] = dict[str, list[str]]()
+            for name in names_in(place):
+                if not name.startswith("."):
+                    found.setdefault(name.rpartition("_")[2], []).append(name)
+        return self._listed[place]
 
     def _digest(self, key: str) -> str:
         return hashlib.sha256(self._origin(key).encode("utf-8", "surrogatepass")).hexdigest()[:8]
@@ -147,16 +156,12 @@ class Adopter:
     def _origin(self, key: str) -> str:
         return f"{self._tracker}:{key}"
 
-    def run_id(self, old: OldRun) -> str:
-        """Return the id of a run: its experiment, start, and a digest of its key."""
-        if (there := self._find(old.key)) is not None:
-            return there.run_id
-        experiment = self._experiment or plain_experiment_name(old.experiment)
-        return f"{experiment}_{int(_time(old.started_s) or 0)}_{self._digest(old.key)}"
-
     def remember(self, old: OldRun) -> None:
-        """Note the id of a run, so that its children can name it."""
-        self._ids[old.key] = self.run_id(old)
+        """Choose the id of a run, before its children name it: its experiment, start, and a digest of its key."""
+        there = self._find(old.key)
+        experiment = self._experiment or plain_experiment_name(old.experiment)
+        made = f"{experiment}_{int(_time(old.started_s) or 0)}_{self._digest(old.key)}"
+        self._ids[old.key] = there.run_id if there is not None else made
 
     # --- its content
 
@@ -189,7 +194,7 @@ class Adopter:
         if old.parent is not None and parent is None:
             problems.note("left out its parent, which is not in the store", old.parent)
         record = RunRecord(
-            run_id=there.run_id if there is not None else self.run_id(old),
+            run_id=there.run_id if there is not None else self._ids[old.key],
             experiment=(store.experiment(there) if there is not None else None)
             or self._experiment
             or plain_experiment_name(old.experiment),
@@ -217,6 +222,8 @@ class Adopter:
             write_json(folder.origin, read.known)
 
         os.close(store.create(self._runs_dir, read.record, fill=fill))
+        names = self._by_digest(self._runs_dir).setdefault(self._digest(read.known["key"]), [])
+        names.append(read.record.run_id)
 
     def _grow(self, folder: RunFolder, read: _Read) -> Outcome:
         known = _known(folder)
@@ -296,11 +303,12 @@ def _put_files(folder: RunFolder, read: _Read, known: Mapping[str, list[int]]) -
     for name, file in read.files.items():
         if known.get(name) == read.known["files"][name]:
             continue
-        if name in known:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(folder.file(name))
         try:
             with open(links.open_below(os.fspath(file.top), file.inside), "rb") as source:
+                # The earlier copy stays if the file can't be opened.
+                if name in known:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(folder.file(name))
                 artifacts.put(folder, name, source)
         except (PacelineError, OSError) as error:
             read.known["files"].pop(name)
