@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.observe.load_watch import SECONDS, THINNED
+from paceline.observe.load_watch import SECONDS, merged_samples
 from paceline.runs import states
 from paceline.runs.folder import RunFolder, load_logs, metric_logs, node_logs
 from paceline.runs.metric_reader import parsed_lines
-from paceline.runs.record import Attempt, RunRecord, parse_utc
+from paceline.runs.record import Attempt, RunRecord, seconds_of
 from paceline.system.files import json_lines, read_json
 
 QUEUE, PREPARING, STARTING, COMPUTING, COMMUNICATING = "queue", "preparing", "starting", "computing", "communicating"
@@ -147,7 +147,7 @@ def goodput(folder: RunFolder, record: RunRecord) -> Goodput:
     """Return what a run used its cores and GPUs for, up to now. Broken parts of its records count as unknown."""
     marks = _states(folder, record)
     start = marks[0][0]
-    end = max(start, _seconds(record.ended_utc) or (marks[-1][0] if record.is_terminal else time.time()))
+    end = max(start, seconds_of(record.ended_utc) or (marks[-1][0] if record.is_terminal else time.time()))
     ranks = {number: _samples(parsed_lines(path)) for number, path in load_logs(folder.metrics).items()}
     redone = _redone(folder)
     sums = _Sums()
@@ -162,15 +162,14 @@ def goodput(folder: RunFolder, record: RunRecord) -> Goodput:
         within = ((rank, _within(samples, begin, until)) for rank, samples in ranks.items())
         present = {rank: samples for rank, samples in within if samples}
         running = min([running, until, *(max(samples[0].at, begin) for samples in present.values())])
-        span = _Attempt(folder, number, (begin, until), running)
+        span = _Attempt(folder, number, (begin, until), running, redone.get(number, 0.0))
         count = max(size, len(present), 1)
         last = max((samples[-1].at for samples in present.values()), default=begin)
         cores, gpus = held[0] / count, held[1] / count
         # All ranks without samples are alike.
         without: list[_Sample] = []
         for samples, alike in [*((found, 1) for found in present.values()), (without, count - len(present))]:
-            intervals = span.intervals(samples, last, cores)
-            for one in span.overlaid(intervals, redone.get(number, 0.0)):
+            for one in span.intervals(samples, last, cores):
                 sums.add(one.end - one.start, alike * cores, alike * gpus, one.cores, one.gpus)
         now = until
     _add_states(sums, marks, (now, end), held)
@@ -189,22 +188,20 @@ def goodput(folder: RunFolder, record: RunRecord) -> Goodput:
 class _Attempt:
     """The division of one attempt's time."""
 
-    def __init__(self, folder: RunFolder, number: int, span: Span, running: float) -> None:
+    def __init__(self, folder: RunFolder, number: int, span: Span, running: float, redone_s: float) -> None:
         self._begin, self._end = span
-        self._running = running
+        self._running, self._redone_s = running, redone_s
         self._hangs = list(_hangs(folder, number, span))
-        self._train = math.inf
         every_s = _object(folder.load(number)).get("every_s")
         self._every_s = max(_number(every_s) or SECONDS, 1.0)
 
-    def intervals(self, samples: Sequence[_Sample], last: float, cores: float) -> list[Interval]:
-        """Return the intervals of one rank, without hangs and repeated steps. They cover the whole attempt.
+    def intervals(self, samples: Sequence[_Sample], last: float, cores: float) -> Iterator[Interval]:
+        """Yield the intervals of one rank. They cover the whole attempt.
 
         last: time of the last sample of any rank. cores: cores of one rank.
         """
         steps = [number for number, one in enumerate(samples) if one.values.get("rank_steps_s", 0.0) > 0]
         first = steps[0] if steps else None
-        self._train = samples[first - 1].at if first else samples[0].at if samples else self._running
         found = [_all(self._begin, self._running, STARTING)]
         at = self._running
         for number, one in enumerate(samples):
@@ -224,11 +221,11 @@ class _Attempt:
         # If other ranks have many later samples, this rank's process ended earlier.
         is_over = samples and last - samples[-1].at > _GAP * self._usual(last)
         found.append(_all(at, self._end, IDLE if is_over else UNKNOWN))
-        return [one for one in found if one.end > one.start]
+        train = samples[first - 1].at if first else samples[0].at if samples else self._running
+        return self._overlaid((one for one in found if one.end > one.start), (train, train + self._redone_s))
 
-    def overlaid(self, intervals: Iterable[Interval], redone_s: float) -> Iterator[Interval]:
-        """Yield the intervals, cut where a hang or a repeated step takes over."""
-        again = (self._train, self._train + redone_s)
+    def _overlaid(self, intervals: Iterable[Interval], again: Span) -> Iterator[Interval]:
+        """Yield the intervals, cut where a hang or the repeated steps take over."""
         cuts = sorted({edge for span in (*self._hangs, again) for edge in span if math.isfinite(edge)})
         for one in intervals:
             edges = [one.start, *cuts[bisect.bisect(cuts, one.start) : bisect.bisect_left(cuts, one.end)], one.end]
@@ -243,7 +240,7 @@ class _Attempt:
 
     def _usual(self, at: float) -> float:
         """Return the usual seconds between two samples at this time."""
-        return self._every_s * max((count for after_s, count in THINNED if at - self._begin > after_s), default=1)
+        return self._every_s * merged_samples(at - self._begin)
 
 
 def _all(start: float, end: float, name: str) -> Interval:
@@ -284,12 +281,12 @@ def _add_states(sums: _Sums, marks: Sequence[tuple[float, str]], span: Span, hel
 
 def _states(folder: RunFolder, record: RunRecord) -> list[tuple[float, str]]:
     """Return the (time, state) of each change, in order. There is always a first one."""
-    told = [(_seconds(record.created_utc), states.NOT_STARTED)]
+    told = [(seconds_of(record.created_utc), states.NOT_STARTED)]
     for line in json_lines(folder.events):
         if isinstance(line, dict) and isinstance(line.get("status"), str):
-            told.append((_seconds(line.get("time_utc")), line["status"]))
+            told.append((seconds_of(line.get("time_utc")), line["status"]))
     found = [(at, status) for at, status in told if at is not None]
-    start = min((_seconds(one.started_utc) or math.inf for one in record.attempts), default=math.inf)
+    start = min((seconds_of(one.started_utc) or math.inf for one in record.attempts), default=math.inf)
     if not found:
         return [(start if math.isfinite(start) else time.time(), "")]
     # After a jump of the clock a state counts from the latest time before it.
@@ -305,12 +302,12 @@ def _attempts(record: RunRecord, start: float, end: float) -> Iterator[tuple[Att
     """Yield the attempts with their times, in order and without overlap."""
     now = start
     for number, attempt in enumerate(record.attempts):
-        begin = _seconds(attempt.started_utc)
+        begin = seconds_of(attempt.started_utc)
         if begin is None:
             continue
-        later = (_seconds(one.started_utc) for one in record.attempts[number + 1 :])
+        later = (seconds_of(one.started_utc) for one in record.attempts[number + 1 :])
         latest = min([end, *(at for at in later if at is not None and at >= begin)])
-        until = _seconds(attempt.ended_utc)
+        until = seconds_of(attempt.ended_utc)
         begin = min(max(begin, now), end)
         now = max(begin, min(latest if until is None else until, latest))
         yield attempt, (begin, now)
@@ -330,8 +327,8 @@ def _hangs(folder: RunFolder, number: int, span: Span) -> Iterator[Span]:
     since: float | None = None
     for line in json_lines(folder.hangs(number)):
         told = line if isinstance(line, dict) else {}
-        since = since or _seconds(told.get("since_utc"))
-        until = _seconds(told.get("until_utc"))
+        since = since or seconds_of(told.get("since_utc"))
+        until = seconds_of(told.get("until_utc"))
         if since is not None and until is not None:
             yield max(since, span[0]), min(until, span[1])
             since = None
@@ -435,11 +432,3 @@ def _count(value: object) -> int | None:
 
 def _share(percent: float) -> float:
     return min(max(percent, 0.0), 100.0) / 100
-
-
-def _seconds(time_utc: object) -> float | None:
-    """Return a time as seconds since 1970, or None if it is no time."""
-    try:
-        return parse_utc(time_utc).timestamp() if isinstance(time_utc, str) and time_utc else None
-    except (ValueError, OverflowError, OSError):
-        return None

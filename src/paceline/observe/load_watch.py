@@ -40,6 +40,11 @@ _REMEMBERED = 60
 _RECENT, _MOST, _OLD = 12, 240, 200
 
 
+def merged_samples(passed_s: float) -> int:
+    """Return how many samples become one value so long after the start."""
+    return max((count for after_s, count in THINNED if passed_s > after_s), default=1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """The load at one moment.
@@ -201,9 +206,7 @@ class LoadWatch:
 
     def _keep(self, name: str, values: dict[str, float], at_s: float, now: float) -> None:
         self._kept.setdefault(name, []).append({**values, "at_s": at_s})
-        passed = now - self._began
-        of_so_many = max((count for after_s, count in THINNED if passed > after_s), default=1)
-        if len(self._kept[name]) >= of_so_many:
+        if len(self._kept[name]) >= merged_samples(now - self._began):
             self._flush(name)
 
     def _flush(self, name: str) -> None:

@@ -408,7 +408,7 @@ def _array(name: str, value: object) -> Any:
 def _clipped(array: Any, low: int) -> Any:
     """Return the floats with bounds of `low` and 1, and 0 for NaN."""
     # The array has loaded numpy.
-    return sys.modules["numpy"].where(array == array, array, 0).clip(low, 1)
+    return sys.modules["numpy"].nan_to_num(array).clip(low, 1)
 
 
 def _file_entry(kind: str, name: str, given: str | os.PathLike[str], endings: tuple[str, ...]) -> MediaEntry:

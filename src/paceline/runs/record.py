@@ -255,6 +255,14 @@ def parse_utc(text: str) -> dt.datetime:
     return dt.datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
+def seconds_of(time_utc: object) -> float | None:
+    """Return a time in UTC as seconds since 1970, or None if it is no time: other programs may write records too."""
+    try:
+        return parse_utc(time_utc).timestamp() if isinstance(time_utc, str) else None
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
 def duration_s(started_utc: str | None, ended_utc: str | None) -> float | None:
     """Return the seconds from a start to an end, or to now; None before the start."""
     if started_utc is None:

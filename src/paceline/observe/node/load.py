@@ -79,9 +79,9 @@ class LoadMeter:
         for gpu in gpus:
             if self._devices is None or gpu.number in self._devices:
                 found |= _of_gpu(gpu)
-        for name, microjoules in _packages().items():
-            if (watts := self._rate(name, microjoules)) is not None:
-                found["cpu_watts"] = float(str(found.get("cpu_watts", 0.0))) + round(watts / 1e6, 1)
+        rates = [self._rate(name, microjoules) for name, microjoules in _packages().items()]
+        if watts := [rate / 1e6 for rate in rates if rate is not None]:
+            found["cpu_watts"] = round(sum(watts), 1)
         if workers is not None:
             if self._workers is None:
                 self._workers = WorkerLoads()

@@ -15,7 +15,7 @@ from paceline.errors import PacelineError
 from paceline.runs import read, states, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import is_trial
-from paceline.runs.record import duration_s, parse_utc, utc_text
+from paceline.runs.record import duration_s, seconds_of, utc_text
 from paceline.runs.search.params import LONGEST, ParamValue, packed, params_of
 from paceline.runs.search.resources import read_resources
 from paceline.runs.search.summaries import NO_METRICS, Goal, MetricSummaries, SummaryReader
@@ -187,9 +187,9 @@ def _of_record(folder: RunFolder, data: Mapping[str, object]) -> RunFacts:
         kind=_shared(data.get("kind") or "script"),
         target=_shared(data.get("target")),
         user=_shared(data.get("submitted_by")),
-        created=_seconds(data.get("created_utc")),
-        started=_seconds(data.get("started_utc")),
-        ended=_seconds(data.get("ended_utc")),
+        created=seconds_of(data.get("created_utc")),
+        started=seconds_of(data.get("started_utc")),
+        ended=seconds_of(data.get("ended_utc")),
         size=_shared(job and f"{_nodes(job)}×{job['process_count_per_node']}"),
         attempts=len(_list(data.get("attempts"))),
         why=_shared(_mapping(data.get("failure")).get("message") or data.get("waiting_for") or hangs),
@@ -242,13 +242,6 @@ def _text(value: object, most: int = LONGEST) -> str:
 
 def _shared(value: object) -> str:
     return sys.intern(_text(value))
-
-
-def _seconds(value: object) -> float | None:
-    try:
-        return parse_utc(str(value)).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def utc_of(seconds: float | None) -> str | None:
