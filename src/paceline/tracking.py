@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.errors import FileNameError, RunNotFoundError, RunStateError, UserError
@@ -29,6 +29,7 @@ from paceline.runs.ids import check_run_id, experiment_name
 from paceline.system import processes
 from paceline.system.files import read_json, write_json
 from paceline.system.run_variables import TRACKED_VARIABLE, launch_name, launched_rank
+from paceline.system.serialization import flat
 from paceline.workspace import Experiment, Run, Workspace
 
 __all__ = ["finish", "init", "log"]
@@ -74,7 +75,9 @@ def init(
         ('Completed', {'lr': '0.1'})
     """
     global _current
-    values = dict(_flat(_mapping(params)))
+    # An empty dict is a parameter too.
+    named = flat(_mapping(params), is_whole=lambda value: not value)
+    values = {key: str(value)[:_LONGEST] for key, value in named}
     with _lock:
         run = _open_run()
         if run is None:
@@ -261,11 +264,3 @@ def _mapping(params: object) -> Mapping[str, object]:
     raise UserError(
         f"params={params!r} is a {type(params).__name__}. Give a dict, an argparse.Namespace or a dataclass."
     )
-
-
-def _flat(params: Mapping[str, object], above: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in params.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", str(value)[:_LONGEST]

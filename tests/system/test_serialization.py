@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.system.serialization import known_fields, plain_fields
+from paceline.system.serialization import flat, known_fields, plain_fields
 
 
 @dataclass(frozen=True)
@@ -42,3 +42,13 @@ def test_record_becomes_plain_json_fields():
 
 def test_unknown_fields_are_dropped():
     assert known_fields(Outer, {"where": "/a", "added": 1, "inner": None}) == {"where": "/a", "inner": None}
+
+
+def test_nested_mappings_become_flat() -> None:
+    values = {"a": {"b": {"c": 1}, "d": {}}, 2: [{"e": 1}]}
+    assert dict(flat(values)) == {"a.b.c": 1, "2": [{"e": 1}]}
+    assert dict(flat(values, is_whole=lambda value: not value or "c" in value)) == {
+        "a.b": {"c": 1},
+        "a.d": {},
+        "2": [{"e": 1}],
+    }

@@ -171,10 +171,6 @@ def test_csv_loggers_are_captured(to: Sink) -> None:
     assert logged(to) == {"loss": 0.5, "acc": 1.0, "val_loss": 0.25}
 
 
-def test_names_of_wandb_s_dicts_have_dots() -> None:
-    assert [*libraries.flat({"a": {"b": {"c": 1}}, "d": SimpleNamespace})] == [("a.b.c", 1), ("d", SimpleNamespace)]
-
-
 def test_csv_files_of_several_trainings_have_prefixes(to: Sink) -> None:
     lightning, keras = SimpleNamespace(log_dir="csv/0/version_0"), SimpleNamespace(filename="fold_0.csv")
     libraries._of_lightning(to, lightning, {"loss": 1.0})

@@ -1,9 +1,9 @@
-"""Convert frozen dataclasses to JSON values and back."""
+"""Convert frozen dataclasses to JSON values and back, and nested mappings to flat ones."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -12,6 +12,20 @@ from typing import Any
 def plain_fields(record: Any) -> dict[str, object]:
     """Return {field: JSON value} of a dataclass. Values with a `to_json` use it; paths become text."""
     return {field.name: plain_value(getattr(record, field.name)) for field in fields(record)}
+
+
+def flat(
+    values: Mapping[Any, object], above: str = "", *, is_whole: Callable[[Mapping[Any, object]], bool] = lambda _: False
+) -> Iterator[tuple[str, object]]:
+    """Yield (name, value) of nested mappings; dots join the keys of a name.
+
+    is_whole: Whether a mapping is a value itself.
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping) and not is_whole(value):
+            yield from flat(value, f"{above}{key}.", is_whole=is_whole)
+        else:
+            yield f"{above}{key}", value
 
 
 def known_fields(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,13 @@ other program reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
 from paceline.runs.media import Html, Media, MediaEntry, media_of
+from paceline.system.serialization import flat
 from paceline.trackers.event_file import tensor_scalar
 from paceline.trackers.sink import Sink, hear, sink
 
@@ -188,12 +189,3 @@ def _of_wandb(value: object) -> Media | None:
     if isinstance(html := getattr(value, "html", None), str):
         return Html(html)
     return media_of(getattr(value, "image", None)) or media_of(value)
-
-
-def flat(data: Mapping[object, object], above: str = "") -> Iterator[tuple[str, object]]:
-    """Yield (name, value) of nested mappings; dots join the keys of a name."""
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value

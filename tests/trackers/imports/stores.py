@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import sqlite3
+import struct
+import zlib
 from collections.abc import Iterable
 from decimal import Decimal
 from pathlib import Path
@@ -11,9 +13,11 @@ from pathlib import Path
 import yaml
 
 from paceline.trackers.imports import wandb_folder as wandb_log
-from paceline.trackers.imports.wandb_folder import message
 
 START_MS = 1_700_000_000_000
+#: Of W&B's log: the bytes of a block, the head of a frame, and the types of frames.
+BLOCK_BYTES, FRAME = 1 << 15, struct.Struct("<IHB")
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def mlflow_run(
@@ -83,9 +87,48 @@ def wandb_run(place: Path, records: Iterable[tuple[int, bytes]]) -> Path:
     place.mkdir(parents=True, exist_ok=True)
     log = bytearray(wandb_log.HEADER)
     for number, (kind, content) in enumerate(records):
-        log += wandb_log.frames(message([(1, number), (kind, content)]), len(log))
+        log += frames(message([(1, number), (kind, content)]), len(log))
     (place / "run-abc.wandb").write_bytes(log)
     return place
+
+
+def frames(record: bytes, offset: int) -> bytes:
+    """Return the bytes that append a record to a log of `offset` bytes."""
+    made = bytearray()
+    kind = FIRST
+    while True:
+        room = BLOCK_BYTES - (offset + len(made)) % BLOCK_BYTES
+        if room < FRAME.size:
+            made += bytes(room)
+            continue
+        data, record = record[: room - FRAME.size], record[room - FRAME.size :]
+        if not record:
+            kind = FULL if kind == FIRST else LAST
+        made += FRAME.pack(zlib.crc32(data, zlib.crc32(bytes([kind]))), len(data), kind) + data
+        if not record:
+            return bytes(made)
+        kind = MIDDLE
+
+
+def message(parts: Iterable[tuple[int, int | str | bytes]]) -> bytes:
+    """Return a serialized protobuf message of (field, value)."""
+    made = bytearray()
+    for number, value in parts:
+        if isinstance(value, int):
+            made += _varint(number << 3) + _varint(value)
+        else:
+            data = value.encode("utf-8", "replace") if isinstance(value, str) else value
+            made += _varint(number << 3 | 2) + _varint(len(data)) + data
+    return bytes(made)
+
+
+def _varint(number: int) -> bytes:
+    made = bytearray()
+    while number > 127:
+        made.append(number & 127 | 128)
+        number >>= 7
+    made.append(number)
+    return bytes(made)
 
 
 def wandb_start(**config: str) -> tuple[int, bytes]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import UserError
 from paceline.runs import states
+from paceline.system.serialization import flat
 from paceline.trackers.imports.old_run import UNFINISHED, BrokenRun, OldRun, Point
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _run(run: Run, copy: tempfile.TemporaryDirectory[str]) -> OldRun:
         state=UNFINISHED if run.end_time is None else states.COMPLETED,
         started_s=run.creation_time,
         ended_s=run.end_time,
-        params=dict(_flat(attributes)),
+        params=dict(flat(attributes)),
         tags=dict.fromkeys(map(str, run.tags), ""),
         points=_points_of(run, copy),
     )
@@ -70,16 +71,8 @@ def _points_of(run: Run, copy: tempfile.TemporaryDirectory[str]) -> Callable[[],
     def points() -> Iterator[Point]:
         assert os.path.isdir(copy.name), "removed while it is read"
         for metric in run.metrics():
-            context = [f"{key}={value}" for key, value in sorted(_flat(metric.context.to_dict()))]
+            context = [f"{key}={value}" for key, value in sorted(flat(metric.context.to_dict()))]
             for step, (value, _, time_s) in metric.data.items():
                 yield Point(" ".join([str(metric.name), *context]), value, step, time_s)
 
     return points
-
-
-def _flat(values: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value

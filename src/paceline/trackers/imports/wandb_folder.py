@@ -25,15 +25,16 @@ from pathlib import Path
 
 from paceline.errors import UserError
 from paceline.runs import states
+from paceline.system.serialization import flat
 from paceline.trackers.event_file import fields
 from paceline.trackers.imports.old_run import UNFINISHED, BrokenRun, OldFile, OldRun, Point, Problems, files_below
 
 HEADER = struct.pack("<4sHB", b":W&B", 0xBEE1, 0)
 _BLOCK_BYTES = 1 << 15
 _FRAME = struct.Struct("<IHB")
-_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_FULL, _FIRST, _LAST = 1, 2, 4
 #: Fields of a Record, of which each record has one beside its number.
-HISTORY, SUMMARY, CONFIG, METRIC, RUN, EXIT, VERSION = 2, 3, 5, 12, 17, 18, 21
+HISTORY, SUMMARY, CONFIG, RUN, EXIT = 2, 3, 5, 17, 18
 _MEDIA = "_type"
 
 
@@ -121,7 +122,7 @@ def _joined(key: str, segments: list[tuple[Path, _Meta]]) -> OldRun:
     for _, meta in segments:
         for text in meta.problems:
             problems.note(text, meta.run_id)
-    config = {name: value for _, meta in segments for name, value in _flat(meta.config)}
+    config = {name: value for _, meta in segments for name, value in _leaves(meta.config)}
     ends = [(meta.started_s or 0.0) + meta.runtime_s for _, meta in segments]
     state = UNFINISHED
     if last.exit_code is not None:
@@ -138,7 +139,7 @@ def _joined(key: str, segments: list[tuple[Path, _Meta]]) -> OldRun:
                         latest = point.time_s
                         yield point
         # Values that the script wrote into the summary only.
-        for name, value in _flat(last.summary):
+        for name, value in _leaves(last.summary):
             if name not in seen and not name.startswith("_") and isinstance(value, (int, float)):
                 yield Point(name, value, None, latest)
 
@@ -174,7 +175,7 @@ def _of_history(data: bytes, problems: Problems) -> Iterator[Point]:
             step = dict(fields(item)).get(1, 0)
     time_s = values.get("_timestamp")
     step = values.get("_step", step)
-    for name, value in _flat(values):
+    for name, value in _leaves(values):
         if name.startswith("_"):
             continue
         if not isinstance(value, Mapping):
@@ -194,13 +195,9 @@ def _pictures(value: Mapping[str, object]) -> list[str]:
     return []
 
 
-def _flat(values: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
-    """Yield (name, value) with dotted names; a media object stays whole."""
-    for key, value in values.items():
-        if isinstance(value, dict) and value and _MEDIA not in value:
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
+def _leaves(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield (name, value) with dotted names; empty objects and those of media stay whole."""
+    return flat(values, is_whole=lambda value: not value or _MEDIA in value)
 
 
 def _item(data: bytes) -> tuple[list[str], object] | None:
@@ -261,42 +258,3 @@ def _content(record: bytes) -> Iterator[tuple[int, bytes]]:
     for number, value in fields(record):
         if number in (HISTORY, SUMMARY, CONFIG, RUN, EXIT) and isinstance(value, bytes):
             yield number, value
-
-
-def frames(record: bytes, offset: int) -> bytes:
-    """Return the bytes that append a record to a log of `offset` bytes."""
-    made = bytearray()
-    kind = _FIRST
-    while True:
-        room = _BLOCK_BYTES - (offset + len(made)) % _BLOCK_BYTES
-        if room < _FRAME.size:
-            made += bytes(room)
-            continue
-        data, record = record[: room - _FRAME.size], record[room - _FRAME.size :]
-        if not record:
-            kind = _FULL if kind == _FIRST else _LAST
-        made += _FRAME.pack(zlib.crc32(data, zlib.crc32(bytes([kind]))), len(data), kind) + data
-        if not record:
-            return bytes(made)
-        kind = _MIDDLE
-
-
-def message(parts: Iterable[tuple[int, int | str | bytes]]) -> bytes:
-    """Return a serialized protobuf message of (field, value)."""
-    made = bytearray()
-    for number, value in parts:
-        if isinstance(value, int):
-            made += _varint(number << 3) + _varint(value)
-        else:
-            data = value.encode("utf-8", "replace") if isinstance(value, str) else value
-            made += _varint(number << 3 | 2) + _varint(len(data)) + data
-    return bytes(made)
-
-
-def _varint(number: int) -> bytes:
-    made = bytearray()
-    while number > 127:
-        made.append(number & 127 | 128)
-        number >>= 7
-    made.append(number)
-    return bytes(made)
