@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from paceline.errors import UserError
+from paceline.runs import states
 from paceline.ui import shares
 from paceline.ui.app import make_app
+from paceline.ui.guard import Token
 from paceline.ui.shares import Share, SharedLinks
 from tests.ui.conftest import HOSTILE, Place, log_values
 from tests.ui.streams import opened
@@ -89,9 +91,32 @@ def test_link_to_the_workspace_reads_all_and_writes_nothing(place: Place) -> Non
         assert client.post(f"{at}{path}", data={"form_key": ""}).status_code == 403
         # A visitor who has the cookie too writes nothing by the link.
         assert place.client().post(f"{at}{path}", data={"form_key": ""}).status_code == 403
-    for path in ("/shares", "/new"):
+    for path in ("/shares", "/new", f"/runs/{first}/rerun"):
         assert client.get(f"{at}{path}").status_code == 403
     assert client.get("/").status_code == 401
+    assert str(place.path) not in client.get(f"{at}/runs/{first}/details").text
+    assert str(place.path) in place.client().get(f"/runs/{first}/details").text
+
+
+def test_streams_of_a_link_and_of_the_workspace_do_not_share_their_html(place: Place) -> None:
+    path = f"/runs/{place.run('digits_1700000001_00000001', status=states.RUNNING).run_id}/details/live"
+    _, at = share(place)
+    token = Token(place.path)
+
+    async def watch() -> None:
+        app = make_app(place.config(), token)
+        async with (
+            opened(app, "", f"{at}{path}") as reader,
+            opened(app, f"{token.cookie}={token.cookie_value}", path) as owner,
+        ):
+            shown, own = [
+                (await page.until(lambda event, data: event == "part" and data["name"] == "head"))["html"]
+                for page in (reader, owner)
+            ]
+            assert 'method="post"' not in shown
+            assert 'name="form_key"' in own
+
+    asyncio.run(watch())
 
 
 def test_only_named_sites_embed_a_link(place: Place) -> None:

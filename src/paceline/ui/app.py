@@ -58,11 +58,12 @@ _MOST_BODY = 1 << 18
 
 @dataclass(frozen=True)
 class Heading:
-    """The facts about the server that every page shows in its heading."""
+    """The facts about the server that every page shows in its heading. is_shared: the reader came by a link."""
 
     workspace: str
     workspace_name: str
     read_only: bool
+    is_shared: bool = False
 
 
 class _Static(StaticFiles):

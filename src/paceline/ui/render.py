@@ -66,18 +66,23 @@ def page(request: Request, template: str, status: int = 200, **values: Any) -> H
     return HTMLResponse(text(request, template, **values), status)
 
 
+def is_shared(request: Request) -> bool:
+    """Return whether the request comes by a link of `shares`, so without the token."""
+    return "paceline.share" in request.scope
+
+
 def text(request: Request, template: str, **values: Any) -> str:
     """Render the template of a page, or of a piece of a page.
 
     Every template gets `root`, the relative path to the top, and `ui`, the `Heading` of the server.
     """
     root = root_of(request.scope["path"])
-    heading, is_shared = request.app.state.ui, "paceline.share" in request.scope
-    if is_shared:
+    heading, by_link = request.app.state.ui, is_shared(request)
+    if by_link:
         # People with a link see neither forms nor the place of the workspace.
-        heading = replace(heading, read_only=True, workspace=heading.workspace_name)
+        heading = replace(heading, read_only=True, workspace=heading.workspace_name, is_shared=True)
     values |= {"root": root, "static": f"{root}static/{static_version()}/", "ui": heading}
-    key = "" if is_shared else request.app.state.token.form_key()
+    key = "" if by_link else request.app.state.token.form_key()
     return _templates().get_template(template).render(form_key=key, **values)
 
 

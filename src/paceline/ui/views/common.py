@@ -24,7 +24,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_run_id
 from paceline.runs.record import RunRecord
 from paceline.ui import render, run_page
-from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
+from paceline.ui.pieces import Look, PagePiece, PiecesSeen, stamp_of
 from paceline.workspace import Workspace
 
 #: Most points of a curve that one response has.
@@ -161,6 +161,15 @@ def events(request: Request, stream: AsyncGenerator[bytes, None]) -> EventStream
     return EventStream(stream, request.app.state.closing)
 
 
+def pieces(request: Request, look: Look, look_s: float | None = None) -> EventStream:
+    """Stream the changes of a page's pieces.
+
+    All readers of a page share one poll and its HTML, except that people with a link have their own: they see no forms.
+    """
+    key = f"{'shared' * render.is_shared(request)}{request.url.path}"
+    return events(request, request.app.state.pieces.follow(key, look, place_of(request), look_s))
+
+
 def place_of(request: Request) -> str:
     """Return the id of the last event that a reconnecting watcher has received, or ""."""
     return request.headers.get("last-event-id") or request.query_params.get("place", "")
@@ -177,6 +186,18 @@ def file_name(request: Request, part: str) -> str:
     return os.fsdecode(unquote_to_bytes(raw))
 
 
+def refuse_read_only(request: Request) -> None:
+    """Refuse a form if this server or the reader's link only shows pages.
+
+    Raises:
+        HTTPException: The request may change nothing (403).
+    """
+    if request.app.state.config.read_only:
+        raise HTTPException(403, "This server only shows the workspace: it was started with --read-only.")
+    if render.is_shared(request):
+        raise HTTPException(403, "This link only shows pages. It changes nothing.")
+
+
 async def form_of(request: Request) -> dict[str, str]:
     """Return the last value of each field of a form."""
     return {name: values[-1] for name, values in (await fields_of(request)).items()}
@@ -188,8 +209,7 @@ async def fields_of(request: Request) -> dict[str, list[str]]:
     Raises:
         HTTPException: The form comes from elsewhere, or the server is read-only (403).
     """
-    if request.app.state.config.read_only:
-        raise HTTPException(403, "This server only shows the workspace: it was started with --read-only.")
+    refuse_read_only(request)
     # Parse the form by hand: a few fields do not justify the dependency python-multipart.
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise HTTPException(415, "A form is sent as application/x-www-form-urlencoded.")
@@ -226,16 +246,15 @@ def live(request: Request, name: str, find: Find | None) -> Response:
 
     def look() -> PiecesSeen:
         head = run_page.head(folder)
-        pieces = {"head": head_piece(request, name, head)}
+        found = {"head": head_piece(request, name, head)}
         if find is not None:
             values = find(folder, head["record"])
             template = f"run_{name}_part.html"
-            pieces[name] = PagePiece(stamp_of(values), lambda: render.text(request, template, **head, **values))
-        return PiecesSeen(pieces, is_over=head["record"].is_terminal)
+            found[name] = PagePiece(stamp_of(values), lambda: render.text(request, template, **head, **values))
+        return PiecesSeen(found, is_over=head["record"].is_terminal)
 
     look()  # so that an error becomes the response, before the stream has begun
-    streams = request.app.state.pieces
-    return events(request, streams.follow(request.url.path, look, place_of(request)))
+    return pieces(request, look)
 
 
 def head_piece(request: Request, tab: str, head: run_page.RunHead) -> PagePiece:

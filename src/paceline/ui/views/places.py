@@ -20,7 +20,7 @@ from paceline.targets.status_of_all import TargetLook, look_at_all
 from paceline.ui import render
 from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views import models, services
-from paceline.ui.views.common import events, place_of
+from paceline.ui.views.common import pieces
 
 #: Seconds until a target counts as not answering, and the least seconds between two queries.
 LIMIT_S = 5.0
@@ -68,8 +68,7 @@ def _live(name: str, find: _Find) -> _Answer:
             piece = PagePiece(stamp_of(values), lambda: render.text(request, f"{name}_part.html", **values))
             return PiecesSeen({"main": piece})
 
-        streams = request.app.state.pieces
-        return events(request, streams.follow(request.url.path, look, place_of(request)))
+        return pieces(request, look)
 
     return live
 

@@ -21,7 +21,7 @@ from paceline.services.record import HEALTHY, ServiceRecord
 from paceline.services.service import Service
 from paceline.ui import render
 from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
-from paceline.ui.views.common import as_json, events, form_of, number, place_of, workspace_of
+from paceline.ui.views.common import as_json, form_of, number, pieces, workspace_of
 from paceline.ui.views.models import whole_number
 
 _LOG_LINES = 200
@@ -99,7 +99,7 @@ def _live(request: Request) -> Response:
             }
         )
 
-    return events(request, request.app.state.pieces.follow(request.url.path, look, place_of(request)))
+    return pieces(request, look)
 
 
 def _load(request: Request) -> Response:

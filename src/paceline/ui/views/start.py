@@ -22,7 +22,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
 from paceline.targets import configured
 from paceline.ui import render
-from paceline.ui.views.common import folder_of, form_of
+from paceline.ui.views.common import folder_of, form_of, refuse_read_only
 
 #: Prefix of the form's fields for options of the script, so that an option can't have the name of another field.
 _OPTION = "option:"
@@ -44,17 +44,12 @@ def routes() -> list[Route]:
     ]
 
 
-def _refuse_read_only(request: Request) -> None:
-    if request.app.state.config.read_only:
-        raise HTTPException(403, "This server only shows the workspace: it was started with --read-only.")
-
-
 # --- a run again
 
 
 def _again(request: Request) -> Response:
     """Show the form of a rerun."""
-    _refuse_read_only(request)
+    refuse_read_only(request)
     folder = folder_of(request)
     return _form(request, folder, parameters(folder), {}, {})
 
@@ -151,7 +146,7 @@ def _changed_options(options: list[Parameter], form: Mapping[str, str]) -> dict[
 
 def _new(request: Request) -> Response:
     """Show the form for a job file (query `file`)."""
-    _refuse_read_only(request)
+    refuse_read_only(request)
     files = _job_files(_project_of(request))
     chosen = request.query_params.get("file", "")
     if chosen and chosen not in files:

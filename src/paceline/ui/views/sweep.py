@@ -22,7 +22,7 @@ from paceline.sweeps.spec import SweepSpec
 from paceline.ui import render, run_page
 from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views import common
-from paceline.ui.views.common import events, folder_of, place_of
+from paceline.ui.views.common import folder_of
 
 #: Most trials that the table lists.
 _ROWS = 500
@@ -108,7 +108,7 @@ def live(request: Request) -> Response:
         pieces = {"head": common.head_piece(request, "sweep", head), "sweep": piece}
         return PiecesSeen(pieces, is_over=standing.record.is_terminal)
 
-    return events(request, state.pieces.follow(request.url.path, look, place_of(request), _LOOK_S))
+    return common.pieces(request, look, _LOOK_S)
 
 
 def _head(folder: RunFolder) -> run_page.RunHead:
