@@ -20,10 +20,19 @@ from paceline.runs.ids import check_run_id
 from paceline.runs.record import user_name
 from paceline.runs.visible import visible
 from paceline.ui import render
-from paceline.ui.views.common import as_json, fields_of, folder_of, form_of, runs_dir
+from paceline.ui.views.common import (
+    LONGEST_TAG,
+    as_json,
+    fields_of,
+    folder_of,
+    form_of,
+    refuse_unknown_fields,
+    runs_dir,
+    tag_of,
+)
 
-#: Most characters of a name, of a tag's key and of its value; of notes; and most runs of one request.
-_LONGEST, _LONGEST_NOTES, _MOST_RUNS = 500, 20_000, 200
+#: Most characters of notes, and most runs of one request.
+_LONGEST_NOTES, _MOST_RUNS = 20_000, 200
 
 
 def routes() -> list[Route]:
@@ -67,19 +76,17 @@ def _cancel(folder: RunFolder, form: Mapping[str, str]) -> None:
 
 def _tag(folder: RunFolder, form: Mapping[str, str]) -> None:
     """Set a tag (form fields `key`, `value`), or remove one (form field `remove`)."""
-    key, value, gone = (form.get(name, "").strip() for name in ("key", "value", "remove"))
-    if max(len(key), len(value)) > _LONGEST:
-        raise HTTPException(400, f"A tag and its value have at most {_LONGEST} characters each.")
+    key, value, gone = tag_of(form)
     if gone:
         tags_and_properties.remove_tags(folder.notes, [gone])
     else:
-        tags_and_properties.set_tags(folder.notes, {key: value or None})
+        tags_and_properties.set_tags(folder.notes, {key: value})
 
 
 def _rename(folder: RunFolder, form: Mapping[str, str]) -> None:
     name = form.get("name", "").strip()
-    if len(name) > _LONGEST:
-        raise HTTPException(400, f"A name has at most {_LONGEST} characters.")
+    if len(name) > LONGEST_TAG:
+        raise HTTPException(400, f"A name has at most {LONGEST_TAG} characters.")
     tags_and_properties.set_name(folder.notes, "display_name", name)
 
 
@@ -127,8 +134,7 @@ async def _bulk(request: Request) -> Response:
     action, run_ids = form.get("action", ""), [*dict.fromkeys(fields.get("run", ()))]
     if action not in _BULK:
         raise HTTPException(400, f"action={action!r} is not a change of runs. There are {', '.join(_BULK)}.")
-    if unknown := sorted(set(form) - {"form_key", "action", "run", "key", "value"}):
-        raise HTTPException(400, f"The form has an unknown field {unknown[0]!r}.")
+    refuse_unknown_fields(form, ("action", "run", "key", "value"))
     if not 0 < len(run_ids) <= _MOST_RUNS:
         raise HTTPException(400, f"Choose 1 to {_MOST_RUNS} runs, got {len(run_ids)}.")
     changed, failed = await asyncio.to_thread(_change_all, request, action, run_ids, form)
@@ -193,8 +199,8 @@ def _change_all(
 
 def deleted_page(request: Request) -> Response | None:
     """Return the page of a deleted run."""
-    run = _deleted(request)
-    if run is None or "text/html" not in request.headers.get("accept", ""):
+    run = _deleted(request) if "text/html" in request.headers.get("accept", "") else None
+    if run is None:
         return None
     return render.page(request, "gone.html", 410, run=run)
 

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from pathlib import Path
 from urllib.parse import parse_qs, unquote_to_bytes
 
@@ -29,6 +30,8 @@ from paceline.workspace import Workspace
 
 #: Most points of a curve that one response has.
 _PIXELS = (50, 4000)
+#: Most characters of a run's name, of a tag's key and of its value.
+LONGEST_TAG = 500
 
 #: A function that returns the data of a piece's template for a run.
 Find = Callable[[RunFolder, RunRecord], render.TemplateValues]
@@ -220,6 +223,47 @@ async def fields_of(request: Request) -> dict[str, list[str]]:
             "This form belongs to another server, or to a page that was opened before the token changed. Reload the page.",
         )
     return fields
+
+
+def refuse_unknown_fields(form: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a form with a field that its page does not have.
+
+    Raises:
+        HTTPException: The form has a field that is neither known nor its key (400).
+    """
+    if unknown := sorted({*form} - {"form_key", *known}):
+        raise HTTPException(400, f"The form has an unknown field {unknown[0]!r}. Reload the page.")
+
+
+def digits(text: str) -> int | None:
+    """Return the whole number that a user has typed, or None if the text is not 1 to 9 digits."""
+    # Not `isdigit`: int() refuses superscripts, and numbers of more than 4,300 digits.
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
+
+
+def whole_number(form: Mapping[str, str], name: str) -> int | None:
+    """Return the whole number in a form's field, None for an empty field.
+
+    Raises:
+        HTTPException: The text is not a whole number (400).
+    """
+    text = form.get(name, "").strip()
+    found = digits(text)
+    if text and found is None:
+        raise HTTPException(400, f"{name} must be a whole number, got {text[:40]!r}.")
+    return found
+
+
+def tag_of(form: Mapping[str, str]) -> tuple[str, str | None, str]:
+    """Return the key and value of a form's new tag, and the key of the tag to remove.
+
+    Raises:
+        HTTPException: The key or the value is too long (400).
+    """
+    key, value, gone = (form.get(name, "").strip() for name in ("key", "value", "remove"))
+    if max(len(key), len(value)) > LONGEST_TAG:
+        raise HTTPException(400, f"A tag and its value have at most {LONGEST_TAG} characters each.")
+    return key, value or None, gone
 
 
 def routes(name: str, find: Find) -> list[Route]:

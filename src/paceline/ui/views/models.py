@@ -19,12 +19,12 @@ from paceline.services.service import Service
 from paceline.targets import configured
 from paceline.ui import render
 from paceline.ui.markup import RENDERED, render_markdown
-from paceline.ui.views.common import form_of, workspace_of
+from paceline.ui.views.common import form_of, tag_of, whole_number, workspace_of
 
 #: Most versions that are compared, and those that are compared without a choice.
 _MOST, _FIRST = 8, 3
-#: Most characters of a tag's key and of its value, and of a description.
-_LONGEST, _MOST_TEXT = 500, 50_000
+#: Most characters of a description.
+_MOST_TEXT = 50_000
 _TITLES = {
     "metrics": "Metrics of the run",
     "origin": "Origin",
@@ -167,13 +167,11 @@ def _alias(model: Model, form: dict[str, str]) -> None:
 
 
 def _tag(model: Model, form: dict[str, str]) -> None:
-    key, value, gone = (form.get(name, "").strip() for name in ("key", "value", "remove"))
-    if max(len(key), len(value)) > _LONGEST:
-        raise HTTPException(400, f"A tag and its value have at most {_LONGEST} characters each.")
+    key, value, gone = tag_of(form)
     if gone:
         model.remove_tags(gone)
     else:
-        model.add_tags({key: value or None})
+        model.add_tags({key: value})
 
 
 def _describe(model: Model, form: dict[str, str]) -> None:
@@ -207,17 +205,3 @@ def _serve(model: Model, form: dict[str, str]) -> str:
     service = Service(model.workspace, form.get("service", ""))
     service.update(model.id, wait=False)
     return f"../../../services/{service.name}"
-
-
-def whole_number(form: dict[str, str], name: str) -> int | None:
-    """Return the whole number in a form's field, None for an empty field.
-
-    Raises:
-        HTTPException: The text is not a whole number (400).
-    """
-    text = form.get(name, "").strip()
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit()) or len(text) > 9:
-        raise HTTPException(400, f"{name} must be a whole number, got {text[:40]!r}.")
-    return int(text)

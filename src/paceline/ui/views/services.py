@@ -21,8 +21,7 @@ from paceline.services.record import HEALTHY, ServiceRecord
 from paceline.services.service import Service
 from paceline.ui import render
 from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
-from paceline.ui.views.common import as_json, form_of, number, pieces, workspace_of
-from paceline.ui.views.models import whole_number
+from paceline.ui.views.common import as_json, form_of, number, pieces, whole_number, workspace_of
 
 _LOG_LINES = 200
 #: Seconds that a call from the page may take, and most characters of an answer that the page shows.

@@ -13,7 +13,7 @@ from paceline.runs import store
 from paceline.ui import render
 from paceline.ui.shares import MOST_DAYS, PREFIX, Share, SharedLinks
 from paceline.ui.views import compare
-from paceline.ui.views.common import fields_of, runs_dir
+from paceline.ui.views.common import digits, fields_of, runs_dir
 
 #: Settings of the curves that a link keeps.
 _SETTINGS = ("metric", "axis", "smooth", "scale", "ranks", "attempts", "from", "to")
@@ -44,10 +44,10 @@ async def change(request: Request) -> Response:
     runs = tuple(
         dict.fromkeys(store.find(runs_dir(request), run_id).run_id for run_id in form.get("run", ()) if run_id)
     )
-    days = form.get("days", [""])[-1]
-    if not (days.isascii() and days.isdigit() and len(days) < 5):
-        raise HTTPException(400, f"days={days[:50]!r} must be a whole number from 1 to {MOST_DAYS}.")
-    share, token = shares.make(runs, int(days), tuple(form.get("origins", [""])[-1].split()))
+    text = form.get("days", [""])[-1]
+    if (days := digits(text)) is None:
+        raise HTTPException(400, f"days={text[:50]!r} must be a whole number from 1 to {MOST_DAYS}.")
+    share, token = shares.make(runs, days, tuple(form.get("origins", [""])[-1].split()))
     settings = form.get("settings", [""])[-1]
     path = f"{PREFIX.strip('/')}/{token}/" + (f"embed{'?' if settings else ''}{settings}" if runs else "")
     return _rendered(request, list(runs), share, path)

@@ -22,12 +22,12 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
 from paceline.targets import configured
 from paceline.ui import render
-from paceline.ui.views.common import folder_of, form_of, refuse_read_only
+from paceline.ui.views.common import folder_of, form_of, refuse_read_only, refuse_unknown_fields
 
 #: Prefix of the form's fields for options of the script, so that an option can't have the name of another field.
 _OPTION = "option:"
 _FIELDS = (
-    *("form_key", "display_name", "compute_target", "node_count", "process_count_per_node", "distributed_backend"),
+    *("display_name", "compute_target", "node_count", "process_count_per_node", "distributed_backend"),
     *("arguments", "resume"),
 )
 #: Most job files of the workspace that the page offers, and folders below the project's that it searches.
@@ -98,9 +98,7 @@ async def _start_again(request: Request) -> Response:
 
 def _submit_again(request: Request, folder: RunFolder, form: Mapping[str, str]) -> Response:
     options = parameters(folder)
-    known = {*_FIELDS, *(_OPTION + option.name for option in options)}
-    if unknown := sorted(set(form) - known):
-        raise HTTPException(400, f"The form has an unknown field {unknown[0]!r}. Reload the page.")
+    refuse_unknown_fields(form, (*_FIELDS, *(_OPTION + option.name for option in options)))
     job = read.record(folder).job
     assert job is not None, "its options were read"
     errors: dict[str, str] = {}
@@ -185,8 +183,7 @@ def _job_files(project: Path) -> list[str]:
 
 async def _start_new(request: Request) -> Response:
     form = await form_of(request)
-    if unknown := sorted(set(form) - {"form_key", "text", "chosen"}):
-        raise HTTPException(400, f"The form has an unknown field {unknown[0]!r}.")
+    refuse_unknown_fields(form, ("text", "chosen"))
     return await asyncio.to_thread(_submit_file, request, form)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,10 +86,9 @@ async def again(request: Request) -> Response:
 
 def _count(form: Mapping[str, str], name: str) -> int:
     text = form.get(name, "").strip()
-    # Not `isdigit`: int() refuses superscripts, and numbers of more than 4,300 digits.
-    if not re.fullmatch("[0-9]{1,9}", text):
+    if (count := common.digits(text)) is None:
         raise HTTPException(400, f"{name}={text[:50]!r} is not a whole number of 1 or more.")
-    return int(text)
+    return count
 
 
 def live(request: Request) -> Response:
@@ -156,6 +154,6 @@ def _shares(state: Any, standing: Standing) -> draw.Shares:
     run_id, ended = standing.record.run_id, sum(trial.is_over for trial in standing.trials)
     if (run_id, ended) not in kept:
         for other in [other for other in kept if other[0] == run_id] or [*kept][:-8]:
-            del kept[other]
+            kept.pop(other, None)  # Another request may have dropped it.
         kept[run_id, ended] = draw.shares(standing.spec, [trial for trial in standing.trials if trial.is_over])
     return kept[run_id, ended]
