@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 from paceline.errors import FileNameError, WorkspaceError
 from paceline.system import locks
@@ -66,13 +67,18 @@ def plain_experiment_name(name: object) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", str(name)).strip("-_")[:_EXPERIMENT_LENGTH] or "default"
 
 
+def is_run_id(text: object) -> TypeGuard[str]:
+    """Return whether a text can be the id of a run. Records are input, so their ids may lead out of the folder of runs."""
+    return isinstance(text, str) and _RUN_ID.fullmatch(text) is not None
+
+
 def check_run_id(run_id: object) -> str:
     """Return `run_id` if it is a valid run id, so that it names nothing outside the folder of runs.
 
     Raises:
         FileNameError: It is not a valid run id.
     """
-    if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
+    if not is_run_id(run_id):
         raise FileNameError(
             f"run id {run_id!r}: an id is letters, digits, '_', '-' and '.', and starts with a letter or digit. "
             "`paceline list` shows the ids there are."

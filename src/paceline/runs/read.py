@@ -7,14 +7,14 @@ import dataclasses
 import errno
 import glob
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError, RunNotFoundError, RunStateError
 from paceline.runs import controllers, remote_status, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.ids import is_trial
+from paceline.runs.ids import is_run_id, is_trial
 from paceline.runs.record import RunRecord, merged, utc_now
 from paceline.system import locks
 from paceline.system.files import read_json, write_json
@@ -89,9 +89,12 @@ def raw(folder: RunFolder) -> dict[str, Any] | None:
 
 def all_records(runs_dir: Path, *, trials: bool = True) -> Iterator[RunRecord]:
     """Yield every readable record, newest first; trials=False skips sweeps' trials and pipelines' steps."""
-    for run_id in store.ids(runs_dir):
-        if not trials and is_trial(run_id):
-            continue
+    yield from records_of(runs_dir, (run_id for run_id in store.ids(runs_dir) if trials or not is_trial(run_id)))
+
+
+def records_of(runs_dir: Path, run_ids: Iterable[str]) -> Iterator[RunRecord]:
+    """Yield the readable records of these runs, in the order of the ids."""
+    for run_id in run_ids:
         try:
             yield record(RunFolder(runs_dir / run_id))
         except RunNotFoundError:
@@ -99,10 +102,18 @@ def all_records(runs_dir: Path, *, trials: bool = True) -> Iterator[RunRecord]:
 
 
 def _has_archived_parent(record: RunRecord, folder: RunFolder) -> bool:
-    parent = record.parent_run_id or ""
-    # The record is input: its text may be no name of a folder.
-    is_name = parent not in ("", ".", "..") and Path(parent).name == parent and "\0" not in parent
-    return is_name and tags_and_properties.read(RunFolder(folder.path.with_name(parent)).notes).is_archived
+    """Return whether the sweep or pipeline of a run, or one above it, is archived."""
+    above: object = record.parent_run_id
+    seen = {record.run_id}
+    # Damaged records may name each other as parent.
+    while is_run_id(above) and above not in seen:
+        seen.add(above)
+        parent = RunFolder(folder.path.with_name(above))
+        if tags_and_properties.read(parent.notes).is_archived:
+            return True
+        data = read_json(parent.job)
+        above = data.get("parent_run_id") if isinstance(data, dict) else None
+    return False
 
 
 def channel(folder: RunFolder) -> Channel | None:

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import FileNameError, PacelineError, RunNotFoundError, RunStateError
+from paceline.errors import PacelineError, RunNotFoundError, RunStateError
 from paceline.runs import read, removal, store, tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.ids import check_run_id
+from paceline.runs.ids import check_run_id, is_run_id
 from paceline.runs.record import RunRecord, parse_utc, user_name, utc_now, utc_text
 from paceline.system.files import names_in, read_json
 
@@ -85,7 +85,8 @@ def delete(runs_dir: Path, folders: Iterable[RunFolder], *, force: bool = False)
 def _check_parent(record: RunRecord, runs_dir: Path) -> None:
     """Refuse a trial or step whose sweep or pipeline goes on: its controller still reads the run."""
     with contextlib.suppress(RunNotFoundError):
-        parent = read.record(RunFolder(runs_dir / record.parent_run_id)) if record.parent_run_id else None
+        above = record.parent_run_id
+        parent = read.record(RunFolder(runs_dir / above)) if is_run_id(above) else None
         if parent is not None and parent.kind in ("sweep", "pipeline") and not parent.is_terminal:
             raise RunStateError(
                 f"run {record.run_id} belongs to the {parent.kind} {parent.run_id}, which is {parent.status}. Delete it when the "
@@ -146,9 +147,7 @@ def find(workspace_dir: Path, run_id: str) -> DeletedRun | None:
 
 def _is_run(path: Path) -> bool:
     # Others may write to the trash too. A link may lead anywhere, and restoring a run writes to its folder.
-    with contextlib.suppress(FileNameError):
-        return check_run_id(path.name) == path.name and path.is_dir() and not path.is_symlink()
-    return False
+    return is_run_id(path.name) and path.is_dir() and not path.is_symlink()
 
 
 def _deleted(folder: RunFolder) -> DeletedRun:

@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.errors import PacelineError
 from paceline.runs import read, states, tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.ids import is_trial
+from paceline.runs.ids import is_run_id, is_trial
 from paceline.runs.record import duration_s, seconds_of, utc_text
 from paceline.runs.search.params import LONGEST, ParamValue, packed, params_of
 from paceline.runs.search.resources import read_resources
@@ -130,6 +130,8 @@ def read_record_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFa
     # The run was removed, or its record is unreadable.
     except (PacelineError, OSError, TypeError, ValueError, AttributeError, KeyError):
         return None
+    # The record is input, and may name another run.
+    facts.run_id = folder.run_id
     facts.record_stamp = None if facts.is_terminal else record_stamp
     if known is not None:
         facts.metrics, facts.resources = known.metrics, known.resources
@@ -179,9 +181,9 @@ def _of_record(folder: RunFolder, data: Mapping[str, object]) -> RunFacts:
     program = [str(word) for word in _list(data.get("program"))]
     words = program[1:] if program else [str(word) for word in _list(job.get("arguments"))]
     given = params_of(words, _mapping(_mapping(data.get("trial")).get("values")), {})
-    run_id = str(data["run_id"])
+    parent = data.get("parent_run_id")
     return RunFacts(
-        run_id=run_id,
+        run_id=str(data["run_id"]),
         experiment=_shared(data.get("experiment")),
         status=_shared(data["status"]),
         kind=_shared(data.get("kind") or "script"),
@@ -193,8 +195,8 @@ def _of_record(folder: RunFolder, data: Mapping[str, object]) -> RunFacts:
         size=_shared(job and f"{_nodes(job)}×{job['process_count_per_node']}"),
         attempts=len(_list(data.get("attempts"))),
         why=_shared(_mapping(data.get("failure")).get("message") or data.get("waiting_for") or hangs),
-        parent=_shared(data.get("parent_run_id")) or None,
-        is_child=is_trial(run_id),
+        parent=_shared(parent) if is_run_id(parent) else None,
+        is_child=is_trial(folder.run_id),
         script=_shared(
             f"-m {job['entry_module']}" if job.get("entry_module") else job.get("entry_script") or "".join(program[:1])
         ),
@@ -209,8 +211,7 @@ def _goals_of(folder: RunFolder) -> dict[str, Goal]:
     found = _goals.get(folder.path)
     if found is None:
         sweep = _mapping(_mapping(read_json(folder.state)).get("sweep"))
-        metrics, goals = sweep.get("metric"), sweep.get("goal")
-        pairs = zip(_several(metrics), _several(goals), strict=False)
+        pairs = zip(_several(sweep.get("metric")), _several(sweep.get("goal")), strict=False)
         known: dict[str, Goal] = {
             name: goal for name, goal in pairs if isinstance(name, str) and goal in ("minimize", "maximize")
         }
