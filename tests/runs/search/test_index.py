@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -10,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import QueryError
-from paceline.runs import read, states, store, tags_and_properties
+from paceline.runs import read, states, store, tags_and_properties, trash
 from paceline.runs.read import matches
 from paceline.runs.search import index as index_module
-from paceline.runs.search.index import FactsCache, RunIndex, facts_of, find_runs
+from paceline.runs.search.index import FactsCache, RunIndex, archived_ids, facts_of, find_runs
 from paceline.system import files
 from paceline.workspace import Workspace
 from tests.ui.conftest import Place, log_values
@@ -238,3 +239,49 @@ def test_trials_of_an_archived_sweep_are_archived(place: Place) -> None:
     assert trial.run_id not in client.get("/?trials=1").text
     assert trial.run_id in client.get("/?trials=1&archived=1").text
     assert trial.run_id in client.get("/", params={"parent": sweep.run_id}).text
+
+
+def test_runs_below_the_sweep_of_an_archived_pipeline_are_archived(place: Place) -> None:
+    pipeline = place.run("p_1700000001_00000001")
+    step = place.run(f"{pipeline.run_id}_0", parent_run_id=pipeline.run_id)
+    trial = place.run(f"{step.run_id}_1", parent_run_id=step.run_id)
+    tags_and_properties.set_archived(pipeline.notes, True)
+    assert archived_ids(find_runs(place.runs_dir)) == {pipeline.run_id, step.run_id, trial.run_id}
+    assert matches(read.record(trial), trial, children=True, archived=True)
+
+
+@pytest.mark.parametrize("parent", ["../../etc", "/etc", "..", "a\0b"])
+def test_trial_whose_parent_is_no_run_id_is_listed_and_deleted(place: Place, parent: str) -> None:
+    trial = place.run("s_1700000001_00000001_0", parent_run_id=parent)
+    (facts,) = find_runs(place.runs_dir)
+    assert (facts.run_id, facts.parent) == (trial.run_id, None)
+    assert matches(read.record(trial), trial, children=True, archived=False)
+    assert trash.delete(place.runs_dir, [trial]) == [trial.run_id]
+
+
+def test_run_loops_of_damaged_records_end(place: Place) -> None:
+    ids = ["s_1700000001_00000001_0", "s_1700000001_00000001_1"]
+    folder, _ = (place.run(one, parent_run_id=other) for one, other in (ids, ids[::-1]))
+    assert not matches(read.record(folder), folder, children=True, archived=True)
+
+
+def test_record_that_names_another_run_does_not_replace_its_facts(place: Place) -> None:
+    folder, copy = place.run("a_1700000001_00000001"), place.run("a_1700000002_00000002")
+    copy.job.write_text(
+        json.dumps({**json.loads(copy.job.read_text()), "run_id": folder.run_id, "experiment": "other"})
+    )
+    facts_of(place.runs_dir, [copy.run_id])
+    found = facts_of(place.runs_dir, [folder.run_id, copy.run_id])
+    assert [facts.run_id for facts in found.values()] == [folder.run_id, copy.run_id]
+    assert [facts.experiment for facts in found.values()] == ["a", "other"]
+
+
+def test_user_without_a_home_folder_has_no_cache(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = place.run("a_1700000001_00000001")
+    # As in a container whose user has no entry in /etc/passwd.
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert [facts.run_id for facts in find_runs(place.runs_dir)] == [folder.run_id]
+    assert not (tmp_path / "~").exists()

@@ -308,7 +308,9 @@ class FactsCache:
     """The cached facts of a workspace's ended runs."""
 
     def __init__(self, runs_dir: Path) -> None:
-        base = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "paceline" / "runs"
+        state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        # A user without a home folder has no cache.
+        base = Path(state if os.path.isabs(state) else os.devnull, "paceline", "runs")
         self.path = (
             base / f"{hashlib.sha256(os.fsencode(os.path.realpath(runs_dir))).hexdigest()[:24]}.{_VERSION}.jsonl"
         )
