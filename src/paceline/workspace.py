@@ -707,23 +707,19 @@ class Experiment:
         """
         from paceline.runs.search.index import find_runs
 
-        matching = {facts.run_id for facts in find_runs(self.runs_dir, where)} if where else None
+        ids = [facts.run_id for facts in find_runs(self.runs_dir, where)] if where else store.ids(self.runs_dir)
         # Compare the records: an id that a user chose need not begin with its experiment's name.
-        for record in read.all_records(self.runs_dir):
+        for record in read.records_of(self.runs_dir, ids):
             folder = RunFolder(self.runs_dir / record.run_id)
-            if (
-                record.experiment == self.name
-                and (matching is None or record.run_id in matching)
-                and matches(
-                    record,
-                    folder,
-                    kind=kind,
-                    tags=tags,
-                    properties=properties,
-                    status=status,
-                    children=include_children,
-                    archived=archived,
-                )
+            if record.experiment == self.name and matches(
+                record,
+                folder,
+                kind=kind,
+                tags=tags,
+                properties=properties,
+                status=status,
+                children=include_children,
+                archived=archived,
             ):
                 yield self.run_class._handle(self, record)
 

@@ -140,14 +140,9 @@ def list_runs(
         trials, archived = trials or saved.has_children, archived or saved.is_archived
     # `--tag key=` and `--tag key` both match the key alone, whatever its value is.
     tags: dict[str, Any] = {key: value or None for key, _, value in (word.partition("=") for word in tag or ())}
-    fields = [field_of(name) for name in _listed("--columns", columns)]
-    by = [field_of(name) for name in _listed("--group", group)]
+    fields, by = _listed("--columns", columns), _listed("--group", group)
     facts = _find(runs_dir, where, sort, trials=trials) if where or sort else {}
-    records = (
-        (read.record(RunFolder(runs_dir / run_id)) for run_id in facts)
-        if where or sort
-        else read.all_records(runs_dir, trials=trials)
-    )
+    records = read.records_of(runs_dir, facts) if where or sort else read.all_records(runs_dir, trials=trials)
     found = (
         (record, folder)
         for record in records
@@ -165,14 +160,9 @@ def list_runs(
     # Read only the records that are shown, such as the newest 25 of ten thousand.
     shown = list(found if everything or by else islice(found, limit))
     facts = facts or facts_of(runs_dir, [record.run_id for record, _ in shown])
+    of_shown = [facts[record.run_id] for record, _ in shown if record.run_id in facts]
     if by:
-        _print_groups(
-            [facts[record.run_id] for record, _ in shown if record.run_id in facts],
-            by[0],
-            fields,
-            sort or "",
-            as_json=as_json,
-        )
+        _print_groups(of_shown, by[0], fields, sort or "", as_json=as_json)
         return
     if as_json:
         sizes = [{"size_bytes": tree_size(folder.path)} if long else {} for _, folder in shown]
@@ -191,12 +181,9 @@ def list_runs(
         )
         return
     if fields:
-        found_facts = [facts[record.run_id] for record, _ in shown if record.run_id in facts]
-        print_table(
-            [field.name for field in fields], [[cell_text(one, field) for field in fields] for one in found_facts]
-        )
+        print_table([field.name for field in fields], [[cell_text(one, field) for field in fields] for one in of_shown])
         return
-    differing = _differing([facts[record.run_id] for record, _ in shown if record.run_id in facts])
+    differing = _differing(of_shown)
     lines: list[tuple[str, ...]] = [
         ("RUN", "NAME", "STATUS", "SIZE", "CREATED", "TOOK", "SCRIPT", *map(visible, differing), "METRIC"),
         *(_row(record, facts.get(record.run_id), differing) for record, _ in shown),
@@ -235,9 +222,9 @@ def _find(runs_dir: Path, where: str | None, sort: str | None, *, trials: bool) 
     return {facts.run_id: facts for facts in find_runs(runs_dir, where or "", sort or "", children=trials)}
 
 
-def _listed(option: str, names: str | None) -> list[str]:
+def _listed(option: str, names: str | None) -> list[RunField]:
     try:
-        return [field_of(name.strip()).name for name in split_fields(names or "")]
+        return [field_of(name.strip()) for name in split_fields(names or "")]
     except QueryError as error:
         raise UserError(f"{option}: {error.problem} Expected: {error.expected}.") from error
 
