@@ -73,6 +73,8 @@ def test_deleted_runs_are_restored_or_purged(cli: Cli, runs: list[str]) -> None:
     cli("rm", "--yes", runs[0])
     assert f"{runs[0]}: removed" in cli("rm", "--yes", "--purge", runs[0]).stdout
     assert cli.json("restore") == []
+    cli("rm", "--yes", runs[2])
+    assert [run["run_id"] for run in cli.json("rm", "--yes", "--purge", runs[2], runs[2])] == [runs[2]]
     assert "is empty" in cli("restore").stdout
 
 

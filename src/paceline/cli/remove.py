@@ -51,10 +51,10 @@ def rm(*, run_ids: list[str], children: bool, force: bool, purge: bool, yes: boo
     """
     workspace = Workspace.from_config(create=False)
     removal.sweep(workspace.runs_dir)
-    in_trash = [run for run in map(_in_trash, run_ids) if run is not None] if purge else []
-    folders = folders_of(word for word in run_ids if word not in {run.run_id for run in in_trash})
-    if len(in_trash) == len(run_ids):
-        folders = []
+    found = [_in_trash(workspace.path, word) for word in run_ids] if purge else []
+    in_trash = {run.folder: run for run in found if run is not None}
+    words = [word for word in run_ids if word not in {folder.run_id for folder in in_trash}]
+    folders = folders_of(words) if words else []
     if below := trash.below(workspace.runs_dir, folders) if folders else []:
         if not children:
             shown = some([folder.run_id for folder in below], _NAMED)
@@ -63,7 +63,7 @@ def rm(*, run_ids: list[str], children: bool, force: bool, purge: bool, yes: boo
     for folder in folders:
         removal.check_removable(read.record(folder), force=force)
     # Measure the runs before they are removed.
-    there = [*folders, *(run.folder for run in in_trash)]
+    there = [*folders, *in_trash]
     removed = [Removed(name=folder.run_id, size_bytes=tree_size(folder.path)) for folder in there]
     if not dry_run:
         names = [run.name for run in removed]
@@ -77,7 +77,11 @@ def rm(*, run_ids: list[str], children: bool, force: bool, purge: bool, yes: boo
         if not confirmed(how, yes=yes, as_json=as_json):
             return _DECLINED
         if purge:
-            removed = [run for folder, run in zip(there, removed, strict=True) if _remove(folder, force=force)]
+            removed = [
+                run
+                for folder, run in zip(there, removed, strict=True)
+                if _remove(folder, in_trash.get(folder), force=force)
+            ]
         else:
             roots = [folder for folder in folders if folder not in below]
             moved = trash.delete(workspace.runs_dir, roots, force=force)
@@ -96,9 +100,9 @@ def rm(*, run_ids: list[str], children: bool, force: bool, purge: bool, yes: boo
     return 0 if len(removed) == len(there) else 1
 
 
-def _in_trash(run_id: str) -> DeletedRun | None:
+def _in_trash(workspace_dir: Path, run_id: str) -> DeletedRun | None:
     with contextlib.suppress(FileNameError):
-        return trash.find(Workspace.from_config(create=False).path, run_id)
+        return trash.find(workspace_dir, run_id)
     return None
 
 
@@ -267,14 +271,13 @@ def _prune_nodes(name: str, *, yes: bool, dry_run: bool, as_json: bool) -> int:
     return 1 if lost or any(left.stays for left in found) else 0
 
 
-def _remove(folder: RunFolder, *, force: bool) -> bool:
+def _remove(folder: RunFolder, deleted: DeletedRun | None, *, force: bool) -> bool:
     """Remove the run for good. If that fails, print the reason and return False."""
     # Read the properties now, because they are removed with the run.
     properties = tags_and_properties.read(folder.notes).properties
     left = [text for name, text in properties.items() if name.startswith(("not_fetched", "fetched_later"))]
     try:
-        deleted = trash.find(folder.path.parents[1], folder.run_id)
-        if deleted is not None and deleted.folder == folder:
+        if deleted is not None:
             trash.purge(deleted)
         else:
             removal.remove(folder, force=force)
