@@ -28,7 +28,6 @@ KINDS = {
     "environment": "Environment",
 }
 
-
 #: A function that returns the facts of a run; None if the run has no readable record.
 FactsOf: TypeAlias = "Callable[[RunFolder], RunFacts | None]"
 #: Numbers of a metric, each of which is a fact.

@@ -97,9 +97,9 @@ class LineAssembler:
         """Yield the lines of `feed`, many in one text with newlines between them, which is far quicker."""
         end = data.rfind(b"\n")
         block = self._partial + data[: max(end, 0)]
+        is_plain = end >= 0 and not self._shown and b"\r" not in block and b"\r" not in data and _NOISE not in block
         # Replaced bytes would change the offsets of lines within a block.
-        text = _strictly(block)
-        if end < 0 or self._shown or b"\r" in block or b"\r" in data or _NOISE in block or text is None:
+        if not is_plain or (text := _strictly(block)) is None:
             yield from self.feed(data, at)
             return
         self.begin, self._begin = self._begin if self._partial else at, at + end + 1

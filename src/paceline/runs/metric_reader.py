@@ -53,12 +53,8 @@ class LogTail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._position = 0
-
-    @property
-    def position(self) -> int:
-        """Return the end of the last chunk in the file."""
-        return self._position
+        #: End of the last chunk in the file.
+        self.position = 0
 
     def chunks(self, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[bytes]:
         """Yield the appended lines in chunks of whole lines; a line without its newline waits for the next call.
@@ -68,9 +64,9 @@ class LogTail:
         """
         # Reopen the file each time: an NFS client learns a file's new size when it opens the file.
         with open(self._path, "rb") as file:
-            if os.fstat(file.fileno()).st_size <= self._position:
+            if os.fstat(file.fileno()).st_size <= self.position:
                 return
-            file.seek(self._position)
+            file.seek(self.position)
             while data := file.read(chunk_bytes):
                 if not data.endswith(b"\n"):
                     # Complete a line that is longer than a chunk.
@@ -78,9 +74,9 @@ class LogTail:
                 end = data.rfind(b"\n") + 1
                 if end == 0:
                     return
-                self._position += end
+                self.position += end
                 # The line may have grown in between, and still lack its end.
-                file.seek(self._position)
+                file.seek(self.position)
                 yield data[:end]
 
 

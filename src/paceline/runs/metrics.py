@@ -78,8 +78,8 @@ class MetricLog:
         """Append a list, row, table, image or other kind of metric. `value` is plain JSON data."""
         if not self._of_tracker and len(logged_here) < _MOST_NAMES:
             logged_here.add(check_name(name))
-        line: MetricEntry = {"name": check_name(name), "kind": kind, "value": value, "time": 0.0}
-        line["time"] = round(time.time() if time_s is None else time_s, 6)
+        at = time.time() if time_s is None else time_s
+        line: MetricEntry = {"name": check_name(name), "kind": kind, "value": value, "time": round(at, 6)}
         if step is not None:
             line["step"] = int(step)
         self._write(json.dumps(line).encode() + b"\n")

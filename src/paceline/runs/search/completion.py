@@ -110,10 +110,11 @@ def _fields(part: str, runs: Sequence[RunFacts]) -> Iterator[tuple[str, str]]:
     yield from MEANINGS.items()
     yield from ((f"{group}.", meaning) for group, meaning in GROUPS.items())
     if part:
-        for group, names in _names(runs).items():
+        names_by_group = _names(runs)
+        for group, names in names_by_group.items():
             yield from ((f"{group}.{quoted(name)}", GROUPS[group]) for name in names)
         metric, dot, _ = part.removeprefix("metrics.").rpartition(".")
-        known = {name.lower(): name for name in _names(runs)["metrics"]}
+        known = {name.lower(): name for name in names_by_group["metrics"]}
         if part.startswith("metrics.") and dot and metric in known:
             yield from ((f"metrics.{quoted(known[metric])}.{name}", hint) for name, hint in STATISTICS.items())
 

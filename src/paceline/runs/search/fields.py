@@ -29,6 +29,7 @@ STATISTICS = {
     "max": "the greatest number",
     "count": "how many numbers there are",
 }
+KEYWORDS = ("and", "or", "not", "in")
 #: Characters that end a bare word of a query.
 SPECIAL = r"\s()\"'`=!<>~,"
 _BARE = re.compile(rf"[^{SPECIAL}]+")
@@ -138,8 +139,7 @@ def field_of(text: str, at: int = 0) -> RunField:
 
 def quoted(name: str) -> str:
     """Return a name as a query has it: in quotes if it has special characters, or ends like a statistic."""
-    plain = _BARE.fullmatch(name) and name.rpartition(".")[2] not in STATISTICS and name.lower() not in ("and", "or")
-    if plain and name.lower() not in ("not", "in"):
+    if _BARE.fullmatch(name) and name.rpartition(".")[2] not in STATISTICS and name.lower() not in KEYWORDS:
         return name
     text = json.dumps(name, ensure_ascii=False)
     # Invisible characters, and those that turn the direction of writing, would hide how a query goes on.

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 from paceline.errors import QueryError
 from paceline.runs import states
 from paceline.runs.search.facts import HANGS, RunFacts
-from paceline.runs.search.fields import GROUPS, SPECIAL, FieldValue, RunField, field_of, quoted, unquoted
+from paceline.runs.search.fields import GROUPS, KEYWORDS, SPECIAL, FieldValue, RunField, field_of, quoted, unquoted
 from paceline.runs.search.params import typed
 from paceline.system import units
 from paceline.system.names import did_you_mean
@@ -37,7 +37,6 @@ Operator = Literal["=", "!=", "<", "<=", ">", ">=", "~", "!~", "in", "not in"]
 LONGEST, DEEPEST = 10_000, 50
 #: State in a query that stands for all states of runs that have not ended.
 LIVE = "live"
-KEYWORDS = ("and", "or", "not", "in")
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "~", "!~", "in", "not in")
 _TOKEN = re.compile(
     rf"""(?P<space>\s+)|(?P<sign>[(),])|(?P<operator>!=|!~|<=|>=|==?|[<>~])
