@@ -11,7 +11,7 @@ from typing import Any
 
 
 class FakeCluster:
-    """jobs: submission id -> what Ray says of it. asked: the requests, as "METHOD path"."""
+    """jobs: submission id -> what Ray says of it. asked: the requests, as "METHOD path". logs: what each job wrote."""
 
     def __init__(self, token: str | None = None) -> None:
         self.token = token
@@ -21,6 +21,7 @@ class FakeCluster:
         self.asked: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.address = ""
+        self.logs = "said\n"
 
     def add_node(self, name: str, *, state: str = "ALIVE", **resources: float) -> None:
         self.nodes.append(
@@ -71,7 +72,7 @@ class FakeCluster:
         if parts[-1] == "stop":
             job["status"] = "STOPPED"
             return 200, {"stopped": True}
-        return 200, {"logs": "said\n"} if parts[-1] == "logs" else job
+        return 200, {"logs": self.logs} if parts[-1] == "logs" else job
 
 
 @contextlib.contextmanager

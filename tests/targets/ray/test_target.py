@@ -65,6 +65,14 @@ def test_preview_lists_nodes_that_fit_the_job(cluster: FakeCluster) -> None:
     assert (node.name, node.cores, node.gpus) == ("10.0.0.2", 2, ("0", "1"))
 
 
+def test_complaint_is_read_from_the_log_when_the_message_quotes_only_the_command(
+    cluster: FakeCluster, folder: RunFolder
+) -> None:
+    cluster.logs = "paceline: pc0 does not see it\nRunning entrypoint for job 1: the command\n"
+    start(cluster, folder).update({"status": "FAILED", "message": "last logs:\nthe command"})
+    assert look(cluster, folder).message == "pc0 does not see it."
+
+
 def test_ray_leaves_a_job_that_is_stopped_the_workers_grace_and_more(cluster: FakeCluster, folder: RunFolder) -> None:
     job = start(cluster, folder)
     assert job["runtime_env"]["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"] == "27"

@@ -266,8 +266,8 @@ class RayTarget:
             return JobStatus(state=GONE, cause="canceled", by=_BY_RAY, message=f"Its job was stopped in {where}.")
         cause = _CAUSES.get(job.error_type or "", "engine")
         assert cause in CAUSES, cause
-        complaints = [line for line in job.message.splitlines() if line.startswith(COMPLAINT)]
-        if complaints:
+        # Ray writes the command into the log after it has started it, so the command may be all that the message quotes.
+        if complaints := _complaints(job.message) or _complaints(self._client.logs(job.submission_id)):
             return JobStatus(state=GONE, cause="engine", message=f"{complaints[-1][len(COMPLAINT) :]}.")
         said = " ".join(job.message.split())[:500].rstrip(".")
         return JobStatus(
@@ -299,6 +299,10 @@ class RayTarget:
             raise TargetError(f"compute target {settings.name!r}: no living node has {demand.text}.")
         with examined(self._client, settings, [bundle] * count) as links:
             yield links
+
+
+def _complaints(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(COMPLAINT)]
 
 
 def _status(node: RayNode) -> NodeStatus:
