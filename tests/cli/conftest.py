@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from paceline.system import processes
+from tests.cli.output_types import misfits, type_of
 from tests.engines.lab import processes_below
 from tests.warm import run_command
 
@@ -53,8 +54,11 @@ class Cli:
         return done
 
     def json(self, *words: object) -> Any:
-        """The value that the command prints with `--json`."""
-        return json.loads(self(*words, "--json").stdout)
+        """The value that the command prints with `--json`. Fails unless it has the documented type."""
+        found = json.loads(self(*words, "--json").stdout)
+        kind = type_of([*map(str, words)])
+        assert kind is None or not [*misfits(found, kind)], [*misfits(found, kind)]
+        return found
 
     def start(self, *words: object, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
         """The command, while it runs."""

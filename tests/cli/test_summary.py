@@ -46,4 +46,4 @@ def test_data_summary_text():
         "c = mnist:2",
         "d -> lab:mnist, 1 files, 0.1 MB",
     ]
-    assert data_texts({}) == []
+    assert data_texts({"inputs": [], "outputs": []}) == []

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from paceline.models.aliases import AliasChange
+from paceline.observe.node.messages import WorkersReport
 from paceline.pipelines.pipeline_run import StepRow
 from paceline.runs.record import Hang
+from paceline.runs.run_data import RunData
+from paceline.trackers.imports.adopt import ImportedRun
 
 FailureSummary = TypedDict("FailureSummary", {"cause": str, "message": str})
 #: A file of a run that is neither stored in its datastore nor brought back to this machine.
@@ -56,32 +60,23 @@ GitState = TypedDict("GitState", {"commit": str, "branch": str, "dirty": bool, "
 BuiltPackages = TypedDict(
     "BuiltPackages", {"key": str, "is_layered": bool, "pip": list[str], "conda": list[str]}, total=False
 )
-DataSource = TypedDict("DataSource", {"datastore": "str | None", "path": str}, total=False)
 
 
-class RunDataset(TypedDict, total=False):
-    """An input or an output of a run."""
-
-    name: str
-    mode: str
-    dataset: str
-    sources: list[DataSource]
-    files: int
-    bytes: int
-    partition: str
-    node_rank: int
-
-
-RunData = TypedDict("RunData", {"inputs": list[RunDataset], "outputs": list[RunDataset]}, total=False)
-
-
-class LoadSample(TypedDict):
-    """The last load sample of a run's nodes and workers, and how the ranks spent their time."""
-
+class _Load(TypedDict):
     time: float | None
     nodes: dict[str, dict[str, object]]
     ranks: dict[str, dict[str, object]]
     pace: dict[str, object] | None
+
+
+class LoadSample(_Load, total=False):
+    """The last load sample of a run's nodes and workers, and how the ranks spent their time.
+
+    every_s: Seconds between two samples. Like the attempt's number, it is only there once a sample was taken.
+    """
+
+    every_s: float
+    attempt: int
 
 
 class RunLoad(LoadSample):
@@ -211,3 +206,356 @@ Exported = TypedDict("Exported", {"to": str, "runs": list[str], "made": list[str
 WrittenFolder = TypedDict("WrittenFolder", {"folder": str, "files": list[str]})
 #: An example: `examples` (an array).
 ExampleRow = TypedDict("ExampleRow", {"name": str, "about": str})
+
+
+class ListedRun(RunSummary, total=False):
+    """An item of the array of `list`. size_bytes: with --long alone."""
+
+    script: str | None
+    params: dict[str, object]
+    main_metric: str | None
+    metric_summaries: dict[str, dict[str, float | None]]
+    resources: dict[str, float]
+    size_bytes: int
+
+
+SpreadJson = TypedDict("SpreadJson", {"mean": float, "deviation": "float | None", "count": int})
+#: An item of the array of `list --group`. columns: field -> the spread of its numbers, None if there are none.
+GroupRow = TypedDict("GroupRow", {"value": object, "runs": list[str], "columns": "dict[str, SpreadJson | None]"})
+ChangeJson = TypedDict("ChangeJson", {"name": str, "a": object, "b": object})
+CodeChange = TypedDict("CodeChange", {"name": str, "status": str, "plus": int, "minus": int, "text": str})
+
+
+class MetricChangeJson(ChangeJson):
+    """A metric that differs between two runs."""
+
+    step: int | None
+    by_step: bool
+    last_a: object
+    last_b: object
+    count_a: int
+    count_b: int
+
+
+class RunDiffJson(TypedDict):
+    """The differences between two runs: `diff`."""
+
+    a: str
+    b: str
+    parameters: list[ChangeJson]
+    settings: list[ChangeJson]
+    code: list[CodeChange]
+    code_note: str | None
+    git: list[ChangeJson]
+    environment: list[ChangeJson]
+    data: list[ChangeJson]
+    topology: list[ChangeJson]
+    metrics: list[MetricChangeJson]
+    same_metrics: list[str]
+    parting: MetricChangeJson | None
+
+
+class UsageRow(TypedDict):
+    """Hours of cores and GPUs that runs held."""
+
+    name: str
+    runs: int
+    core_hours: float
+    gpu_hours: float
+    failed_core_hours: float
+    failed_gpu_hours: float
+    canceled_core_hours: float
+    canceled_gpu_hours: float
+    preparing_core_hours: float
+    preparing_gpu_hours: float
+    data_core_hours: float
+    data_gpu_hours: float
+    idle_gpu_hours: float
+    lost_core_hours: float
+    lost_gpu_hours: float
+
+
+#: The sums of `usage`. by: "user", "experiment", "target" or "week".
+UsageReport = TypedDict("UsageReport", {"by": str, "rows": list[UsageRow], "all": UsageRow})
+
+
+class GoodputJson(TypedDict):
+    """An item of the array of `usage --goodput`. percent, core_s, gpu_s: class of use -> its part."""
+
+    run_id: str
+    seconds: float
+    ettr: float
+    percent: dict[str, float]
+    core_s: dict[str, float]
+    gpu_s: dict[str, float]
+    energy_kwh: float
+    energy_source: str
+    price: float | None
+
+
+class StacksJson(WorkersReport):
+    """The workers of a run: `stacks`. waiting: sentences on which ranks wait for which."""
+
+    waiting: list[str]
+
+
+#: own: share of the time in the function itself; whole: with all functions that it calls; by_rank: rank -> own.
+FunctionShare = TypedDict(
+    "FunctionShare",
+    {"function": str, "file": str, "line": int, "own": float, "whole": float, "by_rank": dict[str, float]},
+)
+
+
+class ProfileJson(WorkersReport):
+    """Where the workers of a run spent their time: `profile`. file: the samples in speedscope's format."""
+
+    functions: list[FunctionShare]
+    file: str
+
+
+class SweepDetails(RunSummary, total=False):
+    """A sweep and its trials, the best first: `sweep show`, `sweep run`. runs: of sweeps that pause trials alone."""
+
+    sweep: dict[str, object]
+    trials: list[dict[str, object]]
+    runs: list[dict[str, object]]
+
+
+#: `sweep run --dry-run`: the first points, and the script's arguments for each.
+SweepPoints = TypedDict(
+    "SweepPoints", {"sweep": dict[str, object], "points": list[dict[str, object]], "arguments": list[list[str]]}
+)
+
+
+class PipelinePlan(TypedDict):
+    """The steps that `pipeline run --dry-run` would run."""
+
+    steps: list[dict[str, object]]
+    parameters: dict[str, object]
+    outputs: dict[str, list[object]]
+    continue_on_step_failure: bool
+    regenerate_outputs: bool
+    description: str | None
+
+
+class ModelRow(TypedDict):
+    """A version of a model: `model register`, `model update`, `model list` (an array)."""
+
+    id: str
+    name: str
+    version: int
+    aliases: list[str]
+    framework: str | None
+    framework_version: str | None
+    size_bytes: int
+    digest: str
+    run_id: str | None
+    created_utc: str
+    registered_by: str
+    tags: dict[str, str | None]
+    properties: dict[str, str]
+    description: str | None
+    path: str
+
+
+class ModelDetails(ModelRow):
+    """All facts about a version of a model: `model show`."""
+
+    top: str
+    is_folder: bool
+    files: list[dict[str, object]]
+    pickles: list[str]
+    run: dict[str, object]
+    can_be_made_again: bool
+    datasets: list[dict[str, object]]
+    alias_history: list[AliasChange]
+
+
+#: A fact about several versions. part: "metrics", "origin" and more; values: the text of each version.
+ModelFact = TypedDict("ModelFact", {"part": str, "name": str, "values": list[str], "is_different": bool})
+ModelComparison = TypedDict("ModelComparison", {"models": list[str], "facts": list[ModelFact]})
+ChangedFile = TypedDict("ChangedFile", {"name": str, "why": str})
+#: An item of the array of `model verify`.
+VerifiedModel = TypedDict("VerifiedModel", {"id": str, "changed": list[ChangedFile]})
+#: An item of the array of `model list --at`.
+StoredModel = TypedDict("StoredModel", {"name": str, "version": int})
+
+
+class ServiceRow(TypedDict):
+    """A service: `service deploy`, `update`, `reload`, `scale`, `rollback`, `stop`, `start`, `list` (an array)."""
+
+    record_version: int
+    name: str
+    created_utc: str
+    deployed_by: str
+    target: str
+    host: str
+    port: int
+    scheme: str
+    tls_cert: str | None
+    tls_key: str | None
+    has_keys: bool
+    state: str
+    since_utc: str
+    revision: int | None
+    workers: int | None
+    served: list[int]
+    settled: int
+    failure: str | None
+    updating: int | None
+    restarts: int
+    last_end: str | None
+    owner: dict[str, object]
+    server_pid: int | None
+    note: str | None
+    run_id: str | None
+    tags: dict[str, str]
+    description: str
+    scoring_uri: str | None
+    models: list[str]
+
+
+class ServiceDetails(ServiceRow):
+    """A service with its revisions: `service show`."""
+
+    revisions: list[dict[str, object]]
+
+
+#: `service logs`, `service keys`, `service delete`, `service unit`, and an item of the array of `service bench`.
+ServiceLog = TypedDict("ServiceLog", {"name": str, "lines": list[str]})
+ServiceKeys = TypedDict("ServiceKeys", {"primary": str, "secondary": str})
+DeletedService = TypedDict("DeletedService", {"name": str, "deleted": bool})
+UnitFile = TypedDict("UnitFile", {"path": str, "text": str})
+ServiceLoad = TypedDict(
+    "ServiceLoad",
+    {
+        "clients": int,
+        "requests": int,
+        "failures": int,
+        "per_second": float,
+        "p50_ms": float,
+        "p95_ms": float,
+        "p99_ms": float,
+    },
+)
+
+
+class NodeRow(TypedDict):
+    """A node of a compute target."""
+
+    name: str
+    cores: int | None
+    used_cores: int | None
+    gpus: int | None
+    used_gpus: int | None
+    is_up: bool
+    state: str
+    message: str
+
+
+class _TargetStatus(TypedDict):
+    state: str
+    cores: int | None
+    used_cores: int | None
+    gpus: int | None
+    used_gpus: int | None
+    queued: int | None
+    running: int | None
+    message: str
+
+
+class TargetCounts(_TargetStatus):
+    """The status of a compute target with the numbers of its nodes."""
+
+    nodes: int
+    nodes_up: int
+
+
+class TargetStatus(_TargetStatus):
+    """The status of a compute target with its nodes, and the runs on them."""
+
+    nodes: list[NodeRow]
+    jobs: list[dict[str, object]]
+
+
+class _Target(TypedDict):
+    name: str
+    kind: str | None
+    settings: dict[str, object]
+    state: str
+    error: str | None
+
+
+class TargetRow(_Target):
+    """A compute target in `compute list`."""
+
+    status: TargetCounts | None
+
+
+class TargetDetails(_Target):
+    """A compute target: `compute show`."""
+
+    status: TargetStatus | None
+
+
+#: `compute list`. load_errors: kinds of targets that could not be loaded.
+Targets = TypedDict("Targets", {"targets": list[TargetRow], "load_errors": dict[str, str]})
+#: level: "ok", "warn", "fail" or "skipped".
+FindingJson = TypedDict("FindingJson", {"check": str, "level": str, "seen": str, "node": "str | None", "advice": str})
+#: `compute doctor`. result: the worst level.
+Diagnosis = TypedDict("Diagnosis", {"target": str, "kind": str, "result": str, "findings": list[FindingJson]})
+
+
+class BuiltRow(TypedDict):
+    """A built environment; an item of the array of `env prune`."""
+
+    key: str
+    prefix: str
+    python: str
+    bin_dir: str
+    variables: dict[str, str]
+    base_python: str
+    is_layered: bool
+    environment: dict[str, object]
+    locked: dict[str, object]
+    pip: list[str]
+    conda: list[str]
+    created_utc: str
+    build_s: float
+    size_bytes: int
+    last_used_utc: str
+
+
+#: `env list`, `env show` and `env build`.
+Environments = TypedDict(
+    "Environments",
+    {"environments": list[BuiltRow], "on_images": list[ImageEnvironment], "registered": dict[str, dict[str, object]]},
+)
+ShownEnvironment = TypedDict("ShownEnvironment", {"registered": "dict[str, object] | None", "built": "BuiltRow | None"})
+BuiltEnvironment = TypedDict("BuiltEnvironment", {"environment": dict[str, object], "built": "BuiltRow | None"})
+#: `data cache`, and an item of the array of `data ls`. size: -1 if unknown.
+CacheState = TypedDict(
+    "CacheState", {"folder": str, "files": int, "bytes": int, "linked_bytes": int, "limit_bytes": int}
+)
+DataFile = TypedDict("DataFile", {"datastore": "str | None", "path": str, "size": int, "version": str, "relative": str})
+SnapshotSize = TypedDict("SnapshotSize", {"snapshot_id": str, "size_bytes": int})
+EnvironmentSize = TypedDict("EnvironmentSize", {"key": str, "size_bytes": int})
+
+
+class PrunedJson(TypedDict):
+    """The sizes of removed things: `prune`, `data prune`."""
+
+    dry_run: bool
+    runs: list[RemovedRun]
+    snapshots: list[SnapshotSize]
+    environments: list[EnvironmentSize]
+    data_bytes: int
+    models_bytes: int
+    size_bytes: int
+    failed: list[str]
+
+
+#: `prune --compute`, `import` and `azureml check`.
+PrunedNodes = TypedDict("PrunedNodes", {"dry_run": bool, "nodes": list[dict[str, object]]})
+ImportedStore = TypedDict("ImportedStore", {"tracker": str, "counts": dict[str, int], "runs": list[ImportedRun]})
+UsesOfAzure = TypedDict("UsesOfAzure", {"uses": list[dict[str, object]], "counts": dict[str, int]})

@@ -14,12 +14,13 @@ from paceline.runs import metrics, read, tags_and_properties
 from paceline.runs.artifacts import names
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
+from paceline.runs.run_data import RunData, read_data
 from paceline.system import linked
 from paceline.system.files import read_json, tree_size
 from paceline.system.names import some
 
 if TYPE_CHECKING:
-    from paceline.cli.outputs import BuiltPackages, GitState, LoadSample, RunData, RunSummary, ShownRun
+    from paceline.cli.outputs import BuiltPackages, GitState, LoadSample, RunSummary, ShownRun
 
 
 def command_text(record: RunRecord) -> str:
@@ -95,7 +96,7 @@ def details(folder: RunFolder) -> ShownRun:
         "git": cast("GitState", dict(record.git)),
         "job": record.job.shown() if record.job else None,
         "environment": read_json(folder.environment),
-        "data": cast("RunData", read_json(folder.data) or {}),
+        "data": read_data(folder),
         "load": cast("LoadSample | None", loads.last(folder)),
         "attempt_records": [attempt.to_json() for attempt in record.attempts],
         "failure": record.failure.to_json() if record.failure else None,
@@ -133,9 +134,9 @@ def environment_text(job: Job | None, built: BuiltPackages | None) -> str:
 def data_texts(data: RunData) -> list[str]:
     """Return a line for each input and output: "train = lab:mnist/train, 12 files, 45.2 MB"."""
     lines = []
-    for found in (*data.get("inputs", ()), *data.get("outputs", ())):
+    for found in (*data["inputs"], *data["outputs"]):
         places = [
-            f"{source['datastore']}:{source['path']}" if source.get("datastore") else source["path"]
+            f"{source['datastore']}:{source['path']}" if source.get("datastore") else str(source["path"])
             for source in found["sources"]
         ]
         text = f"{found['name']} {'->' if found.get('mode') == 'upload' else '='} {found.get('dataset') or ', '.join(places)}"

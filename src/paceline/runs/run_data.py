@@ -47,33 +47,29 @@ def unlink_inputs(job: Job, folder: RunFolder) -> None:
                     os.removedirs(link.parent)
 
 
-class InputData(TypedDict, total=False):
-    """An input on one node: its reference and files, and the bytes and seconds of fetching them."""
-
-    name: str
-    dataset: str
-    fingerprint: str
-    content: str
-    source: str
-    sources: list[dict[str, str | None]]
-    path: str
-    mode: str
-    node_rank: int
-    given_as: str
-    files: int
-    bytes: int
-    fetched_bytes: int
-    fetch_s: float
-
-
 class OutputData(TypedDict, total=False):
     """An output: its reference, and once it is stored, its files and its dataset."""
 
     name: str
+    mode: str
     sources: list[dict[str, str | None]]
+    dataset: str
     files: int
     bytes: int
-    dataset: str
+    partition: str
+    node_rank: int
+
+
+class InputData(OutputData, total=False):
+    """An input on one node: its reference and files, and the bytes and seconds of fetching them."""
+
+    fingerprint: str
+    content: str
+    source: str
+    path: str
+    given_as: str
+    fetched_bytes: int
+    fetch_s: float
 
 
 class RunData(TypedDict):
