@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +23,23 @@ def test_example_trains_on_two_nodes_and_resumes_from_checkpoints(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    run = [block for block in COMMANDS if "arithmetic" not in block.text]
+    run = [
+        block
+        for block in COMMANDS
+        if not any(word in block.text for word in ("arithmetic", "compute add", "simulated"))
+    ]
     assert ["prepare" in block.text for block in run] == [True, False, False]
     for block in run:
+        assert_prints_what_it_says(block)
+
+
+@pytest.mark.promise("simulated-nodes-run-real-agents")
+def test_example_on_simulated_nodes_survives_a_dead_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "examples" / "many_nodes", tmp_path / "examples" / "many_nodes")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    add, run = (block for block in COMMANDS if "compute add" in block.text or "simulated" in block.text)
+    for block in (add, run):
         assert_prints_what_it_says(block)
 
 

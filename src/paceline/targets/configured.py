@@ -40,6 +40,8 @@ OWN = {
     "ssh": "paceline.targets.ssh.target:SshTarget",
     "slurm": "paceline.targets.slurm.target:SlurmTarget",
     "ray": "paceline.targets.ray.target:RayTarget",
+    # Part of `paceline.testing`, for its users: nodes that exist only in a process.
+    "sim": "paceline.testing.sim.target:SimTarget",
 }
 
 

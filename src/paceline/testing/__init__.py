@@ -1,11 +1,12 @@
-"""Conformance suites for plugin authors: `paceline.testing.targets`.
+"""Tools for authors of plugins: the conformance suite `paceline.testing.targets`, and the simulated target `sim`.
 
-They need pytest.
+The suite needs pytest; simulated nodes don't.
 """
 
-import pytest
+import sys
 
-# Rewrite the suites' asserts, so that failures show values.
-pytest.register_assert_rewrite(
-    *(f"paceline.testing.{name}" for name in ("bench", "completing", "failing", "ending", "losing"))
-)
+# Rewrite the suites' asserts, so that failures show values. Supervisors of simulated nodes run without pytest.
+if "pytest" in sys.modules:
+    sys.modules["pytest"].register_assert_rewrite(
+        *(f"paceline.testing.{name}" for name in ("bench", "completing", "failing", "ending", "losing"))
+    )

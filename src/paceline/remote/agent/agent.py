@@ -31,15 +31,20 @@ from paceline.system import processes
 _GONE_S = 5.0
 
 
+def serve(read_fd: int, write_fd: int, guardian: socket.socket, settings: dict[str, Any]) -> int:
+    """Be the agent of this node until the link closes. Return the exit code."""
+    return Agent(SendQueue(write_fd, ping_s(settings["silence_s"])), guardian, settings).run(read_fd)
+
+
 class Agent:
     """The agent of one node.
 
     settings: `silence_s`: seconds without a message after which the supervisor counts as gone.
+    out: The queue of frames to the supervisor.
     """
 
-    def __init__(self, read_fd: int, write_fd: int, guardian: socket.socket, settings: dict[str, Any]) -> None:
-        self._read, self._guardian, self._settings = read_fd, guardian, settings
-        self._out = SendQueue(write_fd, ping_s(settings["silence_s"]))
+    def __init__(self, out: SendQueue, guardian: socket.socket, settings: dict[str, Any]) -> None:
+        self._out, self._guardian, self._settings = out, guardian, settings
         self._frames = Frames()
         self._commands = Commands()
         self._files = FileRequests(self._out, self._fail)
@@ -51,8 +56,8 @@ class Agent:
         self._run_id: str | None = None
         self._leaving = False
 
-    def run(self) -> int:
-        """Serve requests until the link closes, then end all processes. Return the exit code."""
+    def run(self, read_fd: int) -> int:
+        """Serve requests from `read_fd` until the link closes, then end all processes. Return the exit code."""
         # This pipe wakes poll() when a child ends: Python writes a byte for each handled signal. Both ends are
         # non-blocking, since bytes that don't fit into the pipe are redundant.
         wake, waker = os.pipe()
@@ -65,7 +70,7 @@ class Agent:
         heard = time.monotonic()
         try:
             while not self._leaving:
-                ready = self._poll([self._read, wake, self._guardian.fileno(), *self._relay.fds()])
+                ready = self._poll([read_fd, wake, self._guardian.fileno(), *self._relay.fds()])
                 if wake in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake, 4096)
@@ -76,13 +81,12 @@ class Agent:
                     return 1
                 if self._guardian.fileno() in ready:
                     return 1  # the guardian is gone, which would clean up after this agent
-                if self._read in ready:
-                    data = os.read(self._read, 1 << 18)
+                if read_fd in ready:
+                    data = os.read(read_fd, 1 << 18)
                     if not data:
                         return 0
                     heard = time.monotonic()
-                    for header, content in self._frames.feed(data):
-                        self._hear(header, content)
+                    self.take(data)
                 elif time.monotonic() - heard > self._settings["silence_s"]:
                     return 1
         except (OSError, WireError):
@@ -121,6 +125,11 @@ class Agent:
             self._out.put(header, data)
 
     # --- requests
+
+    def take(self, data: bytes) -> None:
+        """Handle the requests that received bytes complete."""
+        for header, content in self._frames.feed(data):
+            self._hear(header, content)
 
     def _hear(self, header: Header, data: bytes) -> None:
         name = header.get("op", "")
@@ -266,11 +275,14 @@ class Agent:
         if self._mirror is not None:
             self._mirror.close()
             self._mirror.join(1.0)
-        self._mirror = Mirror(
-            header["path"], header["attempt"], header["have"], header["takes_files"], self._out, header["log_limit"]
-        )
+        self._mirror = self._new_mirror(header)
         self._mirror.start()
         return {}
+
+    def _new_mirror(self, header: Header) -> Mirror:
+        return Mirror(
+            header["path"], header["attempt"], header["have"], header["takes_files"], self._out, header["log_limit"]
+        )
 
     def _op_again(self, header: Header, data: bytes) -> None:
         if self._mirror is not None:

@@ -35,10 +35,10 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
         guardians.close()
         code = 1
         try:
-            from paceline.remote.agent.agent import Agent
+            from paceline.remote.agent.agent import serve
 
             processes.become_subreaper()
-            code = Agent(read_fd, write_fd, agents, settings).run()
+            code = serve(read_fd, write_fd, agents, settings)
         except BaseException:
             # Print to standard error, whose last bytes the supervisor keeps. `_exit` skips the parent's exit handlers.
             import traceback

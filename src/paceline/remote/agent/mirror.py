@@ -66,6 +66,8 @@ class Mirror(threading.Thread):
         self._changes.skip(_SHARED)
         #: The current pass over the user's files.
         self._files: Iterator[Frame | None] = iter(())
+        #: Whether the pass is unfinished, and the times of the next look at small files and of the next pass.
+        self._busy, self._look_at, self._survey_at = False, 0.0, 0.0
         #: Name of a file -> time at which to send the file again.
         self._again: dict[str, float] = {}
         self._tries: dict[str, int] = {}
@@ -104,34 +106,38 @@ class Mirror(threading.Thread):
             raise
 
     def _run(self) -> None:
-        busy, look_at, survey_at = False, 0.0, 0.0
         while not self._closed:
             with self._changed:
-                if not self._jobs and not (busy and self._out.has_room(BULK)):
+                if not self._jobs and not (self._busy and self._out.has_room(BULK)):
                     # While files are being sent, wait only until the next piece fits.
-                    self._changed.wait(0.01 if busy else LOOK_S)
-                jobs = list(self._jobs)
-                self._jobs.clear()
-            now = time.monotonic()
-            if jobs or now >= look_at:
-                self._look()
-                look_at = now + LOOK_S
-            for job in jobs:
-                is_last = job.pop("last", False)
-                if job.pop("all", False):
-                    self._send_all(is_last)
-                    busy = False
-                    self._out.put(job, kind=BULK)
-                else:
-                    self._out.put(job, kind=LIVE)
-            if not busy and self.takes_files and now >= survey_at:
-                self._files, busy = self._changes.large(), True
-            if busy and self._out.has_room(BULK):
-                try:
-                    # Send one piece, then check for new lines of logs again.
-                    self._put([next(self._files)], BULK)
-                except StopIteration:
-                    busy, survey_at = False, time.monotonic() + SURVEY_S
+                    self._changed.wait(0.01 if self._busy else LOOK_S)
+            self.step()
+
+    def step(self) -> None:
+        """Send what is due: new lines of logs, the frames of `tell`, and one piece of a checkpoint or output."""
+        with self._changed:
+            jobs = list(self._jobs)
+            self._jobs.clear()
+        now = time.monotonic()
+        if jobs or now >= self._look_at:
+            self._look()
+            self._look_at = now + LOOK_S
+        for job in jobs:
+            is_last = job.pop("last", False)
+            if job.pop("all", False):
+                self._send_all(is_last)
+                self._busy = False
+                self._out.put(job, kind=BULK)
+            else:
+                self._out.put(job, kind=LIVE)
+        if not self._busy and self.takes_files and now >= self._survey_at:
+            self._files, self._busy = self._changes.large(), True
+        if self._busy and self._out.has_room(BULK):
+            try:
+                # Send one piece, then check for new lines of logs again.
+                self._put([next(self._files)], BULK)
+            except StopIteration:
+                self._busy, self._survey_at = False, time.monotonic() + SURVEY_S
 
     def _put(self, frames: Iterable[Frame | None], kind: int) -> None:
         """Send frames, each once the queue has room for it.

@@ -121,16 +121,28 @@ class Link(LinkFiles):
             link._connection.give_up()
             raise
         # `bootstrap` may have read bytes after its last answer; these begin the first frame.
-        link._connection.start(first)
+        link.begin(first)
+        link.wait_for_hello(ends, timeout_s)
+        return link
+
+    def begin(self, first: bytes = b"") -> None:
+        """Start to talk to an agent that runs already, whose first bytes may be read already."""
+        self._connection.start(first)
+
+    def wait_for_hello(self, ends: Ends, timeout_s: float) -> None:
+        """Wait until the agent has described its node.
+
+        Raises:
+            LinkError: The agent is gone, or says nothing in time; the link is closed.
+        """
         deadline = time.monotonic() + timeout_s
         # Wait in short steps, since the loss of the link does not set the event.
-        while not link._said_hello.wait(0.1) and not link.lost and time.monotonic() < deadline:
+        while not self._said_hello.wait(0.1) and not self.lost and time.monotonic() < deadline:
             pass
-        if not link._said_hello.is_set():
-            lost = link.lost or f"{name}: its agent does not say hello."
-            link.close()
+        if not self._said_hello.is_set():
+            lost = self.lost or f"{self.name}: its agent does not say hello."
+            self.close()
             raise LinkError(lost, ends.stderr(), ends.exit_code())
-        return link
 
     @property
     def lost(self) -> str | None:
