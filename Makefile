@@ -8,7 +8,7 @@ BIN := .venv/bin
 # With PACELINE_REQUIRE_ENGINES=1 the engines that tests use are installed, and a test skipped for want of one fails.
 export PACELINE_REQUIRE_ENGINES
 
-.PHONY: demo test check coverage lowest proof lint docs chaos bench compat engines clean gpu release
+.PHONY: demo test check coverage lowest proof kube lint docs chaos bench compat engines clean gpu release
 
 demo: .venv/.demo
 	$(BIN)/python examples/digits/demo.py
@@ -16,6 +16,17 @@ demo: .venv/.demo
 # More processes than two cores: much of a test's time is waiting, for an engine or for a time-out.
 test: .venv/.ready engines
 	$(BIN)/python -m pytest -n 4
+
+# The tests on a real Kubernetes, which it starts on this machine and takes down (docs/contributing/kubernetes.md): needs root and Go.
+# `make kube KUBECONFIG=FILE` runs those that need no control of the nodes on another cluster, with `KUBE_IMAGE` in the pods.
+# A KUBECONFIG of the environment doesn't count: nobody's cluster is used unasked.
+kube: .venv/.ready
+ifeq ($(origin KUBECONFIG),command line)
+	PACELINE_KUBE='$(abspath $(KUBECONFIG))' PACELINE_KUBE_IMAGE='$(KUBE_IMAGE)' $(BIN)/python -m pytest tests/kube $(KUBE)
+else
+	$(BIN)/python -m tests.kube.programs
+	PACELINE_KUBE=here $(BIN)/python -m pytest tests/kube $(KUBE)
+endif
 
 # A minute: the tests that start no process, in random order; `make check CHECK="-x tests/runs"` takes pytest's words.
 check: .venv/.ready

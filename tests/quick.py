@@ -17,7 +17,7 @@ TESTS = Path(__file__).resolve().parent
 
 #: Folders and files of tests that load torch or TensorFlow, or that start processes in nearly every test.
 SLOW = (
-    *("chaos", "collectives", "engines", "parallel", "projects", "torch_mpi", "warm"),
+    *("chaos", "collectives", "engines", "kube", "parallel", "projects", "torch_mpi", "warm"),
     *("compat/horovod", "docs", "package", "test_torch_private.py", "ui/test_browser*.py"),
     *("test_forked.py", "test_hiding.py", "test_warm.py"),
 )
