@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli import guide
 from paceline.cli.parser import VerbCommand, VerbGroup, app
 from paceline.cli.verb_help import EXAMPLES, TOPICS, installed, topic_of
 from paceline.cli.verbs import VERBS
@@ -51,8 +52,15 @@ def test_examples_are_listed_and_copied(cli: Cli) -> None:
         "files": ["submit.py", "sweep.yaml", "train.py"],
     }
     assert (cli.folder / "mine" / "sweep.yaml").is_file()
+    assert "pip install" not in cli("examples", "faulty").stderr
     done = cli("examples", "swep", code=2)
     assert "there is no example 'swep'. Did you mean 'sweep'?" in done.stderr
+
+
+def test_packages_that_an_example_lacks_are_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os, cv2.gone, horovod.torch, helper\nfrom no_such_package import a\n")
+    (tmp_path / "helper.py").write_text("from . import x\n")
+    assert guide._not_installed(tmp_path, ["train.py", "helper.py"]) == ["no_such_package", "opencv-python-headless"]
 
 
 def test_docs_lists_and_prints_pages_and_headings(cli: Cli) -> None:

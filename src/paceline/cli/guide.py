@@ -7,8 +7,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ def init(*, folder: Path, as_json: bool) -> None:
 def examples(*, name: str | None, to: Path | None, as_json: bool) -> None:
     """List the examples, or copy one to a folder."""
     top = installed("examples")
-    known = {path.name: _about(path) for path in sorted(top.iterdir()) if path.is_dir()}
+    known = _abouts(path.name for path in sorted(top.iterdir()) if path.is_dir())
     if name is None:
         if as_json:
             rows: list[ExampleRow] = [{"name": key, "about": text} for key, text in known.items()]
@@ -72,6 +73,8 @@ def examples(*, name: str | None, to: Path | None, as_json: bool) -> None:
         print_json(copied)
     else:
         print(f"{counted(len(names), 'file')} copied to {folder}.")
+        if missing := _not_installed(folder, names):
+            print(f"Install what it needs: pip install {' '.join(missing)}", file=sys.stderr)
 
 
 @takes(VerbOption("topic", "Page, heading, or PAGE#HEADING; default: list the pages.", "[TOPIC]", complete="topics"))
@@ -148,12 +151,30 @@ def _show(text: str) -> None:
         console.print(Markdown(text))
 
 
-def _about(example: Path) -> str:
-    programs = sorted(example.rglob("*.py"), key=lambda path: (path.name != "submit.py", path.name != "train.py", path))
-    for path in programs:
-        if text := ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))):
-            return " ".join(text.split("\n\n", maxsplit=1)[0].split()).partition(". ")[0].rstrip(".:")
-    return ""
+def _abouts(names: Iterable[str]) -> dict[str, str]:
+    """Return name -> what the example shows, from the table of the page of examples. Others have ""."""
+    page = (installed("docs") / "examples.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|\n]*`[^|\n]*) \| (.*) \|$", page, re.MULTILINE)
+    texts = {
+        name: re.sub(r"\[(.*?)\]\(.*?\)|`", r"\1", text) for cell, text in rows for name in re.findall("`(.*?)`", cell)
+    }
+    return {name: texts.get(name, "")[:1].upper() + texts.get(name, "")[1:] for name in names}
+
+
+def _not_installed(folder: Path, files: Sequence[str]) -> list[str]:
+    """Return the packages that the programs in a folder import and this interpreter does not find."""
+    from paceline.supervisor.diagnosis.hints import DISTRIBUTIONS
+
+    shims = (Path(__file__).parents[1] / "compat" / "shim").glob("*/*")
+    there = {*(Path(word).stem for name in files for word in Path(name).parts), *(path.stem for path in shims)}
+    imported: set[str] = set()
+    for name in files:
+        for node in ast.walk(ast.parse((folder / name).read_bytes())) if name.endswith(".py") else ():
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(str(node.module).partition(".")[0])
+    return sorted(DISTRIBUTIONS.get(name, name) for name in imported - there if find_spec(name) is None)
 
 
 def _copy(example: Path, folder: Path) -> list[str]:

@@ -126,7 +126,7 @@ _PLAIN = {"long": "int", "unicode": "str"}
 
 _FILE = re.compile(r"FileNotFoundError: .*'([^']+)'")
 #: Modules whose distribution has another name.
-_DISTRIBUTIONS = {
+DISTRIBUTIONS = {
     "PIL": "pillow",
     "bs4": "beautifulsoup4",
     "cv2": "opencv-python-headless",
@@ -291,7 +291,7 @@ def missing_text(
     # The module may be a missing part of a package whose version differs.
     if module is None or "." in module[1] or module[1] in sys.stdlib_module_names:
         return None
-    name = _DISTRIBUTIONS.get(module[1], module[1])
+    name = DISTRIBUTIONS.get(module[1], module[1])
     return f"It is not installed in the run's environment. Install it there: --pip {name} (pip_packages=[{name!r}])."
 
 
