@@ -52,6 +52,7 @@ REFERENCE = {
     "Workspaces and runs": ("paceline", "Workspace Experiment Run RunRecord FailureReport import_runs"),
     "Logging": ("paceline", "init log finish Image Audio Video Html Histogram Table"),
     "Estimators and jobs": ("paceline", "Estimator PyTorch TensorFlow SKLearn Job secret"),
+    "Functions": ("paceline.functions", "job FunctionJob FunctionRun FunctionRuns"),
     "Environments and data": ("paceline", "Environment Datastore Dataset DataReference"),
     "Sweeps": (
         "paceline",

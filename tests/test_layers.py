@@ -67,6 +67,8 @@ MAY_IMPORT = {
     "reports": "errors system job runs launchers.mpi",
     "submit": f"{UP_TO_TARGETS} supervisor snapshot",
     "estimator": UP_TO_SUBMIT,
+    # Functions as runs. A worker loads the decorator, the calls and the pool beside the user's module.
+    "functions": f"{UP_TO_SUBMIT} estimator workspace checkpoint.api worker.script.without_ours",
     # Children are runs like all others; a sweep's or a pipeline's controller submits them.
     "children": f"{UP_TO_SUBMIT}",
     "sweeps": f"{UP_TO_SUBMIT} estimator children",

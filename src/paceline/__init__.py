@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paceline.data.stores.datastore import Datastore
     from paceline.environments.environment import Environment
     from paceline.estimator import Estimator, PyTorch, SKLearn, TensorFlow
+    from paceline.functions import FunctionJob, FunctionRun, FunctionRuns, job
     from paceline.job.data_reference import DataReference
     from paceline.job.job import Job
     from paceline.job.secret_values import secret
@@ -63,6 +64,8 @@ __version__ = "0.1.0"
 
 # Reading a run asks the engine of the run's target, and `targets` is a layer above `runs`.
 hand_down("target_of_run", "paceline.targets.configured")
+# `paceline.job` is the decorator and the package `paceline.job`, which calls the decorator.
+hand_down("job", "paceline.functions.decorator")
 
 # The imports above are only for type checkers. A name that is only there can't be imported, and a name that is only here has
 # type.
@@ -71,6 +74,7 @@ _HOMES = {
     "paceline.data.stores.datastore": ("Datastore",),
     "paceline.job.data_reference": ("DataReference",),
     "paceline.environments.environment": ("Environment",),
+    "paceline.functions": ("FunctionJob", "FunctionRun", "FunctionRuns", "job"),
     "paceline.estimator": ("Estimator", "PyTorch", "SKLearn", "TensorFlow"),
     "paceline.job.job": ("Job",),
     "paceline.models.model": ("Model",),
@@ -130,6 +134,9 @@ __all__ = [
     "ExpertParallel",
     "FailureReport",
     "FullyShard",
+    "FunctionJob",
+    "FunctionRun",
+    "FunctionRuns",
     "Histogram",
     "Html",
     "Hyperband",
@@ -164,6 +171,7 @@ __all__ = [
     "fixed",
     "import_runs",
     "init",
+    "job",
     "log",
     "lognormal",
     "loguniform",

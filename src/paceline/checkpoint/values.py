@@ -150,8 +150,8 @@ def _kept(array: object, path: tuple[str, ...], arrays: dict[str, object]) -> st
 def _refused(path: tuple[str, ...], what: str) -> UserError:
     place = "".join(f"[{part!r}]" for part in path)
     return UserError(
-        f"state{place} {what}, which a checkpoint can't keep: it has numbers, texts, bytes, lists, tuples, sets, dicts, "
-        "tensors of torch, arrays of numpy, and what has state_dict() and load_state_dict(). Give its values instead."
+        f"state{place} {what}, which can't be stored. Numbers, texts, bytes, lists, tuples, sets, dicts, tensors of torch, "
+        "arrays of numpy, and objects with state_dict() and load_state_dict() can: give its values instead."
     )
 
 
@@ -308,5 +308,5 @@ def _of_torch(name: str, tensor: torch.Tensor) -> str:
 
 def _named(name: str, own: str, dtype: str | None) -> str:
     if dtype is None:
-        raise UserError(f"{name!r} has the type {own}, which a checkpoint can't keep. It has {', '.join(TYPES)}.")
+        raise UserError(f"{name!r} has the type {own}, which can't be stored. {', '.join(TYPES)} can.")
     return dtype

@@ -88,6 +88,8 @@ class RunFolder:
     origin = PathAttribute("import.json")
     #: The progress of each relay of the metrics, one file for each server (`paceline.trackers.relay`).
     relays = PathAttribute("relays")
+    #: The arguments of a function's run that are too long for its command line (`paceline.functions.calls`).
+    call = PathAttribute("call")
     #: Exists after a request to end the run; holds the user and the reason.
     cancel_request = PathAttribute("cancel.json")
     #: One folder per running `paceline exec` command, readable only for its owner.

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +40,7 @@ class NewRun:
         secrets: Values of the job's secrets (`values_of`).
         parent_run_id, trial, step, warnings: Fields of its record.
         checkpoints: A folder to copy as the run's own checkpoints.
+        fill: Writes more files into the run's folder before it gets its name.
     """
 
     run_id: str
@@ -52,6 +53,7 @@ class NewRun:
     checkpoints: Path | None = None
     tags: Mapping[str, object] | None = None
     display_name: str | None = None
+    fill: Callable[[RunFolder], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +121,7 @@ class Submission:
             job = dataclasses.replace(job, environment=self.job.environment)
         run = dataclasses.replace(run, job=job, warnings=(*run.warnings, *self.warnings))
         record = first_record(run, self.source, self.taken, self.experiment)
-        return record, store.create(folder.path.parent, record, run.secrets, run.checkpoints)
+        return record, store.create(folder.path.parent, record, run.secrets, run.checkpoints, run.fill)
 
     def _keep_target(self, folder: RunFolder) -> None:
         """Copy the target's settings into the run: its supervisor may start hours later, when they have changed."""
@@ -202,12 +204,13 @@ def submit(
     run_id: str | None = None,
     warnings: Sequence[str] = (),
     checkpoints: Path | None = None,
+    fill: Callable[[RunFolder], None] | None = None,
 ) -> RunFolder:
     """Start a run of `job` and return its folder at once. The run continues when this program ends.
 
     `step` is the record's entry of a pipeline's child, `warnings` its first warnings. `values` of secrets replace those that
-    the job's sources have, files in `leave_out` stay out of the snapshot, and `checkpoints` is copied as the run's own
-    checkpoints.
+    the job's sources have, files in `leave_out` stay out of the snapshot, `checkpoints` is copied as the run's own
+    checkpoints, and `fill` is as in `NewRun`.
 
     Raises:
         UserError: The run is known to fail before any process starts.
@@ -228,6 +231,7 @@ def submit(
         checkpoints=checkpoints,
         tags=tags,
         display_name=display_name,
+        fill=fill,
     )
     first = RunFolder(workspace_dir / "runs" / run.run_id)
     submission = prepare(job, source, workspace_dir, experiment, progress=progress, leave_out=leave_out, first=first)

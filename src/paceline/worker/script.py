@@ -176,14 +176,14 @@ def _report(error: BaseException, worker: int) -> None:
 
 
 def _fail(error: BaseException, worker: int) -> NoReturn:
-    error.__traceback__ = _without_ours(error.__traceback__)
+    error.__traceback__ = without_ours(error.__traceback__)
     _report(error, worker)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except Exception as hooks:
         print("Error in sys.excepthook:", file=sys.stderr)
-        sys.__excepthook__(type(hooks), hooks, _without_ours(hooks.__traceback__))
+        sys.__excepthook__(type(hooks), hooks, without_ours(hooks.__traceback__))
         print("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(type(error), error, error.__traceback__)
     finally:
@@ -192,8 +192,10 @@ def _fail(error: BaseException, worker: int) -> NoReturn:
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
-def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    here = os.path.abspath(__file__)
-    while traceback is not None and os.path.abspath(traceback.tb_frame.f_code.co_filename) == here:
+def without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without the frames of Paceline that called the script or function."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    ours = tuple(os.path.join(package, folder, "") for folder in ("worker", "functions"))
+    while traceback is not None and os.path.abspath(traceback.tb_frame.f_code.co_filename).startswith(ours):
         traceback = traceback.tb_next
     return traceback

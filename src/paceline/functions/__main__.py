@@ -1,0 +1,87 @@
+"""`python -m paceline.functions [OPTIONS] MODULE:FUNCTION [--NAME VALUE ...]`: call a function in a worker, and store its result.
+
+--pickle: store the result as a pickle. --limit: its largest size in bytes. --calls FOLDER: read the call, or a list of calls,
+from this folder. --at-once: processes for a list of calls.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from paceline.errors import JobError
+from paceline.functions import calls, finding
+from paceline.functions.decorator import FunctionJob
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """The command line."""
+
+    function: str
+    rest: tuple[str, ...]
+    pickled: bool
+    limit: int
+    folder: str | None
+    at_once: int
+
+
+def words_of(argv: Sequence[str]) -> Words:
+    """Parse the command line, which `submission.arguments` wrote."""
+    options, rest = {}, list(argv)
+    while rest[0].startswith("--"):
+        name = rest.pop(0)
+        options[name] = "" if name == "--pickle" else rest.pop(0)
+    return Words(
+        function=rest[0],
+        rest=tuple(rest[1:]),
+        pickled="--pickle" in options,
+        limit=int(options["--limit"]),
+        folder=options.get("--calls"),
+        at_once=int(options.get("--at-once", 0)),
+    )
+
+
+def load(function: str) -> Callable[..., object]:
+    """Import `module:name`, and return the function.
+
+    Raises:
+        JobError: The module has no such job.
+    """
+    module, _, name = function.partition(":")
+    finding.loading = module
+    try:
+        found = getattr(import_module(module), name, None)
+    finally:
+        finding.loading = None
+    if not isinstance(found, FunctionJob):
+        raise JobError(f"{module!r} has no function {name!r} with @paceline.job, as it had when the run was submitted.")
+    called: Callable[..., object] = found.function
+    return called
+
+
+def main(argv: Sequence[str]) -> None:
+    words = words_of(argv)
+    outputs, rank = Path(os.environ["PACELINE_OUTPUT_DIR"]), int(os.environ["PACELINE_RANK"])
+    function = load(words.function)
+    given = calls.load(Path(words.folder), calls.CALLS, pickled=words.pickled) if words.folder else None
+    if isinstance(given, list):
+        if rank == 0:
+            from paceline.functions.pool import call_all
+
+            folder = outputs / calls.RESULTS
+            call_all(function, given, folder, at_once=words.at_once, pickled=words.pickled, limit=words.limit)
+        # The other ranks only hold GPUs for the processes that rank 0 starts.
+        return
+    args, kwargs = (given["args"], given["kwargs"]) if given is not None else calls.call_of(words.rest)
+    result = calls.make(function, args, kwargs)
+    name = f"the result of {function.__name__}()"
+    calls.store(outputs, calls.result_stem(rank), name, result, pickled=words.pickled, limit=words.limit)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

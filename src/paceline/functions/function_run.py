@@ -1,0 +1,245 @@
+"""Handles on submitted functions: one call, and many."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar, overload
+
+from paceline.errors import RunFailedError, RunStateError
+from paceline.functions import calls
+from paceline.functions.pool import ResultLine, read_lines
+from paceline.runs import states
+from paceline.runs.failure import FailureReport
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord
+from paceline.runs.remote_status import refresh
+from paceline.runs.run import Run
+from paceline.system.files import stamp_of
+
+_R = TypeVar("_R")
+
+#: First and longest pause between two looks at a run, in seconds.
+_PAUSE_S, _LONGEST_S = 0.01, 0.25
+
+
+class FunctionRun(Run, Generic[_R]):
+    """The run of one call of a function.
+
+    `FunctionJob.submit` returns it. `FunctionRun.get(workspace, run_id)` opens an earlier one.
+
+    Examples:
+        >>> run = pl.FunctionRun.get(pl.Workspace("my_runs"), "train_1700000000_00000001")  # doctest: +SKIP
+        >>> run.result()  # doctest: +SKIP
+        0.2
+    """
+
+    def result(self, timeout: float | None = None, rank: int = 0) -> _R:
+        """Wait for the call's end, and return its result.
+
+        Args:
+            timeout: Seconds to wait; None waits until the end.
+            rank: Process whose result to return.
+
+        Raises:
+            RunFailedError: The function raised an exception, whose traceback is in the message, or the run failed.
+            RunStateError: The run was canceled, or has no result.
+            TimeoutError: The run has not ended in time.
+        """
+        if (error := self.exception(timeout)) is not None:
+            raise error
+        found: _R = calls.load(self.folder.outputs, calls.result_stem(rank), pickled=_is_pickled(self.record()))
+        return found
+
+    def exception(self, timeout: float | None = None) -> RunFailedError | RunStateError | None:
+        """Wait for the call's end, and return what `result` would raise, or None if the run is Completed.
+
+        Args:
+            timeout: Seconds to wait; None waits until the end.
+
+        Raises:
+            TimeoutError: The run has not ended in time.
+        """
+        record = _ended(self, _deadline(timeout))
+        refresh(self.folder)
+        if record.status == states.COMPLETED and not calls.is_stored(self.folder.outputs, calls.RESULT):
+            return RunStateError(
+                f"Run {self.id} is Completed without a result: the function ended its process, such as by os._exit(), or the "
+                "file in the run's outputs was removed."
+            )
+        return _error(record)
+
+    def done(self) -> bool:
+        """Return whether the call has ended, well or not."""
+        return self.record().is_terminal
+
+
+class MappedCall(Generic[_R]):
+    """One of the calls that a run makes in turn.
+
+    Attributes:
+        run: The run, which makes other calls too.
+        number: The call's number in the run.
+    """
+
+    def __init__(self, run: FunctionRun[_R], number: int, results: _Results) -> None:
+        self.run, self.number = run, number
+        self._results = results
+
+    def __repr__(self) -> str:
+        return f"<call {self.number} of run {self.run.id}>"
+
+    def result(self, timeout: float | None = None) -> _R:
+        """Wait for the call's end, and return its result. `FunctionRun.result` names the arguments and errors."""
+        error, line = self._line(timeout)
+        if error is not None:
+            raise error
+        if "file" not in line:
+            return line["value"]  # type: ignore[return-value]
+        pickled = _is_pickled(self.run.record())
+        found: _R = calls.load(self.run.folder.outputs / calls.RESULTS, str(self.number), pickled=pickled)
+        return found
+
+    def exception(self, timeout: float | None = None) -> RunFailedError | RunStateError | None:
+        """Wait for the call's end, and return what `result` would raise, or None."""
+        return self._line(timeout)[0]
+
+    def done(self) -> bool:
+        """Return whether the call has ended, well or not."""
+        return self.number in self._results.read() or self.run.record().is_terminal
+
+    def _line(self, timeout: float | None) -> tuple[RunFailedError | RunStateError | None, ResultLine]:
+        deadline, pause = _deadline(timeout), _PAUSE_S
+        while (line := self._results.read().get(self.number)) is None:
+            record = self.run.record()
+            if record.is_terminal:
+                # The line may have come between the two looks.
+                line = self._results.read().get(self.number)
+                if line is not None:
+                    break
+                why = _error(record) or RunStateError(f"Run {self.run.id} is Completed.")
+                return type(why)(f"Call {self.number} of run {self.run.id} has no result. {why}"), {}
+            pause = _wait(self.run, deadline, pause)
+        if "error" not in line:
+            return None, line
+        error = {**line["error"]} if isinstance(line["error"], dict) else {}
+        exception, traceback = str(error.get("exception")), str(error.get("traceback") or "")
+        message = f"Call {self.number} of run {self.run.id} failed: {exception}"
+        report = FailureReport(cause="exception", message=message, exception=exception, traceback=traceback or None)
+        return RunFailedError(str(report), report), line
+
+
+class FunctionRuns(Sequence["FunctionRun[_R] | MappedCall[_R]"], Generic[_R]):
+    """The calls of one `FunctionJob.map`, in the order of the values.
+
+    Each item has `result()`, `exception()` and `done()`.
+
+    Args:
+        runs: The runs that make the calls.
+        count: Number of the calls.
+        is_pool: Whether a run makes several calls.
+
+    Examples:
+        >>> from jobs import double  # doctest: +SKIP
+        >>> double.map([1, 2, 3], at_once=2).results()  # doctest: +SKIP
+        [2, 4, 6]
+    """
+
+    def __init__(self, runs: Sequence[FunctionRun[_R]], count: int, *, is_pool: bool) -> None:
+        self.runs = tuple(runs)
+        results = [_Results(run.folder) for run in runs]
+        width = len(runs)
+        self._items: list[FunctionRun[_R] | MappedCall[_R]] = [
+            MappedCall(runs[number % width], number // width, results[number % width]) for number in range(count)
+        ]
+        if not is_pool:
+            self._items = list(runs)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} calls in {', '.join(run.id for run in self.runs[:3])}{', ...' * (len(self.runs) > 3)}>"
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> FunctionRun[_R] | MappedCall[_R]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[FunctionRun[_R] | MappedCall[_R]]: ...
+    def __getitem__(self, index: int | slice) -> object:
+        return self._items[index]
+
+    def __iter__(self) -> Iterator[FunctionRun[_R] | MappedCall[_R]]:
+        return iter(self._items)
+
+    def results(self, timeout: float | None = None) -> list[_R]:
+        """Wait for all calls, and return their results in order.
+
+        Args:
+            timeout: Seconds to wait for all calls; None waits until the end.
+
+        Raises:
+            RunFailedError: A call failed: the first error in the order of the values.
+            RunStateError: A run was canceled.
+            TimeoutError: Some calls have not ended in time.
+        """
+        deadline = _deadline(timeout)
+        return [item.result(None if deadline is None else max(0.0, deadline - time.monotonic())) for item in self]
+
+    def cancel(self) -> None:
+        """Request the end of all runs. Calls that have ended keep their results."""
+        for run in self.runs:
+            run.cancel()
+
+
+class _Results:
+    """A reader of a run's lines of results, which skips unchanged files."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._run = folder
+        self._folder = folder.outputs / calls.RESULTS
+        self._stamps: list[tuple[int, int, int] | None] = []
+        self._lines: dict[int, ResultLine] = {}
+
+    def read(self) -> dict[int, ResultLine]:
+        refresh(self._run)
+        stamps = [stamp_of(path) for path in sorted(self._folder.glob("*.jsonl"))]
+        if stamps != self._stamps:
+            self._stamps, self._lines = stamps, read_lines(self._folder)
+        return self._lines
+
+
+def _is_pickled(record: RunRecord) -> bool:
+    # The record names this user's choice; it does not depend on the file that a worker wrote.
+    return record.job is not None and record.job.arguments[:1] == ("--pickle",)
+
+
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def _ended(run: FunctionRun[_R], deadline: float | None) -> RunRecord:
+    pause = _PAUSE_S
+    while not (record := run.record()).is_terminal:
+        pause = _wait(run, deadline, pause)
+    return record
+
+
+def _wait(run: FunctionRun[_R], deadline: float | None, pause: float) -> float:
+    """Sleep, and return the next pause.
+
+    Raises:
+        TimeoutError: The deadline is over.
+    """
+    left = _LONGEST_S if deadline is None else deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError(f"Run {run.id} has not ended in time. It goes on; `paceline logs -f {run.id}` shows it.")
+    time.sleep(min(pause, left))
+    return min(pause * 1.2, _LONGEST_S)
+
+
+def _error(record: RunRecord) -> RunFailedError | RunStateError | None:
+    if record.status == states.FAILED:
+        return RunFailedError(f"Run {record.run_id} failed. {record.failure or ''}", record.failure)
+    if record.status == states.CANCELED:
+        return RunStateError(f"Run {record.run_id} was canceled by {record.canceled_by}.")
+    return None

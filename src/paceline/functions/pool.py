@@ -1,0 +1,159 @@
+"""Make many calls in one worker: each in a forked process, several at the same time.
+
+A fork needs no new interpreter and no imports, and protects the other calls from a crash and from changes of global variables.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NoReturn, TypedDict
+
+from paceline.functions import calls
+from paceline.job.job import RANK_VARIABLES
+from paceline.runs.failure import signal_name, signal_words
+from paceline.system.files import append_line, json_lines
+from paceline.system.processes import core_count
+from paceline.worker.script import without_ours
+
+#: Seconds between two lines of progress in the log.
+_TELL_S = 10.0
+#: Exit codes of a call's process that has written its result, or why it failed. Functions that end the process have others.
+_RETURNED, _NOTED = 116, 117
+
+
+class CallError(TypedDict):
+    """The exception of one call: its line, such as "ValueError: bad lr", and its traceback."""
+
+    exception: str
+    traceback: str
+
+
+class ResultLine(TypedDict, total=False):
+    """A line of a file of results. `file` is the name of the file that has the value."""
+
+    call: int
+    value: object
+    file: str
+    error: CallError
+
+
+def read_lines(folder: Path) -> dict[int, ResultLine]:
+    """Return the lines of all ended calls by number. A call that was repeated has its last line."""
+    found: dict[int, ResultLine] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in json_lines(path):
+            # Files of a shared folder are input.
+            if isinstance(line, dict) and type(line.get("call")) is int and {"value", "file", "error"} & set(line):
+                found[line["call"]] = line  # type: ignore[assignment]
+    return found
+
+
+def call_all(
+    function: Callable[..., object],
+    given: Sequence[Mapping[str, object]],
+    folder: Path,
+    *,
+    at_once: int,
+    pickled: bool,
+    limit: int,
+) -> None:
+    """Make all calls that have no result yet.
+
+    at_once: Processes at the same time; 0: as many as there are cores.
+
+    Raises:
+        RuntimeError: Some calls have failed. All others have been made.
+    """
+    folder.mkdir(exist_ok=True)
+    gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    # An earlier attempt may have ended some calls.
+    done = {number for number, line in read_lines(folder).items() if "error" not in line}
+    pending = [number for number in range(len(given)) if number not in done][::-1]
+    free = list(range(min(at_once or core_count(), max(1, len(pending)))))[::-1]
+    live: dict[int, tuple[int, int]] = {}
+    failed: list[int] = []
+    ended, told = len(done), time.monotonic()
+    # The children inherit unwritten output, and would write it again.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    while pending or live:
+        while pending and free:
+            number, slot = pending.pop(), free.pop()
+            if (pid := os.fork()) == 0:
+                gpu = gpus[slot % len(gpus)] if gpus else None
+                make_line = partial(_line, function, number, given[number], folder, pickled=pickled, limit=limit)
+                _child(make_line, number, folder / f"{slot}.jsonl", gpu)
+            live[pid] = number, slot
+        pid, status = os.waitpid(-1, 0)
+        if pid not in live:
+            continue  # a process that the module has started
+        number, slot = live.pop(pid)
+        free.append(slot)
+        ended += 1
+        if (code := os.waitstatus_to_exitcode(status)) != _RETURNED:
+            failed.append(number)
+            if code != _NOTED:
+                _note_death(folder / f"{slot}.jsonl", number, code)
+        if time.monotonic() - told > _TELL_S:
+            told = time.monotonic()
+            print(f"{ended:,} of {len(given):,} calls have ended, {len(failed):,} of them failed.", flush=True)
+    if failed:
+        first = read_lines(folder)[min(failed)]["error"]["exception"]
+        raise RuntimeError(f"{len(failed):,} of {len(given):,} calls failed. Call {min(failed)}: {first}")
+
+
+def _child(make_line: Callable[[], ResultLine], number: int, file: Path, gpu: str | None) -> NoReturn:
+    """Make one call, write its line, and end this process."""
+    code = 1
+    try:
+        if gpu is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+        # The processes of this run make calls of their own, and never meet.
+        for name in (*RANK_VARIABLES, "MASTER_ADDR", "MASTER_PORT"):
+            os.environ.pop(name, None)
+        append_line(file, make_line())
+        code = _RETURNED
+    except BaseException as error:
+        error.__traceback__ = without_ours(error.__traceback__)
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        line = "".join(traceback.format_exception_only(type(error), error)).strip()
+        print(f"Call {number} failed:\n{text}", file=sys.stderr, end="")
+        append_line(file, {"call": number, "error": {"exception": line, "traceback": text}})
+        code = _NOTED
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Leave out exit handlers: they belong to the parent.
+        os._exit(code)
+
+
+def _line(
+    function: Callable[..., object],
+    number: int,
+    given: Mapping[str, object],
+    folder: Path,
+    *,
+    pickled: bool,
+    limit: int,
+) -> ResultLine:
+    value = calls.make(function, given["args"], given["kwargs"])  # type: ignore[arg-type]
+    # A small value is part of the line: thousands of files would be slow to copy from other machines.
+    if not pickled and calls.is_json(value) and len(repr(value)) <= min(limit, calls.LONGEST_WORDS):
+        return {"call": number, "value": value}
+    name = f"the result of {function.__name__}()"
+    file = calls.store(folder, str(number), name, value, pickled=pickled, limit=limit)
+    return {"call": number, "file": file}
+
+
+def _note_death(file: Path, number: int, code: int) -> None:
+    """Write the line of a call whose process could not."""
+    how = f"was ended by {signal_name(-code)}: {signal_words(-code)}" if code < 0 else f"ended with exit code {code}"
+    line = f"the process of call {number} {how}"
+    print(line, file=sys.stderr, flush=True)
+    append_line(file, {"call": number, "error": {"exception": line, "traceback": ""}})

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from paceline.functions import pool
+from paceline.functions.pool import call_all, read_lines
+
+
+def behave(x: object) -> object:
+    if x == "raise":
+        raise ValueError("bad lr")
+    if x == "exit":
+        raise SystemExit(3)
+    if x == "vanish":
+        os._exit(0)
+    if x == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def lines(tmp_path, values, function=behave, **options):
+    """The lines of these calls, and the error of the run."""
+    given = [{"args": [value], "kwargs": {}} for value in values]
+    error = None
+    try:
+        call_all(function, given, tmp_path / "results", **({"at_once": 3, "pickled": False, "limit": 10_000} | options))
+    except RuntimeError as found:
+        error = str(found)
+    return read_lines(tmp_path / "results"), error
+
+
+def test_each_call_has_a_line_with_its_value(tmp_path):
+    found, error = lines(tmp_path, range(20))
+    assert error is None
+    assert {number: line["value"] for number, line in found.items()} == {n: n for n in range(20)}
+
+
+@pytest.mark.promise("failed-call-spares-others")
+def test_failed_calls_spare_the_others(tmp_path):
+    found, error = lines(tmp_path, ["raise", "exit", "vanish", "die", "fine"])
+    assert error == "4 of 5 calls failed. Call 0: ValueError: bad lr"
+    texts = [found[n]["error"]["exception"] for n in range(4)]
+    assert texts[0] == "ValueError: bad lr"
+    assert "called sys.exit(3)" in texts[1]
+    assert texts[2] == "the process of call 2 ended with exit code 0"
+    assert "the process of call 3 was ended by SIGKILL" in texts[3]
+    assert found[4] == {"call": 4, "value": "fine"}
+    # The traceback begins with the function.
+    assert found[0]["error"]["traceback"].splitlines()[1].endswith("in behave")
+
+
+def test_next_attempt_repeats_failed_calls_alone(tmp_path):
+    lines(tmp_path, ["raise", "fine"])
+    made = tmp_path / "made"
+
+    def note(x):
+        made.open("a").write(f"{x} ")
+        return x
+
+    found, error = lines(tmp_path, ["raise", "fine"], note)
+    assert error is None
+    assert made.read_text() == "raise "
+    assert found[0]["value"] == "raise"
+
+
+def test_large_value_has_a_file_and_too_large_one_fails(tmp_path):
+    found, error = lines(tmp_path, ["a" * 5000, "a" * 20_000, (1, 2)])
+    assert found[0] == {"call": 0, "file": "0.json"}
+    assert "max_result allows 10,000" in found[1]["error"]["exception"]
+    assert found[2] == {"call": 2, "file": "2.safetensors"}
+    assert error is not None
+    assert error.startswith("1 of 3 calls failed")
+
+
+def test_no_more_calls_run_at_a_time_than_asked_for(tmp_path):
+    (tmp_path / "live").mkdir()
+
+    def count(x):
+        mine = tmp_path / "live" / str(x)
+        mine.touch()
+        time.sleep(0.02)
+        there = len(list((tmp_path / "live").iterdir()))
+        mine.unlink()
+        return there
+
+    found, _ = lines(tmp_path, range(12), count, at_once=2)
+    assert max(line["value"] for line in found.values()) == 2
+
+
+def test_calls_at_a_time_have_gpus_of_their_own_and_no_rank(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.setenv("RANK", "0")
+
+    def tell(x):
+        return [os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("RANK")]
+
+    found, _ = lines(tmp_path, range(8), tell, at_once=2)
+    assert {line["value"][0] for line in found.values()} <= {"4", "7"}
+    assert {line["value"][1] for line in found.values()} == {None}
+
+
+def test_foreign_lines_of_results_are_passed_over(tmp_path):
+    (tmp_path / "0.jsonl").write_text(
+        '7\n{"call": "x", "value": 1}\n{"call": 1}\n{"call": 2, "value": 3}\n{"call": 4, "va'
+    )
+    assert pool.read_lines(tmp_path) == {2: {"call": 2, "value": 3}}
