@@ -59,6 +59,11 @@ def test_row_of_an_ended_run_is_rendered_again_after_a_change(place: Place, monk
     assert 'href="../runs/' in look("../")
 
 
+def test_row_shows_the_script_and_its_arguments(place: Place) -> None:
+    place.run("a_1700000001_00000001", job=make_job(arguments=("--note", "<b>")))
+    assert ">train.py --note &lt;b&gt;<" in place.client().get("/").text
+
+
 def test_list_page_gets_changes_since_it_was_rendered(place: Place) -> None:
     done = place.run("a_1700000001_00000001")
     page = place.client().get("/").text
