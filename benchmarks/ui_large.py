@@ -103,7 +103,7 @@ def first_list(page: Any, url: str) -> float:
     before = time.perf_counter()
     page.goto(url)
     while page.locator("p.note", has_text="for the first time").count() or not page.locator("#rows tr").count():
-        page.wait_for_timeout(200)
+        page.wait_for_timeout(1000)
         page.reload()
     return time.perf_counter() - before
 

@@ -13,13 +13,15 @@ const columns = () => Array.from(document.querySelectorAll("#runs th[data-name]"
 /** Give each column its width, and pinned columns their place. Headings can be dragged. */
 function arrange() {
   const table = document.getElementById("runs"), heads = columns();
+  for (const head of heads) head.draggable = true;
+  const pinned = heads.filter(head => /\bpin\d/.test(head.className));
+  // The style sheet has the widths of the usual columns. Setting them again would lay out all rows a second time.
+  if (table.classList.contains("default") && !pinned.length) return;
   table.style.setProperty("--cols", ["38px", "minmax(200px, 2.8fr)", ...heads.map(head => WIDTHS[head.dataset.name] || "minmax(120px, 1fr)")].join(" "));
   table.style.setProperty("--more", heads.length - Object.keys(WIDTHS).length);
-  const pinned = heads.filter(head => /\bpin\d/.test(head.className));
   table.classList.toggle("pinning", pinned.length > 0);
   let left = 38 + table.querySelector("th.c-run").offsetWidth;
   pinned.forEach((head, number) => { table.style.setProperty(`--left${number + 1}`, `${left}px`); left += head.offsetWidth; });
-  for (const head of heads) head.draggable = true;
 }
 
 function choose() {

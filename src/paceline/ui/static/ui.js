@@ -193,7 +193,8 @@ document.addEventListener("keydown", event => {
   if (search) { event.preventDefault(); search.focus(); search.select(); }
 });
 
-localTimes();
+// Paint the page first: creating the first format of dates takes as long.
+requestAnimationFrame(() => setTimeout(() => localTimes()));
 stateInTab();
 tick();
 setInterval(tick, 1000);

@@ -108,6 +108,32 @@ class ColumnHeading:
     remove: str
 
 
+@dataclass(frozen=True)
+class RunOverview:
+    """Facts about all runs that every list needs. top: runs that are neither archived nor trials or steps."""
+
+    entries: Sequence[RunFacts]
+    top: list[RunFacts]
+    choices: dict[str, list[str]]
+    live: int
+
+
+_latest: RunOverview | None = None
+
+
+def overview(entries: Sequence[RunFacts]) -> RunOverview:
+    """Return the overview of these runs. It is kept until the index has another list."""
+    global _latest
+    found = _latest
+    if found is None or found.entries is not entries:
+        hidden = archived_ids(entries)
+        top = [facts for facts in entries if not facts.is_child and facts.run_id not in hidden]
+        values = {name: {getattr(facts, name) for facts in entries} for name in ("experiment", "target", "user")}
+        choices = {name: sorted(filter(None, found)) for name, found in values.items()}
+        _latest = found = RunOverview(entries, top, choices, sum(not facts.is_terminal for facts in entries))
+    return found
+
+
 def query_of(request: Request) -> RunQuery:
     given = request.query_params
     sort, group, added = (given.get(name, "") for name in ("sort", "group", "add"))
@@ -164,15 +190,18 @@ def selected(entries: Sequence[RunFacts], query: RunQuery) -> list[RunFacts]:
         QueryError: The query's text is wrong.
     """
     # Filter by one value after another: a list of 100,000 runs passes most filters as a whole.
-    passing = list(entries)
-    if "archived" not in query.text:
-        # The page of an archived sweep lists its trials.
-        hidden = set() if query.parent else archived_ids(passing)
-        passing = [facts for facts in passing if (facts.is_archived or facts.run_id in hidden) == query.archived]
-    if query.parent:
-        passing = [facts for facts in passing if facts.parent == query.parent]
-    elif not query.trials:
-        passing = [facts for facts in passing if not facts.is_child]
+    if query.archived or query.parent or query.trials or "archived" in query.text:
+        passing = list(entries)
+        if "archived" not in query.text:
+            # The page of an archived sweep lists its trials.
+            hidden = set() if query.parent else archived_ids(passing)
+            passing = [facts for facts in passing if (facts.is_archived or facts.run_id in hidden) == query.archived]
+        if query.parent:
+            passing = [facts for facts in passing if facts.parent == query.parent]
+        elif not query.trials:
+            passing = [facts for facts in passing if not facts.is_child]
+    else:
+        passing = overview(entries).top
     for name in ("experiment", "target", "user"):
         if wanted := getattr(query, name):
             passing = [facts for facts in passing if getattr(facts, name) == wanted]
@@ -193,12 +222,12 @@ async def page(request: Request) -> Response:
     index: RunIndex = request.app.state.index
     query = query_of(request)
     await _refreshed(index)
-    entries = index.entries()
     error = query.wrong
     try:
-        matching = await asyncio.to_thread(selected, entries, query)
+        matching = await asyncio.to_thread(_selected_now, index, query)
     except QueryError as wrong:
         matching, error = [], wrong
+    entries = index.entries()
     root = render.root_of(request.scope["path"])
     link = _linker(request, query)
     rows, count = await asyncio.to_thread(_rows, request.app.state.rows, matching, query, root, link)
@@ -215,8 +244,8 @@ async def page(request: Request) -> Response:
         is_partial=len(entries) < len(index.ids),
         unread=index.unread,
         pages=max(1, -(-count // ROWS)),
-        choices=_choices(index),
-        live=sum(not entry.is_terminal for entry in entries),
+        choices=overview(entries).choices,
+        live=overview(entries).live,
         link=link,
         columns=_headings(query, link),
         arranged="" if query.columns == tuple(_HEADINGS) else ",".join(query.columns),
@@ -272,10 +301,23 @@ async def _changes(
         await asyncio.sleep(_LOOK_S)
 
 
+def _selected_now(index: RunIndex, query: RunQuery) -> list[RunFacts]:
+    """Return the runs that match, by the present notes of those that the page shows.
+
+    Raises:
+        QueryError: The query's text is wrong.
+    """
+    entries = index.entries()
+    matching = selected(entries, query)
+    shown = matching[(query.page - 1) * ROWS : query.page * ROWS]
+    index.refresh_notes((facts.run_id for facts in shown), _PATIENCE_S)
+    return matching if index.entries() is entries else selected(index.entries(), query)
+
+
 async def _refreshed(index: RunIndex) -> None:
     """Wait briefly for a refresh of the index, which may take long."""
     # A few threads serve all requests: only one of them may wait for the whole first refresh.
-    task = asyncio.create_task(asyncio.to_thread(index.refresh, (), _PATIENCE_S))
+    task = asyncio.create_task(asyncio.to_thread(index.refresh, (), _PATIENCE_S, is_quick=True))
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(asyncio.shield(task), _PATIENCE_S)
 
@@ -366,16 +408,6 @@ def _headings(query: RunQuery, link: Link) -> list[ColumnHeading]:
         )
 
     return [heading(place, name) for place, name in enumerate(columns)]
-
-
-def _choices(index: RunIndex) -> dict[str, list[str]]:
-    """Return the values that each filter offers."""
-    entries = index.entries()
-    return {
-        "experiment": sorted({entry.experiment for entry in entries}),
-        "target": sorted({entry.target for entry in entries if entry.target}),
-        "user": sorted({entry.user for entry in entries if entry.user}),
-    }
 
 
 def _linker(request: Request, query: RunQuery) -> Link:
