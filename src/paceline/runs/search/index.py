@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -69,6 +70,7 @@ class RunIndex:
         self._cache = cache
         self._entries: dict[str, RunFacts] = {}
         self._lock = threading.Lock()
+        self._going: threading.Thread | None = None
         self._looked_at = -math.inf
         self._took_s = 0.0
         self._names: int | None = None
@@ -104,22 +106,28 @@ class RunIndex:
         """The number of ended runs whose metrics have not been read."""
         return len(self._unread)
 
-    def refresh(
-        self, shown: Iterable[str] = (), wait_s: float = -1, *, everything: bool = False, is_quick: bool = False
-    ) -> None:
+    def refresh_within(self, wait_s: float, shown: Iterable[str] = (), *, is_quick: bool = False) -> None:
+        """Refresh as `refresh` does, and wait at most so long. A refresh that takes longer goes on in a thread."""
+        if not self._is_due():
+            return
+        going = self._going
+        if going is None or not going.is_alive():
+            options = {"is_quick": is_quick}
+            self._going = going = threading.Thread(target=self.refresh, args=([*shown],), kwargs=options, daemon=True)
+            going.start()
+        going.join(wait_s)
+
+    def refresh(self, shown: Iterable[str] = (), *, everything: bool = False, is_quick: bool = False) -> None:
         """Read the records that have changed, at most once per interval.
 
         Concurrent callers wait for the same refresh.
 
         Args:
             shown: Ids of ended runs whose changed notes are read at once, not only in their turn.
-            wait_s: Most seconds to wait for the refresh of another caller. Default: no limit.
             everything: Read all changes now, for a caller that may have just changed a run itself.
             is_quick: Check fewer of the other ended runs, for a page whose stream refreshes soon.
         """
-        if (not everything and not self._is_due()) or not self._lock.acquire(timeout=wait_s):
-            return
-        try:
+        with self._lock:
             if not everything and not self._is_due():
                 return
             if everything:
@@ -132,18 +140,17 @@ class RunIndex:
             finally:
                 self._looked_at = time.monotonic()
                 self._took_s = self._looked_at - before
-        finally:
-            self._lock.release()
 
     def _is_due(self) -> bool:
         rest_s = 0.0 if self._unread else _REST * self._took_s
         return time.monotonic() - self._looked_at >= max(_FRESH_S, rest_s)
 
     def refresh_notes(self, shown: Iterable[str], wait_s: float) -> None:
-        """Read the changed notes of these ended runs, unless a refresh takes longer."""
+        """Read the changed notes of these ended runs, as far as the time allows."""
+        until = time.monotonic() + wait_s
         if self._lock.acquire(timeout=wait_s):
             try:
-                self._look_at_notes(shown)
+                self._look_at_notes(itertools.takewhile(lambda run_id: time.monotonic() < until, shown))
             finally:
                 self._lock.release()
 

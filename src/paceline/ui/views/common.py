@@ -33,6 +33,9 @@ _PIXELS = (50, 4000)
 #: Most characters of a run's name, of a tag's key and of its value.
 LONGEST_TAG = 500
 
+#: Seconds that a page waits for a refresh of the index. A list gets later changes by its stream.
+PATIENCE_S = 0.4
+
 #: A function that returns the data of a piece's template for a run.
 Find = Callable[[RunFolder, RunRecord], render.TemplateValues]
 

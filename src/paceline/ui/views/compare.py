@@ -28,7 +28,7 @@ from paceline.sweeps.pictures import chosen_runs, draw, svg
 from paceline.ui import render, run_page
 from paceline.ui.report import report_text
 from paceline.ui.views import saved
-from paceline.ui.views.common import as_json, curve_query, runs_dir
+from paceline.ui.views.common import PATIENCE_S, as_json, curve_query, runs_dir
 from paceline.ui.views.listing import RunQuery, selected
 
 #: Most runs in a comparison. Some proxies refuse longer addresses.
@@ -230,7 +230,7 @@ def report(request: Request) -> Response:
 def names(request: Request) -> Response:
     """Return runs that match the query `q`. A text that is not a query is words."""
     index: RunIndex = request.app.state.index
-    index.refresh()
+    index.refresh_within(PATIENCE_S)
     text = request.query_params.get("q", "")[:LONGEST]
     try:
         found = selected(index.entries(), RunQuery(text=text, trials=True))

@@ -52,7 +52,7 @@ def _page(request: Request) -> Response:
     head = run_page.head(folder)
     values = run_page.details(folder, head["record"])
     place = f"head:{stamp_of(head)},details:{stamp_of(values)}"
-    request.app.state.index.refresh()
+    request.app.state.index.refresh_within(common.PATIENCE_S)
     choices = _choices(request.app.state.index.entries(), head["record"])
     wanted = request.query_params.get("with", "").strip()
     if wanted:

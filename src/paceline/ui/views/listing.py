@@ -30,14 +30,12 @@ from paceline.ui import render
 from paceline.ui.feed import message
 from paceline.ui.pieces import stamp_of
 from paceline.ui.views import saved
-from paceline.ui.views.common import as_json, events, place_of, whole
+from paceline.ui.views.common import PATIENCE_S, as_json, events, place_of, whole
 
 #: A function that returns the page's address with changes.
 Link: TypeAlias = Callable[..., str]
 #: Number of runs on one page.
 ROWS = 100
-#: Seconds that a page waits for a refresh of the index. Later changes arrive by the stream.
-_PATIENCE_S = 0.4
 _LOOK_S = 1.0
 _SILENCE_LOOKS = 15
 
@@ -221,7 +219,7 @@ def selected(entries: Sequence[RunFacts], query: RunQuery) -> list[RunFacts]:
 async def page(request: Request) -> Response:
     index: RunIndex = request.app.state.index
     query = query_of(request)
-    await _refreshed(index)
+    await asyncio.to_thread(index.refresh_within, PATIENCE_S, is_quick=True)
     error = query.wrong
     try:
         matching = await asyncio.to_thread(_selected_now, index, query)
@@ -282,7 +280,7 @@ async def _changes(
     version, looks, is_first = -1, 0, True
     yield b"retry: 1000\n\n"
     while True:
-        await asyncio.to_thread(index.refresh, told, _PATIENCE_S)
+        await asyncio.to_thread(index.refresh_within, PATIENCE_S, told)
         if index.version != version:
             version = index.version
             with contextlib.suppress(QueryError):
@@ -310,16 +308,8 @@ def _selected_now(index: RunIndex, query: RunQuery) -> list[RunFacts]:
     entries = index.entries()
     matching = selected(entries, query)
     shown = matching[(query.page - 1) * ROWS : query.page * ROWS]
-    index.refresh_notes((facts.run_id for facts in shown), _PATIENCE_S)
+    index.refresh_notes((facts.run_id for facts in shown), PATIENCE_S)
     return matching if index.entries() is entries else selected(index.entries(), query)
-
-
-async def _refreshed(index: RunIndex) -> None:
-    """Wait briefly for a refresh of the index, which may take long."""
-    # A few threads serve all requests: only one of them may wait for the whole first refresh.
-    task = asyncio.create_task(asyncio.to_thread(index.refresh, (), _PATIENCE_S, is_quick=True))
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(asyncio.shield(task), _PATIENCE_S)
 
 
 def _place(rows: dict[str, Markup], total: int) -> str:

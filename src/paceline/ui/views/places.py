@@ -20,7 +20,7 @@ from paceline.targets.status_of_all import TargetLook, look_at_all
 from paceline.ui import render
 from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views import models, services
-from paceline.ui.views.common import pieces
+from paceline.ui.views.common import PATIENCE_S, pieces
 
 #: Seconds until a target counts as not answering, and the least seconds between two queries.
 LIMIT_S = 5.0
@@ -82,7 +82,7 @@ def targets(request: Request) -> render.TemplateValues:
     """Return the last status of each target, and this workspace's runs there."""
     watch: TargetWatch = request.app.state.targets
     index: RunIndex = request.app.state.index
-    index.refresh()
+    index.refresh_within(PATIENCE_S)
     going: dict[str, list[RunFacts]] = {}
     # List the oldest run first, as in a queue. A sweep is left out, because its trials are listed.
     for entry in reversed(index.entries()):
