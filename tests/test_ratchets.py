@@ -22,7 +22,7 @@ SOURCE = ROOT / "src" / "paceline"
 
 #: Lines and files that a feature has added since the numbers were lowered. The house itself only shrinks.
 FEATURES = {
-    "daily work on results": (11_258, 49),
+    "daily work on results": (11_374, 49),
     "goodput": (850, 6),
     "types of the JSON": (344, 0),
     "simulated nodes": (1_151, 7),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,11 @@ import pytest
 from paceline.observe.stacks import RunStacks
 from paceline.runs import states, store, tags_and_properties, trash
 from paceline.runs.folder import RunFolder
-from paceline.system.files import read_json
+from paceline.system.files import json_lines, read_json
 from paceline.ui.guard import Token
-from paceline.ui.views import run
+from paceline.ui.views import actions, common, run, start
 from tests.observe.test_wait_graph import entry, rank, told
-from tests.ui.conftest import HOSTILE, Place
+from tests.ui.conftest import HOSTILE, Place, log_values, say
 
 
 def key_of(place: Place, folder: RunFolder) -> str:
@@ -292,3 +294,124 @@ def test_form_key_of_another_workspace_is_refused(place: Place, tmp_path: Path) 
     form = {"form_key": Token(other.path).form_key(), "action": "delete", "run": folder.run_id}
     assert place.client().post("/actions", data=form).status_code == 403
     assert folder.path.is_dir()
+
+
+def test_large_trash_has_pages_and_is_read_once_for_a_restore_of_many(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "_TRASH_ROWS", 2)
+    folders = [place.run(f"a_170000000{number}_00000001", display_name=f"name {number}") for number in range(5)]
+    trash.delete(place.runs_dir, folders)
+    client = place.client()
+    pages = [client.get(f"/trash?page={number}").text for number in (1, 2, 3, 99)]
+    assert [text.count('aria-label="Restore name') for text in pages] == [2, 2, 1, 1]
+    assert 'href="?page=3"' in pages[1]
+    names: list[str] = []
+    read = tags_and_properties.read
+    monkeypatch.setattr(tags_and_properties, "read", lambda path: names.append(str(path)) or read(path))
+    _, said = bulk(place, "restore", *(folder.run_id for folder in folders))
+    assert said["text"] == "5 runs are restored."
+    assert names == []
+    assert all(folder.path.is_dir() for folder in folders)
+
+
+def test_page_of_a_run_with_many_tags_shows_the_first_and_their_number(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = place.run()
+    with open(folder.notes, "a") as file:
+        for number in range(30_000):
+            file.write(json.dumps({"tag": f"tag{number}", "value": "x" * (100 if number else 1_000_000)}) + "\n")
+            file.write(json.dumps({"property": f"key{number}", "value": "1"}) + "\n")
+    client, reads = place.client(), 0
+    read = tags_and_properties.read
+
+    def counted(path: Path) -> tags_and_properties.Notes:
+        nonlocal reads
+        reads += path == folder.notes
+        return read(path)
+
+    monkeypatch.setattr(tags_and_properties, "read", counted)
+    for path in ("", "/details", "/files", "/head"):
+        text = client.get(f"/runs/{folder.run_id}{path}").text
+        assert "and 29800 more tags" in text
+        assert ">tag199<" in text
+        assert "tag200" not in text
+        assert len(text) < 1_000_000
+    # Of the pages one has read the notes; the page of details compares them with those of other runs.
+    assert reads <= 2
+    row = client.get("/").text
+    assert "and 980 more" in row
+    assert len(row) < 100_000
+    tags_and_properties.remove_tags(folder.notes, ["tag0"])
+    assert ">tag200<" in client.get(f"/runs/{folder.run_id}").text
+
+
+def test_names_that_two_people_give_at_once_end_as_one_of_them(place: Place) -> None:
+    folder = place.run()
+    names = [f"name {number} {'x' * 200}" for number in range(40)]
+    clients = [place.client() for _ in range(4)]
+    key = Token(place.path).form_key()
+
+    def rename(number: int) -> int:
+        form = {"form_key": key, "name": names[number]}
+        address = f"/runs/{folder.run_id}/rename"
+        return int(clients[number % 4].post(address, data=form, follow_redirects=False).status_code)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(rename, range(40))) == {303}
+    noted = [line["display_name"] for line in json_lines(folder.notes) if "display_name" in line]
+    assert sorted(noted) == sorted(names)
+    # All readers see the last one.
+    assert tags_and_properties.read(folder.notes).name == noted[-1]
+    for path in ("/", f"/runs/{folder.run_id}", f"/compare?run={folder.run_id}"):
+        assert noted[-1] in clients[0].get(path).text
+
+
+def test_requests_for_a_run_that_disappears_meanwhile_are_answered(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is deleted, or purged, after the view has found it."""
+    find = common.folder_of
+    paths = (
+        *(
+            "",
+            "/live",
+            "/head",
+            "/head/live",
+            "/curves?name=loss",
+            "/others",
+            "/own",
+            "/log?last=5",
+            "/log/text",
+            "/files",
+        ),
+        *(
+            "/files/live",
+            "/look/outputs/model.txt",
+            "/file/outputs/model.txt",
+            "/zip",
+            "/details",
+            "/details/live",
+            "/rerun",
+        ),
+    )
+    for number, path in enumerate(paths):
+        for is_purged in (False, True):
+            folder = place.run(f"digits_17000{number:05}_0000000{int(is_purged)}")
+            (folder.outputs / "model.txt").write_text("1")
+            log_values(folder, "loss", [1.0, 2.0])
+            say(folder, "line\n")
+            client = place.client()
+
+            def found(request: Any, folder: RunFolder = folder, is_purged: bool = is_purged) -> RunFolder:
+                there = find(request)
+                trash.delete(place.runs_dir, [folder])
+                trash.purge(trash.deleted(place.path)[0]) if is_purged else None
+                return there
+
+            with monkeypatch.context() as patch:
+                for module in (common, run, start):
+                    patch.setattr(module, "folder_of", found, raising=False)
+                answer = client.get(f"/runs/{folder.run_id}{path}", headers={"accept": "text/html"})
+            assert answer.status_code in (200, 204, 404, 409, 410), (path, is_purged, answer.text)

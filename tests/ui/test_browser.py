@@ -221,7 +221,7 @@ def test_every_view_in_a_browser_with_real_runs(cli: Cli, page: Any) -> None:
         _live(session, live, outputs)
         _charts(session, pair)
         session.open(f"/runs/{live}")
-        session.wait_drawn("loss", 4)
+        session.wait_drawn("loss", 3)
         _killed_and_started_again(session, outputs)
         _actions(session, good, live)
     finally:
@@ -396,6 +396,13 @@ def _live(session: Session, live: str, outputs: Path) -> None:
     (outputs / "go").touch()
     session.wait_drawn("loss", 4)
     page.wait_for_selector("#log .line:has-text('said 1')")
+    # A search finds lines that come later.
+    page.fill("#log-search", "said")
+    page.wait_for_selector("#log-note:has-text('1 line found')")
+    (outputs / "go").touch()
+    page.wait_for_selector("#log-note:has-text('2 lines found')")
+    page.fill("#log-search", "")
+    page.wait_for_selector("#log .line:has-text('first line')")
     # What there is of memory stands beside what is taken of it. The figures of nodes and workers are folded at first.
     for section in ("Nodes", "Workers"):
         page.locator("#system-charts summary", has_text=section).click()
@@ -546,7 +553,7 @@ def test_list_searches_while_typing_and_completes(cli: Cli, page: Any) -> None:
         log_values(folder, "acc", [acc, acc / 2])
     page.goto(session.url)
     page.wait_for_selector("#rows tr:nth-child(2)")
-    page.locator("#q").press_sequentially("state=completed metrics.ac")
+    page.locator("#q").fill("state=completed metrics.ac")
     page.wait_for_selector("#suggestions li")
     assert page.locator("#suggestions li").first.inner_text().split() == [
         "metrics.acc",

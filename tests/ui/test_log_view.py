@@ -171,3 +171,20 @@ def test_whole_log_is_sent_as_text_without_colours(place: Place) -> None:
     assert "\x1b" not in answer.text
     assert answer.text.splitlines()[0] == "0: red"
     assert client.get(f"/runs/{folder.run_id}/log/text?rank=1").text == "other\n"
+
+
+def test_response_has_the_beginning_of_very_long_lines(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = place.run()
+    say(folder, f"a{'x' * 3_000_000}\nlast x\n")
+    lines = texts(ask(place, folder, "last=500"))
+    assert len("".join(lines)) < 500_000
+    assert lines[-1] == "last x"
+    assert lines[0].startswith("axxx")
+    assert lines[0].endswith(f"x … {(1 << 16) - 4000:,} more characters")
+    # All lines together have a limit too. The last ones stay, and so does the number of matches.
+    monkeypatch.setattr(log_view, "_MOST_CHARS", 10_000)
+    for query in ("last=500", "search=x"):
+        found = ask(place, folder, query)
+        assert (texts(found)[-1], found["more"]) == ("last x", True)
+        assert len(found["lines"]) == 4
+    assert found["count"] == 46

@@ -132,7 +132,8 @@ def restore(*, run_ids: list[str], as_json: bool) -> None:
             none=f"The trash of {workspace_dir} is empty.",
         )
         return
-    found = [folder.run_id for run_id in run_ids for folder in trash.restore(workspace_dir, run_id)]
+    there = trash.deleted(workspace_dir)
+    found = [folder.run_id for run_id in run_ids for folder in trash.restore(workspace_dir, run_id, there)]
     if as_json:
         print_json(found)
     else:

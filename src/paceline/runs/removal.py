@@ -93,6 +93,7 @@ def move_out(folder: RunFolder, place: Path, *, force: bool = False, mark: Mappi
         store.remove_scratch(folder, record)
         try:
             if mark is not None:
+                unmark(folder)
                 write_json(folder.deleted, mark, mode=OWNED)
             # A run of the same id may be in the trash, such as a trial that its sweep has started again. It is gone for good now.
             discard(place)
@@ -101,6 +102,13 @@ def move_out(folder: RunFolder, place: Path, *, force: bool = False, mark: Mappi
             raise RunStateError(
                 f"run {folder.run_id} can't be removed: {error.strerror}: {str(folder.path.parent)!r}."
             ) from error
+
+
+def unmark(folder: RunFolder) -> None:
+    """Remove a run's `deleted.json`, and those that killed processes have not finished."""
+    for name in names_in(folder.path):
+        if name == folder.deleted.name or name.startswith(f".{folder.deleted.name}."):
+            (folder.path / name).unlink(missing_ok=True)
 
 
 def discard(path: Path) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from paceline.errors import PacelineError, RunNotFoundError, RunStateError
@@ -31,14 +32,12 @@ class DeletedRun:
 
     Attributes:
         folder: Its present folder.
-        name: Its display name, or its id.
         deleted_utc: When it was deleted.
         deleted_by: The user who deleted it.
         with_run: The run with which it was deleted, such as a trial's sweep; else its own id.
     """
 
     folder: RunFolder
-    name: str
     deleted_utc: str
     deleted_by: str
     with_run: str
@@ -46,6 +45,12 @@ class DeletedRun:
     @property
     def run_id(self) -> str:
         return self.folder.run_id
+
+    @cached_property
+    def name(self) -> str:
+        """Its display name, or its id."""
+        # Read when it is needed: a trash may have 10,000 runs, of which a page shows a hundred.
+        return str(tags_and_properties.read(self.folder.notes).name or self.run_id)
 
     @property
     def kept_until_utc(self) -> str:
@@ -160,26 +165,25 @@ def _deleted(folder: RunFolder) -> DeletedRun:
         deleted_utc = utc_now()
         with contextlib.suppress(OSError):
             deleted_utc = utc_text(dt.datetime.fromtimestamp(folder.path.stat().st_ctime, dt.timezone.utc))
-    name = tags_and_properties.read(folder.notes).name
     return DeletedRun(
         folder=folder,
-        name=str(name or folder.run_id),
         deleted_utc=deleted_utc,
         deleted_by=str(mark.get("by") or ""),
         with_run=str(mark.get("with") or folder.run_id),
     )
 
 
-def restore(workspace_dir: Path, run_id: str) -> list[RunFolder]:
+def restore(workspace_dir: Path, run_id: str, there: Sequence[DeletedRun] | None = None) -> list[RunFolder]:
     """Restore a deleted run and those deleted with it.
 
     run_id: The run's id, a unique beginning of it, or its name.
+    there: The runs in the trash (`deleted`), for a caller that restores several.
 
     Raises:
         RunNotFoundError: No run in the trash matches, or several do.
         RunStateError: The workspace has a run of this id, or the folder cannot be moved.
     """
-    there = deleted(workspace_dir)
+    there = deleted(workspace_dir) if there is None else there
     meant = _meant(there, run_id)
     # Parents first: a child without its parent would look like a run of its own.
     family = sorted((run for run in there if meant in (run.run_id, run.with_run)), key=lambda run: run.run_id != meant)
@@ -193,18 +197,21 @@ def restore(workspace_dir: Path, run_id: str) -> list[RunFolder]:
         except OSError as error:
             why = "there is a run of this id" if folder.path.exists() else error.strerror
             raise RunStateError(f"run {run.run_id} can't be restored: {why}: {str(folder.path)!r}.") from error
-        folder.deleted.unlink(missing_ok=True)
+        removal.unmark(folder)
         restored.append(folder)
     return restored
 
 
 def _meant(there: Sequence[DeletedRun], text: str) -> str:
     ids = [run.run_id for run in there]
-    for found in (
-        [run_id for run_id in (*ids, *(run.with_run for run in there)) if run_id == text][:1],
-        [run_id for run_id in ids if text and run_id.startswith(text)],
-        [run.run_id for run in there if run.name == text],
-    ):
+    # Look for names only if no id matches: each is in a file of its own.
+    finds: tuple[Callable[[], list[str]], ...] = (
+        lambda: [run_id for run_id in (*ids, *(run.with_run for run in there)) if run_id == text][:1],
+        lambda: [run_id for run_id in ids if text and run_id.startswith(text)],
+        lambda: [run.run_id for run in there if run.name == text],
+    )
+    for find in finds:
+        found = find()
         # A sweep's id begins those of its trials.
         if found and (
             len(found) == 1 or all(run_id.startswith(f"{min(found)}_") for run_id in set(found) - {min(found)})

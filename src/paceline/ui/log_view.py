@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,8 @@ from paceline.ui.children import output_of
 _MOST_FOUND = 2_000
 #: Seconds of a search, and further seconds until the process of a regular expression is killed.
 _LIMIT_S, _MORE_S = 20.0, 2.0
+#: Most characters of a line in a response, and of all lines in it.
+_LONGEST_LINE, _MOST_CHARS = 4_000, 8_000_000
 #: Lines behind a linked line.
 _BEHIND = 300
 #: Most bytes of the supervisor's log, counted from its end.
@@ -119,14 +121,32 @@ def text(folder: RunFolder, query: LogQuery) -> Iterator[bytes]:
 
 
 def line_json(line: LogLine) -> list[object]:
-    """Return a log line as JSON: attempt, rank, text with its colours, 1 if the line is complete, offset."""
-    return [line.attempt, line.rank, visible_line(line.text), int(line.complete), line.begin]
+    """Return a log line as JSON: attempt, rank, text with its colours, 1 if the line is complete, offset.
+
+    Of a very long line the page shows the beginning.
+    """
+    left_out = len(line.text) - _LONGEST_LINE
+    text = f"{line.text[:_LONGEST_LINE]} … {left_out:,} more characters" if left_out > 0 else line.text
+    return [line.attempt, line.rank, visible_line(text), int(line.complete), line.begin]
+
+
+def _fitting(lines: Collection[LogLine]) -> list[list[object]]:
+    """Return the last lines as JSON, of which one response has room for some megabytes."""
+    found: deque[list[object]] = deque()
+    room = _MOST_CHARS
+    for line in reversed([*lines]):
+        found.appendleft(line_json(line))
+        room -= len(str(found[0][2]))
+        if room < 0:
+            break
+    return [*found]
 
 
 def _find(folder: RunFolder, query: LogQuery, check_reader: Callable[[], None]) -> LogJson:
     if not query.search and not query.level:
         lines = deque(_lines(folder, query, query.last), maxlen=query.last)
-        return {"lines": [*map(line_json, lines)], "more": len(lines) == query.last}
+        shown = _fitting(lines)
+        return {"lines": shown, "more": len(lines) == query.last or len(shown) < len(lines)}
     matches = _matcher(query)
     levels = LevelFilter(LEVELS[query.level]) if query.level else None
     found: deque[LogLine] = deque(maxlen=_MOST_FOUND)
@@ -143,12 +163,8 @@ def _find(folder: RunFolder, query: LogQuery, check_reader: Callable[[], None]) 
         check_reader()
         if is_partial := time.monotonic() > end:
             break
-    return {
-        "lines": [*map(line_json, found)],
-        "more": count > len(found),
-        "count": count,
-        "is_partial": is_partial,
-    }
+    shown = _fitting(found)
+    return {"lines": shown, "more": count > len(shown), "count": count, "is_partial": is_partial}
 
 
 def _with_places(block: str) -> Iterator[tuple[int, str]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -16,7 +18,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.follow import hang_status
 from paceline.runs.record import RunRecord, parse_utc
 from paceline.runs.remote_status import refresh
-from paceline.system.files import read_json
+from paceline.system.files import read_json, stamp_of
 from paceline.ui import bands, banners
 from paceline.ui.banners import SlowRanks
 from paceline.ui.curves import CurveStore, Key, RunCurves, thinned
@@ -28,6 +30,8 @@ MOST_RANKS = 8
 #: Number of metrics in the first response. The page requests others when they become visible.
 FIRST = 24
 _REPORT_CHARS = 20_000
+#: Most tags and properties that a page shows, and most characters of each.
+_MOST_TAGS, _MOST_PROPERTIES, _LONGEST = 200, 2_000, 2_000
 
 
 class RunHead(TypedDict):
@@ -49,7 +53,9 @@ class RunHead(TypedDict):
     name: str
     has_name: bool
     tags: Mapping[str, str | None]
-    properties: Mapping[str, str]
+    more_tags: int
+    properties: Mapping[str, str | None]
+    more_properties: int
     description: str | None
     is_archived: bool
     can_cancel: bool
@@ -131,7 +137,7 @@ def head(folder: RunFolder) -> RunHead:
     """Return the data of the header of a run's pages."""
     refresh(folder)
     record = read.record(folder)
-    notes = tags_and_properties.read(folder.notes)
+    notes = _notes_at(folder.notes, stamp_of(folder.notes))
     return {
         "record": record,
         "hang_report": _start_of(folder.hang_report(len(record.attempts))) if record.hang else "",
@@ -143,8 +149,10 @@ def head(folder: RunFolder) -> RunHead:
         "run_id": record.run_id,
         "name": notes.name or record.run_id,
         "has_name": bool(notes.name),
-        "tags": notes.tags,
-        "properties": notes.properties,
+        "tags": _clipped(notes.tags, _MOST_TAGS),
+        "more_tags": max(0, len(notes.tags) - _MOST_TAGS),
+        "properties": _clipped(notes.properties, _MOST_PROPERTIES),
+        "more_properties": max(0, len(notes.properties) - _MOST_PROPERTIES),
         "description": notes.description,
         "is_archived": notes.is_archived,
         "can_cancel": not record.is_terminal and record.status not in (states.CANCEL_REQUESTED, states.FINALIZING),
@@ -155,6 +163,17 @@ def head(folder: RunFolder) -> RunHead:
         "world_size": record.world_size,
         "rank_count": len(folder.ranks(record.world_size)),
     }
+
+
+# A program may set a million tags, which take seconds to read; a page asks for them every second.
+@lru_cache(maxsize=32)
+def _notes_at(path: Path, stamp: object) -> tags_and_properties.Notes:
+    return tags_and_properties.read(path)
+
+
+def _clipped(texts: Mapping[str, str | None], most: int) -> dict[str, str | None]:
+    """Return the first texts, each with its first characters."""
+    return {key: value and str(value)[:_LONGEST] for key, value in islice(texts.items(), most)}
 
 
 def _start_of(path: Path) -> str:

@@ -108,6 +108,7 @@ export class Log {
 
   /** Lines of the stream. */
   came({ lines, reset, left_out: leftOut }) {
+    if (this.mode === "asked" && this.asked.of === "workers" && lines.length) this.askLater();
     if (this.mode !== "live") return;
     if (reset && this.last > 500) { this.ask(true); return; }
     if (reset) this.clear();
@@ -122,7 +123,17 @@ export class Log {
     if (this.mode !== "line" && of !== "workers" && !search && this.follow.checked) this.ask();
   }
 
-  async ask(isSame = false) {
+  /** Search again for new lines, with pauses ten times as long as a search, unless the reader looks at earlier lines. */
+  askLater() {
+    this.later ||= setTimeout(async () => {
+      const began = performance.now();
+      if (this.mode === "asked" && this.follow.checked) await this.ask(true, true);
+      this.rest = 10 * (performance.now() - began);
+      this.later = 0;
+    }, Math.max(2000, this.rest || 0));
+  }
+
+  async ask(isSame = false, isNew = false) {
     clearTimeout(this.typing);
     const asked = this.asked;
     const isPlain = !asked.search && asked.of === "workers" && !asked.rank && !asked.attempt && !asked.level;
@@ -132,7 +143,7 @@ export class Log {
     const whole = new URLSearchParams(Object.entries({ of: asked.of, rank: asked.rank, attempt: asked.attempt }).filter(([, value]) => value));
     document.getElementById("log-download").href = `${this.section.dataset.log}/text?${whole}`;
     const given = new URLSearchParams(Object.entries({ ...asked, last: this.last }).filter(([, value]) => value));
-    this.note.textContent = asked.search ? "Searching…" : "";
+    if (!isNew) this.note.textContent = asked.search ? "Searching…" : "";
     const found = await this.read(given);
     if (!found) return;
     this.clear();
@@ -145,9 +156,9 @@ export class Log {
     document.getElementById("log-previous").hidden = document.getElementById("log-next").hidden = !this.found.length;
     this.note.textContent = isSearch
       ? `${found.count.toLocaleString()} line${found.count === 1 ? "" : "s"} found${found.more ? `; the last ${found.lines.length.toLocaleString()} are shown` : ""}${found.is_partial ? "; the search stopped at its time limit, before the end of the log" : ""}.`
-      : isPlain ? "" : `${found.lines.length} line${found.lines.length === 1 ? "" : "s"}${asked.of === "workers" ? "; new ones come where all ranks and attempts are chosen" : ""}.`;
+      : isPlain ? "" : `${found.lines.length} line${found.lines.length === 1 ? "" : "s"}.`;
     document.getElementById("log-earlier").disabled = !found.more || this.last >= 20000 || Boolean(isSearch);
-    if (isSame) this.box.scrollTop = 0;
+    if (isSame && !isNew) this.box.scrollTop = 0;
   }
 
   /** Fetch lines. Null if the server gives none, which the note tells, or if another request began meanwhile. */

@@ -29,10 +29,11 @@ from paceline.ui.views.common import (
     refuse_unknown_fields,
     runs_dir,
     tag_of,
+    whole,
 )
 
-#: Most characters of notes, and most runs of one request.
-_LONGEST_NOTES, _MOST_RUNS = 20_000, 200
+#: Most characters of notes, most runs of one request, and runs on one page of the trash.
+_LONGEST_NOTES, _MOST_RUNS, _TRASH_ROWS = 20_000, 200, 100
 
 
 def routes() -> list[Route]:
@@ -176,12 +177,13 @@ def _change_all(
             trash.delete(runs_dir(request), folders)
     changed: list[str] = []
     failed = []
+    there = trash.deleted(workspace_dir) if action == "restore" else []
     for run_id in run_ids:
         try:
             if action == "delete" and trash.find(workspace_dir, run_id) is not None:
                 pass
             elif action == "restore":
-                trash.restore(workspace_dir, run_id)
+                trash.restore(workspace_dir, run_id, there)
             else:
                 # Only a complete id is accepted here: the runs were chosen in a list.
                 folder = RunFolder(runs_dir(request) / check_run_id(run_id))
@@ -223,5 +225,9 @@ def _gone(request: Request) -> Response:
 
 
 def _trash(request: Request) -> Response:
-    """Show the deleted runs."""
-    return render.page(request, "trash.html", runs=trash.deleted(request.app.state.workspace_dir))
+    """Show the deleted runs. Query: `page`."""
+    runs = trash.deleted(request.app.state.workspace_dir)
+    pages = max(1, -(-len(runs) // _TRASH_ROWS))
+    number = whole(request, "page", 1, least=1, most=pages)
+    shown = runs[(number - 1) * _TRASH_ROWS : number * _TRASH_ROWS]
+    return render.page(request, "trash.html", runs=shown, total=len(runs), page=number, pages=pages)

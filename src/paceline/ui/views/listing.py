@@ -216,19 +216,19 @@ def selected(entries: Sequence[RunFacts], query: RunQuery) -> list[RunFacts]:
     return sorted_runs(passing, query.sort) if query.sort else passing
 
 
-async def page(request: Request) -> Response:
+def page(request: Request) -> Response:
     index: RunIndex = request.app.state.index
     query = query_of(request)
-    await asyncio.to_thread(index.refresh_within, PATIENCE_S, is_quick=True)
+    index.refresh_within(PATIENCE_S, is_quick=True)
     error = query.wrong
     try:
-        matching = await asyncio.to_thread(_selected_now, index, query)
+        matching = _selected_now(index, query)
     except QueryError as wrong:
         matching, error = [], wrong
     entries = index.entries()
     root = render.root_of(request.scope["path"])
     link = _linker(request, query)
-    rows, count = await asyncio.to_thread(_rows, request.app.state.rows, matching, query, root, link)
+    rows, count = _rows(request.app.state.rows, matching, query, root, link)
     return render.page(
         request,
         "runs.html",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -42,7 +44,10 @@ def _text(request: Request) -> Response:
     """Return the whole log as a text file, perhaps of one rank, attempt or source."""
     folder = common.folder_of(request)
     headers = {"content-disposition": f'attachment; filename="{folder.run_id}.log"'}
-    return StreamingResponse(log_view.text(folder, _query(request)), media_type="text/plain", headers=headers)
+    parts = log_view.text(folder, _query(request))
+    # Read the first part now: afterwards an error could not become the response.
+    first = next(parts, b"")
+    return StreamingResponse(chain([first], parts), media_type="text/plain", headers=headers)
 
 
 def _query(request: Request) -> log_view.LogQuery:
