@@ -42,7 +42,7 @@ class RunHead(TypedDict):
     hang_report: str
     #: A text such as "Running, hangs since ...". Empty unless the run hangs now.
     hangs: str
-    #: Who waits for whom. None unless the run hangs now.
+    #: The picture of the waiting ranks. None unless the run hangs now.
     hang_picture: WaitPicture | None
     slow: SlowRanks | None
     #: "Hangs", or the status.

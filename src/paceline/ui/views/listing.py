@@ -44,7 +44,7 @@ _MOST = 2000
 #: Most metrics in a row.
 _NAMES = 3
 
-#: Field of a column after the first one -> its heading, in the order of a list that nobody has arranged. "latest" is no field.
+#: Field of a column after the first one -> its heading, in the usual order. "latest" is no field.
 _HEADINGS = {
     "state": "State",
     "experiment": "Experiment",
@@ -403,7 +403,7 @@ def _headings(query: RunQuery, link: Link) -> list[ColumnHeading]:
 def _linker(request: Request, query: RunQuery) -> Link:
     """Return a function that returns the page's address with changes of its query.
 
-    A list of columns becomes one text, any other list several keys. The columns of a list that nobody has arranged stay out.
+    A list of columns becomes one text, any other list several keys. The usual columns stay out.
     """
     dropped = ("page", "token", "place", "add")
     given = [(key, value) for key, value in request.query_params.multi_items() if key not in dropped and value]
