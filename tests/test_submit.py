@@ -44,11 +44,15 @@ def test_cores_to_reserve_are_refused_where_an_engine_shares_them_out(tmp_path):
     assert "cores=0: compute target 'lab' is of kind ssh" in str(error)
 
 
-def test_a_share_of_a_gpu_is_refused_where_gpus_are_not_shared(tmp_path):
-    add(tmp_path / "ws", Configured(name="lab", kind="ssh", settings={"hosts": ["a"]}))
-    error = refused(tmp_path, make_job(compute_target="lab", use_gpu=True, gpu_share=0.5))
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [({"use_gpu": True, "gpu_share": 0.5}, "gpu_share=0.5"), ({"priority": "high"}, "priority='high'")],
+)
+def test_share_of_a_gpu_and_priority_are_refused_where_the_engine_has_the_queue(tmp_path, given, text):
+    add(tmp_path / "ws", Configured(name="cluster", kind="slurm", settings={}))
+    error = refused(tmp_path, make_job(compute_target="cluster", **given))
     assert isinstance(error, JobError)
-    assert "gpu_share=0.5: compute target 'lab' is of kind ssh" in str(error)
+    assert f"{text}: compute target 'cluster' is of kind slurm" in str(error)
 
 
 @pytest.mark.promise("machine-lacks-said-submit-before")

@@ -21,7 +21,16 @@ from paceline.environments.from_parameters import described
 from paceline.errors import JobError
 from paceline.job.data_reference import DataReference
 from paceline.job.environment import EnvironmentSpec
-from paceline.job.job import DEFAULT_ELASTIC_S, DEFAULT_GRACE_S, DEFAULT_HANG_S, Backend, GpuVisibility, Job, OnHang
+from paceline.job.job import (
+    DEFAULT_ELASTIC_S,
+    DEFAULT_GRACE_S,
+    DEFAULT_HANG_S,
+    Backend,
+    GpuVisibility,
+    Job,
+    OnHang,
+    Priority,
+)
 from paceline.job.secret_values import Secret
 from paceline.system import units
 from paceline.system.gaps import DEFAULT_LIMIT
@@ -50,8 +59,10 @@ class _Script:
         gpu_visibility: "worker": each worker sees its own GPU alone, as `cuda:0`. "node": each sees all of its node's, for
             scripts that call `torch.cuda.set_device(LOCAL_RANK)`.
         gpu_share: Part of a GPU that each worker reserves, above 0 and up to 1. With 0.5, two such runs use one GPU at a time. On
-            target "local" only.
+            targets of kind "local" and "ssh" only.
         cores: Cores of this machine that the run reserves for each worker; with 0 it waits for no others. On "local" only.
+        priority: Position among waiting runs: "low", "normal", "high", or "urgent", which also asks runs of a lower priority to
+            leave. On "local" and "ssh" only.
         conda_packages: Match specs of conda packages.
         conda_channels: Channels of the conda packages, also as `file://`. None: conda-forge.
         pip_packages: Packages that the script needs in addition to those of its interpreter, in pip's form.
@@ -98,6 +109,7 @@ class _Script:
     use_gpu: bool = False
     gpu_visibility: GpuVisibility = "worker"
     gpu_share: float = 1.0
+    priority: Priority = "normal"
     cores: int = 1
     conda_packages: Sequence[str] | None = None
     conda_channels: Sequence[str] | None = None
@@ -208,6 +220,7 @@ class _Script:
             "use_gpu": self.use_gpu,
             "gpu_visibility": self.gpu_visibility,
             "gpu_share": self.gpu_share,
+            "priority": self.priority,
             "cores": self.cores,
             "environment": environment,
             "environment_variables": variables,

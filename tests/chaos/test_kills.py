@@ -26,7 +26,7 @@ from paceline.runs import metrics, read, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.system import locks, processes
-from paceline.targets.local_leases import Lease, LocalQueue, leases_dir
+from paceline.targets.local_leases import Lease, LeaseRequest, LocalDemand, LocalQueue, leases_dir
 from tests.environments.wheels import make_wheel
 
 KILLS = int(os.environ.get("PACELINE_CHAOS_KILLS", "4"))
@@ -177,7 +177,7 @@ def block_the_machine(workspace: Path) -> int:
     fd = locks.take(RunFolder(other).lock)
     assert fd is not None
     queue = LocalQueue(leases_dir(), core_count(), ())
-    queue.enqueue(other, cores=core_count(), gpus=0, ports=0)
+    queue.enqueue(other, LocalDemand(nodes=1, cores=core_count(), gpus=0), LeaseRequest())
     deadline = time.monotonic() + PATIENCE_S
     while not isinstance(queue.try_grant(other), Lease):
         assert time.monotonic() < deadline, "the machine did not become free"
@@ -304,5 +304,5 @@ def check_nothing_left(folder: RunFolder, record: RunRecord) -> None:
         check_stored(folder, record)
     scratch = json.loads(folder.state.read_text()).get("scratch_dir")
     assert scratch is None or not Path(scratch).exists(), f"{scratch} outlived the run"
-    tickets = [ticket["run_dir"] for ticket in LocalQueue(leases_dir(), 1, ()).tickets()]
+    tickets = [ticket["run_dir"] for ticket in LocalQueue(leases_dir(), 1, ()).look()["tickets"]]
     assert str(folder.path) not in tickets, "the run still holds its lease"

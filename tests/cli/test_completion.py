@@ -26,7 +26,16 @@ def test_ids_of_runs_are_offered_newest_first(gallery: Gallery, verb: str) -> No
 
 
 def test_verbs_and_options_are_offered(gallery: Gallery) -> None:
-    assert completed(gallery, "paceline s", 1) == ["submit", "sweep", "status", "show", "stacks", "serve", "service"]
+    assert completed(gallery, "paceline s", 1) == [
+        "submit",
+        "sweep",
+        "status",
+        "show",
+        "stacks",
+        "serve",
+        "service",
+        "share",
+    ]
     assert "--backend" in completed(gallery, "paceline run --b", 2)
     assert completed(gallery, "paceline compute d", 2) == ["doctor"]
 

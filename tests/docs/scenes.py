@@ -304,6 +304,7 @@ exec sh -c "$last"
     "slurm",
     "ray",
     "several-gpus",
+    "sharing-machines",
     "several-machines",
     "snapshots",
     "launchers",

@@ -15,7 +15,7 @@ from paceline.system import locks
 from paceline.system.processes import core_count
 from paceline.targets import local
 from paceline.targets.local import LocalTarget, ThisMachine
-from paceline.targets.local_leases import LocalQueue, leases_dir
+from paceline.targets.local_leases import LeaseRequest, LocalDemand, LocalQueue, leases_dir
 from tests.helpers import make_job, make_run
 
 
@@ -265,7 +265,7 @@ def queued(tmp_path, monkeypatch):
         assert fd is not None
         held.append(fd)
         queue = LocalQueue(leases_dir(), os.cpu_count() or 1, ("0", "1"))
-        queue.enqueue(folder.path, cores=cores, gpus=gpus, ports=1)
+        queue.enqueue(folder.path, LocalDemand(nodes=1, cores=cores, gpus=gpus), LeaseRequest(ports=1))
         if grant:
             queue.try_grant(folder.path)
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from paceline.errors import TargetError
 from paceline.runs.folder import RunFolder
 from paceline.system import locks
-from paceline.targets import local_leases
-from paceline.targets.local_leases import LEASES_VARIABLE, Lease, LocalDemand, LocalQueue, leases_dir
+from paceline.targets import leases, local_leases
+from paceline.targets.local_leases import LEASES_VARIABLE, Lease, LeaseRequest, LocalDemand, LocalQueue, leases_dir
 from tests.helpers import start_python
 
 
@@ -28,10 +28,11 @@ class Machine:
     def run_dir(self, name: str) -> Path:
         return self.top / "runs" / name
 
-    def submit(self, name: str, cores: int = 1, gpus: int = 0, ports: int = 2, **more: float) -> None:
+    def submit(self, name: str, cores: int = 1, gpus: int = 0, ports: int = 2, **more: Any) -> None:
         self.run_dir(name).mkdir(parents=True)
         self.locks[name] = locks.take(RunFolder(self.run_dir(name)).lock)
-        self.queue.enqueue(self.run_dir(name), cores=cores, gpus=gpus, ports=ports, **more)
+        demand = LocalDemand(nodes=1, cores=cores, gpus=gpus)
+        self.queue.enqueue(self.run_dir(name), demand, LeaseRequest(ports=ports, **more))
 
     def kill(self, name: str) -> None:
         os.close(self.locks.pop(name))
@@ -48,7 +49,14 @@ class Machine:
             os.close(fd)
 
     def tickets(self) -> list[str]:
-        return sorted(os.listdir(self.top / "leases/tickets"))
+        return sorted(name for name in os.listdir(self.top / "leases/tickets") if name.endswith(".ticket"))
+
+
+@pytest.fixture(autouse=True)
+def looks_at_once(monkeypatch):
+    """A waiting run looks at the folder each time, and not five times in a second."""
+    for name in ("_LOOK_S", "_PLACE_S", "_ALIVE_S"):
+        monkeypatch.setattr(leases, name, 0.0)
 
 
 @pytest.fixture
@@ -189,12 +197,12 @@ def test_killed_process_releases_its_lease(machine):
 import sys, time
 from pathlib import Path
 from paceline.system import locks
-from paceline.targets.local_leases import LocalQueue
+from paceline.targets.local_leases import LocalDemand, LocalQueue, LeaseRequest
 top, run_dir = Path(sys.argv[1]), Path(sys.argv[2])
 run_dir.mkdir(parents=True)
 fd = locks.take(run_dir / "lock")
 queue = LocalQueue(top / "leases", 4, ())
-queue.enqueue(run_dir, cores=4, gpus=0, ports=2)
+queue.enqueue(run_dir, LocalDemand(nodes=1, cores=4, gpus=0), LeaseRequest(ports=2))
 print(type(queue.try_grant(run_dir)).__name__, flush=True)
 time.sleep(60)
 """
@@ -228,14 +236,14 @@ def test_submissions_of_many_processes_at_once_all_get_a_place(tmp_path):
 import sys
 from pathlib import Path
 from paceline.system import locks
-from paceline.targets.local_leases import LocalQueue
+from paceline.targets.local_leases import LocalDemand, LocalQueue, LeaseRequest
 top, name = Path(sys.argv[1]), sys.argv[2]
 queue, kept = LocalQueue(top / "leases", 4, ()), []
 for number in range(10):
     run_dir = top / "runs" / f"{name}{number}"
     run_dir.mkdir(parents=True)
     kept.append(locks.take(run_dir / "lock"))
-    queue.enqueue(run_dir, cores=1, gpus=0, ports=2)
+    queue.enqueue(run_dir, LocalDemand(nodes=1, cores=1, gpus=0), LeaseRequest(ports=2))
 print("done", flush=True)
 sys.stdin.readline()
 """
@@ -268,28 +276,34 @@ def test_no_sequence_of_events_grants_twice_or_out_of_order(steps):
         machine = Machine(Path(folder), cores=4, gpus=("0", "1"))
         waiting: list[str] = []
         held: dict[str, Lease] = {}
+        asked: dict[str, tuple[int, int]] = {}
         for number, (step, choice, cores, gpus) in enumerate(steps):
             alive = [*held, *waiting]
             name = alive[choice % len(alive)] if alive else None
             if step == "submit":
                 machine.submit(f"r{number}", cores=cores, gpus=gpus)
                 waiting.append(f"r{number}")
+                asked[f"r{number}"] = (cores, gpus)
             elif name is None:
                 continue
             elif step == "ask":
                 answer = machine.ask(name)
                 if isinstance(answer, Lease) and name not in held:
-                    assert name == waiting.pop(0)  # the first that waits, nobody else
+                    before = waiting[: waiting.index(name)]
+                    waiting.remove(name)
                     held[name] = answer
+                    # The runs before it fit too, so it delays none of them.
+                    assert sum(min(asked[other][0], 4) for other in [*held, *before]) <= 4
+                    assert sum(asked[other][1] for other in [*held, *before]) <= 2
             else:
                 machine.release(name) if step == "release" else machine.kill(name)
                 waiting = [other for other in waiting if other != name]
                 held.pop(name, None)
-            leases = list(held.values())
-            assert sum(min(lease.cores, 4) for lease in leases) <= 4
+            granted = list(held.values())
+            assert sum(min(lease.cores, 4) for lease in granted) <= 4
             for given_out in (
-                [gpu for lease in leases for gpu in lease.gpus],
-                [p for lease in leases for p in lease.ports],
+                [gpu for lease in granted for gpu in lease.gpus],
+                [p for lease in granted for p in lease.ports],
             ):
                 assert len(given_out) == len(set(given_out))
         if waiting and not held:

@@ -37,7 +37,7 @@ def test_background_polling_never_blocks_and_ignores_failed_polls() -> None:
             raise answer
         return answer
 
-    lookout = Lookout(look, 0.0)
+    lookout = Lookout(look, 0.0, 0)
     assert lookout.found() == 0, "at once, though the engine does not answer"
     gate.set()
     found = []

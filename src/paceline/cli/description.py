@@ -144,6 +144,7 @@ def asked(description: Mapping[str, Any]) -> Asked:
                 "compute_target",
                 "use_gpu",
                 "gpu_visibility",
+                "priority",
                 "cores",
                 "max_restarts",
             ),

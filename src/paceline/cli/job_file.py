@@ -56,6 +56,7 @@ KEYS = {
     "use_gpu": _FLAG,
     "gpu_visibility": _TEXT,
     "gpu_share": _TEXT,
+    "priority": _TEXT,
     "cores": _COUNT,
     "environment_variables": _PAIRS,
     "secrets": _PAIRS,

@@ -440,6 +440,15 @@ ServiceLoad = TypedDict(
 )
 
 
+class UserShareRow(TypedDict):
+    """A user's share of a machine, and the weighted GPU-hours that they have used."""
+
+    user: str
+    group: str
+    share: float
+    used_hours: float
+
+
 class NodeRow(TypedDict):
     """A node of a compute target."""
 
@@ -451,6 +460,8 @@ class NodeRow(TypedDict):
     is_up: bool
     state: str
     message: str
+    shared_by: str
+    shares: list[UserShareRow]
 
 
 class _TargetStatus(TypedDict):
@@ -471,11 +482,25 @@ class TargetCounts(_TargetStatus):
     nodes_up: int
 
 
+class JobRow(TypedDict):
+    """The share of a node that a run holds or waits for. starts_in_s: likely time until it starts."""
+
+    run_id: str
+    user: str
+    node: str
+    cores: int
+    gpus: str
+    is_waiting: bool
+    reason: str
+    priority: str
+    starts_in_s: float | None
+
+
 class TargetStatus(_TargetStatus):
     """The status of a compute target with its nodes, and the runs on them."""
 
     nodes: list[NodeRow]
-    jobs: list[dict[str, object]]
+    jobs: list[JobRow]
 
 
 class _Target(TypedDict):
@@ -498,6 +523,8 @@ class TargetDetails(_Target):
     status: TargetStatus | None
 
 
+#: `queue`.
+Queues = TypedDict("Queues", {"targets": list[TargetDetails]})
 #: `compute list`. load_errors: kinds of targets that could not be loaded.
 Targets = TypedDict("Targets", {"targets": list[TargetRow], "load_errors": dict[str, str]})
 #: level: "ok", "warn", "fail" or "skipped".

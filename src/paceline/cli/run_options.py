@@ -119,6 +119,13 @@ RUN = (
         key="cores",
     ),
     VerbOption(
+        "--priority",
+        "Priority among waiting runs; urgent asks runs of a lower priority to leave. Default: normal.",
+        "low|normal|high|urgent",
+        key="priority",
+        complete="priorities",
+    ),
+    VerbOption(
         "--gpu-visibility",
         "GPUs that a process sees: its own (worker), or all of its node (node). Default: worker.",
         "worker|node",

@@ -76,6 +76,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "service": ("service", "Deploy, update, call and stop services, which serve models."),
     "package": ("serve.package", "Write a folder that serves a model anywhere."),
     "compute": ("compute", "Add, list, show, remove and examine compute targets."),
+    "queue": ("queue.queue", "Show for each machine what runs, who waits and why."),
+    "share": ("queue", "Share this machine among its users, and check the shares file."),
     "env": ("env", "List, show, build and prune environments."),
     "data": ("data", "List, add and remove datastores, move files, prune the cache."),
     "azureml": ("azureml", "Check which parts of a program for the Azure ML SDK run here."),

@@ -56,6 +56,8 @@ RUN_VARIABLES = ("PACELINE_ATTEMPT", "PACELINE_RUN_ID", "PACELINE_RUN_DIR", "PAC
 #: Whether a worker sees only its own GPU, or all GPUs of its node and selects one by its local rank.
 GPU_VISIBILITIES = ("worker", "node")
 GpuVisibility: TypeAlias = Literal["worker", "node"]
+PRIORITIES = ("low", "normal", "high", "urgent")
+Priority: TypeAlias = Literal["low", "normal", "high", "urgent"]
 
 #: Seconds between SIGTERM and SIGKILL, as in Slurm, Kubernetes and torchrun.
 DEFAULT_GRACE_S = 30.0
@@ -97,6 +99,8 @@ class Job:
             call `torch.cuda.set_device(LOCAL_RANK)`.
         gpu_share: Each worker's share of its GPU, above 0 and up to 1. Other runs of the machine may use the rest.
         cores: Cores of this machine to reserve for each worker; 0 for none. Only on `local`.
+        priority: Position among waiting runs: "low", "normal", "high", or "urgent", which also asks running ones of a lower
+            priority to leave. Only on `local` and `ssh`.
         environment: The script's interpreter and packages.
         environment_variables: Variables of every worker; they override Paceline's own. A `secret(...)` among them moves to
             `secrets`.
@@ -141,6 +145,7 @@ class Job:
     gpu_visibility: GpuVisibility = "worker"
     gpu_share: float = 1.0
     cores: int = 1
+    priority: Priority = "normal"
     environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
     environment_variables: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
@@ -187,6 +192,9 @@ class Job:
         if self.gpu_visibility not in GPU_VISIBILITIES:
             near = did_you_mean(str(self.gpu_visibility), GPU_VISIBILITIES)
             raise JobError(f"gpu_visibility={self.gpu_visibility!r}: write 'worker' or 'node'.{near}")
+        if self.priority not in PRIORITIES:
+            near = did_you_mean(str(self.priority), PRIORITIES)
+            raise JobError(f"priority={self.priority!r} is not one of {', '.join(PRIORITIES)}.{near}")
         if not isinstance(self.restart_on_exception, bool):
             raise JobError(f"restart_on_exception={self.restart_on_exception!r} is not a bool. Write True or False.")
         if self.restart_on_exception and not self.max_restarts:

@@ -23,7 +23,7 @@ from paceline.system.files import read_json
 #: Fields of a job that describe the topology. Differences of most other fields are reported under `settings`.
 _TOPOLOGY = (
     *("compute_target", "node_count", "process_count_per_node", "worker_count", "parameter_server_count"),
-    *("distributed_backend", "use_gpu", "gpu_visibility", "gpu_share", "cores"),
+    *("distributed_backend", "use_gpu", "gpu_visibility", "gpu_share", "cores", "priority"),
 )
 _ELSEWHERE = ("version", "arguments", "environment", "environment_variables", "secrets", "inputs", *_TOPOLOGY)
 #: Fields of an input that identify its content.

@@ -20,6 +20,9 @@ from paceline.launchers import get_launcher
 from paceline.system import processes
 from paceline.targets import Target, configured
 
+#: Kinds of compute target whose queues Paceline keeps.
+_OWN_QUEUES = (configured.LOCAL, "ssh")
+
 
 def check(job: Job, workspace_dir: Path) -> None:
     """Refuse a job that is known to fail before anything starts.
@@ -35,10 +38,16 @@ def check(job: Job, workspace_dir: Path) -> None:
 def check_on(job: Job, workspace_dir: Path, described: configured.Configured, target: Target) -> None:
     """Check a job as `check` does, on a target that has already been created."""
     is_here = described.kind == configured.LOCAL  # other machines are checked while the run prepares
-    if job.gpu_share != 1 and not is_here:
+    # Paceline keeps the queues of these kinds itself, and divides their GPUs.
+    if described.kind not in _OWN_QUEUES and job.gpu_share != 1:
         raise JobError(
-            f"gpu_share={job.gpu_share:g}: compute target {job.compute_target!r} is of kind {described.kind}; runs share GPUs on "
-            "this machine, target 'local', alone. Leave it out there."
+            f"gpu_share={job.gpu_share:g}: compute target {job.compute_target!r} is of kind {described.kind}, and runs share "
+            f"GPUs on targets of kind {' and '.join(_OWN_QUEUES)} alone. Leave it out there."
+        )
+    if described.kind not in _OWN_QUEUES and job.priority != "normal":
+        raise JobError(
+            f"priority={job.priority!r}: compute target {job.compute_target!r} is of kind {described.kind}, whose engine has "
+            f"priorities of its own. Leave it out there, or choose a target of kind {' or '.join(_OWN_QUEUES)}."
         )
     if job.cores != 1 and not is_here:
         raise JobError(

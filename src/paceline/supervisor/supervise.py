@@ -89,7 +89,7 @@ def _attempts(run: Supervision) -> Outcome:
         run.reason = "preempted"
     while True:
         tried += 1
-        run.has_run = False
+        run.has_run, run.may_leave, run.leaves_for = False, True, ""
         try:
             outcome = hold_nodes(run) if run.nodes is None else None
         except (TargetError, EngineError) as error:
@@ -104,10 +104,18 @@ def _attempts(run: Supervision) -> Outcome:
         else:
             number += 1
             ended = _as_told(run, run_attempt(run, number))
+            run.may_leave = False
             outcome = brought_home(run, ended)
             _take_up_event_files(run, number)
             shorten_logs(run.folder, number)
             run.close_attempt(outcome)
+        if outcome.stopped == "preempted":
+            # The run did not fail, so this is none of its restarts. It resumes from its checkpoint.
+            tried -= 1
+            run.reason = f"preempted: {run.leaves_for}"
+            say(f"{run.leaves_for}. The run returns its nodes, waits in the queue and resumes.")
+            give_nodes_back(run)
+            continue
         if run.job.node_range:
             # If nodes repeatedly disappear before all workers have started, the run fails.
             fruitless = 0 if run.has_run else fruitless + 1

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.errors import EngineError, TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Launch, NodeSetup, RemotePaths
 from paceline.job.sizes import range_text
@@ -25,12 +26,15 @@ from paceline.system.files import read_json
 from paceline.targets import Nodes, Target
 from paceline.targets.configured import LOCAL
 
+#: Seconds between two questions whether a more urgent run needs the nodes.
+_ASK_S = 1.0
+
 
 @dataclass
 class Outcome:
     """The end of an attempt.
 
-    stopped: the reason from outside, "cancel" or "time_limit". stalled: the operations that its ranks then waited for.
+    stopped: the reason from outside, "cancel", "time_limit" or "preempted". stalled: the operations that its ranks waited for.
     lost: number of lost nodes. resized: the workers ended at a checkpoint to continue with more nodes.
     """
 
@@ -71,6 +75,9 @@ class Supervision:
         #: Whether all workers of the attempt have started.
         self.has_run = False
         self.reason = "start"
+        #: Whether the run can return its nodes now and queue again; and why another run needs them.
+        self.may_leave, self.leaves_for = False, ""
+        self._asks_at = 0.0
         self._deadline: float | None = None
 
     @property
@@ -210,12 +217,24 @@ class Supervision:
         return "interrupted" if may_return else "cancel"
 
     def stop_reason(self) -> str | None:
-        """Return the reason to end the run: that of `cancel_reason`, or the run's own time limit; or None."""
+        """Return the reason to end the workers, or None.
+
+        The reasons are those of `cancel_reason`, the run's own "time_limit", and "preempted".
+        """
         if (reason := self.cancel_reason()) is not None:
             return reason
         if self._deadline is not None and time.monotonic() > self._deadline:
             return "time_limit"
-        return None
+        return "preempted" if self.may_leave and self._has_to_leave() else None
+
+    def _has_to_leave(self) -> bool:
+        """Ask the nodes, once a second, whether a more urgent run needs them."""
+        ask = getattr(self.nodes, "leave_reason", None)
+        if ask is not None and not self.leaves_for and time.monotonic() >= self._asks_at:
+            self._asks_at = time.monotonic() + _ASK_S
+            with contextlib.suppress(TargetError, EngineError, OSError):  # the queue can't be read now
+                self.leaves_for = ask()
+        return bool(self.leaves_for)
 
 
 def _duration_s(attempt: Attempt) -> float:

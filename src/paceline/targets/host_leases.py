@@ -7,7 +7,10 @@ Paceline sends this file as text to the host's Python, after `targets.leases` (`
         2026-11-21T...Z_<run id>.ticket       valid while the run's agent on this machine lives: until its supervisor ends or
                                               the link is cut
 
-The variable PACELINE_LEASES replaces /tmp.
+        use.json                              what the user's ended runs have used
+    /var/tmp/paceline-share/shares.json       shares and limits, once somebody has called `paceline share init`
+
+The variable PACELINE_LEASES replaces /tmp and /var/tmp. Root's /etc/paceline/shares.json goes before the file in /var/tmp.
 
 Users write in their own folders and read each other's. A ticket belongs to the owner of its file. Links, files of other
 owners and invalid tickets are ignored. So no user can make another user's program write elsewhere, or remove or forge
@@ -28,18 +31,26 @@ import time
 
 TYPE_CHECKING = False  # typing is slow to load
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
-    from paceline.targets.leases import LeaseAnswer, Ticket
+    from paceline.targets.leases import LeaseAnswer, SharesAnswer, Ticket
 
 if "Queue" not in globals():  # on a host, the text of these modules precedes the text of this module
     from paceline.observe.node.gpus import devices
     from paceline.system.lock_holder import holder, user_name
-    from paceline.targets.leases import LeasesError, Queue, read, since
+    from paceline.targets.fair_share import expected_starts, plan
+    from paceline.targets.leases import LeasesError, Queue, gpus_named, since
+    from paceline.targets.shares import ident
 
 _PARENT = "/tmp"
 _PREFIX = "paceline-leases-"
+#: Where the shares file is, and the file that root may put in its place.
+_SHARES, _ROOTS_SHARES = "/var/tmp/paceline-share/shares.json", "/etc/paceline/shares.json"
+#: The folder of one's own tickets -> the queue as this process knows it.
+_queues = {}  # type: dict[str, Queue]
+#: The boot id of this machine, once it is read.
+_boot = []  # type: list[str]
 #: Timeout for the guard: longer than any program needs the guard, shorter than the time limit of a host's answer.
 _GUARD_S = 8.0
 
@@ -59,25 +70,65 @@ def look(given: "Ticket") -> "LeaseAnswer":
     answer: LeaseAnswer = {"host": os.uname().nodename, "cores": core_count(), "boot_id": boot_id()}
     if given.get("with_gpus"):
         answer["gpus"] = list(devices())
-    answer["tickets"] = []
+    queue, answer["tickets"] = host_queue(), []
     # On a machine without tickets, don't create the guard file.
     if user_folders():
         with locked():
-            answer["tickets"] = host_queue().tickets()
+            answer["tickets"] = queue.tickets()
+    answer["shares"] = describe(queue, answer)
     return answer
 
 
-def take(given: "Ticket") -> "LeaseAnswer":
+def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
+    """Add to the tickets why each run waits, and return the shares.
+
+    A waiting run's ticket also gets the likely time until its start.
+    """
+    tickets, policy, uses, now = answer["tickets"], queue.policy(), queue.uses(), time.time()
+    gpus = answer.get("gpus") or sorted({gpu for one in tickets for gpu in gpus_named(one)})
+    decided = plan(tickets, answer["cores"], gpus, now, policy, uses)
+    starts = expected_starts(tickets, answer["cores"], gpus, now, policy, uses)
+    for ticket in tickets:
+        key = ident(ticket)
+        ticket.update(
+            why=decided["why"].get(key), starts_in_s=starts.get(key), is_asked_to_leave=key in decided["leave"]
+        )
+    found = {"path": "", "error": queue.shares_error, "users": []}  # type: SharesAnswer
+    if policy is not None:
+        names = {uid: use["user"] for uid, use in uses.items()}
+        names.update((int(one["uid"]), one["user"]) for one in tickets)
+        used = {uid: policy.decayed(uses[uid], now) / 3600 if uid in uses else 0.0 for uid in names}
+        found["path"], found["owner"] = queue.shares, owner_of(queue.shares)
+        found["users"] = [
+            {
+                "user": name,
+                "group": policy.place_of(name)[0],
+                "share": policy.place_of(name)[2],
+                "used": round(used[uid], 2),
+            }
+            for uid, name in sorted(names.items())
+        ]
+    return found
+
+
+def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | None" = None) -> "LeaseAnswer":
     """Return {"granted": {"gpus": [...]}} if the run is first and fits, else the tickets that it waits for.
 
     Args:
         given: The ticket's `key`, `run_id`, `cores` and `gpu_count`, the `pid` of the run's agent, the machine's `all_cores`
-            and `all_gpus`, and `at_once`: whether to leave the queue if no lease is granted now.
+            and `all_gpus`, and `at_once`: whether to leave the queue if no lease is granted now. Optional: the `guardian`
+            of that process, and the keys of `paceline.targets.leases.Queue`.
+        free_ports: As `Queue` takes it, for runs that lease ports.
     """
-    offered = [given.pop("all_cores"), given.pop("all_gpus"), given.pop("at_once", False)]
+    queue, now = host_queue(free_ports), time.time()
+    at_once, all_cores, all_gpus = given.pop("at_once", False), given.pop("all_cores"), given["all_gpus"]
+    waits = None if at_once else queue.unchanged(given["key"])
+    if waits is not None:
+        return waits
     mine = dict(given, boot_id=boot_id(), started=start_time(given["pid"]), uid=os.geteuid(), granted=None)
-    mine["since"] = since(mine["key"], time.time())
-    queue = host_queue()
+    mine.update(user=user_name(mine["uid"]), since=since(mine["key"], now), changed=now)
+    if "guardian" in given:
+        mine["guardian_started"] = start_time(given["guardian"])
     with locked():
         for folder in (os.path.dirname(queue.own), queue.own):
             make_own_folder(folder)
@@ -85,10 +136,10 @@ def take(given: "Ticket") -> "LeaseAnswer":
         # The pid is part of the identity: a new agent must not take over the ticket of a living old one.
         for item in queue.tickets():
             if all(item[name] == mine[name] for name in ("uid", "key", "pid")):
-                mine.update(granted=item["granted"], since=item["since"])
+                mine.update({name: item[name] for name in ("granted", "since", "changed")})
             else:
                 others.append(item)
-        return queue.grant(mine, others, *offered)
+        return queue.grant(mine, others, all_cores, all_gpus, at_once)
 
 
 def give_back(given: "Ticket") -> "LeaseAnswer":
@@ -100,25 +151,44 @@ def give_back(given: "Ticket") -> "LeaseAnswer":
 
 def note(given: "Ticket") -> "LeaseAnswer":
     """Record in a hanging run's ticket since when it hangs (`hangs_since`, None to clear), for waiting runs."""
-    queue = host_queue()
     with locked():
-        found = read(os.path.join(queue.own, given["key"] + ".ticket"), os.geteuid())
-        if found is not None:
-            queue.write(dict(found, hangs_since=given["hangs_since"]))
+        host_queue().mark(given["key"], hangs_since=given["hangs_since"])
     return {}
 
 
-def host_queue() -> Queue:
+def leave(given: "Ticket") -> "LeaseAnswer":
+    """Return {"leave": why}: why a run that holds a share has to return it, "" if it may stay."""
+    return {"leave": host_queue().leave_reason(given["key"], given["all_cores"], given["all_gpus"])}
+
+
+def host_queue(free_ports: "Callable[[int, Any], Sequence[int]] | None" = None) -> Queue:
     """Return the queue of this host, which all users of the host share."""
     # Machines that boot without a disk may share a /tmp.
     own = os.path.join(parent_dir(), "%s%d" % (_PREFIX, os.geteuid()), os.uname().nodename)
-    return Queue(own, user_folders, locked, is_alive)
+    if own not in _queues:
+        _queues[own] = Queue(own, user_folders, locked, is_alive, shares=shares_path())
+    _queues[own].free_ports = free_ports or _queues[own].free_ports
+    return _queues[own]
+
+
+def shares_path() -> str:
+    """Return the path of the shares file, which need not exist."""
+    parent = parent_dir()
+    if parent != _PARENT:
+        return os.path.join(parent, "paceline-share", "shares.json")
+    return _ROOTS_SHARES if os.path.exists(_ROOTS_SHARES) else _SHARES
 
 
 def is_alive(ticket: "Ticket") -> bool:
-    """Return whether the agent named in a ticket is alive and belongs to the ticket's owner."""
-    pid = ticket.get("pid")
-    if not isinstance(pid, int) or not 0 < pid < 1 << 31 or ticket.get("boot_id") != boot_id():
+    """Return whether a ticket's agent or guardian is alive, and its owner's."""
+    if ticket.get("boot_id") != boot_id():
+        return False
+    return _is_process(ticket, "pid", "started") or _is_process(ticket, "guardian", "guardian_started")
+
+
+def _is_process(ticket: "Ticket", pid_name: str, started_name: str) -> bool:
+    pid = ticket.get(pid_name)
+    if not isinstance(pid, int) or not 0 < pid < 1 << 31:
         return False
     # Signal 0 only checks whether the process exists.
     try:
@@ -132,7 +202,7 @@ def is_alive(ticket: "Ticket") -> bool:
         return False
     # Where /proc hides other users' processes (hidepid), any living process with this pid counts as the agent.
     found = start_time(pid)
-    return found == ticket.get("started") if found else not os.path.isdir("/proc/%d" % pid)
+    return found == ticket.get(started_name) if found else not os.path.isdir("/proc/%d" % pid)
 
 
 def start_time(pid: int) -> str:
@@ -314,8 +384,10 @@ def core_count() -> int:
 
 
 def boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    if not _boot:
+        try:
+            with open("/proc/sys/kernel/random/boot_id") as file:
+                _boot.append(file.read().strip())
+        except OSError:
+            _boot.append("")
+    return _boot[0]

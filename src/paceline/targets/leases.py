@@ -1,12 +1,12 @@
 """The queue of one machine. Its tickets are files of the runs that hold a share of the machine or wait for a share.
 
-A ticket's file name gives its queue position. Runs are served strictly in order, so large demands do not starve. A
-ticket is valid while its run lives: for `local` while the lock of the run's folder is held (`paceline.targets.local_leases`),
-on a host of an `ssh` target while the run's agent lives (`paceline.targets.host_leases`). No process serves the queue and
-nothing needs cleaning: readers ignore invalid tickets, and delete those of their own user.
+A ticket is valid while its run lives: for `local` while the lock of the run's folder is held (`paceline.targets.local_leases`),
+in the queue of all users of a host while a process of the run lives there (`paceline.targets.host_leases`). No process serves
+the queue and nothing needs cleaning: readers ignore invalid tickets, and delete those of their own user.
 
-Tickets of several users are ordered by the ctimes of their files. A ticket may claim to be up to `_CLAIM_S`
-seconds older, since runs are submitted on other machines. Among one user's tickets, the older submission is first.
+Each waiting run computes the order itself (`paceline.targets.fair_share`) and takes its share when it is its turn. The age of
+a ticket is the ctime of its file, but it may claim to be up to `_CLAIM_S` seconds older, since runs are submitted on other
+machines. Beside its tickets, each user keeps a record of what their ended runs have used (`use.json`).
 
 Hosts run this text with their own Python, 3.6 or later, so it needs only the standard library and quotes annotations.
 """
@@ -16,18 +16,21 @@ Hosts run this text with their own Python, 3.6 or later, so it needs only the st
 import calendar
 import contextlib
 import json
+import math
 import os
 import stat
 import time
 
 TYPE_CHECKING = False  # typing is slow to load
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from contextlib import AbstractContextManager
     from typing import Any, TypedDict
 
-    #: A ticket as read from a file, perhaps of another user; or the request for a ticket.
-    Ticket = dict[str, Any]
+    from paceline.targets import shares
+    from paceline.targets.shares import PastUse, TicketId
+
+    Ticket = shares.Ticket
 
     class GrantedShare(TypedDict, total=False):
         """The GPUs and ports of a machine that a run holds."""
@@ -35,12 +38,35 @@ if TYPE_CHECKING:
         gpus: list[str]
         ports: list[int]
 
+    class UserShare(TypedDict):
+        """A user's share of a machine, and their decayed weighted GPU-hours."""
+
+        user: str
+        group: str
+        share: float
+        used: float
+
+    class SharesAnswer(TypedDict, total=False):
+        """The path ("" without a file), owner and error of a shares file, and the shares."""
+
+        path: str
+        owner: str
+        error: str
+        users: list[UserShare]
+
     class LeaseAnswer(TypedDict, total=False):
-        """A host's answer: a granted share or the tickets that the run waits for, the host's resources, or an error."""
+        """A host's answer: a granted share or the tickets that the run waits for, the host's resources, or an error.
+
+        why: Why the run waits, if not for room. leave: Why a run has to return its share. shares: The
+        shares of the users.
+        """
 
         granted: GrantedShare
         ahead: list[Ticket]
         holders: list[Ticket]
+        why: str
+        leave: str
+        shares: SharesAnswer
         uid: int
         host: str
         boot_id: str
@@ -51,13 +77,25 @@ if TYPE_CHECKING:
         python: list[Any]
 
 
-if "user_name" not in globals():  # on a host, the text of `lock_holder` precedes the text of this module
+if "plan" not in globals():  # on a host, the text of these modules precedes the text of this module
     from paceline.system.lock_holder import user_name
+    from paceline.targets.fair_share import Room, in_order, plan
+    from paceline.targets.shares import URGENT, SharePolicy, granted_at, ident, share_of, stated_level
 
 #: Most seconds between the submission time that a ticket claims and the change time of its file.
 _CLAIM_S = 60.0
 #: Limits on the size of a ticket and on the number of files read per user.
-_TICKET_BYTES, _TICKETS = 1 << 16, 1000
+_TICKET_BYTES, _TICKETS, _COUNT = 1 << 16, 1000, 1 << 16
+#: Seconds after which a run that could have started and did not no longer holds up the runs behind it.
+_OFFER_S = 10.0
+#: A user's record of use: its name, its most rows, and seconds that are kept by the hour and at all.
+USE, _ROWS, _HOURLY_S, _KEPT_S = "use.json", 400, 8 * 86400.0, 80 * 86400.0
+#: Pauses of a waiting run, in seconds: between looks at the folders, for the first in the queue, and for each place more.
+_LOOK_S, _PLACE_S, _SLOWEST_S = 0.2, 0.1, 3.0
+#: Seconds between checks whether the holders live, and between full readings, for the first and for each place more.
+_ALIVE_S, _READ_S, _LONGEST_READ_S = 0.25, 15.0, 120.0
+#: Seconds between the signs of life of a run that holds a share.
+BEAT_S = 60.0
 #: The longest run id that is displayed, and the length of a displayed UTC time.
 _LONGEST, _UTC_LENGTH = 300, len("2026-11-23 06:12:03 UTC")
 
@@ -71,7 +109,8 @@ class Queue:
 
         {"key": "2026-...", "run_id": ..., "cores": 2, "gpu_count": 1, "port_count": 0, "granted": {"gpus": ["0"]} or None}
 
-    The optional key gpu_share is the share of each GPU that the run takes.
+    Optional keys: gpu_share, the share of each GPU that the run takes; priority; limit_s, the run's time limit; all_gpus,
+    the machine's GPUs as the run sees them; leaving, whether the run is about to return its share.
 
     Args:
         own: The folder of this user's tickets.
@@ -79,6 +118,7 @@ class Queue:
         locked: Returns a context manager that excludes other readers and writers.
         is_alive: Returns whether the run of a ticket lives.
         free_ports: Takes (count, taken ports) and returns up to `count` free ports.
+        shares: Path of the shares file, which need not exist; "" to use no file.
     """
 
     def __init__(
@@ -88,9 +128,22 @@ class Queue:
         locked: "Callable[[], AbstractContextManager[None]]",
         is_alive: "Callable[[Ticket], bool]",
         free_ports: "Callable[[int, Any], Sequence[int]] | None" = None,
+        shares: str = "",
     ) -> None:
-        self.own, self.locked = own, locked
-        self._folders, self._is_alive, self._free_ports = folders, is_alive, free_ports
+        self.own, self.locked, self.shares = own, locked, shares
+        self._folders, self._is_alive, self.free_ports = folders, is_alive, free_ports
+        #: path -> (inode, change time and size of a file, its ticket): unchanged files are not parsed again.
+        self._known = {}  # type: dict[str, tuple[tuple[int, int, int], Ticket | None]]
+        #: The folders at the last reading.
+        self._listed = []  # type: list[tuple[int | None, str]]
+        #: User -> their running runs, since when another of their runs could start, and their waiting runs.
+        self._offered = {}  # type: dict[int, tuple[frozenset[TicketId], float, set[TicketId]]]
+        self._waits = {}  # type: dict[str, _Wait]
+        #: The folders' stamp, when to read them again, and why the run of this process has to leave.
+        self._left = None  # type: tuple[tuple[int, ...], float, str] | None
+        self._beat_at = 0.0
+        #: Why the shares file can't be used, or "".
+        self.shares_error = ""
 
     def tickets(self) -> "list[Ticket]":
         """Return the valid tickets in the order of service. Delete invalid tickets of this user."""
@@ -99,12 +152,16 @@ class Queue:
             if ticket is not None and self._is_alive(ticket):
                 found.append(ticket)
             elif is_mine:
+                if ticket is not None and ticket["granted"] is not None:
+                    self._charge(ticket, ticket["seen"] + BEAT_S / 2)
                 forget(path)
-        return in_order(found)
+        return in_order(found, self.policy(), self.uses())
 
     def files(self) -> "Iterator[tuple[str, Ticket | None, bool]]":
         """Yield (path, ticket or None if invalid, whether the file is this user's) of each file."""
-        for uid, folder in self._folders():
+        known, self._known = self._known, {}
+        self._listed = list(self._folders())
+        for uid, folder in self._listed:
             is_mine = uid is None or uid == os.geteuid()
             try:
                 names = sorted(os.listdir(folder))
@@ -114,9 +171,47 @@ class Queue:
             for name in names[:_TICKETS]:
                 path = os.path.join(folder, name)
                 if name.endswith(".ticket"):
-                    yield path, read(path, uid), is_mine
+                    yield path, self._read(path, uid, known), is_mine
                 elif name.endswith(".new"):  # a killed process left this file: living writers hold the guard
                     yield path, None, is_mine
+
+    def _read(
+        self, path: str, uid: "int | None", known: "dict[str, tuple[tuple[int, int, int], Ticket | None]]"
+    ) -> "Ticket | None":
+        try:
+            status = os.lstat(path)
+        except OSError:
+            return None
+        stamp = (status.st_ino, status.st_ctime_ns, status.st_size)
+        before = known.get(path)
+        self._known[path] = before if before is not None and before[0] == stamp else (stamp, read(path, uid))
+        found = self._known[path][1]
+        return None if found is None else dict(found)
+
+    def policy(self) -> "SharePolicy | None":
+        """Return the content of the shares file, None without a file.
+
+        A broken file counts as a new one, which has equal shares.
+        """
+        self.shares_error = ""
+        found = read_json(self.shares, None) if self.shares else None
+        if found is None:
+            return None
+        value, status = found
+        try:
+            return SharePolicy(value, status.st_ctime)
+        except ValueError as error:
+            self.shares_error = "%s: %s. Equal shares apply until it is corrected" % (self.shares, error)
+            return SharePolicy({}, status.st_ctime)
+
+    def uses(self) -> "dict[int, PastUse]":
+        """Return the past use of each user with a record."""
+        found = {}
+        for uid, folder in self._listed or self._folders():
+            use = read_use(os.path.join(folder, USE), uid)
+            if use is not None:
+                found[uid or 0] = use
+        return found
 
     def grant(
         self,
@@ -125,33 +220,61 @@ class Queue:
         all_cores: int,
         all_gpus: "Sequence[str]",
         at_once: bool = False,
+        blocked: "Collection[str]" = (),
     ) -> "LeaseAnswer":
-        """Return {"granted": share} if the run is first and fits, else {"ahead": tickets, "holders": tickets}.
+        """Return {"granted": share} if it is the run's turn and it fits, else the tickets that it waits for.
 
         ticket: The run's ticket, which is written to its file unless at_once is set and the run does not fit.
         others: All other tickets.
         all_cores: Cores of the machine, for all runs together; `all_gpus` are its GPUs.
+        blocked: GPUs that processes outside Paceline use.
         """
         if ticket["granted"] is None:
-            queue = in_order([*(other for other in others if other["granted"] is None), ticket])
-            ahead = queue[: next(place for place, other in enumerate(queue) if other is ticket)]
+            stamp = self.stamp()
+            # A run without GPUs does not list them. It needs their number to know which runs before it can start.
+            gpus = all_gpus or sorted({gpu for one in others for gpu in gpus_named(one)})
+            policy, uses, now, mine = self.policy(), self.uses(), time.time(), ident(ticket)
+            decided = plan([*others, ticket], all_cores, gpus, now, policy, uses, blocked, self._passed)
+            self._note_offers(decided["starts"], others, mine)
             holders = [other for other in others if other["granted"] is not None]
-            if not ticket["cores"] and not ticket["gpu_count"]:
-                ahead = []  # the run takes no resources from the runs ahead
-            ticket["granted"] = None if ahead else self._fit(ticket, holders, all_cores, all_gpus)
+            order = [ident(one) for one in decided["order"]]
+            ahead = [one for one in decided["order"][: order.index(mine)] if ident(one) not in decided["why"]]
+            if mine in decided["starts"]:
+                ticket["granted"] = self._with_ports(ticket, decided["starts"][mine], holders)
+                ticket["granted_at"] = now
             if ticket["granted"] is not None or not (at_once or self._has_place(ticket)):
                 self.write(ticket)
             if ticket["granted"] is None:
-                return {"ahead": ahead, "holders": holders, "uid": os.geteuid()}
+                answer = {"ahead": ahead, "holders": holders, "uid": os.geteuid()}  # type: LeaseAnswer
+                if mine in decided["why"]:
+                    answer["why"] = decided["why"][mine]
+                if not at_once:
+                    self._waits[ticket["key"]] = _Wait(stamp, len(ahead), answer)
+                return answer
+        self._waits.pop(ticket["key"], None)
         return {"granted": ticket["granted"]}
 
-    def _fit(
-        self, ticket: "Ticket", holders: "list[Ticket]", all_cores: int, all_gpus: "Sequence[str]"
-    ) -> "GrantedShare | None":
-        """Return a share of the machine that the holders of leases leave free, or None if the run does not fit."""
-        granted = fit(ticket, holders, all_cores, all_gpus)
-        if granted is not None and self._free_ports is not None:
-            granted["ports"] = list(self._free_ports(ticket["port_count"], self.taken("ports", holders)))
+    @property
+    def _passed(self) -> "set[TicketId]":
+        """The waiting runs of users who have started no run, though they could."""
+        late = time.monotonic() - _OFFER_S
+        return {key for _, since_s, keys in self._offered.values() if since_s < late for key in keys}
+
+    def _note_offers(self, starts: "dict[TicketId, list[str]]", others: "Sequence[Ticket]", mine: "TicketId") -> None:
+        offered = {}  # type: dict[int, tuple[frozenset[TicketId], float, set[TicketId]]]
+        for uid in {key[0] for key in starts if key != mine} | {key[0] for key in self._passed}:
+            held = frozenset(ident(one) for one in others if one["granted"] is not None and ident(one)[0] == uid)
+            before = self._offered.get(uid)
+            since_s = before[1] if before is not None and before[0] == held else time.monotonic()
+            keys = {ident(one) for one in others if one["granted"] is None and ident(one)[0] == uid}
+            offered[uid] = (held, since_s, keys)
+        self._offered = offered
+
+    def _with_ports(self, ticket: "Ticket", gpus: "list[str]", holders: "list[Ticket]") -> "GrantedShare | None":
+        """Return a share with these GPUs and free ports, or None if too few ports are free."""
+        granted = {"gpus": gpus}  # type: GrantedShare
+        if self.free_ports is not None:
+            granted["ports"] = list(self.free_ports(ticket["port_count"], self.taken("ports", holders)))
             if len(granted["ports"]) < ticket["port_count"]:
                 return None
         return granted
@@ -161,6 +284,71 @@ class Queue:
         there = read(os.path.join(self.own, ticket["key"] + ".ticket"), None)
         return there is not None and there["granted"] is None and there.get("pid") == ticket.get("pid")
 
+    # --- waiting without work
+
+    def stamp(self) -> "tuple[int, ...]":
+        """Return a value that differs after each change of a file."""
+        return tuple(map(_changed_ns, [*(folder for _, folder in self._listed), *filter(None, [self.shares])]))
+
+    def unchanged(self, key: str) -> "LeaseAnswer | None":
+        """Return the last answer to a waiting run if nothing has changed, else None.
+
+        A run far back in the queue looks more rarely, so that many waiting runs together need little time.
+        """
+        wait, now = self._waits.get(key), time.monotonic()
+        if wait is None or now >= wait.read_at:
+            return None
+        if now < wait.look_at:
+            return wait.answer
+        wait.look_at = now + min(_LOOK_S + _PLACE_S * wait.place, _SLOWEST_S)
+        if now >= wait.alive_at:
+            wait.alive_at = now + _ALIVE_S * (1 + 4 * wait.place)
+            if not all(map(self._is_alive, wait.answer["holders"])):
+                return None
+        return wait.answer if self.stamp() == wait.stamp else None
+
+    # --- runs that hold a share
+
+    def leave_reason(self, key: str, all_cores: int, all_gpus: "Sequence[str]") -> str:
+        """Return why a run that holds a share has to leave, or "".
+
+        Call it without the lock, every second or so. It also records that the run lives, so that a killed run is not
+        charged for later time.
+        """
+        now = time.monotonic()
+        if now >= self._beat_at:
+            self._beat_at = now + BEAT_S
+            with contextlib.suppress(OSError):
+                os.utime(os.path.join(self.own, key + ".ticket"))
+        self._listed = list(self._folders())
+        stamp = self.stamp()
+        if self._left is None or self._left[0] != stamp or now >= self._left[1]:
+            self._left = (stamp, now + _READ_S, self._leave_reason(key, all_cores, all_gpus))
+            if self._left[2]:
+                with self.locked():
+                    self.mark(key, leaving=True)
+        return self._left[2]
+
+    def _leave_reason(self, key: str, all_cores: int, all_gpus: "Sequence[str]") -> str:
+        tickets = [ticket for _, ticket, _ in self.files() if ticket is not None and self._is_alive(ticket)]
+        mine = next((one for one in tickets if one["key"] == key and one["uid"] in (None, os.geteuid())), None)
+        policy = self.policy()
+        urgent = [one for one in tickets if one["granted"] is None and stated_level(one) == URGENT]
+        if mine is None or not urgent:
+            return ""
+        gpus = all_gpus or sorted({gpu for one in tickets for gpu in gpus_named(one)})
+        if ident(mine) not in plan(tickets, all_cores, gpus, time.time(), policy, self.uses())["leave"]:
+            return ""
+        return "the urgent run %s of %s needs its place" % (urgent[0]["run_id"], urgent[0]["user"])
+
+    def mark(self, key: str, **values: "Any") -> None:
+        """Change values in the ticket of a run of this user."""
+        found = read(os.path.join(self.own, key + ".ticket"), None)
+        if found is not None:
+            self.write(dict(found, **values))
+
+    # --- files
+
     @staticmethod
     def taken(what: str, holders: "Sequence[Ticket]") -> "Any":
         """Return the set of "gpus" or "ports" that the tickets hold."""
@@ -168,27 +356,72 @@ class Queue:
 
     def write(self, ticket: "Ticket") -> None:
         """Write a ticket atomically and readable for all users, into a folder that only this user can write to."""
-        path = os.path.join(self.own, ticket["key"] + ".ticket")
-        # Create a new file with a random name, so that no existing file or link is followed or overwritten.
-        beside = "%s.%s.new" % (path, os.urandom(8).hex())
-        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            # Other users have to read it, whatever the umask.
-            os.fchmod(fd, 0o644)
-            json.dump(ticket, file)
-        os.rename(beside, path)
+        write(os.path.join(self.own, ticket["key"] + ".ticket"), ticket)
 
     def remove(self, key: str) -> None:
         """Delete a ticket of this user, which gives up its lease or its queue position."""
-        forget(os.path.join(self.own, key + ".ticket"))
+        path = os.path.join(self.own, key + ".ticket")
+        found = read(path, None)
+        if found is not None and found["granted"] is not None:
+            self._charge(found, time.time())
+        self._waits.pop(key, None)
+        forget(path)
+
+    def _charge(self, ticket: "Ticket", until: float) -> None:
+        """Add a run's use of the machine to this user's record."""
+        path, start = os.path.join(self.own, USE), granted_at(ticket)
+        until = min(until, time.time())
+        before = read_use(path, None)
+        hours, lasted = before["hours"] if before is not None else [], max(0.0, until - start)
+        typical = 0.7 * before["typical_s"] + 0.3 * lasted if before is not None else lasted
+        policy, taken = self.policy() or SharePolicy({}), stated_level(ticket)
+        gpus = len(ticket["granted"].get("gpus", ())) * share_of(ticket)
+        rows = {row[0]: list(row) for row in hours}
+        at = start
+        while at < until and len(rows) < 10 * _ROWS:
+            hour = at - at % 3600
+            seconds = min(until, hour + 3600) - at
+            row = rows.setdefault(hour, [hour, 0.0, 0.0, 0.0])
+            for place, amount in enumerate((policy.weight(ticket, taken), gpus, gpus * (taken == URGENT)), start=1):
+                row[place] = round(row[place] + seconds * amount, 3)
+            at = hour + 3600
+        with contextlib.suppress(OSError):  # a full disk must not keep a lease from ending
+            write(path, {"hours": _merged(list(rows.values()), until), "typical_s": round(typical, 1)})
 
 
-def in_order(tickets: "Sequence[Ticket]") -> "list[Ticket]":
-    """Return the tickets in the order of service. File ages give each user's positions; key order fills them."""
-    places = sorted(tickets, key=lambda ticket: (ticket["since"], ticket["uid"] or 0, ticket["key"]))
-    by_key = sorted(tickets, key=lambda ticket: ticket["key"])
-    mine = {uid: iter([each for each in by_key if each["uid"] == uid]) for uid in {each["uid"] for each in tickets}}
-    return [next(mine[place["uid"]]) for place in places]
+class _Wait:
+    """The last answer to a waiting run, and when to look again (monotonic)."""
+
+    def __init__(self, stamp: "tuple[int, ...]", place: int, answer: "LeaseAnswer") -> None:
+        now = time.monotonic()
+        self.stamp, self.place, self.answer = stamp, place, answer
+        self.look_at, self.alive_at = now, now + _ALIVE_S
+        self.read_at = now + min(_READ_S * (1 + place), _LONGEST_READ_S)
+
+
+def _changed_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_ctime_ns
+    except OSError:
+        return 0
+
+
+def _merged(rows: "list[list[float]]", now: float) -> "list[list[float]]":
+    """Merge the rows of each older day, and drop rows that no longer count."""
+    found = {}  # type: dict[float, list[float]]
+    for row in rows:
+        if row[0] > now - _KEPT_S:
+            start = row[0] if row[0] > now - _HOURLY_S else row[0] - row[0] % 86400
+            before = found.get(start, [start, 0.0, 0.0, 0.0])
+            found[start] = [start, *(round(before[place] + row[place], 3) for place in (1, 2, 3))]
+    return [found[start] for start in sorted(found)][-_ROWS:]
+
+
+def gpus_named(ticket: "Ticket") -> "list[str]":
+    """Return the GPUs that a ticket names, held or only seen."""
+    seen = ticket.get("all_gpus")
+    named = [*((ticket["granted"] or {}).get("gpus") or ()), *(seen if isinstance(seen, list) else ())]
+    return [gpu for gpu in named[:_COUNT] if isinstance(gpu, str)]
 
 
 def since(key: str, written: float) -> float:
@@ -204,30 +437,7 @@ def has_room(ticket: "Ticket", others: "Sequence[Ticket]", all_cores: int, all_g
     """Return whether a run's demand, without ports, fits now. No ticket is written."""
     holders = [other for other in others if other["granted"] is not None]
     # Another run that waits in the queue would be served before this run.
-    return len(holders) == len(others) and fit(ticket, holders, all_cores, all_gpus) is not None
-
-
-def fit(
-    ticket: "Ticket", holders: "Sequence[Ticket]", all_cores: int, all_gpus: "Sequence[str]"
-) -> "GrantedShare | None":
-    """Return {"gpus": [...]} for a run from the resources that the holders leave free, or None if it does not fit."""
-    used = sum(int(item["cores"]) for item in holders)
-    free = free_gpus(ticket, holders, all_gpus)
-    # A run that asks for more cores than the machine has gets all of them.
-    if used + min(ticket["cores"], all_cores) > all_cores or ticket["gpu_count"] > len(free):
-        return None
-    return {"gpus": free[: ticket["gpu_count"]]}
-
-
-def free_gpus(ticket: "Ticket", holders: "Sequence[Ticket]", all_gpus: "Sequence[str]") -> "list[str]":
-    """Return the GPUs that can fit the run's share, most used GPUs first, to keep whole GPUs free."""
-    used = dict.fromkeys(all_gpus, 0.0)
-    for item in holders:
-        for gpu in item["granted"].get("gpus", ()):
-            used[gpu] = used.get(gpu, 0.0) + share_of(item)
-    # Rounding: ten shares of 0.1 sum to slightly more than 1.
-    free = [gpu for gpu in all_gpus if used[gpu] + share_of(ticket) < 1 + 1e-6]
-    return sorted(free, key=lambda gpu: -round(used[gpu], 6))
+    return len(holders) == len(others) and Room(all_cores, all_gpus, holders).fit(ticket) is not None
 
 
 def forget(path: str) -> None:
@@ -236,43 +446,92 @@ def forget(path: str) -> None:
         os.unlink(path)
 
 
-def read(path: str, uid: "int | None") -> "Ticket | None":
-    """Return the ticket at `path`, or None if it is invalid or its file's owner is not `uid` (None: any owner)."""
+def write(path: str, value: "Any") -> None:
+    """Write a JSON file atomically and readable for all users."""
+    # Create a new file with a random name, so that no existing file or link is followed or overwritten.
+    beside = "%s.%s.new" % (path, os.urandom(8).hex())
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        # Other users have to read it, even with a strict umask.
+        os.fchmod(fd, 0o644)
+        json.dump(value, file)
+    os.rename(beside, path)
+
+
+def read_json(path: str, uid: "int | None") -> "tuple[Any, os.stat_result] | None":
+    """Return the JSON value and status of a file, or None if it is invalid.
+
+    uid: The owner that the file must have; None for any owner.
+    """
     try:
         # O_NONBLOCK: opening a FIFO would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
             status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or uid not in (None, status.st_uid):
+            if not stat.S_ISREG(status.st_mode) or uid not in (None, status.st_uid) or status.st_size > _TICKET_BYTES:
                 return None
-            value = json.loads(file.read(_TICKET_BYTES).decode())
+            return json.loads(file.read(_TICKET_BYTES).decode()), status
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def read_use(path: str, uid: "int | None") -> "PastUse | None":
+    """Return a user's record of use without future rows, None if invalid."""
+    found = read_json(path, uid)
+    if found is None or not isinstance(found[0], dict) or not isinstance(found[0].get("hours"), list):
+        return None
+    value, status = found
+    rows = [
+        (float(row[0]), float(row[1]), float(row[2]), float(row[3]))
+        for row in value["hours"][:_ROWS]
+        if isinstance(row, list) and len(row) == 4 and all(map(_is_amount, row)) and row[0] <= status.st_ctime
+    ]
+    typical = value.get("typical_s")
+    return {
+        "user": user_name(status.st_uid),
+        "hours": rows,
+        "typical_s": float(typical) if _is_amount(typical) else 0.0,
+        "changed": status.st_ctime,
+    }
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value < 1e15 and math.isfinite(value)
+
+
+def read(path: str, uid: "int | None") -> "Ticket | None":
+    """Return the ticket at `path`, or None if it is invalid or its file's owner is not `uid` (None: any owner)."""
+    found = read_json(path, uid)
+    if found is None:
+        return None
+    value, status = found
     if not isinstance(value, dict) or not isinstance(value.get("key"), str):
         return None
     if os.path.basename(path) != value["key"] + ".ticket":
         return None
     granted = value.get("granted")
     gpus_held = granted.get("gpus") if isinstance(granted, dict) else []
-    cores = value.get("cores")
-    if not isinstance(cores, int) or not 0 <= cores < 1 << 31:
+    counts = (value.get("cores"), value.get("gpu_count", 0))
+    if not all(isinstance(count, int) and 0 <= count < 1 << 31 for count in counts) or counts[1] > _COUNT:
         return None
     if (granted is not None and not isinstance(granted, dict)) or not isinstance(gpus_held, list):
         return None
-    if not all(isinstance(gpu, str) for gpu in gpus_held):
+    if len(gpus_held) > _COUNT or not all(isinstance(gpu, str) for gpu in gpus_held):
         return None
-    # The owner of a file can set its mtime, but not its ctime.
-    place = since(value["key"], status.st_ctime)
     # Untrusted text of another user, shown on terminals and in logs.
     run_id = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value.get("run_id"))[:_LONGEST])
     hangs = value.get("hangs_since")
     hangs = hangs if isinstance(hangs, str) and len(hangs) == _UTC_LENGTH and hangs.isprintable() else None
+    # The owner of a file can set its mtime, but not its ctime.
     return dict(
-        value, uid=uid, user=user_name(status.st_uid), run_id=run_id, granted=granted, since=place, hangs_since=hangs
+        value,
+        uid=uid,
+        user=user_name(status.st_uid),
+        run_id=run_id,
+        gpu_count=counts[1],
+        granted=granted,
+        since=since(value["key"], status.st_ctime),
+        changed=status.st_ctime,
+        seen=min(status.st_mtime, status.st_ctime),
+        hangs_since=hangs,
     )
-
-
-def share_of(ticket: "Ticket") -> float:
-    """Return the share of each GPU that a run takes. An invalid value in another user's ticket counts as 1."""
-    share = ticket.get("gpu_share", 1.0)
-    return float(share) if isinstance(share, (int, float)) and 0 < share <= 1 else 1.0

@@ -28,7 +28,16 @@ from paceline.system.names import counted
 from paceline.system.processes import core_count
 from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
-from paceline.targets.local_leases import Lease, LocalDemand, LocalQueue, leases_dir
+from paceline.targets.local_leases import (
+    Lease,
+    LeaseRequest,
+    LocalDemand,
+    LocalQueue,
+    SharedQueue,
+    is_shared,
+    leases_dir,
+    open_queue,
+)
 from paceline.targets.local_nodes import LocalNodes
 from paceline.targets.options import Option, SettingValues, check_settings
 
@@ -70,11 +79,17 @@ class LocalTarget:
         supervisors.load(run_dir, library_dir, python, supervisors.FOR_THIS_MACHINE)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
+        self._enqueue(self._queue(job), job, run_dir)
+
+    def _enqueue(self, queue: LocalQueue | SharedQueue, job: Job, run_dir: Path) -> None:
         # An elastic run queues for its minimum, and takes more nodes if they are free at its turn.
-        fewest = self._demand(job.resized(job.least_nodes))
-        self._queue(job).enqueue(
-            run_dir, cores=fewest.cores, gpus=fewest.gpus, ports=port_count(job), gpu_share=job.gpu_share
+        request = LeaseRequest(
+            ports=port_count(job),
+            gpu_share=job.gpu_share,
+            priority=job.priority,
+            limit_s=job.max_run_duration_seconds,
         )
+        queue.enqueue(run_dir, self._demand(job.resized(job.least_nodes)), request)
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
         queue, pause = self._queue(job), _POLL_S
@@ -83,13 +98,17 @@ class LocalTarget:
             try:
                 found = queue.try_grant(run_dir, demands)
             except LookupError:
-                self.enqueue(job, run_dir)  # the run has returned its nodes, and needs a new ticket
+                # The run has returned its nodes and needs a new ticket. In the queue of all users, it needs its first one.
+                self._enqueue(queue, job, run_dir)
                 continue
             if isinstance(found, Lease):
                 give_back = functools.partial(self.release, run_dir)
                 new_ports = functools.partial(queue.renew_ports, run_dir)
                 nodes = self._nodes(job.resized(found.nodes) if job.node_range else job, found.gpus)
-                return LocalNodes(nodes, found.ports, give_back, new_ports)
+                held = LocalNodes(nodes, found.ports, give_back, new_ports)
+                held.note_hang = functools.partial(queue.note_hang, run_dir)
+                held.leave_reason = functools.partial(queue.leave_reason, run_dir)
+                return held
             if waiting(_waits_for(found, run_dir)):
                 return None
             time.sleep(pause)
@@ -106,6 +125,8 @@ class LocalTarget:
     def release(self, run_dir: Path) -> None:
         supervisors.drop(run_dir)
         LocalQueue(leases_dir(), self._cores, ()).release(run_dir)
+        if is_shared():
+            SharedQueue(self._cores, ()).release(run_dir)
 
     def _demands(self, job: Job, least: int) -> list[LocalDemand]:
         """Return the job's demands for all of its nodes down to `least`."""
@@ -116,9 +137,9 @@ class LocalTarget:
         cores = min(size * job.cores, self._cores)
         return LocalDemand(nodes=job.node_count, cores=cores, gpus=size if job.use_gpu else 0)
 
-    def _queue(self, job: Job) -> LocalQueue:
+    def _queue(self, job: Job) -> LocalQueue | SharedQueue:
         # nvidia-smi may take a second, so list the GPUs only for a run that needs a GPU.
-        return LocalQueue(leases_dir(), self._cores, devices() if job.use_gpu else ())
+        return open_queue(self._cores, devices() if job.use_gpu else ())
 
     def _nodes(self, job: Job, leased: tuple[str, ...]) -> tuple[Node, ...]:
         nodes, gpus = [], list(leased)
@@ -145,8 +166,10 @@ def _waits_for(tickets: list[Ticket], run_dir: Path) -> str:
     """
     if not tickets:
         return "other runs hold what it needs"
+    if "why" in tickets[0]:
+        return visible(str(tickets[0]["why"]))
     # Another user with write access to the leases' folder may have written the ticket, so escape its text.
-    folders = [RunFolder(Path(str(ticket["run_dir"]))) for ticket in tickets]
+    folders = [RunFolder(Path(str(ticket.get("run_dir") or f"/-/-/{ticket['run_id']}"))) for ticket in tickets]
     shown = ", ".join(_named(folder, run_dir) for folder in folders[:3]) + (", ..." if len(folders) > 3 else "")
     hanging = next(filter(None, map(_hang_text, folders)), "")
     return visible(f"waits for {counted(len(tickets), 'run')} ({shown})" + (f". {hanging}" if hanging else ""))
@@ -189,18 +212,10 @@ class ThisMachine(LocalTarget):
     def status(self) -> Status:
         """Return this machine and its leases."""
         # Imported here because each supervisor on this machine loads `targets.local`, and no supervisor needs Status.
-        from paceline.targets.status import Status, leased, uses
+        from paceline.targets.status import host_status
 
         gpus, cores = devices(), core_count()
-        # Reading the queue deletes the tickets of dead runs.
-        tickets = LocalQueue(leases_dir(), cores, gpus).tickets()
-        granted = [ticket for ticket in tickets if ticket["granted"] is not None]
-        return Status(
-            nodes=(leased(socket.gethostname(), cores, gpus, granted),),
-            running=len(granted),
-            queued=len(tickets) - len(granted),
-            jobs=tuple(uses(socket.gethostname(), tickets)),
-        )
+        return host_status(socket.gethostname(), open_queue(cores, gpus).look())
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:

@@ -1,9 +1,14 @@
-"""The queue of this machine for runs of `local`, which leases cores, GPUs and ports. Each user has a queue.
+"""The queue of this machine for runs of `local`, which leases cores, GPUs and ports.
+
+Each user has a queue, a `LocalQueue`:
 
     tickets/00000041.ticket     numbered in the order of submission, which is the order of service
     guard                       locked while tickets are read or changed
 
 A ticket names a run's folder and is valid while a process holds that folder's lock, so a killed supervisor frees everything.
+
+Once somebody has shared the machine (`paceline share init`), all users have one queue together, a `SharedQueue`: the one
+that runs of `ssh` targets use on this machine (`paceline.targets.host_leases`).
 """
 
 from __future__ import annotations
@@ -21,11 +26,12 @@ from paceline.remote.agent import machine
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.system import locks
-from paceline.system.files import make_own
+from paceline.system.files import make_own, read_json
+from paceline.targets import host_leases
 from paceline.targets.leases import Queue, has_room
 
 if TYPE_CHECKING:
-    from paceline.targets.leases import LeaseAnswer, Ticket
+    from paceline.targets.leases import GrantedShare, LeaseAnswer, Ticket
 
 #: The environment variable that replaces the folder of leases in the user's state folder.
 LEASES_VARIABLE = "PACELINE_LEASES"
@@ -50,6 +56,37 @@ class LocalDemand:
     nodes: int
     cores: int
     gpus: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseRequest:
+    """The part of a run's ticket that does not depend on its nodes."""
+
+    ports: int = 0
+    gpu_share: float = 1.0
+    priority: str = "normal"
+    limit_s: float | None = None
+
+    def to_ticket(self) -> Ticket:
+        return {
+            "gpu_share": self.gpu_share,
+            "port_count": self.ports,
+            "priority": self.priority,
+            "limit_s": self.limit_s,
+            "granted": None,
+        }
+
+
+def is_shared() -> bool:
+    """Return whether all users of this machine have one queue."""
+    return os.path.exists(host_leases.shares_path())
+
+
+def lease_key(run_dir: Path) -> str:
+    """Return the key of a run in the queue of all users of a host: its time of submission, and its id."""
+    record = read_json(RunFolder(run_dir).job)
+    created = record.get("created_utc", "") if isinstance(record, dict) else ""
+    return f"{created}_{run_dir.name}"
 
 
 def leases_dir() -> Path:
@@ -99,12 +136,10 @@ class LocalQueue:
         own = str(folder / "tickets")
         # A group may share the folder: accept the tickets of all users who can write to the folder.
         self._queue = Queue(own, lambda: [(None, own)], self._locked, _is_looked_after, machine.free_ports)
+        self._keys: dict[Path, str] = {}
 
-    def enqueue(self, run_dir: Path, *, cores: int, gpus: int, ports: int, gpu_share: float = 1.0) -> None:
-        """Add a run to the end of the queue, with its demand.
-
-        gpu_share: The share of each GPU that the run takes.
-        """
+    def enqueue(self, run_dir: Path, demand: LocalDemand, request: LeaseRequest) -> None:
+        """Add a run to the end of the queue, with its demand."""
         with self._locked():
             # The guard keeps the numbers unique. They start at 1 again when the queue is empty.
             numbers = [int(ticket["key"]) for ticket in self._queue.tickets()]
@@ -112,11 +147,9 @@ class LocalQueue:
                 "key": f"{max(numbers, default=0) + 1:08d}",
                 "run_id": RunFolder(run_dir).run_id,
                 "run_dir": str(run_dir),
-                "cores": cores,
-                "gpu_count": gpus,
-                "gpu_share": gpu_share,
-                "port_count": ports,
-                "granted": None,
+                "all_gpus": list(self._gpus),
+                **_asked(demand),
+                **request.to_ticket(),
             }
             self._queue.write(ticket)
 
@@ -128,9 +161,12 @@ class LocalQueue:
         Raises:
             LookupError: The run has no ticket.
         """
+        found: LeaseAnswer = self._queue.unchanged(self._keys.get(run_dir, "")) or {}
+        if found:
+            return list(found["ahead"] or found["holders"])
         with self._locked():
             mine, others = self._split(run_dir)
-            found: LeaseAnswer = {}
+            self._keys[run_dir] = mine["key"]
             for demand in demands or (None,):
                 if demand is not None and mine["granted"] is None:
                     mine |= _asked(demand)
@@ -141,9 +177,7 @@ class LocalQueue:
         if "granted" not in found:
             return list(found["ahead"] or found["holders"])
         granted = found["granted"]
-        return Lease(
-            nodes=mine.get("nodes", 1), cores=mine["cores"], gpus=tuple(granted["gpus"]), ports=tuple(granted["ports"])
-        )
+        return _lease(mine, granted)
 
     def most_nodes(self, run_dir: Path, demands: Sequence[LocalDemand]) -> int:
         """Return the node count of the largest demand that would fit if the run returned its lease, or 0.
@@ -184,10 +218,21 @@ class LocalQueue:
                 if ticket is not None and ticket.get("run_dir") == str(run_dir):
                     self._queue.remove(ticket["key"])
 
-    def tickets(self) -> list[Ticket]:
+    def look(self) -> LeaseAnswer:
         """Return the tickets of living runs, in the order of service."""
+        answer: LeaseAnswer = {"cores": self._cores, "gpus": list(self._gpus)}
         with self._locked():
-            return self._queue.tickets()
+            answer["tickets"] = self._queue.tickets()
+        answer["shares"] = host_leases.describe(self._queue, answer)
+        return answer
+
+    def leave_reason(self, run_dir: Path) -> str:
+        """Return why a run that holds a lease has to return it, or "". Also record that the run lives."""
+        key = self._keys.get(run_dir)
+        return self._queue.leave_reason(key, self._cores, self._gpus) if key is not None else ""
+
+    def note_hang(self, run_dir: Path, since: str | None) -> None:
+        """Do nothing: a waiting run of the same user reads the run's own record."""
 
     def _split(self, run_dir: Path) -> tuple[Ticket, list[Ticket]]:
         """Return the run's ticket and a list of all other tickets.
@@ -210,6 +255,108 @@ class LocalQueue:
                 yield
         except locks.LockHeldError as error:
             raise TargetError(f"this machine's leases can't be read: {error}") from error
+
+
+class SharedQueue:
+    """The queue of all users of this machine. Its methods are those of `LocalQueue`.
+
+    A run's position depends on its time of submission, so its ticket is written by the supervisor that asks for a lease.
+    """
+
+    def __init__(self, cores: int, gpus: tuple[str, ...]) -> None:
+        self._cores, self._gpus = cores, gpus
+        self._queue = host_leases.host_queue(machine.free_ports)
+        self._request: Ticket | None = None
+
+    def enqueue(self, run_dir: Path, demand: LocalDemand, request: LeaseRequest) -> None:
+        self._request = {
+            "key": lease_key(run_dir),
+            "run_id": RunFolder(run_dir).run_id,
+            "run_dir": str(run_dir),
+            "pid": os.getpid(),
+            # If the supervisor is killed, its parent keeps the lease until it has ended the workers.
+            "guardian": os.getppid(),
+            "all_cores": self._cores,
+            "all_gpus": list(self._gpus),
+            **_asked(demand),
+            **request.to_ticket(),
+        }
+
+    def try_grant(self, run_dir: Path, demands: Sequence[LocalDemand] = ()) -> Lease | list[Ticket]:
+        if self._request is None:
+            raise LookupError(f"{run_dir} has not stated its demand")
+        found: LeaseAnswer = {}
+        for demand in demands or (None,):
+            asked = self._request | (_asked(demand) if demand is not None else {})
+            asked["at_once"] = demand is not None and demand is not demands[-1]
+            try:
+                found = host_leases.take(asked, machine.free_ports)
+            except OSError as error:
+                # Another user may hold the lock. It costs nothing to wait for its release.
+                return [{"why": f"this machine's queue can't be read: {error}"}]
+            if "granted" in found:
+                return _lease(asked, found["granted"])
+        if "why" in found:
+            return [{"why": found["why"]}]
+        return list(found["ahead"] or found["holders"])
+
+    def most_nodes(self, run_dir: Path, demands: Sequence[LocalDemand]) -> int:
+        with self._locked():
+            mine, others = self._split(run_dir)
+        return next(
+            (one.nodes for one in demands if has_room({**mine, **_asked(one)}, others, self._cores, self._gpus)), 0
+        )
+
+    def renew_ports(self, run_dir: Path) -> tuple[int, ...]:
+        with self._locked():
+            mine, others = self._split(run_dir)
+            ports = machine.free_ports(mine["port_count"], self._queue.taken("ports", [mine, *others]))
+            if len(ports) < mine["port_count"]:
+                raise TargetError(f"no {mine['port_count']} ports are free on this machine. End programs that listen.")
+            self._queue.mark(mine["key"], granted={**mine["granted"], "ports": ports})
+        return tuple(ports)
+
+    def release(self, run_dir: Path) -> None:
+        with self._locked():
+            self._queue.remove(lease_key(run_dir))
+
+    def look(self) -> LeaseAnswer:
+        answer = host_leases.look({})
+        answer["gpus"] = list(self._gpus)
+        answer["shares"] = host_leases.describe(self._queue, answer)
+        return answer
+
+    def leave_reason(self, run_dir: Path) -> str:
+        return self._queue.leave_reason(lease_key(run_dir), self._cores, self._gpus)
+
+    def note_hang(self, run_dir: Path, since: str | None) -> None:
+        with contextlib.suppress(OSError):  # the lock is taken
+            host_leases.note({"key": lease_key(run_dir), "hangs_since": since})
+
+    def _split(self, run_dir: Path) -> tuple[Ticket, list[Ticket]]:
+        tickets, key = self._queue.tickets(), lease_key(run_dir)
+        mine = next((one for one in tickets if one["key"] == key and one["uid"] == os.geteuid()), None)
+        if mine is None:
+            raise LookupError(f"{run_dir} has no place in the queue")
+        return mine, [ticket for ticket in tickets if ticket is not mine]
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            with host_leases.locked():
+                yield
+        except OSError as error:
+            raise TargetError(f"this machine's queue can't be read: {error}") from error
+
+
+def open_queue(cores: int, gpus: tuple[str, ...]) -> LocalQueue | SharedQueue:
+    """Return the queue of this machine for runs of this user."""
+    return SharedQueue(cores, gpus) if is_shared() else LocalQueue(leases_dir(), cores, gpus)
+
+
+def _lease(ticket: Ticket, granted: GrantedShare) -> Lease:
+    ports = tuple(granted["ports"])
+    return Lease(nodes=ticket.get("nodes", 1), cores=ticket["cores"], gpus=tuple(granted["gpus"]), ports=ports)
 
 
 def _asked(demand: LocalDemand) -> dict[str, int]:

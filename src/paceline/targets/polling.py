@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from paceline.errors import EngineError, PacelineError, TargetError
 from paceline.system import locks
@@ -80,25 +80,26 @@ def _is_fresh(found: dict[str, Any], clock: Callable[[], float]) -> bool:
     return abs(clock() - float(found.get("told", 0.0))) < FRESH_S
 
 
-class Lookout:
-    """A background poller of one number, such as a count from an engine.
+class Lookout(Generic[Result]):
+    """A background poller of one value, such as a count from an engine.
 
-    After a failed query, the poller keeps the last number.
+    After a failed query, the poller keeps the last value.
 
     Args:
-        look: Queries the engine and returns the number.
+        look: Queries the engine and returns the value.
         pause_s: Seconds from the end of one query to the start of the next.
+        first: The value until the first answer.
     """
 
-    def __init__(self, look: Callable[[], int], pause_s: float) -> None:
+    def __init__(self, look: Callable[[], Result], pause_s: float, first: Result) -> None:
         self._look, self._pause_s = look, pause_s
         self._thread: threading.Thread | None = None
         self._next = 0.0
-        # Only the polling thread writes this number, so it needs no lock.
-        self._found = 0
+        # Only the polling thread writes this value, so it needs no lock.
+        self._found = first
 
-    def found(self) -> int:
-        """Return the last number, at first 0, and start the next query when it is due. Never blocks."""
+    def found(self) -> Result:
+        """Return the last value, and start the next query when it is due. Never blocks."""
         is_looking = self._thread is not None and self._thread.is_alive()
         if not is_looking and time.monotonic() >= self._next:
             # A daemon thread, so that an engine that never answers does not keep the supervisor alive.

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import TargetError
 from paceline.system.names import counted
+from paceline.targets.shares import PRIORITIES, stated_level
+
+if TYPE_CHECKING:
+    from paceline.targets.leases import LeaseAnswer
 
 
 class SettingError(TargetError):
     """The error that a setting names something unknown to the engine, such as a partition."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserUse:
+    """A user's share of a machine, and their decayed weighted GPU-hours."""
+
+    user: str
+    group: str
+    share: float
+    used_hours: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +37,7 @@ class NodeStatus:
         is_up: Whether runs may get the node, now or once it is free.
         state: The engine's name for the state, such as "mixed" or "drained".
         message: Why the node is down, or a remark of the engine.
+        shared_by: The owner of the machine's shares file, or ""; `shares` has the users' shares.
     """
 
     name: str
@@ -33,26 +48,39 @@ class NodeStatus:
     is_up: bool = True
     state: str = "up"
     message: str = ""
+    shared_by: str = ""
+    shares: tuple[UserUse, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> NodeStatus:
-        return cls(**data)
+        return cls(**{**data, "shares": tuple(UserUse(**one) for one in data.get("shares", ()))})
 
 
-def leased(name: str, cores: int, gpus: Sequence[str], granted: Sequence[Mapping[str, Any]]) -> NodeStatus:
-    """Return the status of a machine, given its granted tickets (`paceline.targets.leases`)."""
-    held = {gpu for ticket in granted for gpu in ticket["granted"]["gpus"]}
-    return NodeStatus(
+def host_status(name: str, answer: LeaseAnswer) -> Status:
+    """Return the status of a machine, given the answer of its queue."""
+    tickets, gpus, cores = answer["tickets"], answer["gpus"], answer["cores"]
+    shares = answer.get("shares", {})
+    granted = [ticket for ticket in tickets if ticket["granted"] is not None]
+    held = {gpu for ticket in granted for gpu in ticket["granted"].get("gpus", ())}
+    node = NodeStatus(
         name=name,
         cores=cores,
         # A ticket has the cores that the run demands, which may be more than the machine has.
         used_cores=min(cores, sum(int(ticket["cores"]) for ticket in granted)),
         gpus=len(gpus),
         used_gpus=len(held & set(gpus)),
+        message=shares.get("error", ""),
+        shared_by=shares.get("owner", ""),
+        shares=tuple(
+            UserUse(user=one["user"], group=one["group"], share=one["share"], used_hours=one["used"])
+            for one in shares.get("users", ())
+        ),
     )
+    jobs = tuple(uses(name, tickets))
+    return Status(nodes=(node,), running=len(granted), queued=len(tickets) - len(granted), jobs=jobs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +89,9 @@ class JobUse:
 
     Attributes:
         gpus: Names of the held GPUs, or the number of GPUs that the run waits for, as text.
-        reason: Why the run waits, for people.
+        reason: Why the run waits, or a remark on a running one, for people.
+        priority: Priority that the run's user has asked for; "" if unknown.
+        starts_in_s: Seconds until the waiting run is likely to start; None if unknown.
     """
 
     run_id: str
@@ -71,6 +101,8 @@ class JobUse:
     gpus: str = ""
     is_waiting: bool = False
     reason: str = ""
+    priority: str = ""
+    starts_in_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,9 +116,7 @@ def uses(node: str, tickets: Sequence[Mapping[str, Any]]) -> list[JobUse]:
         granted = ticket["granted"]
         count = ticket.get("gpu_count")
         asked = str(count) if isinstance(count, int) and count else ""
-        ahead = (
-            f"{counted(waiting, 'run')} before it in the queue" if waiting else "free cores or GPUs, first in the queue"
-        )
+        starts_in_s = ticket.get("starts_in_s")
         found.append(
             JobUse(
                 run_id=str(ticket.get("run_id") or ""),
@@ -95,11 +125,39 @@ def uses(node: str, tickets: Sequence[Mapping[str, Any]]) -> list[JobUse]:
                 cores=int(ticket["cores"]),
                 gpus=asked if granted is None else ", ".join(granted.get("gpus") or ()),
                 is_waiting=granted is None,
-                reason=ahead if granted is None else "",
+                reason=_wait_reason(ticket, waiting) if granted is None else _remark(ticket),
+                priority=PRIORITIES[stated_level(dict(ticket))],
+                starts_in_s=starts_in_s if isinstance(starts_in_s, (int, float)) else None,
             )
         )
         waiting += granted is None
     return found
+
+
+def _wait_reason(ticket: Mapping[str, Any], before: int) -> str:
+    if ticket.get("why"):
+        return str(ticket["why"])
+    ahead = f"{counted(before, 'run')} before it in the queue" if before else "free cores or GPUs, first in the queue"
+    starts_in_s = ticket.get("starts_in_s")
+    return ahead if not starts_in_s else f"{ahead}; likely to start in {about(starts_in_s)}"
+
+
+def _remark(ticket: Mapping[str, Any]) -> str:
+    """Return remarks on a running run for people who wait."""
+    remarks = []
+    if ticket.get("hangs_since"):
+        remarks.append(f"hangs since {ticket['hangs_since']}")
+    if ticket.get("is_asked_to_leave") or ticket.get("leaving"):
+        remarks.append("leaves for an urgent run")
+    return ", ".join(remarks)
+
+
+def about(seconds: float) -> str:
+    """Return a rough duration, for people: "40 min"."""
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return "a minute" if seconds > 60 else "seconds"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,6 +65,8 @@ class AgentNodes:
         self.ports = tuple(links[0].free_ports(ports) if isinstance(ports, int) else ports)
         self._links, self._python, self._on_close = tuple(links), python, on_close
         self._starter, self.note_hang = starter, on_hang
+        #: Returns why the run has to leave its nodes, or "". Never blocks.
+        self.leave_reason: Callable[[], str] = lambda: ""
         self._top, self._is_shared = folder.rstrip("/") or "/", is_shared
         self._folder: RunFolder | None = None
         self._run_dir = ""

@@ -59,7 +59,7 @@ class SlurmTarget:
         self._had_nodes = False
         #: In the supervisor of an elastic run: the job with additional nodes, and the poller of its nodes.
         self._extension: Extension | None = None
-        self._lookout: Lookout | None = None
+        self._lookout: Lookout[int] | None = None
 
     # --- for the submitting program
 
@@ -311,7 +311,7 @@ class SlurmTarget:
             return len(nodes.nodes)
         if self._lookout is None:
             held = [node.name for node in nodes.nodes]
-            self._lookout = Lookout(lambda: extension.look(job, held), _LOOKOUT_S)
+            self._lookout = Lookout(lambda: extension.look(job, held), _LOOKOUT_S, 0)
         return len(nodes.nodes) + self._lookout.found()
 
     def _requeue(self, job_id: str, error: EngineError, waiting: Waiting) -> None:

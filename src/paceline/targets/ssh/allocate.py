@@ -11,13 +11,14 @@ from __future__ import annotations
 import concurrent.futures
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.errors import EngineError, TargetError
 from paceline.runs.visible import visible
 from paceline.system.names import counted
 from paceline.targets.base import Waiting
+from paceline.targets.local_leases import LeaseRequest
 from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.members import HostMember, Opening
 
@@ -41,6 +42,7 @@ class HostDemand:
     Attributes:
         more: Additional hosts for an elastic run, taken only if they are free at once.
         key: Sort key of the run in the hosts' queues, the same in each attempt.
+        request: The priority of the run, its time limit, and its share of each GPU.
     """
 
     count: int
@@ -49,6 +51,7 @@ class HostDemand:
     gpus: int
     key: str
     run_id: str
+    request: LeaseRequest = field(default_factory=LeaseRequest)
 
     @property
     def most(self) -> int:
@@ -227,13 +230,13 @@ class Gathering:
         return sorted(members, key=tickets)[: self._demand.count]
 
     def _take(self, member: HostMember, *, at_once: bool) -> HeldHosts | LeaseAnswer | None:
-        """Request a share of a host. Return it, or the answer with the runs to wait for, or None on an error."""
+        """LeaseRequest a share of a host. Return it, or the answer with the runs to wait for, or None on an error."""
         hello = member.link.hello
         ticket = {
             "key": self._demand.key,
             "run_id": self._demand.run_id,
-            "user": hello.user,
             "pid": hello.pid,
+            **self._demand.request.to_ticket(),
             "cores": min(self._demand.cores, member.offered),
             "gpu_count": self._demand.gpus,
             "all_cores": member.offered,
@@ -273,6 +276,8 @@ def _waits_for(name: str, answer: LeaseAnswer) -> str:
     """Return the status text of a run that waits for others on a host, with since when one of them hangs."""
     ahead, holders = answer.get("ahead", []), answer.get("holders", [])
     others = ahead or holders
+    if "why" in answer:
+        return f"waits on {name}: {visible(answer['why'])}"
     if not others:
         return f"waits for room on {name}"
     # Other users' runs are shown with their owner.

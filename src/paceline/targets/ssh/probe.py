@@ -18,14 +18,14 @@ from paceline.observe.node import gpus
 from paceline.remote import foreign_python
 from paceline.remote.agent.boot import OLDEST
 from paceline.system import lock_holder, processes
-from paceline.targets import host_leases, leases
+from paceline.targets import fair_share, host_leases, leases, shares
 from paceline.targets.leases import has_room
 from paceline.targets.ssh.command import PASSING, Ssh, explain
 from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.settings import SshSettings
 
 if TYPE_CHECKING:
-    from paceline.targets.leases import Ticket
+    from paceline.targets.leases import LeaseAnswer, SharesAnswer, Ticket
 
 #: Time limit of an answer; nvidia-smi is slow where no driver stays loaded.
 TIMEOUT_S = 15.0
@@ -51,11 +51,22 @@ class HostProbe:
     cores: int = 0
     gpus: tuple[str, ...] = ()
     tickets: tuple[Ticket, ...] = field(default=())
+    shares: SharesAnswer | None = None
 
     @property
     def offered(self) -> int:
         """The number of cores that the host offers to runs."""
         return self.host.slots or self.cores
+
+    @property
+    def answer(self) -> LeaseAnswer:
+        """The host's answer, with the cores that it offers."""
+        return {
+            "cores": self.offered,
+            "gpus": list(self.gpus),
+            "tickets": list(self.tickets),
+            "shares": self.shares or {},
+        }
 
 
 def look_at(
@@ -111,9 +122,8 @@ def look_at(
 
 def host_program(verb: str, given: Mapping[str, Any]) -> bytes:
     """Return the text of the program that answers `verb` on a host (`paceline.targets.host_leases.answer`)."""
-    return foreign_python.program(
-        host_leases.__file__, "answer", verb, given, above=[str(m.__file__) for m in (lock_holder, gpus, leases)]
-    )
+    above = [str(module.__file__) for module in (lock_holder, gpus, shares, fair_share, leases)]
+    return foreign_python.program(host_leases.__file__, "answer", verb, given, above=above)
 
 
 def login(ssh: Ssh, host: SshHost) -> list[str]:
@@ -165,6 +175,7 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
         cores=answer["cores"],
         gpus=tuple(answer.get("gpus", ())),
         tickets=tuple(answer["tickets"]),
+        shares=answer.get("shares"),
     )
 
 
@@ -190,5 +201,5 @@ def spare_hosts(settings: SshSettings, job: Job, held: Collection[str], machines
 
 def _takes(look: HostProbe, job: Job) -> bool:
     per_node = max(node_sizes(job))
-    ticket = {"cores": per_node, "gpu_count": per_node if job.use_gpu else 0}
+    ticket = {"cores": per_node, "gpu_count": per_node if job.use_gpu else 0, "gpu_share": job.gpu_share}
     return look.failure is None and has_room(ticket, look.tickets, look.offered, look.gpus)

@@ -8,26 +8,28 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.errors import EngineError, TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Node, node_sizes, port_count, preview_ports
 from paceline.job.sizes import range_text
 from paceline.remote.addresses import Machine, choose
-from paceline.runs.folder import RunFolder
 from paceline.system.detached_process import library_dir
-from paceline.system.files import read_json
 from paceline.system.names import counted
 from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
+from paceline.targets.local_leases import LeaseRequest, lease_key
 from paceline.targets.options import Option, SettingValues
 from paceline.targets.polling import Lookout
 from paceline.targets.ssh.command import MENDED_BY_LOGIN
 from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.probe import HostProbe, look_at, spare_hosts
 from paceline.targets.ssh.settings import KIND, OPTIONS, SshSettings, read_settings
-from paceline.targets.status import NodeStatus, Status, Unreachable, leased, uses
+from paceline.targets.status import JobUse, NodeStatus, Status, Unreachable, host_status
+
+if TYPE_CHECKING:
+    from paceline.targets.ssh.members import HostMember
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,8 @@ _PATIENCE_S = 60.0
 _ELASTIC_PATIENCE_S = 600.0
 #: Pause between queries of the hosts that an elastic run does not hold. Each query is a login on each.
 _LOOKOUT_S = 10.0
+#: Pause between the questions whether an urgent run needs the hosts.
+_LEAVE_S = 1.0
 #: Modules that a supervisor needs for `wait_for_nodes`.
 _LOADED = (__name__, "paceline.remote.link.nodes", "paceline.targets.ssh.allocate")
 
@@ -55,7 +59,7 @@ class SshTarget:
         self._looks: list[HostProbe] | None = None
         self._gathered = 0
         #: The poller of hosts that the run does not hold, replaced for each attempt.
-        self._lookout: Lookout | None = None
+        self._lookout: Lookout[int] | None = None
         self._machines: set[tuple[str, str]] = set()
 
     def forward_words(self, node: str, socket_path: str, port: int) -> list[str]:
@@ -141,8 +145,9 @@ class SshTarget:
             more=job.node_count - job.least_nodes,
             cores=per_node,
             gpus=per_node if job.use_gpu else 0,
-            key=_key(run_dir),
+            key=lease_key(run_dir),
             run_id=run_dir.name,
+            request=LeaseRequest(gpu_share=job.gpu_share, priority=job.priority, limit_s=job.max_run_duration_seconds),
         )
         opening = Opening(
             self._set.ssh,
@@ -180,13 +185,18 @@ class SshTarget:
                 with contextlib.suppress(TargetError, EngineError, OSError):  # the host is lost, or its lock is taken
                     item.member.ask("note", {"key": demand.key, "hangs_since": since})
 
+        def leave_reason() -> str:
+            return next(filter(None, (_leave_reason(item.member, item.gpus, demand.key) for item in held)), "")
+
         python = self.script_python(links)
-        return AgentNodes(links, nodes, ports, folder=self._set.folder, python=python, on_hang=note_hang)
+        made = AgentNodes(links, nodes, ports, folder=self._set.folder, python=python, on_hang=note_hang)
+        made.leave_reason = Lookout(leave_reason, _LEAVE_S, "").found
+        return made
 
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
         if self._lookout is None:
             held, machines = {node.name for node in nodes.nodes}, self._machines
-            self._lookout = Lookout(lambda: spare_hosts(self._set, job, held, machines), _LOOKOUT_S)
+            self._lookout = Lookout(lambda: spare_hosts(self._set, job, held, machines), _LOOKOUT_S, 0)
         return len(nodes.nodes) + self._lookout.found()
 
     def script_python(self, links: Sequence[Any]) -> str | None:
@@ -234,17 +244,19 @@ class SshTarget:
 
     def status(self) -> Status:
         """Return the status of each host, including its leases."""
-        nodes, jobs, running, queued = [], [], set(), set()
+        nodes: list[NodeStatus] = []
+        jobs: list[JobUse] = []
+        running, queued = set(), set()
         for look in self._look(with_gpus=True):
             if look.failure is not None:
                 nodes.append(NodeStatus(name=look.host.name, is_up=False, state="down", message=look.failure))
                 continue
-            held = [ticket for ticket in look.tickets if ticket["granted"] is not None]
             # A run on several hosts has a ticket on each, but counts once.
-            running |= {ticket["key"] for ticket in held}
+            running |= {ticket["key"] for ticket in look.tickets if ticket["granted"] is not None}
             queued |= {ticket["key"] for ticket in look.tickets if ticket["granted"] is None}
-            nodes.append(leased(look.host.name, look.offered, look.gpus, held))
-            jobs += uses(look.host.name, look.tickets)
+            found = host_status(look.host.name, look.answer)
+            nodes += found.nodes
+            jobs += found.jobs
         return Status(nodes=tuple(nodes), running=len(running), queued=len(queued - running), jobs=tuple(jobs))
 
     @contextlib.contextmanager
@@ -289,10 +301,12 @@ class SshTarget:
         return look_at(self._set.ssh, self._set.hosts, python=self._set.own_python, with_gpus=with_gpus, enough=enough)
 
 
-def _key(run_dir: Path) -> str:
-    record = read_json(RunFolder(run_dir).job)
-    created = record.get("created_utc", "") if isinstance(record, dict) else ""
-    return f"{created}_{run_dir.name}"
+def _leave_reason(member: HostMember, gpus: Sequence[str], key: str) -> str:
+    """Ask a host why a run has to leave it; return "" if the run may stay, or the host does not answer."""
+    if member.link.lost:
+        return ""
+    asked = {"key": key, "all_cores": member.offered, "all_gpus": list(member.link.hello.gpus) if gpus else []}
+    return member.ask("leave", asked).get("leave", "")
 
 
 def _names(hosts: Sequence[SshHost]) -> str:

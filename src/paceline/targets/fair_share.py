@@ -1,0 +1,368 @@
+"""The order of a machine's queue, as a pure function of its tickets, its shares file and the records of past use.
+
+`in_order` ranks the waiting runs and reads no clock: it counts use up to the newest change of a file, so all observers that
+read the same files compute the same order. `plan` says which of these runs start now, and which running runs have to leave
+for an urgent run.
+
+Without a shares file (policy None) the older submission is first, and a priority orders only the runs of one user.
+
+Hosts run this text with their own Python, 3.6 or later, so it needs only the standard library and quotes annotations.
+"""
+
+import math
+
+TYPE_CHECKING = False  # typing is slow to load
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from typing import TypedDict
+
+    from paceline.targets.shares import PastUse, SharePolicy, Ticket, TicketId
+
+    class Plan(TypedDict):
+        """Decisions on all runs of a machine.
+
+        order: Waiting tickets in the order of service. starts: GPUs of the runs that start now. why: Reasons other than
+        lack of room for which a run waits. leave: Running runs that an urgent run or a reservation asks to leave.
+        """
+
+        order: list[Ticket]
+        starts: dict[TicketId, list[str]]
+        why: dict[TicketId, str]
+        leave: list[TicketId]
+
+
+if "SharePolicy" not in globals():  # on a host, the text of `shares` precedes the text of this module
+    from paceline.targets.shares import HIGH, URGENT, granted_at, ident, limit_s, share_of, stated_level
+
+#: Seconds that a run without a time limit or history is expected to take.
+TYPICAL_S = 3600.0
+#: Seconds that a run keeps its share after its time limit or a request to leave, at a guess.
+_OVERTIME_S = 60.0
+_WEEK_S = 7 * 24 * 3600.0
+
+
+class Room:
+    """The free cores and GPUs of a machine.
+
+    Args:
+        cores: Cores of the machine, for all runs together; `gpus` are its GPUs.
+        holders: Tickets of the runs that hold a share.
+        blocked: GPUs that are not given to any run.
+    """
+
+    def __init__(
+        self, cores: int, gpus: "Sequence[str]", holders: "Iterable[Ticket]", blocked: "Collection[str]" = ()
+    ) -> None:
+        self.cores, self.gpus, self.used_cores = cores, gpus, 0
+        self.used = dict.fromkeys(gpus, 0.0)
+        for gpu in blocked:
+            self.used[gpu] = 1.0
+        for item in holders:
+            self.take(item, item["granted"].get("gpus", ()))
+
+    def take(self, ticket: "Ticket", gpus: "Sequence[str]") -> None:
+        """Give a run these GPUs and its cores."""
+        self.used_cores += int(ticket["cores"])
+        for gpu in gpus:
+            self.used[gpu] = self.used.get(gpu, 0.0) + share_of(ticket)
+
+    def fit(self, ticket: "Ticket", avoided: "Collection[str]" = ()) -> "list[str] | None":
+        """Return GPUs for a run, or None if the run does not fit.
+
+        The most used GPUs come first, to keep whole GPUs free.
+        """
+        # A run that asks for more cores than the machine has gets all of them.
+        if self.used_cores + min(ticket["cores"], self.cores) > self.cores:
+            return None
+        count = ticket["gpu_count"]
+        if not count:
+            return []
+        # Rounding: ten shares of 0.1 sum to slightly more than 1.
+        share = share_of(ticket) - 1e-6
+        free = [gpu for gpu in self.gpus if self.used[gpu] + share < 1 and gpu not in avoided]
+        return None if count > len(free) else sorted(free, key=lambda gpu: -round(self.used[gpu], 6))[:count]
+
+
+def in_order(
+    tickets: "Sequence[Ticket]", policy: "SharePolicy | None" = None, uses: "Mapping[int, PastUse] | None" = None
+) -> "list[Ticket]":
+    """Return the tickets in the order of service.
+
+    tickets: Tickets of running and waiting runs. With a policy, running ones count as use and are returned first.
+    """
+    if policy is not None:
+        return _by_share(tickets, policy, uses or {})
+    # File ages give each user's positions; priority and key fill them.
+    places = sorted(tickets, key=lambda ticket: (ticket["since"], ticket["uid"] or 0, ticket["key"]))
+    ranked = sorted(tickets, key=lambda ticket: (-stated_level(ticket), ticket["key"]))
+    mine = {uid: iter([each for each in ranked if each["uid"] == uid]) for uid in {each["uid"] for each in tickets}}
+    return [next(mine[place["uid"]]) for place in places]
+
+
+def _by_share(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[int, PastUse]") -> "list[Ticket]":
+    """Order tickets by level, and then by use for each share."""
+    at = newest(tickets, policy, uses)
+    ranked = sorted(tickets, key=ident)  # sums of floats depend on their order
+    levels = {ident(ticket): level(ticket, policy, uses, at) for ticket in ranked}
+    running = [ticket for ticket in ranked if ticket["granted"] is not None]
+    past, by_group = {}, {}  # type: dict[int, float], dict[str, float]
+
+    def charge(ticket: "Ticket", seconds: float) -> None:
+        uid, group = ticket["uid"] or 0, policy.place_of(ticket["user"])[0]
+        amount = seconds * policy.weight(ticket, levels[ident(ticket)])
+        past[uid], by_group[group] = past.get(uid, 0.0) + amount, by_group.get(group, 0.0) + amount
+
+    # The use of everybody counts towards their group, also of a user without a ticket now.
+    for uid in sorted(uses):
+        amount = policy.decayed(uses[uid], at)
+        group = policy.place_of(uses[uid]["user"])[0]
+        past[uid], by_group[group] = amount, by_group.get(group, 0.0) + amount
+    # Charge a run for an hour in advance: a user who has just started runs must not start all others too.
+    for ticket in running:
+        charge(ticket, max(0.0, at - granted_at(ticket)) + TYPICAL_S)
+    waiting = {}  # type: dict[int, list[Ticket]]
+    order = [ticket for ticket in ranked if ticket["granted"] is None]
+    for ticket in sorted(order, key=lambda one: (-levels[ident(one)], one["key"]), reverse=True):
+        waiting.setdefault(ticket["uid"] or 0, []).append(ticket)
+    found = running
+
+    def claim(uid: int) -> "tuple[float, float, float, float, int]":
+        first = waiting[uid][-1]
+        group, group_share, share = policy.place_of(first["user"])
+        return (
+            -levels[ident(first)],
+            by_group.get(group, 0.0) / group_share,
+            past.get(uid, 0.0) / share,
+            first["since"],
+            uid,
+        )
+
+    while waiting:
+        uid = min(waiting, key=claim)
+        ticket = waiting[uid].pop()
+        found.append(ticket)
+        charge(ticket, TYPICAL_S)
+        if not waiting[uid]:
+            del waiting[uid]
+    return found
+
+
+def newest(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[int, PastUse]") -> float:
+    """Return the time of the newest change of these files."""
+    times = [float(ticket["changed"]) for ticket in tickets] + [use["changed"] for use in uses.values()]
+    return max([policy.changed, *times])
+
+
+def level(ticket: "Ticket", policy: "SharePolicy", uses: "Mapping[int, PastUse]", at: float) -> int:
+    """Return a run's priority within its user's limits, raised while the run waits."""
+    stated = min(stated_level(ticket), policy.most_priority(ticket["user"]))
+    if stated == URGENT:
+        limit = policy.limit(ticket["user"], "urgent_gpu_hours_a_week")
+        used = hours_in_week(uses.get(ticket["uid"] or 0), at)[1]
+        return HIGH if limit is not None and used >= limit else URGENT
+    if ticket["granted"] is None:
+        return min(HIGH, stated + int(max(0.0, at - ticket["since"]) // policy.age_s))
+    return stated
+
+
+def hours_in_week(use: "PastUse | None", at: float) -> "tuple[float, float]":
+    """Return a user's GPU-hours of the last 7 days, and the urgent part.
+
+    Only runs that have ended count.
+    """
+    rows = [row for row in use["hours"] if row[0] > at - _WEEK_S] if use is not None else []
+    return math.fsum(row[2] for row in rows) / 3600, math.fsum(row[3] for row in rows) / 3600
+
+
+def plan(
+    tickets: "Sequence[Ticket]",
+    cores: int,
+    gpus: "Sequence[str]",
+    now: float,
+    policy: "SharePolicy | None" = None,
+    uses: "Mapping[int, PastUse] | None" = None,
+    blocked: "Collection[str]" = (),
+    passed: "Collection[TicketId]" = (),
+) -> "Plan":
+    """Decide which waiting runs start now, and which running runs have to leave.
+
+    A run starts if it fits beside all runs that are before it in the order. A run behind one that does not fit starts only
+    if it does not delay that run: by its stated time limit it ends before, or it leaves enough room. With a policy it may
+    delay that run within the hours of patience of the policy.
+
+    Args:
+        tickets: Tickets of all running and waiting runs.
+        cores: Cores of the machine, for all runs together.
+        gpus: GPUs of the machine.
+        now: Unix time, for time limits, quotas and reservations.
+        policy: Content of the shares file, or None.
+        uses: Past use of each user.
+        blocked: GPUs that processes outside Paceline use.
+        passed: Waiting runs that could have started and did not, such as those of a stopped process.
+    """
+    uses = uses or {}
+    every = in_order(tickets, policy, uses)
+    holders = [ticket for ticket in every if ticket["granted"] is not None]
+    order = [ticket for ticket in every if ticket["granted"] is None]
+    at = now if policy is None else newest(tickets, policy, uses)
+    levels = {
+        ident(ticket): stated_level(ticket) if policy is None else level(ticket, policy, uses, at) for ticket in every
+    }
+    empty = Room(cores, gpus, (), blocked)
+    room = Room(cores, gpus, holders, blocked)
+    leave = _leaving(order, holders, levels, policy, now, lambda kept: Room(cores, gpus, kept, blocked))
+    starts, why, started = {}, {}, []  # type: dict[TicketId, list[str]], dict[TicketId, str], list[Ticket]
+    ends = {ident(ticket): _end(ticket, now, ident(ticket) in leave) for ticket in holders}
+    first = None  # type: Ticket | None
+    for ticket in order:
+        key = ident(ticket)
+        if key in passed:
+            continue
+        if policy is not None:
+            over = policy.over_quota(ticket, [*holders, *started], hours_in_week(uses.get(key[0]), now)[0], now)
+            if over:
+                why[key] = over
+                continue
+        avoided = policy.reserved_for_others(ticket, now) if policy is not None else {}
+        found = room.fit(ticket, avoided)
+        if found is None and avoided and room.fit(ticket) is not None:
+            why[key] = "; ".join(sorted(set(avoided.values())))
+            continue  # this run may not use GPUs that others may use
+        takes_nothing = not ticket["cores"] and not ticket["gpu_count"]
+        running = [*holders, *started]
+        if found is None or not (
+            takes_nothing or first is None or _may_pass(ticket, first, running, ends, now, empty, policy)
+        ):
+            first = first or ticket
+            continue
+        room.take(ticket, found)
+        starts[key] = found
+        started.append(dict(ticket, granted={"gpus": found}, granted_at=now, changed=now))
+        ends[key] = _end(started[-1], now, False)
+    return {"order": order, "starts": starts, "why": why, "leave": sorted(leave)}
+
+
+def _end(ticket: "Ticket", now: float, is_leaving: bool) -> float:
+    """Return the latest end of a running run, infinity without a limit."""
+    if is_leaving:
+        return now + _OVERTIME_S
+    limit = limit_s(ticket)
+    return math.inf if limit is None else max(granted_at(ticket) + limit, now + _OVERTIME_S)
+
+
+def _may_pass(
+    ticket: "Ticket",
+    first: "Ticket",
+    running: "Sequence[Ticket]",
+    ends: "Mapping[TicketId, float]",
+    now: float,
+    empty: Room,
+    policy: "SharePolicy | None",
+) -> bool:
+    """Return whether a run can start without delaying `first`, which does not fit."""
+
+    def fits_beside(stay: "list[Ticket]") -> bool:
+        room = Room(empty.cores, empty.gpus, stay, [gpu for gpu, used in empty.used.items() if used])
+        return room.fit(first) is not None
+
+    limit, patience_s = limit_s(ticket), 0.0 if policy is None else policy.patience_s
+    if limit is not None and now + limit <= first["since"] + patience_s:
+        return True
+    starts_at = math.inf
+    for end in sorted(set(ends.values())):
+        if end < math.inf and fits_beside([one for one in running if ends[ident(one)] > end]):
+            starts_at = end
+            break
+    if starts_at < math.inf:
+        if limit is not None and now + limit <= starts_at:
+            return True
+        stay = [one for one in running if ends[ident(one)] > starts_at]
+    else:
+        # The ends of the other runs are unknown. Those that have passed `first` already must leave it enough room.
+        stay = [one for one in running if granted_at(one) > first["since"]]
+    # The run gets GPUs that `first` may not need: try it on those that stay free beside `first`.
+    room = Room(empty.cores, empty.gpus, stay, [gpu for gpu, used in empty.used.items() if used])
+    found = room.fit(ticket)
+    return found is not None and fits_beside([*stay, dict(ticket, granted={"gpus": found})])
+
+
+def _leaving(
+    order: "Sequence[Ticket]",
+    holders: "Sequence[Ticket]",
+    levels: "Mapping[TicketId, int]",
+    policy: "SharePolicy | None",
+    now: float,
+    room_of: "Callable[[Sequence[Ticket]], Room]",
+) -> "set[TicketId]":
+    """Return the runs that have to leave so that urgent runs fit.
+
+    Runs of a lower level go first, and among them those that started last. Without a policy an urgent run asks only runs
+    of its own user.
+    """
+    leave = set()  # type: set[TicketId]
+    kept = list(holders)
+    for ticket in order:
+        if levels[ident(ticket)] < URGENT:
+            continue
+        avoided = policy.reserved_for_others(ticket, now) if policy is not None else {}
+        if policy is not None and policy.over_quota(ticket, kept, 0.0, now):
+            continue
+        may_go = [
+            one for one in kept if levels[ident(one)] < URGENT and (policy is not None or one["uid"] == ticket["uid"])
+        ]
+        may_go.sort(key=lambda one: (not one.get("leaving"), levels[ident(one)], -granted_at(one), ident(one)))
+        gone = []  # type: list[Ticket]
+        while room_of([one for one in kept if one not in gone]).fit(ticket, avoided) is None and may_go:
+            gone.append(may_go.pop(0))
+        room = room_of([one for one in kept if one not in gone])
+        if room.fit(ticket, avoided) is None:
+            continue
+        # A run that frees nothing which the urgent run needs may stay; ask the latest choice first.
+        for one in list(reversed(gone)):
+            rest = [other for other in gone if other is not one]
+            if room_of([other for other in kept if other not in rest]).fit(ticket, avoided) is not None:
+                gone = rest
+        kept = [one for one in kept if one not in gone]
+        found = room_of(kept).fit(ticket, avoided) or []
+        kept.append(dict(ticket, granted={"gpus": found}, granted_at=now, changed=now))
+        leave |= {ident(one) for one in gone}
+    return leave
+
+
+def expected_starts(
+    tickets: "Sequence[Ticket]",
+    cores: int,
+    gpus: "Sequence[str]",
+    now: float,
+    policy: "SharePolicy | None" = None,
+    uses: "Mapping[int, PastUse] | None" = None,
+    most: int = 50,
+) -> "dict[TicketId, float]":
+    """Return the likely waiting times of the first `most` waiting runs.
+
+    Runs end by their time limits, or after the typical time of their user's earlier runs.
+    """
+    uses = uses or {}
+    every = in_order(tickets, policy, uses)
+
+    def lasts(ticket: "Ticket") -> float:
+        use = uses.get(ticket["uid"] or 0)
+        typical = use["typical_s"] if use is not None and use["typical_s"] > 0 else TYPICAL_S
+        return min(limit_s(ticket) or typical, typical)
+
+    running = [
+        (max(granted_at(one) + (limit_s(one) or lasts(one)), now + _OVERTIME_S), one)
+        for one in every
+        if one["granted"] is not None
+    ]
+    at, found = now, {}  # type: float, dict[TicketId, float]
+    for ticket in [one for one in every if one["granted"] is None][:most]:
+        for time_s in sorted({at, *(end for end, _ in running if end > at)}):
+            room = Room(cores, gpus, [one for end, one in running if end > time_s])
+            fit = room.fit(ticket)
+            if fit is not None:
+                at = time_s
+                found[ident(ticket)] = at - now
+                running.append((at + lasts(ticket), dict(ticket, granted={"gpus": fit})))
+                break
+    return found

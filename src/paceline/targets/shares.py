@@ -1,0 +1,279 @@
+"""The shares file of a machine , and the values that tickets state.
+
+    {"shares": {"alice": 2, "*": 1},
+     "groups": {"vision": {"share": 3, "members": ["bob", "carol"]}},
+     "limits": {"*": {"gpus": 4, "gpu_hours_a_week": 200, "priority": "high"}},
+     "reservations": [{"for": "alice", "gpus": ["2"], "when": "Tuesday 09:00-18:00"}]}
+
+A user makes the file with `paceline share init`. Its owner edits it with any editor.
+
+Hosts run this text with their own Python, 3.6 or later, so it needs only the standard library and quotes annotations.
+"""
+
+# ruff: noqa: UP031
+
+import datetime as dt
+import math
+import re
+
+TYPE_CHECKING = False  # typing is slow to load
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any, TypedDict
+
+    #: A ticket as read from a file, perhaps of another user; or the request for a ticket.
+    Ticket = dict[str, Any]
+    #: A ticket's owner and key, which identify it on its machine.
+    TicketId = tuple[int, str]
+
+    class PastUse(TypedDict):
+        """A user's past use.
+
+        hours: Start of an hour, weighted seconds, GPU seconds, urgent GPU seconds. typical_s: Typical time of a run.
+        """
+
+        user: str
+        hours: list[tuple[float, float, float, float]]
+        typical_s: float
+        changed: float
+
+
+PRIORITIES = ("low", "normal", "high", "urgent")
+LOW, NORMAL, HIGH, URGENT = range(4)
+#: The file that `paceline share init` writes.
+NEW_SHARES = {
+    "half_life_days": 7,
+    "shares": {"*": 1},
+    "groups": {},
+    "limits": {"*": {"priority": "urgent", "urgent_gpu_hours_a_week": 8}},
+    "gpu_weights": {"*": 1},
+    "core_weight": 0.05,
+    "priority_weights": {"low": 0.5, "normal": 1, "high": 2, "urgent": 4},
+    "raise_after_hours": 48,
+    "patience_hours": 24,
+    "reservations": [],
+}
+_NUMBERS = ("half_life_days", "core_weight", "raise_after_hours", "patience_hours")
+_LIMITS = ("gpus", "gpu_hours_a_week", "urgent_gpu_hours_a_week")
+_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+#: A run without a stated time limit does not start on a GPU that is reserved within this time.
+_AHEAD_S = 24 * 3600.0
+_WHEN = re.compile(r"(?P<day>[A-Za-z]+|\d{4}-\d\d-\d\d)(?: (?P<start>\d\d:\d\d)-(?P<end>\d\d:\d\d))?$")
+
+
+def ident(ticket: "Ticket") -> "TicketId":
+    return (ticket["uid"] or 0, ticket["key"])
+
+
+def stated_level(ticket: "Ticket") -> int:
+    """Return the level that a ticket states, normal if invalid."""
+    name = ticket.get("priority")
+    return PRIORITIES.index(name) if isinstance(name, str) and name in PRIORITIES else NORMAL
+
+
+def limit_s(ticket: "Ticket") -> "float | None":
+    """Return the time limit that a ticket states, in seconds, or None."""
+    limit = ticket.get("limit_s")
+    return float(limit) if isinstance(limit, (int, float)) and 0 < limit < 1e9 else None
+
+
+def share_of(ticket: "Ticket") -> float:
+    """Return the share of each GPU that a run takes, 1 if invalid."""
+    share = ticket.get("gpu_share", 1.0)
+    return float(share) if isinstance(share, (int, float)) and 0 < share <= 1 else 1.0
+
+
+def granted_at(ticket: "Ticket") -> float:
+    """Return when a run got its share, at the latest the change of its ticket."""
+    at, changed = ticket.get("granted_at"), float(ticket.get("changed", 0.0))
+    return float(at) if isinstance(at, (int, float)) and 0 < at <= changed else changed
+
+
+class Reservation:
+    """GPUs that are kept for a user or group at some times.
+
+    Args:
+        who: Name of the user or group.
+        when: "daily", a day of the week or a date, and a time span, all in the machine's local time.
+    """
+
+    def __init__(self, who: str, gpus: "Sequence[str]", when: str) -> None:
+        found = _WHEN.match(when)
+        day = found.group("day").lower() if found else ""
+        if found is None or (day not in (*_DAYS, "daily") and not day[0].isdigit()):
+            raise ValueError("when=%r is not a time such as 'Tuesday', 'daily 09:00-18:00' or '2026-12-01'" % when)
+        self.who, self.gpus, self.when, self._day = who, tuple(gpus), when, day
+        if day[0].isdigit():
+            dt.datetime.strptime(day, "%Y-%m-%d")
+        self._start, self._end = _clock(found.group("start") or "00:00"), _clock(found.group("end") or "24:00")
+        if self._end <= self._start:
+            raise ValueError("when=%r ends before it starts" % when)
+
+    def begins_in(self, now: float) -> float:
+        """Return the seconds until the next time of the reservation, 0.0 during it, else infinity."""
+        here = dt.datetime.fromtimestamp(now, _zone())
+        for days in range(8):
+            day = here.date() + dt.timedelta(days)
+            if self._day not in ("daily", _DAYS[day.weekday()], day.isoformat()):
+                continue
+            midnight = dt.datetime.combine(day, dt.time(), here.tzinfo)
+            start, end = (midnight + dt.timedelta(minutes=minutes) for minutes in (self._start, self._end))
+            if end > here:
+                return max(0.0, (start - here).total_seconds())
+        return math.inf
+
+
+class SharePolicy:
+    """The content of a shares file.
+
+    Args:
+        data: The JSON value of the file; missing keys have the values of `NEW_SHARES`.
+        changed: Unix time of the file's last change.
+
+    Raises:
+        ValueError: A value is wrong; the message names it, and the rule.
+    """
+
+    def __init__(self, data: object, changed: float = 0.0) -> None:
+        given = _mapping(data, "the file")
+        unknown = sorted(set(given) - set(NEW_SHARES))
+        if unknown:
+            raise ValueError("unknown key %r: the keys are %s" % (unknown[0], ", ".join(NEW_SHARES)))
+        merged = dict(NEW_SHARES, **given)
+        numbers = {name: _number(merged[name], name, above=name != "core_weight") for name in _NUMBERS}
+        self.changed, self.core_weight = changed, numbers["core_weight"]
+        self.half_life_s = numbers["half_life_days"] * 86400
+        self.age_s, self.patience_s = numbers["raise_after_hours"] * 3600, numbers["patience_hours"] * 3600
+        self.shares = _numbers(merged["shares"], "shares", above=True)
+        self.gpu_weights = _numbers(merged["gpu_weights"], "gpu_weights")
+        self._costs = dict(
+            _numbers(NEW_SHARES["priority_weights"], ""), **_numbers(merged["priority_weights"], "priority_weights")
+        )
+        self._group_of = {}  # type: dict[str, tuple[str, float]]
+        for name, found in _mapping(merged["groups"], "groups").items():
+            group = _mapping(found, "groups.%s" % name)
+            members = _texts(group.get("members"), "groups.%s.members" % name)
+            share = _number(group.get("share", 1), "groups.%s.share" % name, above=True)
+            self._group_of.update(dict.fromkeys(members, ("group " + name, share)))
+        self._limits = {
+            user: _limits(found, "limits.%s" % user) for user, found in _mapping(merged["limits"], "limits").items()
+        }
+        self.reservations = []  # type: list[Reservation]
+        listed = merged["reservations"]
+        if not isinstance(listed, list):
+            raise ValueError("reservations=%r is not a list" % (listed,))
+        for item in (_mapping(one, "a reservation") for one in listed):
+            who, when = (_texts([item.get(key)], "reservations.%s" % key)[0] for key in ("for", "when"))
+            self.reservations.append(Reservation(who, _texts(item.get("gpus"), "reservations.gpus"), when))
+
+    def place_of(self, user: str) -> "tuple[str, float, float]":
+        """Return the user's group, the share of the group, and the user's share within it."""
+        share = self.shares.get(user, self.shares.get("*", 1.0))
+        # A user without a group is a group of their own.
+        group, group_share = self._group_of.get(user, ("user " + user, share))
+        return group, group_share, share
+
+    def limit(self, user: str, name: str) -> "float | None":
+        """Return a user's limit of this name (`_LIMITS`), or None."""
+        found = dict(self._limits.get("*", {}), **self._limits.get(user, {})).get(name)
+        return None if found is None else float(found)
+
+    def most_priority(self, user: str) -> int:
+        """Return the highest level that a user may ask for."""
+        found = self.limit(user, "priority")
+        return URGENT if found is None else int(found)
+
+    def weight(self, ticket: "Ticket", level: int) -> float:
+        """Return how much use a run is charged for each second."""
+        default = self.gpu_weights.get("*", 1.0)
+        gpus = (ticket["granted"] or {}).get("gpus") or [""] * min(ticket["gpu_count"], 1 << 16)
+        gpu_weight = math.fsum(self.gpu_weights.get(gpu, default) for gpu in gpus) * share_of(ticket)
+        return (gpu_weight + self.core_weight * int(ticket["cores"])) * self._costs[PRIORITIES[level]]
+
+    def decayed(self, use: "PastUse", at: float) -> float:
+        """Return a user's past use, of which half counts after a half-life."""
+        return math.fsum(
+            row[1] * math.pow(0.5, (at - row[0]) / self.half_life_s) for row in use["hours"] if row[0] <= at
+        )
+
+    def over_quota(self, ticket: "Ticket", running: "Sequence[Ticket]", hours: float, now: float) -> str:
+        """Return why a run may not start within its user's limits, or "".
+
+        running: All runs that hold a share. hours: GPU-hours that the user's ended runs used in the last 7 days.
+        """
+        count = ticket["gpu_count"] * share_of(ticket)
+        mine = [one for one in running if one["uid"] == ticket["uid"]]
+        most, week = self.limit(ticket["user"], "gpus"), self.limit(ticket["user"], "gpu_hours_a_week")
+        held = math.fsum(len(one["granted"].get("gpus", ())) * share_of(one) for one in mine)
+        if count and most is not None and held + count > most + 1e-6:
+            return "%s holds %g GPUs, asks for %g more, and may hold %g at once" % (ticket["user"], held, count, most)
+        hours += math.fsum(
+            len(one["granted"].get("gpus", ())) * share_of(one) * max(0.0, now - granted_at(one)) / 3600 for one in mine
+        )
+        if count and week is not None and hours >= week:
+            return "%s has used %.1f of %g GPU-hours in 7 days" % (ticket["user"], hours, week)
+        return ""
+
+    def reserved_for_others(self, ticket: "Ticket", now: float) -> "dict[str, str]":
+        """Return {GPU: reason} of the GPUs that others have reserved."""
+        names = (ticket["user"], self.place_of(ticket["user"])[0].partition(" ")[2])
+        limit = ticket.get("limit_s")
+        lasts = limit if isinstance(limit, (int, float)) and limit > 0 else _AHEAD_S
+        found = {}
+        for one in self.reservations:
+            if one.who not in names and one.begins_in(now) < lasts:
+                found.update({gpu: "GPU %s is reserved for %s (%s)" % (gpu, one.who, one.when) for gpu in one.gpus})
+        return found
+
+
+def _zone() -> "dt.tzinfo":
+    """Return the machine's time zone, even if a user has set TZ."""
+    try:
+        from zoneinfo import ZoneInfo
+
+        with open("/etc/localtime", "rb") as file:
+            return ZoneInfo.from_file(file)
+    except (ImportError, OSError, ValueError):
+        return dt.timezone.utc
+
+
+def _clock(text: str) -> int:
+    """Return the minutes after midnight of "09:30"."""
+    minutes = int(text[:2]) * 60 + int(text[3:])
+    if minutes > 24 * 60 or int(text[3:]) > 59:
+        raise ValueError("%r is not a time of day" % text)
+    return minutes
+
+
+def _limits(data: object, name: str) -> "dict[str, float]":
+    given = dict(_mapping(data, name))
+    priority = given.pop("priority", PRIORITIES[URGENT])
+    if priority not in PRIORITIES:
+        raise ValueError("%s.priority=%r is not one of %s" % (name, priority, ", ".join(PRIORITIES)))
+    unknown = sorted(set(given) - set(_LIMITS))
+    if unknown:
+        raise ValueError("%s: unknown limit %r: the limits are priority, %s" % (name, unknown[0], ", ".join(_LIMITS)))
+    return dict(_numbers(given, name), priority=float(PRIORITIES.index(priority)))
+
+
+def _mapping(value: object, name: str) -> "Mapping[str, object]":
+    if not isinstance(value, dict):
+        raise ValueError("%s=%r is not an object of JSON" % (name, value))
+    return value
+
+
+def _numbers(value: object, name: str, above: bool = False) -> "dict[str, float]":
+    return {key: _number(one, "%s.%s" % (name, key), above) for key, one in _mapping(value, name).items()}
+
+
+def _number(value: object, name: str, above: bool = False) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e12
+    if not is_number or (above and not value):
+        raise ValueError("%s=%r is not a number %s" % (name, value, "above 0" if above else "of 0 or more"))
+    return float(value)  # type: ignore[arg-type]
+
+
+def _texts(value: object, name: str) -> "list[str]":
+    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+        raise ValueError("%s=%r is not a list of texts" % (name, value))
+    return value

@@ -1,0 +1,93 @@
+"""`paceline queue` and `paceline share`: one queue for all users of a machine, as users type it."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.runs import store
+from paceline.runs.folder import RunFolder
+from tests.cli.conftest import Cli
+from tests.helpers import write_tree
+
+#: A script that trains until the file `go` is there, and saves its step on SIGTERM.
+TRAIN = """
+import os, pathlib, signal, sys, time
+saved = pathlib.Path(os.environ["PACELINE_CHECKPOINT_DIR"]) / "step"
+step, asked = int(saved.read_text()) if saved.exists() else 0, []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+print("starts at", step, flush=True)
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.02)
+    step += 1
+    if asked:
+        saved.write_text(str(step))
+        print("saved", step, flush=True)
+        sys.exit(1)
+"""
+
+
+@pytest.fixture
+def shared(cli: Cli) -> Cli:
+    """A machine with two GPUs that its users share."""
+    cli.environment["PACELINE_GPUS"] = "0,1"
+    assert "This machine is shared" in cli("share", "init").stdout
+    write_tree(cli.folder, {"train.py": TRAIN, "quick.py": "print('quick')"})
+    return cli
+
+
+def wait_for(text: str, path: Path) -> str:
+    deadline = time.monotonic() + 60
+    while not re.search(text, found := path.read_text() if path.exists() else ""):
+        assert time.monotonic() < deadline, f"no {text!r} in {found!r}"
+        time.sleep(0.05)
+    return found
+
+
+def test_urgent_run_gets_the_place_of_another_which_resumes_at_its_step(shared: Cli) -> None:
+    go = shared.folder / "go"
+    words = ("--gpu", "-j", "2", "--backend", "gloo", "--cores", "0", "train.py", "--", go)
+    run_id = shared("submit", *words).stdout.strip()
+    log = shared.folder / ".paceline/runs" / run_id / "logs/rank_0.log"
+    wait_for("starts at 0", log)
+
+    told = shared("run", "--gpu", "--cores", "0", "--priority", "urgent", "quick.py")
+
+    assert "quick" in told.stdout
+    wait_for("starts at [1-9]", log)
+    (row,) = shared.json("queue")["targets"][0]["status"]["jobs"]
+    assert (row["run_id"], row["gpus"], row["is_waiting"]) == (run_id, "0, 1", False)
+    shown = shared("queue", "local").stdout
+    assert "0 of 2 GPUs free" in shown
+    assert re.search(rf"{run_id} +\w+ +normal +0 +0, 1 +runs", shown)
+    go.touch()
+    wait_for('"status": "Completed"', shared.folder / ".paceline/runs" / run_id / "state.json")
+    first, second = store.stored(RunFolder(shared.folder / ".paceline/runs" / run_id)).attempts
+    assert (first.cause, second.cause) == ("preempted", None)
+    assert second.reason.startswith("preempted: the urgent run ")
+
+
+def test_machine_is_shared_once_and_a_mistake_in_its_file_is_named(shared: Cli) -> None:
+    assert "is shared already, by " in shared("share", "init", code=2).stderr
+    assert "is correct" in shared("share", "check").stdout
+    path = shared.folder / "leases/paceline-share/shares.json"
+    path.write_text('{"limits": {"*": {"gpu": 1}}}')
+    assert "unknown limit 'gpu'" in shared("share", "check", code=1).stdout
+    assert "Equal shares apply until it is corrected" in shared("queue").stdout
+    path.unlink()
+    assert "This machine is not shared" in shared("share", "check", code=1).stdout
+
+
+def test_run_over_its_quota_says_so(shared: Cli) -> None:
+    path = shared.folder / "leases/paceline-share/shares.json"
+    path.write_text('{"limits": {"*": {"gpus": 1}}}')
+    run_id = shared("submit", "--gpu", "-j", "2", "--backend", "gloo", "train.py").stdout.strip()
+    record = shared.folder / ".paceline/runs" / run_id / "state.json"
+    wait_for("holds 0 GPUs, asks for 2 more, and may hold 1 at once", record)
+    assert "waits: " in (shown := shared("queue").stdout)
+    assert "may hold 1 at once" in shown
+    shared("cancel", "--wait", run_id)
+    assert shared.json("queue")["targets"][0]["status"]["jobs"] == []

@@ -1,0 +1,327 @@
+"""The order of a machine's queue, as a pure function of files: who is next, who may pass, who has to leave."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from typing import Any
+
+import pytest
+
+from paceline.targets.fair_share import expected_starts, in_order, plan
+from paceline.targets.shares import PRIORITIES, SharePolicy, ident
+from tests.targets.queue_simulation import Simulation, make_ticket
+
+HOUR_S = 3600.0
+GPUS = tuple("01234567")
+
+
+def running(uid: int, key: str, gpus: str, at: float = 0.0, **values: Any) -> dict[str, Any]:
+    return make_ticket(
+        uid, key, at, **{"granted": {"gpus": list(gpus)}, "granted_at": at, "gpu_count": len(gpus), **values}
+    )
+
+
+def waiting(uid: int, key: str, gpus: int = 1, at: float = 0.0, **values: Any) -> dict[str, Any]:
+    return make_ticket(uid, key, at, gpu_count=gpus, **values)
+
+
+def use(uid: int, gpu_hours: float, urgent: float = 0.0) -> dict[int, Any]:
+    row = (0.0, gpu_hours * HOUR_S, gpu_hours * HOUR_S, urgent * HOUR_S)
+    return {uid: {"user": f"user{uid}", "hours": [row], "typical_s": 0.0, "changed": 0.0}}
+
+
+def keys(tickets: list[dict[str, Any]]) -> list[str]:
+    return [ticket["key"] for ticket in tickets if ticket["granted"] is None]
+
+
+def planned(tickets: list[dict[str, Any]], policy: SharePolicy | None = None, **values: Any) -> Any:
+    return plan(tickets, 64, GPUS, values.pop("now", 100.0), policy, **values)
+
+
+# --- all observers compute the same
+
+
+def random_history(chance: random.Random) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+    """Return the tickets and records that a history of events has left, with nonsense that a hostile user may write."""
+    tickets: list[dict[str, Any]] = []
+    for number in range(chance.randrange(1, 16)):
+        uid, at = chance.randrange(5), chance.uniform(0, 1e6)
+        more = {
+            "priority": chance.choice([*PRIORITIES, None, 7, "root"]),
+            "limit_s": chance.choice([None, 60.0, 7200, -1, "long", float("nan")]),
+            "gpu_share": chance.choice([1.0, 0.5, 0.3, 9, None]),
+            "cores": chance.randrange(9),
+        }
+        gpus = chance.sample(GPUS, chance.randrange(3))
+        state = {"granted": {"gpus": gpus}, "granted_at": chance.uniform(-1, 2e6)} if chance.random() < 0.4 else {}
+        tickets.append(make_ticket(uid, f"{number}", at, gpu_count=len(gpus) or chance.randrange(9), **more, **state))
+    uses = {
+        uid: use(uid, chance.uniform(0, 1e4), chance.uniform(0, 20))[uid] for uid in range(5) if chance.random() < 0.6
+    }
+    return tickets, uses
+
+
+def assert_observers_agree(histories: int) -> None:
+    chance = random.Random(1)
+    policies = [
+        None,
+        SharePolicy({}),
+        SharePolicy(
+            {
+                "shares": {"user0": 3, "*": 1},
+                "groups": {"a": {"share": 2, "members": ["user1", "user2"]}},
+                "limits": {"user3": {"gpus": 2, "priority": "normal"}, "*": {"gpu_hours_a_week": 500}},
+                "reservations": [{"for": "user4", "gpus": ["2"], "when": "daily 00:00-24:00"}],
+            }
+        ),
+    ]
+    for _ in range(histories):
+        tickets, uses = random_history(chance)
+        policy = chance.choice(policies)
+        now = 2e6 + chance.uniform(0, 1e6)
+        first = planned(tickets, policy, uses=uses, now=now)
+        order = [ident(ticket) for ticket in in_order(tickets, policy, uses)]
+        for _ in range(4):
+            seen = [dict(ticket) for ticket in chance.sample(tickets, len(tickets))]
+            records = dict(chance.sample(sorted(uses.items()), len(uses)))
+            assert planned(seen, policy, uses=records, now=now) == first
+            assert [ident(ticket) for ticket in in_order(seen, policy, records)] == order
+        # No GPU is given twice.
+        assert len(first["starts"]) <= len(tickets)
+        free = dict.fromkeys(GPUS, 1.0)
+        for ticket in tickets:
+            share = ticket["gpu_share"] if ticket["gpu_share"] in (0.5, 0.3) else 1.0
+            given = first["starts"].get(ident(ticket)) or []
+            for gpu in (ticket["granted"] or {"gpus": []})["gpus"]:
+                free[gpu] -= share
+            assert len(set(given)) == len(given)
+        for key, given in first["starts"].items():
+            ticket = next(one for one in tickets if ident(one) == key)
+            for gpu in given:
+                free[gpu] -= ticket["gpu_share"] if ticket["gpu_share"] in (0.5, 0.3) else 1.0
+                assert free[gpu] > -1e-6
+
+
+def test_observers_of_random_histories_compute_the_same_order_and_give_no_gpu_twice() -> None:
+    assert_observers_agree(400)
+
+
+@pytest.mark.proof
+def test_observers_of_many_random_histories_compute_the_same_order() -> None:
+    assert_observers_agree(10_000)
+
+
+# --- whose turn it is
+
+
+def test_user_with_the_least_use_for_their_share_is_next() -> None:
+    tickets = [waiting(1, "a"), waiting(2, "b"), waiting(3, "c")]
+    uses = {**use(1, 10), **use(2, 30), **use(3, 11)}
+    assert keys(in_order(tickets, SharePolicy({}), uses)) == ["a", "c", "b"]
+    assert keys(in_order(tickets, SharePolicy({"shares": {"user2": 4, "*": 1}}), uses)) == ["b", "a", "c"]
+
+
+def test_use_of_a_group_counts_for_all_of_its_members() -> None:
+    policy = SharePolicy({"groups": {"vision": {"members": ["user1", "user2"]}}})
+    uses = {**use(1, 100), **use(3, 50)}
+    assert keys(in_order([waiting(2, "member"), waiting(3, "other")], policy, uses)) == ["other", "member"]
+
+
+def test_use_decays_with_a_half_life() -> None:
+    week_ago = {"user": "user1", "hours": [(0.0, 100 * HOUR_S, 0.0, 0.0)], "typical_s": 0.0, "changed": 7 * 86400.0}
+    today = {"user": "user2", "hours": [(7 * 86400.0, 60 * HOUR_S, 0.0, 0.0)], "typical_s": 0.0, "changed": 7 * 86400.0}
+    tickets = [waiting(2, "new use"), waiting(1, "old use")]
+    assert keys(in_order(tickets, SharePolicy({}), {1: week_ago, 2: today})) == ["old use", "new use"]  # type: ignore[dict-item]
+
+
+def test_runs_of_equal_users_alternate() -> None:
+    tickets = [waiting(uid, f"{uid}{number}", at=float(number)) for uid in (1, 2) for number in range(3)]
+    assert keys(in_order(tickets, SharePolicy({}))) == ["10", "20", "11", "21", "12", "22"]
+
+
+def test_priority_goes_before_use_but_costs_more() -> None:
+    tickets = [waiting(1, "high", priority="high"), waiting(2, "normal"), waiting(3, "low", priority="low")]
+    assert keys(in_order(tickets, SharePolicy({}), use(1, 100))) == ["high", "normal", "low"]
+    policy = SharePolicy({})
+    assert policy.weight(tickets[0], 2) == 2 * policy.weight(tickets[0], 1)
+
+
+def test_priority_beyond_a_user_s_limit_counts_as_the_limit() -> None:
+    policy = SharePolicy({"limits": {"user1": {"priority": "normal"}}})
+    tickets = [waiting(1, "capped", priority="urgent", at=1.0), waiting(2, "normal")]
+    assert keys(in_order(tickets, policy)) == ["normal", "capped"]
+
+
+def test_waiting_raises_a_run_so_that_no_run_starves() -> None:
+    old = waiting(1, "old", priority="low", at=0.0, changed=5 * 86400.0)
+    new = waiting(2, "new", priority="normal", at=5 * 86400.0)
+    assert keys(in_order([old, new], SharePolicy({}), use(1, 1000))) == ["old", "new"]
+
+
+def test_without_a_shares_file_priority_orders_only_the_runs_of_one_user() -> None:
+    tickets = [waiting(1, "a", at=1.0), waiting(2, "b", at=2.0), waiting(1, "c", at=3.0, priority="high")]
+    assert keys(in_order(tickets)) == ["c", "b", "a"]
+
+
+# --- passing a run that does not fit
+
+
+def test_short_run_passes_a_wide_run_that_it_does_not_delay() -> None:
+    tickets = [
+        running(1, "holder", "012345", limit_s=7200.0),
+        waiting(2, "wide", gpus=8, at=1.0),
+        waiting(3, "short", at=2.0, limit_s=HOUR_S),
+        waiting(3, "long", at=3.0, limit_s=5 * HOUR_S),
+        waiting(3, "unlimited", at=4.0),
+    ]
+    assert set(planned(tickets)["starts"]) == {(3, "short")}
+
+
+def test_run_passes_if_enough_stays_for_the_run_that_does_not_fit() -> None:
+    tickets = [running(1, "holder", "0123456"), waiting(2, "wide", gpus=4, at=1.0), waiting(3, "unlimited", at=2.0)]
+    assert set(planned(tickets)["starts"]) == {(3, "unlimited")}
+
+
+def test_stated_limits_let_runs_pass_only_as_long_as_patience_lasts() -> None:
+    policy = SharePolicy({"patience_hours": 2})
+    tickets = [running(1, "holder", "012345"), waiting(2, "wide", gpus=8, at=50.0), waiting(1, "short", limit_s=HOUR_S)]
+    assert (1, "short") in planned(tickets, policy)["starts"]
+    late = planned(tickets, policy, now=1.5 * HOUR_S)
+    assert (1, "short") not in late["starts"]
+
+
+def test_run_that_never_takes_its_share_is_passed_over() -> None:
+    tickets = [waiting(1, "stopped", gpus=8), waiting(2, "next", gpus=8, at=1.0)]
+    assert set(planned(tickets)["starts"]) == {(1, "stopped")}
+    assert set(planned(tickets, passed={(1, "stopped")})["starts"]) == {(2, "next")}
+
+
+def test_gpus_in_use_outside_paceline_are_not_given_out() -> None:
+    found = planned([waiting(1, "a", gpus=7), waiting(1, "b", gpus=1)], blocked=["3"])
+    assert found["starts"] == {(1, "a"): [gpu for gpu in GPUS if gpu != "3"]}
+
+
+# --- limits
+
+
+def test_run_over_its_user_s_quota_waits_and_holds_nobody_up() -> None:
+    policy = SharePolicy({"limits": {"*": {"gpus": 2}}})
+    tickets = [running(1, "r", "01"), waiting(1, "over"), waiting(2, "fits", at=1.0)]
+    found = planned(tickets, policy)
+    assert set(found["starts"]) == {(2, "fits")}
+    assert found["why"] == {(1, "over"): "user1 holds 2 GPUs, asks for 1 more, and may hold 2 at once"}
+
+
+def test_hours_a_week_are_limited() -> None:
+    policy = SharePolicy({"limits": {"user1": {"gpu_hours_a_week": 10}}})
+    assert not planned([waiting(1, "a")], policy, uses=use(1, 10))["starts"]
+    assert planned([waiting(1, "a")], policy, uses=use(1, 10), now=8 * 86400.0)["starts"]
+
+
+def test_reserved_gpu_goes_to_nobody_else() -> None:
+    policy = SharePolicy({"reservations": [{"for": "user1", "gpus": list("1234567"), "when": "daily"}]})
+    found = planned([waiting(2, "a"), waiting(2, "b", at=1.0), waiting(1, "owner", gpus=2, at=2.0)], policy)
+    assert found["starts"][2, "a"] == ["0"]
+    assert "GPU 1 is reserved for user1 (daily)" in found["why"][2, "b"]
+    assert (1, "owner") in found["starts"]
+
+
+# --- urgent runs
+
+
+def test_urgent_run_asks_the_latest_run_of_the_lowest_priority_to_leave() -> None:
+    tickets = [
+        running(1, "old", "0123", at=1.0),
+        running(2, "new", "45", at=2.0),
+        running(3, "newest but high", "67", at=3.0, priority="high"),
+        waiting(4, "now", gpus=2, at=9.0, priority="urgent"),
+    ]
+    found = planned(tickets, SharePolicy({}))
+    assert (found["leave"], set(found["starts"])) == ([(2, "new")], set())
+
+
+def test_urgent_run_asks_nobody_if_it_fits_or_if_leaving_would_not_help() -> None:
+    urgent = waiting(4, "now", gpus=2, at=9.0, priority="urgent")
+    assert planned([running(1, "r", "012345"), urgent], SharePolicy({}))["leave"] == []
+    tickets = [running(1, "r", "0123456", priority="urgent"), running(2, "s", "7"), urgent]
+    assert planned(tickets, SharePolicy({}))["leave"] == []
+
+
+def test_without_a_shares_file_an_urgent_run_asks_only_runs_of_its_own_user() -> None:
+    tickets = [running(1, "other", "0123", at=5.0), running(2, "own", "4567", at=1.0)]
+    assert planned([*tickets, waiting(2, "now", gpus=1, priority="urgent")])["leave"] == [(2, "own")]
+    assert planned([*tickets, waiting(3, "now", gpus=1, priority="urgent")])["leave"] == []
+
+
+def test_urgent_hours_are_limited() -> None:
+    tickets = [running(1, "r", "01234567"), waiting(2, "now", priority="urgent")]
+    assert planned(tickets, SharePolicy({}), uses=use(2, 8, urgent=7.9))["leave"] == [(1, "r")]
+    assert planned(tickets, SharePolicy({}), uses=use(2, 9, urgent=8.1))["leave"] == []
+
+
+# --- when a run is likely to start
+
+
+def test_likely_starts_follow_from_limits_and_history() -> None:
+    tickets = [running(1, "r", "01234567", limit_s=HOUR_S), waiting(2, "a", gpus=8), waiting(2, "b", gpus=8, at=1.0)]
+    uses = use(2, 1)
+    uses[2]["typical_s"] = 600.0
+    found = expected_starts(tickets, 64, GPUS, 100.0, None, uses)
+    assert found == {(2, "a"): HOUR_S - 100.0, (2, "b"): HOUR_S + 500.0}
+
+
+# --- the shares file
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ([], "the file=[] is not an object"),
+        ({"share": {}}, "unknown key 'share'"),
+        ({"shares": {"a": 0}}, "shares.a=0 is not a number above 0"),
+        ({"shares": {"a": True}}, "shares.a=True"),
+        ({"half_life_days": float("nan")}, "half_life_days=nan"),
+        ({"groups": {"g": {"members": "a"}}}, "groups.g.members='a' is not a list of texts"),
+        ({"limits": {"*": {"gpu": 2}}}, "unknown limit 'gpu'"),
+        ({"limits": {"a": {"priority": "max"}}}, "limits.a.priority='max' is not one of low"),
+        ({"reservations": [{"for": "a", "gpus": ["1"], "when": "soon"}]}, "when='soon' is not a time"),
+        ({"reservations": [{"for": "a", "gpus": ["1"], "when": "friday 18:00-09:00"}]}, "ends before it starts"),
+        ({"reservations": [{"gpus": ["1"], "when": "friday"}]}, "reservations.for=[None]"),
+    ],
+)
+def test_wrong_value_in_the_shares_file_is_named(given: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        SharePolicy(given)
+
+
+def test_day_of_a_reservation_begins_at_midnight_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "TZ", "Pacific/Auckland")  # a user's zone, which counts for nothing
+    (one,) = SharePolicy({"reservations": [{"for": "a", "gpus": ["0"], "when": "2026-12-01 09:00-18:00"}]}).reservations
+    import datetime as dt
+
+    from paceline.targets.shares import _zone
+
+    nine = dt.datetime(2026, 12, 1, 9, tzinfo=_zone()).timestamp()
+    found = [one.begins_in(nine + hours * HOUR_S) for hours in (-2, 0, 8.9)]
+    assert found == [2 * HOUR_S, 0.0, 0.0]
+    assert one.begins_in(nine + 10 * HOUR_S) == float("inf")
+
+
+# --- three days
+
+
+@pytest.mark.parametrize("shares", [{"*": 1}, {"user0": 2, "*": 1}])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_three_days_of_five_users_follow_the_shares_and_leave_no_gpu_idle(seed: int, shares: dict[str, float]) -> None:
+    policy = SharePolicy({"shares": shares})
+    machine = Simulation(policy, users=5, gpus=8, seed=seed)
+    machine.run(days=3)
+
+    total, weights = sum(machine.used.values()), [policy.place_of(f"user{uid}")[2] for uid in range(5)]
+    for uid in range(5):
+        assert machine.used[uid] / total == pytest.approx(weights[uid] / sum(weights), abs=0.02)
+    assert machine.idle_s / (machine.idle_s + machine.busy_s) < 0.01
+    # A run is raised after two days, and then waits at most for the runs that have been raised before.
+    assert max(machine.waits) < 3 * 86400
