@@ -62,6 +62,8 @@ MAY_IMPORT = {
     "observe": "errors system job runs launchers.environment targets",
     "observe.node": "errors system",
     "runs.run": "errors system job containers observe",
+    # Both ends of a tunnel share the form of its messages.
+    "runs.tunnel": "errors system remote.agent.relay",
     # Works out of run folders what the command line and the page show.
     # The Open MPI that a run would take is a part of a report on a fault.
     "reports": "errors system job runs launchers.mpi",

@@ -107,7 +107,7 @@ def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) ->
         Beside(folder, command, rank=rank, terminal=terminal, term=os.environ.get("TERM")) as beside,
         _raw(fd if terminal else None),
         # End as after Ctrl-C, so that the run learns of the end.
-        handled(_end, signal.SIGTERM, signal.SIGHUP),
+        handled(end, signal.SIGTERM, signal.SIGHUP),
     ):
         if terminal:
             signal.signal(signal.SIGWINCH, lambda *_: resized.append(1))
@@ -168,6 +168,7 @@ def _raw(fd: int | None) -> Iterator[None]:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-def _end(number: int, frame: object) -> None:
+def end(number: int, frame: object) -> None:
+    """Exit as after a signal."""
     # Raise an exception, so that the contexts above restore the terminal and inform the run.
     raise SystemExit(128 + number)

@@ -70,6 +70,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "stacks": ("top.stacks", "Show where each worker of a run is now."),
     "profile": ("top.profile", "Sample a run's workers, to see where they spend their time."),
     "exec": ("cancel.execute", "Run a command on a worker's node, with its variables."),
+    "forward": ("sessions.forward", "Open a tunnel to a port on a worker's node."),
     "cancel": ("cancel.cancel", "End runs, after a grace period for their workers."),
     "model": ("model", "Register, list, show, alias, verify, copy and push models."),
     "serve": ("serve.serve", "Serve a model in the foreground."),

@@ -139,6 +139,7 @@ class Beside:
 
     Args:
         terminal: Rows and columns of the command's terminal; None for pipes.
+        relay: Run Paceline's own program that passes on connections to this port; `argv` is then for messages.
 
     Raises:
         UserError: The command is empty, or the run has no such rank.
@@ -154,6 +155,7 @@ class Beside:
         rank: int = 0,
         terminal: tuple[int, int] | None = None,
         term: str | None = None,
+        relay: int | None = None,
     ) -> None:
         self._folder = folder
         self._argv = [os.fspath(word) for word in argv]
@@ -164,7 +166,8 @@ class Beside:
         self._channel: Channel = far or Files(folder)
         self._record_s = _FAR_RECORD_S if far else _RECORD_S
         self._record_at = time.monotonic()
-        self._channel.begin({"argv": self._argv, "rank": rank, "terminal": terminal, "term": term})
+        request: ExecRequest = {"argv": self._argv, "rank": rank, "terminal": terminal, "term": term}
+        self._channel.begin(request if relay is None else {**request, "relay": relay})
 
     def __enter__(self) -> Beside:
         return self

@@ -278,6 +278,8 @@ class ExecRequest(TypedDict, total=False):
     #: Rows and columns of the terminal, or None for pipes.
     terminal: tuple[int, int] | None
     term: str | None
+    #: Port of the node to which a tunnel leads, in place of a command of the user's (`paceline.runs.tunnel`).
+    relay: int
     stacks: dict[str, bool]
     profile: dict[str, float]
 

@@ -1,6 +1,6 @@
 """The server of `paceline exec`: runs commands beside a worker, requested by files in the run's folder.
 
-    exec/<id>/request.json   {"argv", "rank", "terminal", "term"}; the folder appears once it is complete. {"stacks": {"native"}}
+    exec/<id>/request.json   {"argv", "rank", "terminal", "term", "relay"}; the folder appears once whole. {"stacks": {"native"}}
                              requests stack dumps instead (`paceline.observe.stacks`), {"profile": {"seconds", "rate"}}
                              samples (`paceline.observe.profile`)
     exec/<id>/in_<n>.json    messages of the client

@@ -2,7 +2,7 @@
 
     python -I -S .../paceline/remote/agent/execute.py CHANNEL OUTPUT
 
-    CHANNEL/request.json   {"argv", "terminal": [rows, columns] or null, "term"}
+    CHANNEL/request.json   {"argv", "terminal": [rows, columns] or null, "term"}, or {"relay": port}: run relay.py
     CHANNEL/in_<n>.json    messages, in order: {"data"}, {"end": true}, {"size": [rows, columns]},
                            {"read": bytes of OUTPUT} or {"gone": true}
     OUTPUT                 output, one line each: {"out": ...}, {"err": ...}, finally {"exit": code}
@@ -59,6 +59,9 @@ class CommandFiles:
         self._written = self._read = 0
         self._is_over = False
         self.request: dict[str, Any] = json.loads(self._folder.read("request.json"))
+        if (port := self.request.get("relay")) is not None:
+            program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "relay.py")
+            self.request["argv"] = [sys.executable, "-I", "-S", program, str(int(port))]
 
     def say(self, **told: object) -> None:
         line = json.dumps(told).encode() + b"\n"

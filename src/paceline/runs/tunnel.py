@@ -1,0 +1,101 @@
+"""A tunnel from a port of this machine to a port on the node of a run's worker, through the channel of `paceline exec`.
+
+    browser ── 127.0.0.1:LOCAL ── Tunnel ═══ one exec command ═══ relay.py ── 127.0.0.1:PORT ── the worker's server
+
+Nothing listens but these two loopback addresses, and no other machine needs an open port.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import time
+
+from paceline.errors import RunStateError, UserError
+from paceline.remote.agent.relay import Connections
+from paceline.runs.execute import Beside
+from paceline.runs.folder import RunFolder
+from paceline.system import listening
+
+#: Seconds for which the pause between two looks stays short after data, and the longer pause.
+_BUSY_S, _IDLE_PAUSE_S = 2.0, 0.1
+
+
+class Tunnel:
+    """A listening port of this machine, whose connections reach a port beside a worker.
+
+    Attributes:
+        local_port: The port of 127.0.0.1 at which it listens.
+
+    Args:
+        port: Port of 127.0.0.1 on the worker's node.
+        rank: The worker's rank.
+        local_port: Port to listen at; 0 for a free one.
+
+    Raises:
+        UserError: The local port is taken, or the run has no such rank.
+        RunStateError: The run is not alive, or belongs to another user.
+    """
+
+    def __init__(self, folder: RunFolder, port: int, *, rank: int = 0, local_port: int = 0) -> None:
+        self._folder, self._port = folder, port
+        try:
+            self._listener = listening.listen_at("127.0.0.1", local_port, backlog=64)
+        except OSError as error:
+            raise UserError(
+                f"port {local_port} of this machine can't be taken: {error.strerror}. Name another one."
+            ) from error
+        self.local_port: int = self._listener.getsockname()[1]
+        self._is_closed = False
+        self._numbers = itertools.count(1)
+        try:
+            self._beside = Beside(folder, ["paceline forward"], rank=rank, relay=port)
+        except BaseException:
+            self._listener.close()
+            raise
+        self._connections = Connections(self._beside.write)
+        self._busy_until = 0.0
+        threading.Thread(
+            target=listening.accept_each, args=(self._listener, self._greet, lambda: self._is_closed), daemon=True
+        ).start()
+
+    def __enter__(self) -> Tunnel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def step(self) -> None:
+        """Pass on the data that the node has sent. Waits a moment for it.
+
+        Raises:
+            RunStateError: The run or its relay has ended.
+        """
+        found = self._beside.heard(wait_s=0.01 if time.monotonic() < self._busy_until else _IDLE_PAUSE_S)
+        for name, data in found:
+            if name == "out":
+                self._busy_until = time.monotonic() + _BUSY_S
+                self._connections.feed(data)
+        if self._beside.exit_code is not None:
+            raise RunStateError(f"run {self._folder.run_id}: the tunnel to port {self._port} was closed on the node.")
+
+    def serve(self) -> None:
+        """Pass on data until the run ends.
+
+        Raises:
+            RunStateError: The run has ended.
+        """
+        while True:
+            self.step()
+
+    def close(self) -> None:
+        """Close all connections, and end the relay on the node. A second call does nothing."""
+        self._is_closed = True
+        listening.close(self._listener)
+        self._connections.close()
+        self._beside.close()
+
+    def _greet(self, connected: socket.socket) -> None:
+        self._busy_until = time.monotonic() + _BUSY_S
+        self._connections.add(next(self._numbers), connected)
