@@ -30,6 +30,7 @@ from paceline.job.job import (
     Job,
     OnHang,
     Priority,
+    Warm,
 )
 from paceline.job.secret_values import Secret
 from paceline.system import units
@@ -92,6 +93,7 @@ class _Script:
         hang_seconds: Time without output, a metric or progress of a worker after which the run counts as hanging, and a report
             says why. 0: never. A text such as "10m" too.
         on_hang: Reaction to a hanging run: "report", "fail", or "restart" (needs max_restarts).
+        warm: "auto" keeps the script's libraries loaded on each node for the next attempt; "off" starts each attempt cold.
 
     Raises:
         JobError: A value is wrong. The message names it, the rule and what to write instead.
@@ -133,6 +135,7 @@ class _Script:
     notify: Sequence[str] | str | None = None
     hang_seconds: float | str | dt.timedelta = DEFAULT_HANG_S
     on_hang: OnHang = "report"
+    warm: Warm = "auto"
 
     framework: ClassVar[str | None] = None
     backends: ClassVar[tuple[str, ...]] = ()
@@ -234,6 +237,7 @@ class _Script:
             "notify": (self.notify,) if isinstance(self.notify, str) else self.notify or (),
             "hang_seconds": _seconds("hang_seconds", self.hang_seconds),
             "on_hang": self.on_hang,
+            "warm": self.warm,
         }
         return Job(**(values | self._distribution()))
 

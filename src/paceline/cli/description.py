@@ -149,7 +149,7 @@ def asked(description: Mapping[str, Any]) -> Asked:
                 "max_restarts",
             ),
             *("max_run_duration_seconds", "grace_period_seconds", "restart_on_exception"),
-            *("hang_seconds", "on_hang", "elastic_seconds"),
+            *("hang_seconds", "on_hang", "warm", "elastic_seconds"),
         )
         if name in description
     }

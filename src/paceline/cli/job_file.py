@@ -81,6 +81,7 @@ KEYS = {
     "notify": _TEXTS,
     "hang_seconds": _SECONDS,
     "on_hang": _TEXT,
+    "warm": _TEXT,
     "elastic_seconds": _SECONDS,
     "tags": _PAIRS,
 }

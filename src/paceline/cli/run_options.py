@@ -207,6 +207,13 @@ RUN = (
         complete="on_hang",
     ),
     VerbOption(
+        "--warm",
+        "Keep the script's libraries loaded on each node for the next attempt. Default: auto.",
+        "auto|off",
+        key="warm",
+        complete="warm",
+    ),
+    VerbOption(
         "--elastic-after",
         "With -j 2..4xM: least time between two stops at a checkpoint to add nodes. Default: 5m.",
         type=Duration(),

@@ -68,6 +68,9 @@ DEFAULT_ELASTIC_S = 300.0
 #: Reactions to a hanging run.
 ON_HANG = ("report", "fail", "restart")
 OnHang: TypeAlias = Literal["report", "fail", "restart"]
+#: Whether later attempts fork their workers from a process that has loaded the script's libraries.
+WARM = ("auto", "off")
+Warm: TypeAlias = Literal["auto", "off"]
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -118,6 +121,8 @@ class Job:
         log_limit: Bytes to keep of each worker's log, from its beginning and its end; 0 for no limit.
         hang_seconds: Seconds without output, metrics or progress of any worker after which the run hangs; 0 for never.
         on_hang: "report" (a hang is always reported), "fail", or "restart" (one of `max_restarts`).
+        warm: "auto" keeps a process with the script's libraries on each node, from which the next attempt forks its workers,
+            if the run may restart. "off" starts each attempt cold.
 
     Raises:
         JobError: A value is invalid; the message names it, the rule and what to write instead.
@@ -160,6 +165,7 @@ class Job:
     notify: tuple[str, ...] = ()
     hang_seconds: float = DEFAULT_HANG_S
     on_hang: OnHang = "report"
+    warm: Warm = "auto"
     node_range: tuple[int, int] | None = None
     elastic_seconds: float = DEFAULT_ELASTIC_S
 
@@ -188,6 +194,8 @@ class Job:
         object.__setattr__(self, "notify", check_notify(self.notify))
         _check_seconds("hang_seconds", self.hang_seconds, zero=True)
         _check_on_hang(self)
+        if self.warm not in WARM:
+            raise JobError(f"warm={self.warm!r}: write 'auto' or 'off'.{did_you_mean(str(self.warm), WARM)}")
         _check_seconds("elastic_seconds", self.elastic_seconds, zero=True)
         if self.gpu_visibility not in GPU_VISIBILITIES:
             near = did_you_mean(str(self.gpu_visibility), GPU_VISIBILITIES)

@@ -107,7 +107,7 @@ class Launch:
     rank for TensorFlow's servers. scratch_dir: a short path for sockets and shared memory, removed by the nodes. remote_shell:
     accepts `HOST COMMAND...` like ssh; empty if all nodes are one machine (`REMOTE_SHELL_PYTHON`). starter: starts MPI's workers;
     None for mpirun. ends_at: Unix time of the time limit, or None. secret: signing key of the attempt's ranks, in hexadecimal;
-    empty for a preview.
+    empty for a preview. spare: path of a node's warm spare, with `%` for the node's rank; empty without spares.
     """
 
     job: Job
@@ -126,6 +126,7 @@ class Launch:
     starter: Starter | None = None
     ends_at: float | None = None
     secret: str = field(default="", repr=False)
+    spare: str = ""
     source_dir: Path | None = None
     original_dir: Path | None = None
 
@@ -141,7 +142,8 @@ class Command:
 
     ranks: the workers that the command runs. is_launcher: it starts these workers (mpirun), and each reports its own end;
     else it is the only worker itself. environment: set in any case. defaults: set unless the node has the variable. log:
-    file to which output and error are appended. shells: one per node, which run a command line of the remote shell as their
+    file to which output and error are appended. spare: path of the node's warm spare, which may fork this worker; is_spare: it is
+    that spare, which attempts do not end. shells: one per node, which run a command line of the remote shell as their
     last word; `/bin/sh -c` on nodes without one here.
     """
 
@@ -152,6 +154,8 @@ class Command:
     ranks: tuple[int, ...] = (0,)
     is_launcher: bool = False
     log: Path
+    spare: str = ""
+    is_spare: bool = False
     shells: tuple[Command, ...] = ()
 
 
@@ -203,10 +207,11 @@ def preview_ports(job: Job) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class StartedCommand:
-    """A running command. pid: its process id on its node."""
+    """A running command. pid: its process id on its node. cold: why its node's spare has not forked it."""
 
     command: Command
     pid: int
+    cold: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from paceline.job.job import RANK_VARIABLES
 from paceline.job.plan import Command, Launch, NodeSetup, RankSlot
 from paceline.runs.folder import RunFolder
 from paceline.system import run_variables
+from paceline.system.spare_client import VARIABLE
 
 #: Prefixes of variables from a launcher that started the submitting process: Slurm, mpirun, torchrun or Paceline.
 _FOREIGN_PREFIXES = (
@@ -85,6 +86,7 @@ def of_run(launch: Launch) -> dict[str, str]:
             if job.inputs
             else {}
         ),
+        **({VARIABLE: launch.spare} if launch.spare else {}),
         **_of_elastic(launch),
     }
 

@@ -34,4 +34,5 @@ def worker_command(launch: Launch, place: RankSlot) -> Command:
         node_rank=place.node_rank,
         ranks=(place.rank,),
         log=RunFolder(launch.run_dir).rank_log(launch.attempt, place.rank),
+        spare=launch.spare.replace("%", str(place.node_rank)),
     )

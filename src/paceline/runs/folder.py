@@ -221,6 +221,10 @@ class RunFolder:
         """Return the file that a worker writes once it has its rank."""
         return self.attempt(attempt) / f"start_{rank}.json"
 
+    def spare(self, attempt: int, node_rank: int) -> Path:
+        """Return the file in which a node's warm spare reports its modules and memory."""
+        return self.attempt(attempt) / f"spare_{node_rank}.json"
+
     def worker_error(self, attempt: int, rank: int) -> Path:
         """Return the file with the worker's exception, in torchelastic's format."""
         return self.attempt(attempt) / f"error_{rank}.json"

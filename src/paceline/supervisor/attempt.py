@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.errors import JobError
 from paceline.job.plan import Launch
 from paceline.launchers import environment, get_launcher
 from paceline.runs import states
+from paceline.runs.driver_log import say
 from paceline.runs.store import remove_containers
 from paceline.runs.work_dir import place
 from paceline.supervisor.in_containers import wrapped
 from paceline.supervisor.logs import make_logs
 from paceline.supervisor.node_watches import ResizeWatch
 from paceline.supervisor.prepare import remove_on_nodes
+from paceline.supervisor.spares import spare_path
 from paceline.supervisor.supervision import Outcome, Supervision
 from paceline.supervisor.watch import WorkerWatch
 from paceline.system import processes
@@ -29,7 +32,7 @@ def run_attempt(run: Supervision, number: int) -> Outcome:
         JobError: The values of the job's secrets have been removed.
         LauncherError: The new environment cannot launch the workers.
     """
-    launch = _launch(run, number)
+    launch = _with_spares(run, _launch(run, number))
     if (reason := run.stop_reason()) is not None:
         return Outcome(stopped=reason)
     assert run.nodes is not None
@@ -42,6 +45,7 @@ def run_attempt(run: Supervision, number: int) -> Outcome:
     make_logs(run.folder, launch)
     run.nodes.begin(launch.attempt)
     run.open_attempt(launch)
+    run.spares.begin(launch, run.nodes, shells)
     watch = WorkerWatch(
         launch,
         run.folder,
@@ -54,6 +58,7 @@ def run_attempt(run: Supervision, number: int) -> Outcome:
         warn=run.warn,
         note_hang=run.note_hang,
         resize=_resize_watch(run, launch),
+        spares=run.spares,
     )
     all_ended = False
     try:
@@ -64,6 +69,15 @@ def run_attempt(run: Supervision, number: int) -> Outcome:
         # A docker container is not a child of any process here: the container survives its client.
         remove_containers(run.job, run.record.run_id, all_ended=all_ended)
         remove_on_nodes(run)
+
+
+def _with_spares(run: Supervision, launch: Launch) -> Launch:
+    assert run.nodes is not None
+    assert run.seen is not None
+    path, why = spare_path(launch, run.seen, is_here=run.nodes.shell(0) is None)
+    if why and launch.attempt == 1:
+        say(why)
+    return replace(launch, spare=path)
 
 
 def _note_running(run: Supervision) -> None:

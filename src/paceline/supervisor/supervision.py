@@ -22,6 +22,7 @@ from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt, Hang, Owner, RunRecord, parse_utc, utc_now
+from paceline.supervisor.spares import WarmSpares
 from paceline.system.files import read_json
 from paceline.targets import Nodes, Target
 from paceline.targets.configured import LOCAL
@@ -78,6 +79,7 @@ class Supervision:
         #: Whether the run can return its nodes now and queue again; and why another run needs them.
         self.may_leave, self.leaves_for = False, ""
         self._asks_at = 0.0
+        self.spares = WarmSpares()
         self._deadline: float | None = None
 
     @property

@@ -38,6 +38,7 @@ from paceline.supervisor.execute import ExecCommands
 from paceline.supervisor.in_containers import beside_worker, left_its_container
 from paceline.supervisor.logs import LogWatch
 from paceline.supervisor.node_watches import DiskWatch, ResizeWatch
+from paceline.supervisor.spares import WarmSpares
 from paceline.supervisor.supervision import Outcome, Wake
 from paceline.system.files import read_json
 from paceline.system.run_variables import EXIT_RESIZE
@@ -74,7 +75,7 @@ class WorkerWatch:
 
     shells: environment of each node below the commands' own. stop: polled for a reason to end. on_running: called once all
     workers have started. keeps_limits: as in `LogWatch`. warn: called with warnings for users. resize: watch for more nodes of an
-    elastic run.
+    elastic run. spares: the nodes' warm spares.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class WorkerWatch:
         warn: Callable[[str], None] = lambda text: None,
         note_hang: Callable[[Hang | None], None] = lambda hang: None,
         resize: ResizeWatch | None = None,
+        spares: WarmSpares | None = None,
     ) -> None:
         self._launch, self._folder, self._nodes, self._wake = launch, folder, nodes, wake
         self._shells, self._stop, self._on_running, self._warn = shells, stop, on_running, warn
@@ -114,7 +116,7 @@ class WorkerWatch:
         self._looks = Looks(launch, folder, nodes, shells, self._about, partial(beside_worker, launch, shells))
         self._hangs = HangWatch(launch, folder, self._looks, note_hang)
         self._exec = ExecCommands(launch, folder, nodes, shells, self._is_there, self._looks)
-        self._resize = resize
+        self._resize, self._spares = resize, spares or WarmSpares()
         self._disks = DiskWatch(nodes, [str(launch.run_dir), *outputs], warn)
         self._loads = LoadWatch(nodes, folder, launch, lambda: self._pids, self._look_where)
         # The kernel counts memory kills since boot, so store the number of earlier kills.
@@ -177,6 +179,8 @@ class WorkerWatch:
                     see=logs_command(self._launch.run_id),
                 )
             self._started.append(started)
+            if started.cold and self._launch.attempt > 1:
+                say(f"rank {command.ranks[0]} starts cold: {started.cold}")
             if not command.is_launcher:
                 self._pids[command.ranks[0]] = started.pid
         return None
@@ -205,6 +209,7 @@ class WorkerWatch:
                 self._load_diagnosis()
             if self._running:
                 self._hangs.look()
+                self._spares.look(self._folder, self._launch)
                 if self._resize is not None:
                     self._resize.look()
             if self._hangs.failure is not None:
@@ -264,6 +269,7 @@ class WorkerWatch:
         """
         for ended in self._nodes.ended():
             self._ended(ended)
+            self._spares.ended(ended, self._launch)
             self._exec.ended(ended)
             self._looks.ended(ended)
         for node_rank, how in self._nodes.lost().items():

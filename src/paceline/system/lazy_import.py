@@ -67,14 +67,38 @@ def later(name: str) -> None:
     sys.modules.setdefault(name, Later(name))
 
 
+#: Modules that were loaded before this process was forked as a worker, and that no function was applied to yet.
+_taken: set[str] = set()
+
+
+def take_loaded() -> None:
+    """Let `when_loaded` run its functions for modules that are loaded already."""
+    _taken.update(sys.modules)
+
+
 def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
     """Call `do` with a module at the end of its import; the import fails if `do` raises.
 
-    Do nothing on a second call for the same name, or if the module is loaded already.
+    Do nothing on a second call for the same name, or if the module is loaded already, unless `take_loaded` has noted it.
     """
+    if name in _taken:
+        _taken.discard(name)
+        _apply(do, sys.modules[name])
     watched = any(isinstance(finder, _Finder) and finder.name == name for finder in sys.meta_path)
     if name not in sys.modules and not watched:
         sys.meta_path.insert(0, _Finder(name, do))
+
+
+def _apply(do: Callable[[ModuleType], None], module: ModuleType) -> None:
+    """Call `do` with a loaded module, and repeat its changes in other modules."""
+    before = dict(vars(module))
+    do(module)
+    changed = [(name, old) for name, old in before.items() if vars(module).get(name) is not old and name[:2] != "__"]
+    for other in list(sys.modules.values()) if changed else ():
+        values = getattr(other, "__dict__", {})
+        for name, old in changed:
+            if values.get(name) is old:
+                setattr(other, name, vars(module)[name])
 
 
 def load_triton_before_tensorflow() -> None:

@@ -68,8 +68,16 @@ class LocalNodes:
     def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
         environment = {**command.defaults, **shell, **command.environment}
         rank, log = str(command.node_rank), str(command.log)
-        pid = self._commands.start(command.argv, env=environment, cwd=str(work_dir), log=log, tag=rank)
-        return StartedCommand(command=command, pid=pid)
+        cold = ""
+        if command.spare:
+            pid, cold = self._commands.fork(
+                command.spare, command.argv, env=environment, cwd=str(work_dir), log=log, tag=rank
+            )
+        else:
+            pid = self._commands.start(command.argv, env=environment, cwd=str(work_dir), log=log, tag=rank)
+        if command.is_spare:
+            self._commands.spares.add(pid)
+        return StartedCommand(command=command, pid=pid, cold=cold)
 
     def signal(self, pid: int, node_rank: int, number: int) -> bool:
         return processes.send(pid, number)
@@ -98,13 +106,16 @@ class LocalNodes:
         """Do nothing, because all files of the run are on this machine."""
 
     def kill_all(self) -> None:
-        """Kill all child processes; `ended` still reports the exits of commands."""
+        """Kill all child processes except warm spares; `ended` still reports the exits of commands."""
         deadline = time.monotonic() + 10
         # Repeat until nothing is left: a process may fork just before it is killed.
-        while (left := processes.descendants(os.getpid())) and time.monotonic() < deadline:
+        while (left := self._workers()) and time.monotonic() < deadline:
             for pid in left:
                 processes.send(pid, 9)
             time.sleep(0.005)
+
+    def _workers(self) -> set[int]:
+        return set(processes.descendants(os.getpid())) - self._commands.spares
 
     def oom_kills(self) -> int:
         return oom_kills()
@@ -128,6 +139,7 @@ class LocalNodes:
         return disks_here(paths)
 
     def close(self) -> None:
+        self._commands.spares.clear()
         self.kill_all()
         processes.reap()
         if self._folder is not None:

@@ -1,10 +1,11 @@
 """Run the user's script as `python script.py` does, and report its end.
 
-    python .../paceline/worker/__main__.py [--mpi | --srun] [--set NAME=VALUE ...] [--kind KIND] -- script.py [argument ...]
+    python .../paceline/worker/__main__.py [--mpi | --srun | --spare] [--set NAME=VALUE ...] [--kind KIND] -- script.py [word ...]
 
 --mpi: mpirun has started this process: take the rank from Open MPI's variables, write to the rank's log, and wait for
     the script in a parent process. --srun: as --mpi for srun, which has one command line for all workers: options after
     `--for FIRST-LAST --on NODE` are for these ranks, on that node (`paceline.worker.ranks`).
+--spare: load what earlier workers have imported, and fork later workers (`paceline.worker.spare`).
 --set: a variable for the script. --kind: "module" for `python -m script`, "program" for other programs. Any word may have a
 leading `=`, so that mpirun does not interpret it.
 
@@ -25,6 +26,10 @@ _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish")
 
 
 def main(argv: "list[str]") -> None:
+    if argv[0] == "--spare":
+        from paceline.worker import spare
+
+        argv = spare.serve()
     if argv[0].startswith("="):
         argv = [word[1:] for word in argv]
     end = argv.index("--")
@@ -42,11 +47,13 @@ def main(argv: "list[str]") -> None:
             name, _, text = value.partition("=")
             os.environ[name] = text
     if launcher is not None:
-        from paceline.worker import monitor, ranks
+        from paceline.worker import monitor, ranks, spare
 
         # The order matters: the rank determines the log, the log takes all output, and the fork precedes modules that start
         # threads.
         ranks.from_open_mpi(os.environ, "srun" if launcher == "--srun" else "mpirun")
+        if launcher == "--mpi":
+            spare.hand_over(sys.argv)
         monitor.redirect_output()
         monitor.wait_for_child(under_srun=launcher == "--srun")
         _offer_mpi_to_torch()
@@ -54,6 +61,10 @@ def main(argv: "list[str]") -> None:
             from paceline.worker import ranks
 
             ranks.check_when_loaded(int(os.environ["PACELINE_WORLD_SIZE"]))
+    if os.environ.get("PACELINE_SPARE"):
+        from paceline.worker import spare
+
+        spare.record()
     if os.environ.get("PACELINE_RANK") == "0":
         _keep_store_to_its_network()
     load_triton_before_tensorflow()

@@ -7,14 +7,9 @@ parent, writes down the script's end, and reports success to mpirun, which would
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from types import FrameType
 
-from paceline.worker import report
-
-#: Signals of launchers and schedulers to forward: mpirun signals this process, and not the script.
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+from paceline.worker import report, spare
 
 
 def redirect_output() -> None:
@@ -46,19 +41,10 @@ def wait_for_child(*, under_srun: bool = False) -> None:
     if child == 0:
         if relay is not None:
             relay.leave()
+        spare.let_go()
         return
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        if relay is not None:
-            return
-        try:
-            os.kill(child, number)
-        except ProcessLookupError:
-            pass
-
     # Set handlers after the fork: the worker keeps its original handlers.
-    for number in _FORWARDED:
-        signal.signal(number, forward)
+    spare.forward_signals(None if relay is not None else child)
     if relay is not None:
         relay.start(child)
     _, status, usage = os.wait4(child, 0)

@@ -25,7 +25,7 @@ def started() -> None:
     value: dict[str, object] = {"pid": os.getpid(), "host": host, "time": time.time()}
     # Numbers and words look the same in JSON, and importing json would take longer than everything else here.
     is_plain = host.isascii() and host.replace("-", "").replace(".", "").isalnum()
-    _write(f"start_{os.environ['PACELINE_RANK']}.json", value, str(value).replace("'", '"') if is_plain else None)
+    write(f"start_{os.environ['PACELINE_RANK']}.json", value, str(value).replace("'", '"') if is_plain else None)
 
 
 def ended(exit_code: int, peak_bytes: int = 0) -> None:
@@ -33,7 +33,7 @@ def ended(exit_code: int, peak_bytes: int = 0) -> None:
 
     peak_bytes: Peak memory of the script's process.
     """
-    _write(
+    write(
         f"end_{os.environ['PACELINE_RANK']}.json",
         {"exit_code": exit_code, "time": time.time(), "peak_bytes": peak_bytes},
     )
@@ -41,7 +41,7 @@ def ended(exit_code: int, peak_bytes: int = 0) -> None:
 
 def note_alone(library: str) -> None:
     """Report that this worker has trained a model with `library` without any other worker."""
-    _write(f"alone_{os.environ['PACELINE_RANK']}.json", {"library": library})
+    write(f"alone_{os.environ['PACELINE_RANK']}.json", {"library": library})
 
 
 def failed(error: BaseException) -> None:
@@ -52,7 +52,7 @@ def failed(error: BaseException) -> None:
     line, last, text = _texts(error)
     now = time.time()
     path = os.environ.get("TORCHELASTIC_ERROR_FILE") or f"error_{_rank or os.environ.get('PACELINE_RANK')}.json"
-    _write(
+    write(
         path,
         {
             "message": {"message": last, "extraInfo": {"py_callstack": text, "timestamp": str(int(now))}},
@@ -100,7 +100,7 @@ def hold_space(name: str) -> None:
         pass
 
 
-def _write(name: str, value: dict[str, object], text: str | None = None) -> None:
+def write(name: str, value: dict[str, object], text: str | None = None) -> None:
     """Write a report into the attempt's folder atomically.
 
     text: The value as JSON, if the caller has it.

@@ -240,3 +240,34 @@ def test_goodput_of_a_restarted_run_has_the_steps_that_it_repeated(lab: Lab, mon
     # Each of the 60 repeated steps sleeps for a tenth of a second, on two cores.
     assert found.core_s["done again"] > 10
     assert found.core_s["computing"] > 0
+
+
+FORKED = """
+import os, signal, sys, time
+import colorsys  # it stands for a library
+attempt, run = os.environ["PACELINE_ATTEMPT"], os.environ["PACELINE_RUN_DIR"]
+if attempt == "1":
+    log, deadline = os.path.join(run, "logs", "driver.log"), time.monotonic() + float(os.environ["WAITS"])
+    while "warm process is ready" not in open(log).read() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if os.environ["PACELINE_RANK"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+print("forked" if "--spare" in open("/proc/self/cmdline").read() else "cold", sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/cmdline"), reason="spares need Linux")
+def test_second_attempt_is_forked_from_a_warm_process(lab: Lab, way: dict[str, Any]) -> None:
+    run = lab.submit(FORKED, arguments=["--x", "1"], max_restarts=1, environment_variables={"WAITS": "90"}, **way)
+    wait_for_end(run)
+    assert run.status == states.COMPLETED
+    assert log_text(run, 0) == "forked ['--x', '1']\n"
+    assert "cold" not in run.folder.driver_log.read_text()
+
+
+def test_run_without_warm_processes_starts_each_attempt_cold(lab: Lab) -> None:
+    run = lab.submit(FORKED, max_restarts=1, warm="off", environment_variables={"WAITS": "1"})
+    wait_for_end(run)
+    assert log_text(run, 0) == "cold []\n"
+    assert "warm" not in run.folder.driver_log.read_text()

@@ -160,10 +160,15 @@ class Agent:
 
     def _op_start(self, header: Header, data: bytes) -> Header:
         env = {**({} if header["exact"] else os.environ), **header["env"]}
-        pid = self._commands.start(
-            header["argv"], env=env, cwd=header["cwd"] or None, log=header["log"], tag=header["tag"]
-        )
-        return {"pid": pid}
+        argv, cwd, log, tag = header["argv"], header["cwd"] or None, header["log"], header["tag"]
+        cold = ""
+        if spare := header["spare"]:
+            pid, cold = self._commands.fork(spare, argv, env=env, cwd=cwd, log=log, tag=tag)
+        else:
+            pid = self._commands.start(argv, env=env, cwd=cwd, log=log, tag=tag)
+        if header["is_spare"]:
+            self._commands.spares.add(pid)
+        return {"pid": pid, "cold": cold}
 
     def _op_run(self, header: Header, data: bytes) -> None:
         self._commands.run(header["id"], header["argv"], data)
@@ -194,7 +199,8 @@ class Agent:
         return {"ok": processes.is_alive(header["pid"])}
 
     def _op_kill_all(self, header: Header, data: bytes) -> Header:
-        return {"left": self._kill(self._ours)}
+        """Kill the run's processes on this node, except warm spares."""
+        return {"left": self._kill(lambda: [pid for pid in self._ours() if pid not in self._commands.spares])}
 
     def _op_adopt(self, header: Header, data: bytes) -> Header:
         """Manage processes that an engine will start for a run on this node. Kill those of an earlier agent."""

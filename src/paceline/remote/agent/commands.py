@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, NamedTuple
 
 from paceline.remote.wire import Frame, Header
-from paceline.system import processes
+from paceline.system import processes, spare_client
 
 
 class Waited(NamedTuple):
@@ -31,6 +31,8 @@ class Commands:
         #: pid -> tag of the command
         self._running: dict[int, str] = {}
         self._waited: dict[int, Waited] = {}
+        #: Pids of warm spares, which outlive an attempt.
+        self.spares: set[int] = set()
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str) -> int:
         """Start a command whose output the kernel appends to the file `log`. Return its pid.
@@ -45,6 +47,30 @@ class Commands:
             os.close(file)
         self._running[pid] = tag
         return pid
+
+    def fork(
+        self, spare: str, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str
+    ) -> tuple[int, str]:
+        """Let a warm spare fork a worker, or start it cold.
+
+        Returns:
+            The pid, and why the worker starts cold, or "".
+
+        Raises:
+            OSError: The command can't be started.
+        """
+        file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            pid, connection = spare_client.ask(spare, argv, env, cwd or os.getcwd(), (null, file, file))
+        except OSError as error:
+            return self.start(argv, env=env, cwd=cwd, log=log, tag=tag), error.strerror or str(error)
+        finally:
+            os.close(file)
+            os.close(null)
+        connection.close()
+        self._running[pid] = tag
+        return pid, ""
 
     def run(self, request: int, argv: Sequence[str], data: bytes) -> int:
         """Start a command whose output `reap` returns with its exit. Return its pid.
@@ -79,6 +105,7 @@ class Commands:
         ends, replies = [], []
         for pid, status, peak in processes.reaped():
             code = processes.shell_exit_code(status)
+            self.spares.discard(pid)
             if pid in self._running:
                 tag = self._running.pop(pid)
                 end = {"op": "end", "pid": pid, "code": code, "time": time.time(), "peak": peak, "tag": tag}

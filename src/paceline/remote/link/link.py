@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from paceline.job.plan import Command
 from paceline.remote.link.bootstrap import Ends, bootstrap
 from paceline.remote.link.connection import AgentConnection
 from paceline.remote.link.link_files import LinkFiles
@@ -189,10 +190,37 @@ class Link(LinkFiles):
         Its environment is the agent's (empty with `exact`), updated with `env`. The exit of a tagged command goes to
         `on_tagged_end` instead of `ends`.
         """
-        answer, _ = self._connection.ask(
-            "start", timeout_s=20.0, argv=list(argv), env=dict(env), cwd=cwd, log=log, exact=exact, tag=tag
+        return self._start(argv, env, cwd, log, exact=exact, tag=tag)[0]
+
+    def start_worker(self, command: Command, env: Mapping[str, str], cwd: str) -> tuple[int, str]:
+        """Start a worker or a spare. Return its pid, and why it starts cold, or ""."""
+        return self._start(
+            command.argv, env, cwd, str(command.log), exact=True, spare=command.spare, is_spare=command.is_spare
         )
-        return int(answer["pid"])
+
+    def _start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        log: str,
+        *,
+        exact: bool,
+        tag: str = "",
+        spare: str = "",
+        is_spare: bool = False,
+    ) -> tuple[int, str]:
+        values = {
+            "env": dict(env),
+            "cwd": cwd,
+            "log": log,
+            "exact": exact,
+            "tag": tag,
+            "spare": spare,
+            "is_spare": is_spare,
+        }
+        answer, _ = self._connection.ask("start", b"", timeout_s=20.0, **{"argv": list(argv), **values})
+        return int(answer["pid"]), str(answer["cold"])
 
     def signal(self, pid: int, number: int, *, run_id: str = "", wait: bool = True) -> bool:
         """Send a signal to a process below the agent. Return False if there is no such process.

@@ -148,13 +148,8 @@ class AgentNodes:
             assert self._calls is not None, "send comes first"
             self._calls.shells = {shell.node_rank: shell for shell in command.shells}
         try:
-            pid = link.start(
-                command.argv,
-                env={**command.defaults, **shell, **command.environment},
-                exact=True,
-                cwd=str(work_dir),
-                log=str(command.log),
-            )
+            environment = {**command.defaults, **shell, **command.environment}
+            pid, cold = link.start_worker(command, environment, str(work_dir))
         except LinkError as error:
             raise OSError(errno.EHOSTUNREACH, str(error)) from error
         # Pids are reused, so an earlier exit with this pid belongs to another process.
@@ -162,7 +157,7 @@ class AgentNodes:
         self._over.discard((command.node_rank, pid))
         if self._copies is not None:
             self._copies.note_start(command.node_rank)
-        return StartedCommand(command=command, pid=pid)
+        return StartedCommand(command=command, pid=pid, cold=cold)
 
     def signal(self, pid: int, node_rank: int, number: int) -> bool:
         link = self._links[node_rank]

@@ -1,0 +1,122 @@
+"""Keep a warm spare on each node, from which the run's next attempt forks its workers (`paceline.worker.spare`).
+
+The spare belongs to the nodes that the run holds: it outlives an attempt and ends when the run gives the nodes back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from paceline.errors import EngineError
+from paceline.job.plan import Command, Launch, NodeSetup, ProcessExit, RemotePaths
+from paceline.launchers import environment
+from paceline.runs.driver_log import say
+from paceline.runs.failure import signal_name
+from paceline.runs.folder import RunFolder
+from paceline.system.files import read_json
+from paceline.system.spare_client import VARIABLE
+from paceline.targets import Nodes
+
+#: Seconds from the first lines of an attempt's workers to the start of the spares, which first wait for the workers' imports.
+_AFTER_S = 0.5
+
+
+class WarmSpares:
+    """The spares of one run. One object serves all attempts."""
+
+    def __init__(self) -> None:
+        self._nodes: Nodes | None = None
+        self._pids: dict[int, int] = {}
+        #: Node rank -> the attempt that started the spare, and the last report that the log has.
+        self._begun: dict[int, int] = {}
+        self._told: dict[int, object] = {}
+        self._wanted: dict[int, Command] = {}
+        self._shells: Sequence[Mapping[str, str]] = ()
+        self._at_s = 0.0
+
+    def begin(self, launch: Launch, nodes: Nodes, shells: Sequence[Mapping[str, str]]) -> None:
+        """Begin an attempt, which takes over the spares of its nodes."""
+        if nodes is not self._nodes:
+            self._nodes, self._pids, self._begun, self._told = nodes, {}, {}, {}
+        self._shells, self._at_s = shells, 0.0
+        here = "%" not in launch.spare
+        places = launch.nodes[:1] if here else launch.nodes
+        self._wanted = {node.node_rank: _command(launch, node.node_rank) for node in places if launch.spare}
+
+    def look(self, folder: RunFolder, launch: Launch) -> None:
+        """Start missing spares while the workers run, and log their reports."""
+        if not self._wanted or self._nodes is None:
+            return
+        self._at_s = self._at_s or time.monotonic() + _AFTER_S
+        if time.monotonic() < self._at_s:
+            return
+        for node_rank, command in self._wanted.items():
+            name = launch.nodes[node_rank].name
+            if node_rank not in self._begun:
+                self._begun[node_rank] = launch.attempt
+                try:
+                    shell = self._shells[node_rank]
+                    self._pids[node_rank] = self._nodes.start(command, launch.work_dir, shell).pid
+                except (OSError, EngineError) as error:
+                    say(f"node {name} has no warm process: {error}")
+            report = read_json(folder.spare(self._begun[node_rank], node_rank))
+            if report and report != self._told.get(node_rank):
+                self._told[node_rank] = report
+                say(f"node {name}: {_text(report)}")
+
+    def ended(self, ended: ProcessExit, launch: Launch) -> None:
+        """Log the crash of a spare."""
+        if self._pids.get(ended.node_rank) == ended.pid and ended.exit_code:
+            del self._pids[ended.node_rank]
+            how = signal_name(ended.exit_code - 128) if ended.exit_code > 128 else f"exit code {ended.exit_code}"
+            say(f"the warm process of node {launch.nodes[ended.node_rank].name} ended ({how})")
+
+
+def spare_path(launch: Launch, seen: RemotePaths, *, is_here: bool) -> tuple[str, str]:
+    """Return the path of the spares, and why there are no spares.
+
+    is_here: All nodes are this machine, which needs one spare.
+    """
+    job = launch.job
+    if job.warm == "off" or not (job.max_restarts or job.node_range):
+        return "", ""
+    if (why := _unsafe(launch.prepared, seen, is_python=job.is_python, is_mpi=job.launcher == "mpi")) is not None:
+        return "", f"later attempts start cold: {why}"
+    return str(seen.scratch_dir / ("spare_0" if is_here else "spare_%")), ""
+
+
+def _unsafe(prepared: Sequence[NodeSetup], seen: RemotePaths, *, is_python: bool, is_mpi: bool) -> str | None:
+    if not is_python:
+        return "the entry is no Python script or module"
+    if any(one.container for one in prepared):
+        return "the workers run in containers"
+    if is_mpi and seen.starter is not None:
+        return f"{seen.starter.name} starts the workers"
+    return None
+
+
+def _command(launch: Launch, node_rank: int) -> Command:
+    command = Command(
+        argv=environment.worker_argv(launch, node_rank, "--spare"),
+        # Without the variables of a rank, because forks show the spare's initial environment in /proc.
+        environment=environment.of_run(launch)
+        | dict(launch.job.environment_variables)
+        | {VARIABLE: launch.spare.replace("%", str(node_rank)), "PACELINE_STACKS_SIGNAL": "0"},
+        defaults=environment.defaults(launch, launch.places[0]),
+        node_rank=node_rank,
+        log=RunFolder(launch.run_dir).driver_log,
+        is_spare=True,
+    )
+    return command
+
+
+def _text(report: Mapping[str, object]) -> str:
+    skipped = report.get("skipped")
+    without = ", ".join(f"{name} {why}" for name, why in skipped.items()) if isinstance(skipped, dict) else ""
+    without = f"; without packages that are not safe to fork: {without}" if without else ""
+    if failed := report.get("failed"):
+        return f"no warm process, so the next attempt starts cold: {failed}{without}"
+    memory = report.get("memory_bytes")
+    mib = f"{memory / 2**20:.0f} MiB" if isinstance(memory, int) else "unknown memory"
+    return f"a warm process is ready for the next attempt: {report.get('modules')} modules, {mib}{without}"

@@ -1,0 +1,75 @@
+"""Ask a warm spare (`paceline.worker.spare`) for a fork that runs a worker.
+
+client                                spare
+length, JSON, three descriptors  ->   forks; the fork takes over the descriptors
+{"pid"} or {"error": reason}     <-
+end of the connection            <-   only with `follow`, when the fork has ended
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+
+#: Variable with the path of a node's spare, without suffix. `%` stands for the node's rank.
+VARIABLE = "PACELINE_SPARE"
+LENGTH = struct.Struct("!I")
+#: Seconds for an answer. A fork of a process with torch takes some 20 ms.
+_LIMIT_S = 3.0
+
+
+def socket_of(path: str) -> str:
+    """Return the path of a spare's socket."""
+    return f"{path}.socket"
+
+
+def modules_of(path: str) -> str:
+    """Return the list of the modules that workers have imported."""
+    return f"{path}.modules"
+
+
+def ask(
+    path: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, fds: Sequence[int], *, follow: bool = False
+) -> tuple[int, socket.socket]:
+    """Return the pid of a fork that runs the worker `argv`, and the connection.
+
+    Args:
+        path: The spare, as in `VARIABLE`.
+        argv: The worker's command line, from the interpreter on.
+        env: The worker's whole environment.
+        cwd: The worker's working directory.
+        fds: Descriptors for the worker's standard input, output and error.
+        follow: Keep the connection open in the fork, so that its end shows the fork's end.
+
+    Raises:
+        OSError: There is no spare, or it did not fork; `strerror` has the reason.
+    """
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(_LIMIT_S)
+        try:
+            connection.connect(socket_of(path))
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise OSError(error.errno, "no warm process is ready") from None
+        request = json.dumps({"argv": list(argv), "env": dict(env), "cwd": cwd, "follow": follow}).encode()
+        socket.send_fds(connection, [LENGTH.pack(len(request))], list(fds))
+        connection.sendall(request)
+        try:
+            answer = json.loads(connection.makefile("rb").readline() or b"{}")
+        except TimeoutError as error:
+            raise OSError(error.errno, f"the warm process did not answer within {_LIMIT_S:g} s") from None
+        if "pid" not in answer:
+            raise OSError(0, answer.get("error", "the warm process ended"))
+        connection.settimeout(None)
+        return int(answer["pid"]), connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def path_here(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the path of this node's spare, or ""."""
+    return environ.get(VARIABLE, "").replace("%", environ.get("NODE_RANK", "0"))

@@ -1,0 +1,465 @@
+"""A warm spare: a process that has loaded the modules of the first workers, and forks later workers.
+
+    worker      `record`: appends each library module that it imports to <spare>.modules
+    spare       `serve`: imports these modules, listens at <spare>.socket, and forks a worker for each request
+    agent, or the process that mpirun starts      `paceline.system.spare_client.ask`, `hand_over`
+
+Forks of a process with threads at work, sockets or an open GPU are broken, and a module that reads a worker's rank while it
+loads would give all workers the same rank. So a child tries each package first, and the spare leaves out packages that do any of
+that. If a package does it later, the spare replaces itself by one without it. It never loads the user's own modules.
+
+Each fork is adopted by the agent or supervisor, which is a subreaper, so that it reaps the worker as if it had started it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+
+from paceline.system import lazy_import
+from paceline.system.memory import memory
+from paceline.system.spare_client import LENGTH, ask, modules_of, path_here, socket_of
+from paceline.worker import report
+
+# Don't import typing: it takes longer to load than everything else before the script's first line.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import FrameType, ModuleType
+    from typing import Any
+
+#: JSON object of packages that a spare leaves out, with the reason. It survives the exec of `_start_over`.
+_SKIP_VARIABLE = "PACELINE_SPARE_SKIP"
+#: Packages that a spare never loads: MPI connects while it loads, and Paceline's worker is in each fork anyway.
+_NEVER = ("mpi4py", "horovod", "azureml", "paceline.worker", "paceline.compat", "__main__")
+#: Variables that differ between the workers of a run.
+_OF_WORKER = frozenset(
+    (
+        *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "PACELINE_RANK", "TF_CONFIG", "JAX_PROCESS_ID"),
+        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK"),
+        *("SLURM_PROCID", "SLURM_LOCALID"),
+    )
+)
+#: Signals of launchers and schedulers to forward: mpirun signals this process, and not the script.
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+#: Devices that a process opens when it initialises a GPU.
+_GPUS = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dri")
+#: Free memory without which there is no spare: it must not cause an out-of-memory kill.
+_FREE_BYTES = 1 << 30
+#: Packages that are loaded without a trial, which would take as long as their import. The spare checks them too.
+_TRUSTED = ("numpy", "paceline", "sympy", "torch", "triton")
+#: Most seconds of a trial, and its result for a safe package.
+_TRIAL_S, _FINE = 60.0, "fine"
+#: The spare loads the modules once the workers have imported no module for so long; most packages that it leaves out.
+_STEADY_S, _LOOK_S, _MOST = 2.0, 0.25, 5
+#: Use file descriptors from this number on, as `paceline.worker.watched` does.
+_FIRST_FD = 200
+
+#: The connection that shows the end of this fork to `hand_over`, or None in a worker that is not followed.
+held: socket.socket | None = None
+_is_fork = False
+
+
+def record() -> None:
+    """Record this worker's imports, if the run has spares."""
+    path = path_here()
+    if not path or os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    import fcntl
+
+    try:
+        low = os.open(modules_of(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        sys.meta_path.insert(0, _Recorder(fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)))  # type: ignore[arg-type,unused-ignore]
+        os.close(low)
+    except OSError:  # the disk is full, or the folder is gone: the next attempt starts cold
+        pass
+
+
+class _Recorder:
+    """A meta path finder that records which found modules are imported."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._pid = fd, os.getpid()
+        #: The module found last, which libraries may only look for (`importlib.util.find_spec`).
+        self._last, self._line = "", b""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            if finder is self or find is None or (spec := find(name, path, target)) is None:
+                continue
+            if self._last in sys.modules and os.getpid() == self._pid:
+                try:
+                    os.write(self._fd, self._line)
+                except OSError:
+                    pass
+            is_file = spec.has_location and spec.origin
+            self._last, self._line = (
+                name if is_file else "",
+                f"{name}\t{spec.origin}\n".encode(errors="surrogateescape"),
+            )
+            return spec  # type: ignore[no-any-return]
+        return None
+
+
+def hand_over(argv: list[str]) -> None:
+    """Let the node's spare run this worker, and end with it.
+
+    Return if there is no spare, or in the fork.
+
+    mpirun started this process, and takes its end for the worker's.
+    """
+    path = path_here()
+    if _is_fork or not path or not os.path.exists(socket_of(path)):
+        return
+    try:
+        pid, connection = ask(path, [sys.executable, *argv], os.environ, os.getcwd(), (0, 1, 2), follow=True)
+    except OSError as error:
+        print(f"paceline: rank {os.environ['PACELINE_RANK']} starts cold: {error.strerror or error}", file=sys.stderr)
+        return
+    forward_signals(pid)
+    while True:
+        try:
+            if not connection.recv(1):
+                os._exit(0)
+        except OSError:
+            os._exit(0)
+
+
+def forward_signals(pid: int | None) -> None:
+    """Forward signals to a process; with None, ignore them."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        try:
+            if pid is not None:
+                os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+    for number in _FORWARDED:
+        signal.signal(number, forward)
+
+
+def let_go() -> None:
+    """Close the connection of `held`."""
+    global held
+    if held is not None:
+        held.close()
+        held = None
+
+
+def serve() -> list[str]:
+    """Load modules and fork workers. Return the worker's arguments in each fork."""
+    parent = os.getppid()
+    path = path_here()
+    why = "" if sys.platform.startswith("linux") else "it needs Linux"
+    if not why and (free := memory().available) < _FREE_BYTES:
+        why = f"only {free >> 20} MiB of memory are free, and it needs {_FREE_BYTES >> 20} MiB"
+    if why:
+        _tell(path, failed=why)
+        os._exit(0)
+    library = _Library(modules_of(path))
+    listener: socket.socket | None = None
+    while True:
+        try:
+            is_new = library.load()
+        except UnsafeImportError as unsafe:
+            _start_over(unsafe, path)
+        if is_new:
+            # Garbage collections in forks skip the loaded objects: to touch their pages would copy them.
+            gc.collect()
+            gc.freeze()
+            listener = listener or _listen(socket_of(path))
+            _tell(path, modules=len(sys.modules), seconds=round(library.seconds, 2), memory_bytes=_memory_bytes())
+        if os.getppid() != parent:
+            os._exit(0)
+        if not select.select([listener] if listener else [], [], [], _LOOK_S)[0] or listener is None:
+            continue
+        connection, _ = listener.accept()
+        with connection:
+            worker = _answer(connection, listener)
+        if worker is not None:
+            return worker
+
+
+class UnsafeImportError(Exception):
+    """A package whose import makes forks unsafe, and the reason."""
+
+    def __init__(self, package: str, reason: str) -> None:
+        super().__init__(package, reason)
+        self.package, self.reason = package, reason
+
+
+class _Library:
+    """The loaded modules of the list `path`. seconds: the time that loading took."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._read, self._size, self._since = path, 0, 0, time.monotonic()
+        self.skipped: dict[str, str] = json.loads(os.environ.get(_SKIP_VARIABLE) or "{}")
+        self._here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        self.seconds = 0.0
+        self._tried = {*_TRUSTED, *sys.stdlib_module_names}
+        lazy_import.load_triton_before_tensorflow()
+
+    def load(self) -> bool:
+        """Load new modules of the list. Return whether there were any.
+
+        Wait until the list is steady: it grows while workers start.
+
+        Raises:
+            UnsafeImportError: A module must not be loaded here.
+        """
+        now = time.monotonic()
+        try:
+            size = os.stat(self._path).st_size
+        except OSError:
+            return False
+        if size != self._size:
+            self._size, self._since = size, now
+        if self._size == self._read or now - self._since < _STEADY_S:
+            return False
+        for name, origin in self._new():
+            is_wanted = name not in sys.modules and self._is_wanted(name, origin) and self._is_safe(name, origin)
+            if is_wanted and (reason := _load(name, origin)) is not None:
+                raise UnsafeImportError(name.partition(".")[0], reason)
+        self.seconds += time.monotonic() - now
+        return True
+
+    def _new(self) -> Iterator[list[str]]:
+        with open(self._path, errors="surrogateescape") as file:
+            file.seek(self._read)
+            text = file.read(self._size - self._read)
+        self._read = self._size
+        return (line.split("\t") for line in text.splitlines() if line.count("\t") == 1)
+
+    def _is_wanted(self, name: str, origin: str) -> bool:
+        if any(f"{name}.".startswith(f"{one}.") for one in (*_NEVER, *self.skipped)):
+            return False
+        # Only installed packages, the standard library and Paceline: other modules are the user's own.
+        of_paceline = name.partition(".")[0] == "paceline" and origin.startswith(f"{self._here}/")
+        installed = "/site-packages/" in origin or "/dist-packages/" in origin
+        return of_paceline or installed or origin.startswith(f"{os.path.dirname(os.__file__)}/")
+
+    def _is_safe(self, name: str, origin: str) -> bool:
+        """Return whether a package is safe. A child tries unknown packages."""
+        package = name.partition(".")[0]
+        if package in self._tried:
+            return True
+        read, write = os.pipe()
+        if (child := os.fork()) == 0:
+            reason = _load(name, origin)
+            os.write(write, (reason or _FINE).encode())
+            os._exit(0)
+        os.close(write)
+        is_over = select.select([read], [], [], _TRIAL_S)[0]
+        told = os.read(read, 1000).decode() if is_over else "takes too long to load"
+        os.close(read)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        if told == _FINE:
+            self._tried.add(package)
+            return True
+        self._note(package, told or "crashes while it loads")
+        return False
+
+    def _note(self, package: str, reason: str) -> None:
+        self.skipped[package] = reason
+        os.environ[_SKIP_VARIABLE] = json.dumps(self.skipped)
+
+
+def _load(name: str, origin: str) -> str | None:
+    """Import a module. Return why forks are unsafe then, or None."""
+    asked: set[str] = set()
+    environ: Any = type(os.environ)
+    getter = environ.__getitem__
+
+    def noting(self: object, key: str) -> object:
+        if key in _OF_WORKER:
+            asked.add(key)
+        return getter(self, key)
+
+    environ.__getitem__ = noting
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin != origin:
+            return None  # the script has found another module of this name
+        importlib.import_module(name)
+    except BaseException:  # the script gets the error itself, or has caught it before
+        return None
+    finally:
+        environ.__getitem__ = getter
+    return f"reads {min(asked)} while it loads" if asked else _hazard()
+
+
+def _hazard() -> str | None:
+    """Return why forks would be unsafe, or None."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # the descriptor that lists the folder
+        if target.startswith(_GPUS):
+            return "initialises a GPU while it loads"
+        if target.startswith("socket:") and int(name) != _listening:
+            return "opens a socket while it loads"
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return "starts a process while it loads"
+    except ChildProcessError:
+        pass
+    if _threads() > 1:
+        # OpenBLAS ends its idle threads before each fork, and starts them again when it needs them.
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+    return "starts a thread while it loads" if _threads() > 1 else None
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _start_over(unsafe: UnsafeImportError, path: str) -> None:
+    """Replace this process by one without the package."""
+    skipped: dict[str, str] = json.loads(os.environ.get(_SKIP_VARIABLE) or "{}")
+    skipped[unsafe.package] = unsafe.reason
+    if len(skipped) > _MOST:
+        _tell(path, skipped=skipped, failed=f"{unsafe.package} {unsafe.reason}")
+        os._exit(0)
+    os.environ[_SKIP_VARIABLE] = json.dumps(skipped)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _tell(path: str, **values: object) -> None:
+    skipped: dict[str, str] = json.loads(os.environ.get(_SKIP_VARIABLE) or "{}")
+    report.write(f"{os.path.basename(path)}.json", {"skipped": skipped, **values})
+
+
+def _memory_bytes() -> int:
+    """Return the private memory of this process, or 0."""
+    try:
+        with open("/proc/self/smaps_rollup", encoding="ascii") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        return 0
+    return 1024 * sum(int(words[1]) for words in lines if words[0] in ("Private_Clean:", "Private_Dirty:"))
+
+
+_listening = -1
+
+
+def _listen(path: str) -> socket.socket:
+    global _listening
+    try:
+        os.unlink(path)  # of the process that this one has replaced
+    except FileNotFoundError:
+        pass
+    listener = socket.socket(socket.AF_UNIX)
+    old = os.umask(0o077)
+    try:
+        # The name appears when the socket listens, so a client that sees it may connect.
+        listener.bind(f"{path}~")
+        listener.listen(64)
+        os.rename(f"{path}~", path)
+    finally:
+        os.umask(old)
+    _listening = listener.fileno()
+    return listener
+
+
+def _answer(connection: socket.socket, listener: socket.socket) -> list[str] | None:
+    """Fork for a request. Return the worker's arguments in the fork, and None here."""
+    connection.settimeout(2.0)
+    fds: list[int] = []
+    try:
+        fds, request = _request(connection)
+        pid = _fork()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        for fd in fds:
+            os.close(fd)
+        _say(connection, {"error": f"the warm process could not fork: {error}"})
+        return None
+    if pid == 0:
+        listener.close()
+        return _take_over(request, fds, connection)
+    for fd in fds:
+        os.close(fd)
+    _say(connection, {"pid": pid})
+    return None
+
+
+def _say(connection: socket.socket, answer: dict[str, object]) -> None:
+    try:
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+    except OSError:
+        pass  # the client was killed
+
+
+def _request(connection: socket.socket) -> tuple[list[int], dict[str, Any]]:
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if uid != os.geteuid():
+        raise PermissionError(f"the request comes from user {uid}")
+    head, fds, _, _ = socket.recv_fds(connection, LENGTH.size, 3)
+    (size,) = LENGTH.unpack(head)
+    request = json.loads(connection.makefile("rb").read(size))
+    if len(fds) != 3 or not all(isinstance(word, str) for word in (*request["argv"], request["cwd"])):
+        raise ValueError("the request has other types")
+    return list(fds), {**request, "env": {str(name): str(value) for name, value in request["env"].items()}}
+
+
+def _fork() -> int:
+    """Return the pid of a fork that others adopt, and 0 in the fork."""
+    read, write = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        try:
+            child = os.fork()
+        except OSError:
+            os._exit(1)
+        if child == 0:
+            os.close(read)
+            os.close(write)
+            return 0
+        os.write(write, str(child).encode())
+        os._exit(0)
+    os.close(write)
+    # The fork is adopted once this child has ended.
+    os.waitpid(middle, 0)
+    told = os.read(read, 32)
+    os.close(read)
+    if not told:
+        raise OSError("fork(2) failed")
+    return int(told)
+
+
+def _take_over(request: dict[str, Any], fds: list[int], connection: socket.socket) -> list[str]:
+    """Turn this fork into the worker of a request. Return its arguments."""
+    global held, _is_fork
+    _is_fork = True
+    os.setsid()
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+        os.close(fd)
+    if request["follow"]:
+        held = connection.dup()
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    # Each process has its own seed, as if it had loaded numpy itself.
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    lazy_import.take_loaded()
+    argv: list[str] = request["argv"]
+    sys.orig_argv = argv
+    return argv[2:]
