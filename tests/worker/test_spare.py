@@ -23,7 +23,7 @@ MAIN = str(SOURCE / "worker" / "__main__.py")
 #: Tells which packages were loaded before the script, and whose process it is.
 SCRIPT = """
 import json, os, sys
-loaded = [name for name in ("fine", "threaded", "ranked", "parent", "own") if name in sys.modules]
+loaded = [name for name in ("looking", "fine", "threaded", "ranked", "parent", "without", "own") if name in sys.modules]
 print(json.dumps({"loaded": loaded, "rank": os.environ["RANK"], "folder": os.getcwd(), "arguments": sys.argv[1:]}))
 sys.exit(7)
 """
@@ -111,6 +111,8 @@ def test_packages_that_are_not_safe_to_fork_are_left_out_with_the_reason(tmp_pat
         "threaded": "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
         "ranked": "import os; rank = os.environ.get('RANK')",
         "parent": "import subprocess; child = subprocess.Popen(['sleep', '600'])",
+        "without": "try:\n    import threaded\nexcept ImportError:\n    pass",
+        "looking": "import importlib.util\nhas_it = importlib.util.find_spec('threaded') is not None",
         "fine": "x = 1",
     }
     spares.append(spare := Spare(tmp_path, packages))
@@ -119,8 +121,9 @@ def test_packages_that_are_not_safe_to_fork_are_left_out_with_the_reason(tmp_pat
             "threaded": "starts a thread while it loads",
             "ranked": "reads RANK while it loads",
             "parent": "starts a process while it loads",
+            "without": "imports threaded",
         }
-        assert spare.result()["loaded"] == ["fine"]
+        assert spare.result()["loaded"] == ["looking", "fine"]
     finally:
         # It belongs to the child that tried the package.
         for pid in processes.with_variable("PACELINE_RUN_DIR", str(tmp_path)):

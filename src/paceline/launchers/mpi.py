@@ -175,7 +175,9 @@ def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
+@functools.cache
 def _version_text(mpirun: str) -> str:
+    """Return the program's answer to --version, which each attempt needs."""
     try:
         # The timeout is long, because a first start from a slow network disk takes seconds.
         variables = processes.with_home(os.environ)

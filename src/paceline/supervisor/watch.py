@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 _TICK_S = 0.1
 #: Seconds after the first failure in which other workers may report failures, which may have happened earlier.
 _SETTLE_S = 0.25
+#: The same after SIGKILL on this machine, where reports of exceptions need no transfer.
+_KILLED_SETTLE_S = 0.05
 #: Seconds for a worker with a known exception to exit; some never do (MPI_Finalize waits for peers).
 _LINGER_S = 3.0
 #: Seconds for a launcher to exit after its last worker, and for a worker's report to follow its launcher's exit.
@@ -249,7 +251,7 @@ class WorkerWatch:
         if self._lost or len(self._exit_codes) == len(self._places):
             return True
         failed_at = [self._ended_at[rank] for rank, code in self._exit_codes.items() if code != 0]
-        if failed_at and now - min(failed_at) > _SETTLE_S:
+        if failed_at and now - min(failed_at) > (_KILLED_SETTLE_S if self._was_killed_here() else _SETTLE_S):
             return True
         if self._errors and now - min(self._error_seen.values()) > _LINGER_S:
             return True
@@ -260,6 +262,10 @@ class WorkerWatch:
             return False
         # A worker's report may arrive after its mpirun's exit; after a kill no report comes.
         return self._launcher_code > 128 or now - self._launcher_ended > _LAUNCHER_S / 5
+
+    def _was_killed_here(self) -> bool:
+        """Return whether SIGKILL ended a worker of this machine, so that no earlier failure of a peer is on its way."""
+        return self._nodes.shell(0) is None and 128 + signal.SIGKILL in self._exit_codes.values()
 
     def _look(self) -> None:
         """Process all events since the last call.

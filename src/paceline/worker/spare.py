@@ -41,8 +41,11 @@ if TYPE_CHECKING:
 
 #: JSON object of packages that a spare leaves out, with the reason. It survives the exec of `_start_over`.
 _SKIP_VARIABLE = "PACELINE_SPARE_SKIP"
-#: Packages that a spare never loads: MPI connects while it loads, and Paceline's worker is in each fork anyway.
-_NEVER = ("mpi4py", "horovod", "azureml", "paceline.worker", "paceline.compat", "__main__")
+#: Modules that a spare never loads: MPI connects while it loads, and Paceline's worker is in each fork anyway.
+_NEVER = (
+    *("mpi4py.MPI", "paceline.collectives.mpi", "paceline.collectives.mpi_transport", "paceline.torch_mpi"),
+    *("horovod", "azureml", "paceline.worker", "paceline.compat", "__main__"),
+)
 #: Variables that differ between the workers of a run.
 _OF_WORKER = frozenset(
     (
@@ -231,7 +234,7 @@ class _Library:
             return False
         for name, origin in self._new():
             is_wanted = name not in sys.modules and self._is_wanted(name, origin) and self._is_safe(name, origin)
-            if is_wanted and (reason := _load(name, origin)) is not None:
+            if is_wanted and (reason := self._load(name, origin)) is not None:
                 raise UnsafeImportError(name.partition(".")[0], reason)
         self.seconds += time.monotonic() - now
         return True
@@ -258,7 +261,7 @@ class _Library:
             return True
         read, write = os.pipe()
         if (child := os.fork()) == 0:
-            reason = _load(name, origin)
+            reason = self._load(name, origin)
             os.write(write, (reason or _FINE).encode())
             os._exit(0)
         os.close(write)
@@ -276,6 +279,38 @@ class _Library:
     def _note(self, package: str, reason: str) -> None:
         self.skipped[package] = reason
         os.environ[_SKIP_VARIABLE] = json.dumps(self.skipped)
+
+    def _load(self, name: str, origin: str) -> str | None:
+        """Import a module. Return why forks are unsafe then, or None."""
+        refuser = _Refuser(("mpi4py.MPI", *self.skipped))
+        sys.meta_path.insert(0, refuser)  # type: ignore[arg-type,unused-ignore]
+        try:
+            reason = _load(name, origin)
+        finally:
+            sys.meta_path.remove(refuser)  # type: ignore[arg-type,unused-ignore]
+        # A package that did without the refused one must not be in a fork, where it is installed.
+        return f"imports {refuser.refused}" if refuser.refused else reason
+
+
+class _Refuser:
+    """A finder of modules that must not be imported here. Looking for them succeeds."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names, self.refused = names, ""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in self._names:
+            return None
+        from importlib.machinery import ModuleSpec
+
+        return ModuleSpec(name, self)  # type: ignore[arg-type,unused-ignore]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        self.refused = spec.name
+        raise ImportError(f"{spec.name} is not imported in a warm process", name=spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        raise NotImplementedError
 
 
 def _load(name: str, origin: str) -> str | None:
