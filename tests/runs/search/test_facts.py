@@ -50,6 +50,15 @@ def test_facts_hold_arguments_notes_and_metrics(tmp_path: Path) -> None:
     assert (facts.duration_s, facts.ended_utc, facts.is_child) == (10.0, "2026-01-01T00:00:10.000Z", False)
 
 
+def test_run_of_a_function_has_its_name_and_arguments(tmp_path: Path) -> None:
+    words = ("--limit", "1000", "pkg.train:main", "--lr", "0.1", "--limit", "3")
+    job = make_job(entry_script=None, entry_module="paceline.functions", arguments=words)
+    facts = read_facts(ended(tmp_path, job=job))
+    assert facts is not None
+    assert (facts.script, facts.arguments) == ("pkg.train:main", "--lr 0.1 --limit 3")
+    assert facts.params == {"lr": 0.1, "limit": 3}
+
+
 def test_trial_has_its_values_and_the_goal_of_its_sweep(tmp_path: Path) -> None:
     ended(
         tmp_path,

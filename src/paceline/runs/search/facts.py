@@ -6,6 +6,7 @@ Records in shared folders are input: a value of a wrong type counts as missing.
 from __future__ import annotations
 
 import datetime as dt
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from paceline.system.files import read_json, stamp_of
 HANGS = "Hangs"
 #: Most tags of a run that are kept, and the most characters of a long text.
 _MOST_TAGS, LONG = 1000, 1000
+#: The function among the arguments of a run of `paceline.functions`, behind Paceline's own options.
+_FUNCTION = re.compile(r"[\w.]+:[\w.]+")
 #: Folder of a sweep -> the goals of its metrics.
 _goals: dict[Path, dict[str, Goal]] = {}
 
@@ -33,10 +36,10 @@ _goals: dict[Path, dict[str, Goal]] = {}
 class RunFacts:
     """The facts of a run for lists, searches and comparisons.
 
-    name: "" without one. created, started, ended: seconds since 1970. size: "2×4", nodes by processes. script: "train.py" or
-    "-m package.train". arguments: one line. why: reason for waiting, failing or hanging. parent: id of the run above. params:
-    arguments, sweep values and tracked parameters (`params_of`). metrics: summaries by name (`MetricFacts`). resources: those
-    of an ended run (`read_resources`).
+    name: "" without one. created, started, ended: seconds since 1970. size: "2×4", nodes by processes. script: "train.py",
+    "-m package.train", or "train:main" for a function. arguments: one line. why: reason for waiting, failing or hanging. parent:
+    id of the run above. params: arguments, sweep values and tracked parameters (`params_of`). metrics: summaries by name
+    (`MetricFacts`). resources: those of an ended run (`read_resources`).
     """
 
     run_id: str
@@ -180,6 +183,10 @@ def _of_record(folder: RunFolder, data: Mapping[str, object]) -> RunFacts:
     hangs = f"hangs since {since} UTC: {hang.get('text')}" if is_hanging else ""
     program = [str(word) for word in _list(data.get("program"))]
     words = program[1:] if program else [str(word) for word in _list(job.get("arguments"))]
+    module = job.get("entry_module")
+    script = f"-m {module}" if module else job.get("entry_script") or "".join(program[:1])
+    if module == "paceline.functions" and (names := [word for word in words if _FUNCTION.fullmatch(word)]):
+        script, words = names[0], words[words.index(names[0]) + 1 :]
     given = params_of(words, _mapping(_mapping(data.get("trial")).get("values")), {})
     parent = data.get("parent_run_id")
     return RunFacts(
@@ -197,9 +204,7 @@ def _of_record(folder: RunFolder, data: Mapping[str, object]) -> RunFacts:
         why=_shared(_mapping(data.get("failure")).get("message") or data.get("waiting_for") or hangs),
         parent=_shared(parent) if is_run_id(parent) else None,
         is_child=is_trial(folder.run_id),
-        script=_shared(
-            f"-m {job['entry_module']}" if job.get("entry_module") else job.get("entry_script") or "".join(program[:1])
-        ),
+        script=_shared(script),
         arguments=_text(" ".join(words), LONG),
         given=packed(given),
         is_hanging=bool(is_hanging),
