@@ -24,7 +24,7 @@ SOURCE = ROOT / "src" / "paceline"
 FEATURES = {
     "daily work on results": (11_374, 49),
     "goodput": (850, 6),
-    "warm spares and replacement": (848, 3),
+    "warm spares and replacement": (874, 3),
     "types of the JSON": (344, 0),
     "simulated nodes": (1_151, 7),
     "packages that an example lacks": (21, 0),

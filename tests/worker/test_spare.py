@@ -154,6 +154,21 @@ def test_request_of_other_types_is_refused_and_the_spare_stays(tmp_path: Path, s
     assert spare.result()["rank"] == "3"
 
 
+def test_client_that_gives_up_before_the_spare_is_free_gets_no_worker(tmp_path: Path, spares: list[Spare]) -> None:
+    spares.append(spare := Spare(tmp_path, {"fine": "x = 1"}))
+    (tmp_path / "late.py").write_text("open('ran', 'w').close()")
+    os.kill(spare.process.pid, signal.SIGSTOP)
+    environment = {**spare.environment, "PACELINE_RANK": "0"}
+    try:
+        with pytest.raises(OSError, match="the warm process is still loading"):
+            spare_client.ask(spare.path, [sys.executable, MAIN, "--", "late.py"], environment, str(tmp_path), (0, 1, 2))
+    finally:
+        os.kill(spare.process.pid, signal.SIGCONT)
+    # The spare has served the earlier connection once it answers this one.
+    assert spare.result()["rank"] == "3"
+    assert not (tmp_path / "ran").exists()
+
+
 def test_missing_spare_is_an_error_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no warm process is ready"):
         spare_client.ask(str(tmp_path / "spare_0"), ["python", "x"], {}, "/", (0, 1, 2))

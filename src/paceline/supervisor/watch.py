@@ -17,6 +17,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -168,7 +169,10 @@ class WorkerWatch:
     # --- starting
 
     def _start(self, commands: list[Command]) -> FailureReport | None:
-        for command in commands:
+        cold: set[str] = set()
+        for given in commands:
+            # One wait for a spare that is not free is enough.
+            command = replace(given, spare="") if given.spare in cold else given
             try:
                 started = self._nodes.start(command, self._launch.work_dir, self._shells[command.node_rank])
             except EngineError:
@@ -182,6 +186,7 @@ class WorkerWatch:
                 )
             self._started.append(started)
             if started.cold and self._launch.attempt > 1:
+                cold.add(command.spare)
                 say(f"rank {command.ranks[0]} starts cold: {started.cold}")
             if not command.is_launcher:
                 self._pids[command.ranks[0]] = started.pid

@@ -1,9 +1,12 @@
 """Ask a warm spare (`paceline.worker.spare`) for a fork that runs a worker.
 
-client                                spare
-length, JSON, three descriptors  ->   forks; the fork takes over the descriptors
-{"pid"} or {"error": reason}     <-
-end of the connection            <-   only with `follow`, when the fork has ended
+    client                                spare
+    one byte                         <-   is free to fork
+    length, JSON, three descriptors  ->   forks; the fork takes over the descriptors
+    {"pid"} or {"error": reason}     <-
+    end of the connection            <-   only with `follow`, when the fork has ended
+
+The byte prevents a fork for a client that has given up: the spare would read its request later, and run a second worker.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from collections.abc import Mapping, Sequence
 #: Variable with the path of a node's spare, without suffix. `%` stands for the node's rank.
 VARIABLE = "PACELINE_SPARE"
 LENGTH = struct.Struct("!I")
-#: Seconds for an answer. A fork of a process with torch takes some 20 ms.
-_LIMIT_S = 3.0
+#: Seconds until a spare is free, which may be importing a module, and for its answer. A fork with torch takes some 20 ms.
+_FREE_S, _ANSWER_S = 1.0, 10.0
 
 
 def socket_of(path: str) -> str:
@@ -49,18 +52,23 @@ def ask(
     """
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.settimeout(_LIMIT_S)
+        connection.settimeout(_FREE_S)
         try:
             connection.connect(socket_of(path))
+            if not connection.recv(1):
+                raise OSError(0, "the warm process ended")
+        except TimeoutError as error:
+            raise OSError(error.errno, "the warm process is still loading") from None
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise OSError(error.errno, "no warm process is ready") from None
+        connection.settimeout(_ANSWER_S)
         request = json.dumps({"argv": list(argv), "env": dict(env), "cwd": cwd, "follow": follow}).encode()
         socket.send_fds(connection, [LENGTH.pack(len(request))], list(fds))
         connection.sendall(request)
         try:
             answer = json.loads(connection.makefile("rb").readline() or b"{}")
         except TimeoutError as error:
-            raise OSError(error.errno, f"the warm process did not answer within {_LIMIT_S:g} s") from None
+            raise OSError(error.errno, f"the warm process did not answer within {_ANSWER_S:g} s") from None
         if "pid" not in answer:
             raise OSError(0, answer.get("error", "the warm process ended"))
         connection.settimeout(None)

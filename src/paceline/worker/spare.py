@@ -176,7 +176,7 @@ def serve() -> list[str]:
     listener: socket.socket | None = None
     while True:
         try:
-            is_new = library.load()
+            is_new = library.load(listener)
         except UnsafeImportError as unsafe:
             _start_over(unsafe, path)
         if is_new:
@@ -212,10 +212,11 @@ class _Library:
         self.skipped: dict[str, str] = json.loads(os.environ.get(_SKIP_VARIABLE) or "{}")
         self._here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         self.seconds = 0.0
+        self._queue: list[list[str]] = []
         self._tried = {*_TRUSTED, *sys.stdlib_module_names}
         lazy_import.load_triton_before_tensorflow()
 
-    def load(self) -> bool:
+    def load(self, listener: socket.socket | None) -> bool:
         """Load new modules of the list. Return whether there were any.
 
         Wait until the list is steady: it grows while workers start.
@@ -230,12 +231,18 @@ class _Library:
             return False
         if size != self._size:
             self._size, self._since = size, now
-        if self._size == self._read or now - self._since < _STEADY_S:
+        if now - self._since < _STEADY_S or (self._size == self._read and not self._queue):
             return False
-        for name, origin in self._new():
+        self._queue += self._new()
+        for number, (name, origin) in enumerate(self._queue):
+            if listener is not None and select.select([listener], [], [], 0)[0]:
+                # A worker must not wait for the rest.
+                del self._queue[:number]
+                return False
             is_wanted = name not in sys.modules and self._is_wanted(name, origin) and self._is_safe(name, origin)
             if is_wanted and (reason := self._load(name, origin)) is not None:
                 raise UnsafeImportError(name.partition(".")[0], reason)
+        self._queue.clear()
         self.seconds += time.monotonic() - now
         return True
 
@@ -418,6 +425,7 @@ def _answer(connection: socket.socket, listener: socket.socket) -> list[str] | N
     connection.settimeout(2.0)
     fds: list[int] = []
     try:
+        connection.sendall(b"+")
         fds, request = _request(connection)
         pid = _fork()
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -430,15 +438,18 @@ def _answer(connection: socket.socket, listener: socket.socket) -> list[str] | N
         return _take_over(request, fds, connection)
     for fd in fds:
         os.close(fd)
-    _say(connection, {"pid": pid})
+    if not _say(connection, {"pid": pid}):
+        # The client starts another worker in the place of this one, or was killed.
+        os.kill(pid, signal.SIGKILL)
     return None
 
 
-def _say(connection: socket.socket, answer: dict[str, object]) -> None:
+def _say(connection: socket.socket, answer: dict[str, object]) -> bool:
     try:
         connection.sendall(json.dumps(answer).encode() + b"\n")
     except OSError:
-        pass  # the client was killed
+        return False
+    return True
 
 
 def _request(connection: socket.socket) -> tuple[list[int], dict[str, Any]]:
@@ -446,6 +457,8 @@ def _request(connection: socket.socket) -> tuple[list[int], dict[str, Any]]:
     if uid != os.geteuid():
         raise PermissionError(f"the request comes from user {uid}")
     head, fds, _, _ = socket.recv_fds(connection, LENGTH.size, 3)
+    if len(head) != LENGTH.size:
+        raise ValueError("the client has given up")
     (size,) = LENGTH.unpack(head)
     request = json.loads(connection.makefile("rb").read(size))
     if len(fds) != 3 or not all(isinstance(word, str) for word in (*request["argv"], request["cwd"])):

@@ -24,7 +24,7 @@ from tests.engines.beside import LIMIT, LOUD, STOPS, check_exec, check_hang, che
 from tests.engines.beside_azureml import check_driver
 from tests.engines.conftest import require_engine
 from tests.engines.hosts import Hosts
-from tests.engines.lab import KEEP, Lab, exit_codes, seen, wait_for_end
+from tests.engines.lab import KEEP, Lab, exit_codes, log_text, seen, wait_for_end
 from tests.helpers import make_job, wait_until
 
 TWO = {"node_count": 2, "distributed_backend": "gloo", "compute_target": "lab"}
@@ -190,6 +190,29 @@ def test_partitioned_host_ends_the_attempt_and_is_replaced(ssh_lab: Lab, hosts: 
     first = run.record().attempts[0]
     assert first.cause == "node_lost"
     wait_until(lambda: not hosts.processes("pa1"), "the host that is cut off has cleaned up by itself", 30)
+
+
+FORKED = """
+import os, signal, time
+import colorsys  # it stands for a library
+attempt, node = os.environ["PACELINE_ATTEMPT"], os.environ["NODE_RANK"]
+if attempt == "1":
+    report = os.path.join(os.environ["PACELINE_RUN_DIR"], "attempts", "1", f"spare_{node}.json")
+    while not os.path.exists(report):
+        time.sleep(0.05)
+    if node == "1":
+        time.sleep(1)  # until the other node's process is ready too
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+print("forked" if "--spare" in open("/proc/self/cmdline").read() else "cold")
+"""
+
+
+def test_workers_after_a_killed_worker_are_forked_on_each_host(ssh_lab: Lab, hosts: Hosts) -> None:
+    run = ssh_lab.submit(FORKED, max_restarts=1, **TWO)
+    assert wait_for_end(run) == states.COMPLETED
+    assert [log_text(run, rank) for rank in (0, 1)] == ["forked\n", "forked\n"]
+    assert [hosts.processes(name) for name in hosts.names] == [{}, {}, {}]
 
 
 def test_run_without_a_spare_host_fails_and_names_the_lost_host(
