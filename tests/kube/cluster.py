@@ -65,6 +65,8 @@ class Access:
     ) -> None:
         self.kubeconfigs = kubeconfigs
         self.namespace, self.image, self.pod_template = namespace, image, pod_template
+        #: The interpreter in the pods.
+        self.python = "python3" if pod_template is None else str(Path(sys.executable).absolute())
 
     def kubeconfig(self, user: str = EDITOR) -> Path:
         """Return the kubeconfig of a user."""
@@ -165,7 +167,8 @@ class Cluster(Access):
         self.wait_for_nodes()
 
     def stop_api(self) -> None:
-        """Stop the API server."""
+        """Stop the API server at once: a graceful end takes it 10 s."""
+        self._running["api"].kill()
         self._stop("api")
 
     def start_api(self, *flags: str) -> None:
@@ -233,13 +236,17 @@ class Cluster(Access):
         """Start Kueue with a queue for the namespace: 4 CPUs and 4 GPUs, which EDITOR may see, as Kueue lets users."""
         config = programs.kueue_module() / "config" / "components"
         self.kubectl("apply", "--server-side", f"--filename={config}/crd/bases")
-        self.kubectl("wait", "--for=condition=Established", "crd", "--all")
+        served = ("get", "--raw=/apis/kueue.x-k8s.io/v1beta2")
+        self._until(lambda: '"workloads"' in self.kubectl(*served, check=False), "Kueue's resources are served")
         for role in ("localqueue-viewer-role", "workload-viewer-role"):
             path = config / "rbac" / f"{role.replace('-', '_')}.yaml"
             self.kubectl("apply", "--server-side", f"--filename={path}")
             self.kubectl("create", "rolebinding", role, f"--clusterrole={role}", f"--user={EDITOR}")
-        certificates = self.folder / "kueue"
-        certificates.mkdir()
+        # Kueue reads the certificate of its metrics from a fixed place below /etc.
+        own = self.folder / "kueue"
+        certificates = own / "etc" / "kueue" / "metrics" / "certs"
+        certificates.mkdir(parents=True)
+        (own / "work").mkdir()
         self._certify("kueue", "/CN=kueue", f"IP:{self.hosts.own_address}")
         for name in ("crt", "key"):
             shutil.copy(self._pki / f"kueue.{name}", certificates / f"tls.{name}")
@@ -258,7 +265,9 @@ class Cluster(Access):
         (self.folder / "kueue.json").write_text(json.dumps(settings))
         argv = [str(programs.program("kueue")), f"--config={self.folder}/kueue.json"]
         argv += [f"--kubeconfig={self.kubeconfig(ADMIN)}", "--feature-gates=VisibilityOnDemand=false"]
-        self._spawn("kueue", argv)
+        layers = f"lowerdir=/etc,upperdir={own}/etc,workdir={own}/work"
+        script = f'mount -t overlay overlay -o {layers} /etc && exec "$@"'
+        self._spawn("kueue", ["unshare", "--mount", "sh", "-c", script, "kueue", *argv])
         version = "kueue.x-k8s.io/v1beta2"
         quotas = [{"name": name, "nominalQuota": "4"} for name in ("cpu", GPU)]
         quotas.append({"name": "memory", "nominalQuota": "16Gi"})

@@ -88,7 +88,7 @@ def images() -> tuple[Path, Path]:
     pause, release = program("pause"), _codename()
     return (
         _kept(f"{pause.name}.tar", lambda path: _pack_pause(pause, path)),
-        _kept(f"python-{release}.tar", lambda path: _pack_debian(release, path)),
+        _kept(f"python3-{release}.tar", lambda path: _pack_debian(release, path)),
     )
 
 
@@ -162,6 +162,8 @@ def _pack_debian(release: str, path: Path) -> None:
             raise RuntimeError(f"debootstrap failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
         for name in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man"):
             shutil.rmtree(root / name, ignore_errors=True)
+        # This machine's Python may be below /root, where a pod's user has to find it.
+        (root / "root").chmod(0o755)
         _pack(IMAGE, root, path, ["python3"])
 
 
