@@ -54,6 +54,9 @@ proof: .venv/.ready engines chaos
 	PACELINE_PROOF=1 $(BIN)/python -m pytest -n 3 -m proof
 	# A hundred losses of hosts: the better part of an hour.
 	PACELINE_PROOF=1 PACELINE_LOSSES=100 $(BIN)/python -m pytest tests/engines/ssh/test_elastic.py -m proof
+	# A hundred faults of a Kubernetes cluster: three hours.
+	$(BIN)/python -m tests.kube.programs
+	PACELINE_KUBE=here PACELINE_KUBE_FAULTS=100 $(BIN)/python -m pytest tests/kube/test_random_faults.py
 	# 3 GB of parameters on four workers of 5 GB each.
 	PACELINE_PROOF=1 PACELINE_LARGE=1 $(BIN)/python -m pytest tests/parallel/large/test_limited.py --timeout 14400
 	# All has passed: which engines that was with.

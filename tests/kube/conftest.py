@@ -16,6 +16,7 @@ import pytest
 
 from tests.kube import programs
 from tests.kube.cluster import ADMIN, EDITOR, NARROW, Access, Cluster, running
+from tests.kube.lab import KubeLab
 
 #: "here", or the kubeconfig of somebody's own cluster. Read before a fixture takes the variable away.
 _WHERE = os.environ.get("PACELINE_KUBE", "")
@@ -65,3 +66,11 @@ def access(request: pytest.FixtureRequest) -> Access:
     namespace = json.loads(shown)["contexts"][0]["context"].get("namespace", "default")
     # Its one user plays all parts: what differs between them is tested here.
     return Access(dict.fromkeys((ADMIN, EDITOR, NARROW), file), namespace=namespace, image=_IMAGE)
+
+
+@pytest.fixture
+def lab(access: Access, tmp_path: Path) -> Iterator[KubeLab]:
+    """A workspace with the cluster as a compute target. In the end no object of its runs may be left."""
+    found = KubeLab(tmp_path, access)
+    yield found
+    found.close()
