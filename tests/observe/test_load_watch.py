@@ -12,8 +12,8 @@ from paceline.errors import EngineError
 from paceline.observe import load_watch
 from paceline.observe import loads as read_loads
 from paceline.observe.load_watch import LoadWatch, sample_seconds
-from paceline.observe.node.counters import Nvml
 from paceline.observe.node.load import LoadMeter
+from paceline.observe.node.nvml import Nvml
 from paceline.runs import metrics
 from paceline.runs.folder import RunFolder, load_logs, node_logs
 from paceline.ui.curves import Key, RunCurves

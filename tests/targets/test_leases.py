@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -357,3 +358,35 @@ def test_lease_program_runs_on_python_3_6(tmp_path: Path) -> None:
     found = answer_in(done.stdout)
     assert found is not None, done.stderr
     assert (found["gpus"], found["python"][1:3]) == (["0", "1"], [3, 6])
+
+
+def test_gpu_in_use_outside_is_not_granted_and_the_answer_names_its_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
+    used = {"0": "used by bob's python (pid 4711), 40.0 GB"}
+    monkeypatch.setattr(leases, "used_gpus", lambda gpus, own: used)
+    asked = {"pid": os.getpid(), "cores": 0, "all_cores": 4, "all_gpus": ["0", "1"], "port_count": 0}
+
+    first = leases.take({"key": "1", "run_id": "a", "gpu_count": 1, **asked})
+    second = leases.take({"key": "2", "run_id": "b", "gpu_count": 1, **asked})
+
+    assert first["granted"]["gpus"] == ["1"]
+    assert second["why"] == "GPU 0: used by bob's python (pid 4711), 40.0 GB"
+    (tmp_path / "leases/paceline-share").mkdir()
+    assert "GPU 0: used by bob's python (pid 4711), 40.0 GB" in leases.look({"gpus": ["0", "1"]})["outside"]
+
+
+def test_waiting_run_reads_no_ticket_until_something_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
+    asked = {"pid": os.getpid(), "gpu_count": 0, "all_cores": 4, "all_gpus": [], "port_count": 0}
+    leases.take({"key": "1", "run_id": "a", "cores": 4, **asked})
+    waits = {"key": "2", "run_id": "b", "cores": 1, **asked}
+    answer = leases.take(dict(waits))
+    leases.take(dict(waits))  # its own new ticket was a change
+    monkeypatch.setattr(leases, "locked", pytest.fail)
+    assert leases.take(dict(waits)) == answer
+    monkeypatch.undo()
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
+    leases.give_back({"key": "1"})
+    deadline = time.monotonic() + 30
+    while "granted" not in leases.take(dict(waits)):
+        assert time.monotonic() < deadline

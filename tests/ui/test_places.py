@@ -19,7 +19,7 @@ from paceline.services.record import HEALTHY, STOPPED, DesiredState, Revision, R
 from paceline.services.service import Service
 from paceline.system.files import write_json
 from paceline.targets import polling
-from paceline.targets.status import NodeStatus, Status, uses
+from paceline.targets.status import NodeStatus, Status, UserUse, uses
 from paceline.targets.status_of_all import TargetLook
 from paceline.ui.guard import Token
 from paceline.ui.views import places
@@ -329,7 +329,9 @@ def test_compute_page_names_runs_users_queue_and_hosts_that_are_down(
         {"run_id": HOSTILE, "user": HOSTILE, "cores": 8, "granted": None, "gpu_count": 1},
         {"run_id": "last", "user": "bob", "cores": 8, "granted": None, "gpu_count": "x"},
     ]
-    nodes = (NodeStatus(name="vm", cores=8), NodeStatus(name="gone", is_up=False, state="down", message=HOSTILE))
+    share = UserUse(user="ada", group=HOSTILE, share=2.0, used_hours=41.25)
+    shared = NodeStatus(name="vm", cores=8, outside=(HOSTILE, "GPU 3: used by x"), shared_by="carol", shares=(share,))
+    nodes = (shared, NodeStatus(name="gone", is_up=False, state="down", message=HOSTILE))
     status = Status(nodes=nodes, jobs=tuple(uses("vm", tickets)))
     looks = [TargetLook(name="local", kind="local", status=status)]
     monkeypatch.setattr(places, "look_at_all", lambda *_: looks)
@@ -351,6 +353,10 @@ def test_compute_page_names_runs_users_queue_and_hosts_that_are_down(
         "0, 1",
         "free cores or GPUs, first in the queue",
         "1 run before it in the queue",
+        "<td>normal</td>",
+        "GPU 3: used by x",
+        "The shares file belongs to carol.",
+        '<td class="num">2</td><td class="num">41.2</td>',
         "seen down since",
         "<b>fail</b> lo on vm:",
     ):

@@ -460,6 +460,7 @@ class NodeRow(TypedDict):
     is_up: bool
     state: str
     message: str
+    outside: list[str]
     shared_by: str
     shares: list[UserShareRow]
 

@@ -45,8 +45,8 @@ def _print_node(target: str, node: NodeStatus, jobs: list[JobUse]) -> None:
     if node.shared_by:
         facts.append(f"shared by {node.shared_by}")
     print(visible(f"{target}, {node.name}: {', '.join(facts) if node.is_up else node.state}"))
-    if node.message:
-        print(visible(f"  {node.message}"))
+    for text in (*filter(None, [node.message]), *node.outside):
+        print(visible(f"  {text}"))
     if jobs:
         print_table(
             ("  RUN", "USER", "PRIORITY", "CORES", "GPUS", "STATE"),

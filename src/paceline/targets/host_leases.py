@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 
 if "Queue" not in globals():  # on a host, the text of these modules precedes the text of this module
     from paceline.observe.node.gpus import devices
+    from paceline.observe.node.outside import driver, used_cores, used_gpus
     from paceline.system.lock_holder import holder, user_name
     from paceline.targets.fair_share import expected_starts, plan
-    from paceline.targets.leases import LeasesError, Queue, gpus_named, since
+    from paceline.targets.leases import LeasesError, Queue, gpus_named, own_pids, since
     from paceline.targets.shares import ident
 
 _PARENT = "/tmp"
@@ -66,16 +67,29 @@ def answer(verb: str, given: "Ticket") -> "LeaseAnswer":
 
 
 def look(given: "Ticket") -> "LeaseAnswer":
-    """Report the machine's resources and tickets. List GPUs only if `with_gpus` is set, since this is slow."""
+    """Report the machine's resources and tickets.
+
+    given: `with_gpus`, to list the GPUs, which is slow; or the `gpus` of the machine.
+    """
     answer: LeaseAnswer = {"host": os.uname().nodename, "cores": core_count(), "boot_id": boot_id()}
-    if given.get("with_gpus"):
-        answer["gpus"] = list(devices())
+    if given.get("with_gpus") or "gpus" in given:
+        answer["gpus"] = list(given["gpus"] if "gpus" in given else devices())
     queue, answer["tickets"] = host_queue(), []
     # On a machine without tickets, don't create the guard file.
     if user_folders():
         with locked():
             answer["tickets"] = queue.tickets()
     answer["shares"] = describe(queue, answer)
+    own = own_pids(answer["tickets"])
+    held = {gpu for one in answer["tickets"] if one["granted"] for gpu in one["granted"].get("gpus", ())}
+    answer["outside"] = [
+        *(
+            "GPU %s: %s" % item
+            for item in sorted(used_gpus(answer.get("gpus", ()), own).items())
+            if item[0] not in held
+        ),
+        *("cores: used by %s, %.1f cores" % (text, cores) for cores, text in used_cores(own).values()),
+    ]
     return answer
 
 
@@ -129,6 +143,8 @@ def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | Non
     mine.update(user=user_name(mine["uid"]), since=since(mine["key"], now), changed=now)
     if "guardian" in given:
         mine["guardian_started"] = start_time(given["guardian"])
+    if given["gpu_count"]:
+        driver()  # other users must not wait for the lock while the driver loads
     with locked():
         for folder in (os.path.dirname(queue.own), queue.own):
             make_own_folder(folder)
@@ -139,7 +155,11 @@ def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | Non
                 mine.update({name: item[name] for name in ("granted", "since", "changed")})
             else:
                 others.append(item)
-        return queue.grant(mine, others, all_cores, all_gpus, at_once)
+        # Ask the driver only for the GPUs that the run may get. Its leases are known, so this needs no second look.
+        blocked = (
+            used_gpus(all_gpus, own_pids([*others, mine])) if mine["gpu_count"] and mine["granted"] is None else {}
+        )
+        return queue.grant(mine, others, all_cores, all_gpus, at_once, blocked)
 
 
 def give_back(given: "Ticket") -> "LeaseAnswer":

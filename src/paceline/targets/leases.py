@@ -23,7 +23,7 @@ import time
 
 TYPE_CHECKING = False  # typing is slow to load
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import Any, TypedDict
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         """A host's answer: a granted share or the tickets that the run waits for, the host's resources, or an error.
 
         why: Why the run waits, if not for room. leave: Why a run has to return its share. shares: The
-        shares of the users.
+        shares of the users. outside: Uses of the machine by processes outside Paceline.
         """
 
         granted: GrantedShare
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         why: str
         leave: str
         shares: SharesAnswer
+        outside: list[str]
         uid: int
         host: str
         boot_id: str
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
 
 
 if "plan" not in globals():  # on a host, the text of these modules precedes the text of this module
+    from paceline.observe.node.outside import used_cores
     from paceline.system.lock_holder import user_name
     from paceline.targets.fair_share import Room, in_order, plan
     from paceline.targets.shares import URGENT, SharePolicy, granted_at, ident, share_of, stated_level
@@ -93,7 +95,7 @@ USE, _ROWS, _HOURLY_S, _KEPT_S = "use.json", 400, 8 * 86400.0, 80 * 86400.0
 #: Pauses of a waiting run, in seconds: between looks at the folders, for the first in the queue, and for each place more.
 _LOOK_S, _PLACE_S, _SLOWEST_S = 0.2, 0.1, 3.0
 #: Seconds between checks whether the holders live, and between full readings, for the first and for each place more.
-_ALIVE_S, _READ_S, _LONGEST_READ_S = 0.25, 15.0, 120.0
+_ALIVE_S, _READ_S, _LONGEST_READ_S = 0.5, 30.0, 300.0
 #: Seconds between the signs of life of a run that holds a share.
 BEAT_S = 60.0
 #: The longest run id that is displayed, and the length of a displayed UTC time.
@@ -220,39 +222,60 @@ class Queue:
         all_cores: int,
         all_gpus: "Sequence[str]",
         at_once: bool = False,
-        blocked: "Collection[str]" = (),
+        blocked: "Mapping[str, str] | None" = None,
     ) -> "LeaseAnswer":
         """Return {"granted": share} if it is the run's turn and it fits, else the tickets that it waits for.
 
         ticket: The run's ticket, which is written to its file unless at_once is set and the run does not fit.
         others: All other tickets.
         all_cores: Cores of the machine, for all runs together; `all_gpus` are its GPUs.
-        blocked: GPUs that processes outside Paceline use.
+        blocked: {GPU: text} of the GPUs that processes outside Paceline use.
         """
         if ticket["granted"] is None:
             stamp = self.stamp()
             # A run without GPUs does not list them. It needs their number to know which runs before it can start.
             gpus = all_gpus or sorted({gpu for one in others for gpu in gpus_named(one)})
             policy, uses, now, mine = self.policy(), self.uses(), time.time(), ident(ticket)
-            decided = plan([*others, ticket], all_cores, gpus, now, policy, uses, blocked, self._passed)
+            everyone = [*others, ticket]
+            # A GPU that has a lease is not free anyway, or its run shares it.
+            held = {gpu for one in others if one["granted"] for gpu in one["granted"].get("gpus", ())}
+            outside = {gpu: text for gpu, text in (blocked or {}).items() if gpu not in held}
+            decided = plan(everyone, all_cores, gpus, now, policy, uses, outside, self._passed)
+            why = decided["why"].get(mine, "")
+            if mine in decided["starts"]:
+                why = self._cores_outside(ticket, others, all_cores) if policy is not None and ticket["cores"] else ""
+            elif outside and mine in plan(everyone, all_cores, gpus, now, policy, uses, (), self._passed)["starts"]:
+                why = "; ".join("GPU %s: %s" % item for item in sorted(outside.items()))
             self._note_offers(decided["starts"], others, mine)
             holders = [other for other in others if other["granted"] is not None]
             order = [ident(one) for one in decided["order"]]
             ahead = [one for one in decided["order"][: order.index(mine)] if ident(one) not in decided["why"]]
-            if mine in decided["starts"]:
+            if mine in decided["starts"] and not why:
                 ticket["granted"] = self._with_ports(ticket, decided["starts"][mine], holders)
                 ticket["granted_at"] = now
             if ticket["granted"] is not None or not (at_once or self._has_place(ticket)):
                 self.write(ticket)
             if ticket["granted"] is None:
                 answer = {"ahead": ahead, "holders": holders, "uid": os.geteuid()}  # type: LeaseAnswer
-                if mine in decided["why"]:
-                    answer["why"] = decided["why"][mine]
+                if why:
+                    answer["why"] = why
                 if not at_once:
                     self._waits[ticket["key"]] = _Wait(stamp, len(ahead), answer)
                 return answer
         self._waits.pop(ticket["key"], None)
         return {"granted": ticket["granted"]}
+
+    def _cores_outside(self, ticket: "Ticket", others: "Sequence[Ticket]", all_cores: int) -> str:
+        """Return which processes outside Paceline use the cores that a run needs, or ""."""
+        found = used_cores(own_pids([*others, ticket]))
+        used = sum(one["cores"] for one in others if one["granted"] is not None) + sum(
+            cores for cores, _ in found.values()
+        )
+        # A run that needs more cores than are ever free waits until the machine is empty.
+        if not found or used + min(ticket["cores"], all_cores) <= all_cores + 0.5:
+            return ""
+        most = sorted(found.values(), reverse=True)[:3]
+        return "cores: used by " + ", ".join("%s, %.1f cores" % (text, cores) for cores, text in most)
 
     @property
     def _passed(self) -> "set[TicketId]":
@@ -397,6 +420,13 @@ class _Wait:
         self.stamp, self.place, self.answer = stamp, place, answer
         self.look_at, self.alive_at = now, now + _ALIVE_S
         self.read_at = now + min(_READ_S * (1 + place), _LONGEST_READ_S)
+
+
+def own_pids(tickets: "Sequence[Ticket]") -> "set[int]":
+    """Return the processes below which the runs of these tickets work."""
+    return {one[name] for one in tickets for name in ("pid", "guardian") if isinstance(one.get(name), int)} | {
+        os.getpid()
+    }
 
 
 def _changed_ns(path: str) -> int:

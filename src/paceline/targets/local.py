@@ -49,7 +49,9 @@ if TYPE_CHECKING:
 
 _ADDRESS = "127.0.0.1"
 _POLL_S = 0.05
-_SLOWEST_POLL_S = 0.5
+_SLOWEST_POLL_S = 3.0
+#: Seconds after which a waiting run looks again whether others hang, for each run before it, and at most.
+_TEXT_S, _SLOWEST_TEXT_S = 10.0, 120.0
 
 
 class LocalTarget:
@@ -94,6 +96,7 @@ class LocalTarget:
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
         queue, pause = self._queue(job), _POLL_S
         demands = self._demands(job, job.least_nodes) if job.node_range else ()
+        text, seen, text_at = "", [""], 0.0
         while True:
             try:
                 found = queue.try_grant(run_dir, demands)
@@ -109,11 +112,16 @@ class LocalTarget:
                 held.note_hang = functools.partial(queue.note_hang, run_dir)
                 held.leave_reason = functools.partial(queue.leave_reason, run_dir)
                 return held
-            if waiting(_waits_for(found, run_dir)):
+            # The text reads the records of other runs, so make it again only after a change, or after a while.
+            keys = [str(ticket.get("key") or ticket["why"]) for ticket in found]
+            if keys != seen or time.monotonic() > text_at:
+                seen, text_at = keys, time.monotonic() + min(_TEXT_S * len(found), _SLOWEST_TEXT_S)
+                text = _waits_for(found, run_dir)
+            if waiting(text):
                 return None
             time.sleep(pause)
             # Only the first in the queue polls often.
-            pause = min(pause * 1.1, _SLOWEST_POLL_S if len(found) > 1 else 4 * _POLL_S)
+            pause = min(pause * 1.2, 4 * _POLL_S + 2 * _POLL_S * len(found), _SLOWEST_POLL_S)
 
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
         held = len(nodes.nodes)

@@ -321,10 +321,7 @@ class SharedQueue:
             self._queue.remove(lease_key(run_dir))
 
     def look(self) -> LeaseAnswer:
-        answer = host_leases.look({})
-        answer["gpus"] = list(self._gpus)
-        answer["shares"] = host_leases.describe(self._queue, answer)
-        return answer
+        return host_leases.look({"gpus": self._gpus})
 
     def leave_reason(self, run_dir: Path) -> str:
         return self._queue.leave_reason(lease_key(run_dir), self._cores, self._gpus)

@@ -37,6 +37,7 @@ class NodeStatus:
         is_up: Whether runs may get the node, now or once it is free.
         state: The engine's name for the state, such as "mixed" or "drained".
         message: Why the node is down, or a remark of the engine.
+        outside: Uses by processes outside Paceline, as text.
         shared_by: The owner of the machine's shares file, or ""; `shares` has the users' shares.
     """
 
@@ -48,6 +49,7 @@ class NodeStatus:
     is_up: bool = True
     state: str = "up"
     message: str = ""
+    outside: tuple[str, ...] = ()
     shared_by: str = ""
     shares: tuple[UserUse, ...] = ()
 
@@ -56,7 +58,13 @@ class NodeStatus:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> NodeStatus:
-        return cls(**{**data, "shares": tuple(UserUse(**one) for one in data.get("shares", ()))})
+        return cls(
+            **{
+                **data,
+                "outside": tuple(data.get("outside", ())),
+                "shares": tuple(UserUse(**one) for one in data.get("shares", ())),
+            }
+        )
 
 
 def host_status(name: str, answer: LeaseAnswer) -> Status:
@@ -73,6 +81,7 @@ def host_status(name: str, answer: LeaseAnswer) -> Status:
         gpus=len(gpus),
         used_gpus=len(held & set(gpus)),
         message=shares.get("error", ""),
+        outside=tuple(answer.get("outside", ())),
         shared_by=shares.get("owner", ""),
         shares=tuple(
             UserUse(user=one["user"], group=one["group"], share=one["share"], used_hours=one["used"])

@@ -47,7 +47,7 @@ def test_paceline_gpus_overrides_cuda_visible_devices(monkeypatch):
 def test_gpu_indices_come_from_nvidia_smi(nvidia_smi, tmp_path):
     nvidia_smi(f'echo "$@" > {tmp_path}/asked; seq 0 3')
     assert devices() == ("0", "1", "2", "3")
-    assert (tmp_path / "asked").read_text().split() == ["--query-gpu=index", "--format=csv,noheader"]
+    assert (tmp_path / "asked").read_text().split() == ["--query-gpu=index,mig.mode.current", "--format=csv,noheader"]
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,12 @@ def test_unrunnable_nvidia_smi_returns_no_gpus(tmp_path, monkeypatch):
     write_program(tmp_path / "bin/nvidia-smi", "not a program")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/nowhere")
     assert devices() == ()
+
+
+def test_slices_stand_for_a_gpu_that_is_cut_by_mig(nvidia_smi):
+    listed = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-aaaa)
+  MIG 3g.20gb     Device  0: (UUID: MIG-1111)
+  MIG 3g.20gb     Device  1: (UUID: MIG-2222)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-bbbb)"""
+    nvidia_smi(f"[ \"$1\" = -L ] && echo '{listed}' || printf '0, Enabled\\n1, Disabled\\n'")
+    assert devices() == ("MIG-1111", "MIG-2222", "1")

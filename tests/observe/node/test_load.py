@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from paceline.observe.node import load
-from paceline.observe.node.counters import Gpu
 from paceline.observe.node.load import WorkerLoads, below
+from paceline.observe.node.nvml import Gpu
 from paceline.system.step_clock import DATA, EVAL, StepClock
 from tests.helpers import start_python, wait_until
 

@@ -1,4 +1,4 @@
-"""Counters of the GPU driver (NVML, its own library) and of TCP connections (sock_diag(7), Linux).
+"""Counters of TCP connections (sock_diag(7), Linux).
 
 The kernel counts TCP bytes for each connection, not for each process. It identifies a connection by its inode, which the open
 files of a process name.
@@ -6,15 +6,11 @@ files of a process name.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
-
-_NVML_ERROR_INSUFFICIENT_SIZE = 7
 
 #: sock_diag(7), linux/inet_diag.h, linux/tcp.h.
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP = 4, 20, 0x301
@@ -27,98 +23,6 @@ _COUNTS, _COUNTS_AT = struct.Struct("=QQ"), 120
 #: Open files are scanned rarely enough to take at most this share of a core, and at most once in so many seconds.
 _SHARE, _FILES_S = 0.0005, 10.0
 _LIMIT_S = 1.0
-
-
-class Gpu(NamedTuple):
-    """One GPU. percent: share of time with a running kernel. memory, total: bytes. processes: pid -> bytes."""
-
-    number: int
-    percent: float | None
-    memory: int | None
-    total: int | None
-    processes: dict[int, int]
-    watts: float | None = None
-
-
-class Nvml:
-    """The driver's library, initialized."""
-
-    def __init__(self, library: Any) -> None:
-        self._library = library
-
-    @classmethod
-    def begin(cls) -> Nvml | None:
-        """Return the library, or None if there is no NVIDIA driver."""
-        # Check the driver's device first: searching for a missing library takes longer.
-        if not os.path.exists("/dev/nvidiactl"):
-            return None
-        import ctypes
-
-        with contextlib.suppress(OSError, AttributeError):
-            library = ctypes.CDLL("libnvidia-ml.so.1")
-            if library.nvmlInit_v2() == 0:
-                return cls(library)
-        return None
-
-    def gpus(self) -> list[Gpu]:
-        """Return all GPUs in order."""
-        import ctypes
-
-        count = ctypes.c_uint()
-        if self._library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return []
-        found = []
-        for number in range(count.value):
-            device = ctypes.c_void_p()
-            if self._library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)) != 0:
-                continue
-            # nvmlUtilization_t: percent of the time with a running kernel, and with memory traffic.
-            busy = (ctypes.c_uint * 2)()
-            has_use = self._library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == 0
-            # nvmlMemory_t: total, free, used.
-            memory = (ctypes.c_ulonglong * 3)()
-            has_memory = self._library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0
-            milliwatts = ctypes.c_uint()
-            has_power = self._library.nvmlDeviceGetPowerUsage(device, ctypes.byref(milliwatts)) == 0
-            found.append(
-                Gpu(
-                    number,
-                    float(busy[0]) if has_use else None,
-                    int(memory[2]) if has_memory else None,
-                    int(memory[0]) if has_memory else None,
-                    self._processes(device),
-                    milliwatts.value / 1000 if has_power else None,
-                )
-            )
-        return found
-
-    def _processes(self, device: Any) -> dict[int, int]:
-        import ctypes
-
-        class Info(ctypes.Structure):
-            """nvmlProcessInfo_t of the calls that end in _v3."""
-
-            _fields_ = (
-                ("pid", ctypes.c_uint),
-                ("used", ctypes.c_ulonglong),
-                ("gpu_instance", ctypes.c_uint),
-                ("compute_instance", ctypes.c_uint),
-            )
-
-        ask = getattr(self._library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
-        if ask is None:
-            return {}
-        count = ctypes.c_uint(64)
-        infos = (Info * 64)()
-        code = ask(device, ctypes.byref(count), infos)
-        if code == _NVML_ERROR_INSUFFICIENT_SIZE:
-            infos = (Info * (count.value + 8))()
-            count = ctypes.c_uint(len(infos))
-            code = ask(device, ctypes.byref(count), infos)
-        if code != 0:
-            return {}
-        # All bits are set if the driver does not know the value (under Windows's WDDM, or in some containers).
-        return {one.pid: one.used if one.used != 2**64 - 1 else 0 for one in infos[: count.value]}
 
 
 class TcpCounts:

@@ -14,20 +14,39 @@ def devices() -> "tuple[str, ...]":
     """Return the devices that runs may use, as `CUDA_VISIBLE_DEVICES` spells them.
 
     They come from `PACELINE_GPUS`, else from the shell's `CUDA_VISIBLE_DEVICES`, else from nvidia-smi; none without a driver.
+    In place of a GPU that is cut into MIG slices, its slices are listed.
     """
     for name in (GPUS_VARIABLE, "CUDA_VISIBLE_DEVICES"):
         if name in os.environ:
             return tuple(part.strip() for part in os.environ[name].split(",") if part.strip() not in ("", "-1"))
+    rows = [line.partition(",") for line in _lines("--query-gpu=index,mig.mode.current", "--format=csv,noheader")]
+    found = [(index.strip(), mode.strip()) for index, _, mode in rows if index.strip().isdigit()]
+    if not any(mode == "Enabled" for _, mode in found):
+        return tuple(index for index, _ in found)
+    # "GPU 0: NVIDIA A100 (UUID: GPU-5a...)", and below it "  MIG 3g.20gb     Device  0: (UUID: MIG-7c...)".
+    modes, names, gpu = dict(found), [], ""  # type: dict[str, str], list[str], str
+    for line in _lines("-L"):
+        words = line.split()
+        if words[0] == "GPU":
+            gpu = words[1].rstrip(":")
+            names += [gpu] if modes.get(gpu, "Enabled") != "Enabled" else []
+        elif words[0] == "MIG" and modes.get(gpu) == "Enabled":
+            names.append(words[-1].rstrip(")"))
+    return tuple(names)
+
+
+def _lines(*words: str) -> "list[str]":
+    """Return the lines that nvidia-smi prints, none if it is missing or fails."""
     # The import is late: most hosts are asked for no GPUs.
     import shutil
     import subprocess
 
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return ()
+        return []
     try:
         done = subprocess.run(
-            [tool, "--query-gpu=index", "--format=csv,noheader"],
+            [tool, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -35,6 +54,6 @@ def devices() -> "tuple[str, ...]":
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ()
-    lines = [line.strip() for line in done.stdout.decode().splitlines()] if done.returncode == 0 else []
-    return tuple(line for line in lines if line.isdigit())
+        return []
+    lines = done.stdout.decode(errors="replace").splitlines() if done.returncode == 0 else []
+    return [line.strip() for line in lines if line.strip()]

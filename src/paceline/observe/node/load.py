@@ -24,8 +24,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from paceline.observe.node import process_state
-from paceline.observe.node.counters import Gpu, Nvml, TcpCounts
+from paceline.observe.node.counters import TcpCounts
 from paceline.observe.node.messages import WatchedWorkers
+from paceline.observe.node.nvml import Gpu, Nvml
 from paceline.system import processes, step_clock
 from paceline.system.memory import memory
 

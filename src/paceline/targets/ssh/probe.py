@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.job.job import Job
 from paceline.job.plan import node_sizes
-from paceline.observe.node import gpus
+from paceline.observe.node import gpus, nvml, outside
 from paceline.remote import foreign_python
 from paceline.remote.agent.boot import OLDEST
 from paceline.system import lock_holder, processes
@@ -52,6 +52,7 @@ class HostProbe:
     gpus: tuple[str, ...] = ()
     tickets: tuple[Ticket, ...] = field(default=())
     shares: SharesAnswer | None = None
+    outside: tuple[str, ...] = ()
 
     @property
     def offered(self) -> int:
@@ -66,6 +67,7 @@ class HostProbe:
             "gpus": list(self.gpus),
             "tickets": list(self.tickets),
             "shares": self.shares or {},
+            "outside": list(self.outside),
         }
 
 
@@ -122,7 +124,7 @@ def look_at(
 
 def host_program(verb: str, given: Mapping[str, Any]) -> bytes:
     """Return the text of the program that answers `verb` on a host (`paceline.targets.host_leases.answer`)."""
-    above = [str(module.__file__) for module in (lock_holder, gpus, shares, fair_share, leases)]
+    above = [str(module.__file__) for module in (lock_holder, nvml, gpus, outside, shares, fair_share, leases)]
     return foreign_python.program(host_leases.__file__, "answer", verb, given, above=above)
 
 
@@ -176,6 +178,7 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
         gpus=tuple(answer.get("gpus", ())),
         tickets=tuple(answer["tickets"]),
         shares=answer.get("shares"),
+        outside=tuple(answer.get("outside", ())),
     )
 
 

@@ -1,0 +1,129 @@
+"""Counters of the GPU driver, from NVML, its own library.
+
+Hosts without Paceline run this text with their own Python, 3.6 or later: only the standard library, annotations in quotes.
+"""
+
+import contextlib
+import os
+from typing import NamedTuple
+
+TYPE_CHECKING = False  # the name that mypy knows
+if TYPE_CHECKING:
+    from typing import Any
+
+_NVML_ERROR_INSUFFICIENT_SIZE = 7
+
+
+class Gpu(NamedTuple):
+    """One GPU. percent: share of time with a running kernel. memory, total: bytes. processes: pid -> bytes."""
+
+    number: int
+    percent: "float | None"
+    memory: "int | None"
+    total: "int | None"
+    processes: "dict[int, int]"
+    watts: "float | None" = None
+
+
+class Nvml:
+    """The driver's library, initialized."""
+
+    def __init__(self, library: "Any") -> None:
+        self._library = library
+
+    @classmethod
+    def begin(cls) -> "Nvml | None":
+        """Return the library, or None if there is no NVIDIA driver."""
+        # Check the driver's device first: searching for a missing library takes longer.
+        if not os.path.exists("/dev/nvidiactl"):
+            return None
+        import ctypes
+
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL("libnvidia-ml.so.1")
+            if library.nvmlInit_v2() == 0:
+                return cls(library)
+        return None
+
+    def gpus(self) -> "list[Gpu]":
+        """Return all GPUs in order."""
+        import ctypes
+
+        count = ctypes.c_uint()
+        if self._library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return []
+        found = []
+        for number in range(count.value):
+            device = ctypes.c_void_p()
+            if self._library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)) != 0:
+                continue
+            # nvmlUtilization_t: percent of the time with a running kernel, and with memory traffic.
+            busy = (ctypes.c_uint * 2)()
+            has_use = self._library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == 0
+            # nvmlMemory_t: total, free, used.
+            memory = (ctypes.c_ulonglong * 3)()
+            has_memory = self._library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0
+            milliwatts = ctypes.c_uint()
+            has_power = self._library.nvmlDeviceGetPowerUsage(device, ctypes.byref(milliwatts)) == 0
+            found.append(
+                Gpu(
+                    number,
+                    float(busy[0]) if has_use else None,
+                    int(memory[2]) if has_memory else None,
+                    int(memory[0]) if has_memory else None,
+                    self._processes(device),
+                    milliwatts.value / 1000 if has_power else None,
+                )
+            )
+        return found
+
+    def processes_by_name(self) -> "dict[str, dict[int, int]]":
+        """Return {name: {pid: bytes}}; names are numbers and UUIDs of GPUs and MIG slices."""
+        import ctypes
+
+        found = {}  # type: dict[str, dict[int, int]]
+        for gpu in self.gpus():
+            device, most = ctypes.c_void_p(), ctypes.c_uint()
+            self._library.nvmlDeviceGetHandleByIndex_v2(gpu.number, ctypes.byref(device))
+            found[str(gpu.number)] = found[self._uuid(device)] = gpu.processes
+            if self._library.nvmlDeviceGetMaxMigDeviceCount(device, ctypes.byref(most)) != 0:
+                continue
+            for place in range(most.value):
+                part = ctypes.c_void_p()
+                if self._library.nvmlDeviceGetMigDeviceHandleByIndex(device, place, ctypes.byref(part)) == 0:
+                    found[self._uuid(part)] = self._processes(part)
+        return found
+
+    def _uuid(self, device: "Any") -> str:
+        import ctypes
+
+        text = ctypes.create_string_buffer(96)
+        self._library.nvmlDeviceGetUUID(device, text, len(text))
+        return text.value.decode(errors="replace")
+
+    def _processes(self, device: "Any") -> "dict[int, int]":
+        import ctypes
+
+        class Info(ctypes.Structure):
+            """nvmlProcessInfo_t of the calls that end in _v3."""
+
+            _fields_ = (
+                ("pid", ctypes.c_uint),
+                ("used", ctypes.c_ulonglong),
+                ("gpu_instance", ctypes.c_uint),
+                ("compute_instance", ctypes.c_uint),
+            )
+
+        ask = getattr(self._library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
+        if ask is None:
+            return {}
+        count, infos = ctypes.c_uint(64), (Info * 64)()
+        code = ask(device, ctypes.byref(count), infos)
+        if code == _NVML_ERROR_INSUFFICIENT_SIZE:
+            infos = (Info * (count.value + 8))()
+            count = ctypes.c_uint(len(infos))
+            code = ask(device, ctypes.byref(count), infos)
+        if code != 0:
+            return {}
+        # All bits are set if the driver does not know the value (under Windows's WDDM, or in some containers).
+        return {one.pid: one.used if one.used != 2**64 - 1 else 0 for one in infos[: count.value]}

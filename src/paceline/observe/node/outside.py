@@ -1,0 +1,102 @@
+"""Find the GPUs and cores of a machine that processes outside Paceline use.
+
+Hosts without Paceline run this text with their own Python, 3.6 or later: only the standard library, annotations in quotes.
+"""
+
+# ruff: noqa: UP031
+
+import contextlib
+import os
+
+TYPE_CHECKING = False  # typing is slow to load
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+if "Nvml" not in globals():  # on a host, the text of these modules precedes the text of this module
+    from paceline.observe.node.nvml import Nvml
+    from paceline.system.lock_holder import user_name
+
+#: A process counts as a user of cores once it has used this many seconds of them, and half a core all its life.
+_BUSY_S, _BUSY_SHARE = 60.0, 0.5
+#: Most processes that a text names.
+_NAMED = 3
+#: The driver's library, once it is loaded.
+_driver = []  # type: list[Nvml | None]
+
+
+def driver() -> "Nvml | None":
+    """Return the driver's library, or None. The first call takes long where no driver stays loaded."""
+    if not _driver:
+        _driver.append(Nvml.begin())
+    return _driver[0]
+
+
+def used_gpus(gpus: "Sequence[str]", own: "Collection[int]") -> "dict[str, str]":
+    """Return the GPUs that other processes use, each with a text.
+
+    The text is "used by bob's python (pid 4711), 40.0 GB".
+
+    own: Processes of Paceline; their descendants count as own, too.
+    """
+    found = {}
+    nvml = driver() if gpus else None
+    for name, processes in nvml.processes_by_name().items() if nvml is not None else ():
+        others = sorted((pid, used) for pid, used in processes.items() if not is_below(pid, own))
+        if name in gpus and others:
+            shown = ["%s (pid %d), %.1f GB" % (_owned(pid), pid, used / 1e9) for pid, used in others[:_NAMED]]
+            found[name] = "used by " + ", ".join(shown) + (", ..." if len(others) > _NAMED else "")
+    return found
+
+
+def used_cores(own: "Collection[int]") -> "dict[int, tuple[float, str]]":
+    """Return {pid: (cores, text)} of other processes that use cores for long."""
+    found = {}  # type: dict[int, tuple[float, str]]
+    if not os.path.exists("/proc/uptime"):
+        return found
+    ticks = os.sysconf("SC_CLK_TCK")
+    with open("/proc/uptime") as file:
+        now = float(file.read().split()[0])
+    for pid in _pids():
+        state = _stat(pid)
+        if state is None or state[0] != "R":
+            continue
+        used, age = (int(state[11]) + int(state[12])) / ticks, max(now - int(state[19]) / ticks, 1.0)
+        if used >= _BUSY_S and used / age >= _BUSY_SHARE and not is_below(pid, own):
+            found[pid] = (used / age, "%s (pid %d)" % (_owned(pid), pid))
+    return found
+
+
+def is_below(pid: int, tops: "Collection[int]") -> bool:
+    """Return whether a process is one of `tops` or a descendant of one of them."""
+    for _ in range(100):
+        if pid in tops:
+            return True
+        state = _stat(pid) if pid > 1 else None
+        if state is None:
+            return False
+        pid = int(state[1])
+    return False
+
+
+def _owned(pid: int) -> str:
+    """Return a process's owner and name: "bob's python"."""
+    try:
+        with open("/proc/%d/comm" % pid) as file:
+            name = "".join(char if char.isprintable() else "?" for char in file.read().strip()[:40])
+        return "%s's %s" % (user_name(os.stat("/proc/%d" % pid).st_uid), name or "?")
+    except (OSError, UnicodeDecodeError):
+        return "a process that can't be seen from here"
+
+
+def _stat(pid: int) -> "list[str] | None":
+    """Return the fields of /proc/<pid>/stat from the state on, or None."""
+    with contextlib.suppress(OSError, UnicodeDecodeError), open("/proc/%d/stat" % pid) as file:
+        return file.read().rpartition(")")[2].split()
+    return None
+
+
+def _pids() -> "Iterator[int]":
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                yield int(name)

@@ -1,0 +1,215 @@
+"""One queue for five Unix users: processes that take leases, and die at any time, and a hostile user among them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.targets import host_leases
+from tests.helpers import start_python, wait_until
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="needs root, to be five users"
+)
+
+#: Numbers that belong to no user.
+USERS = tuple(range(61_001, 61_006))
+GPUS = ["0", "1", "2"]
+
+#: A run: it waits for its GPU, notes when it has the GPU in a file of its own, and holds it for a while.
+RUN = """
+import _strptime, fcntl, os, pwd, sys, time
+from paceline.targets import host_leases, leases
+folder, uid, number, seconds, ahead_s = sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), float(sys.argv[5])
+os.setgroups([]); os.setgid(uid); os.setuid(uid)
+os.environ["PACELINE_LEASES"] = folder + "/leases"
+leases._LOOK_S = leases._PLACE_S = 0.01
+claimed = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + ahead_s))
+ticket = {"key": f"{claimed}.000Z_{number}", "run_id": number, "pid": os.getpid(), "cores": 0, "gpu_count": 1}
+ticket |= {"all_cores": 4, "all_gpus": ["0", "1", "2"], "port_count": 0}
+while "granted" not in (answer := host_leases.take(dict(ticket))):
+    time.sleep(0.01)
+(gpu,) = answer["granted"]["gpus"]
+# The kernel keeps the lock of a GPU while its holder lives: two holders at once are an error.
+fd = os.open(f"{folder}/gpu{gpu}", os.O_RDONLY)
+try:
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    print("GIVEN TWICE", gpu, flush=True)
+print("holds", gpu, flush=True)
+time.sleep(seconds)
+os.close(fd)
+host_leases.give_back({"key": ticket["key"]})
+print("done", flush=True)
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of leases that root has made for all users, with a shares file."""
+    # pytest's folders belong to root alone.
+    folder = Path(f"/tmp/paceline-test-{os.getpid()}-{time.monotonic_ns()}")
+    for path, mode in ((folder, 0o755), (folder / "leases", 0o1777), (folder / "leases/paceline-share", 0o755)):
+        path.mkdir()
+        path.chmod(mode)
+    (folder / "leases/paceline-share/shares.json").write_text("{}")
+    for gpu in GPUS:
+        (folder / f"gpu{gpu}").touch()
+    monkeypatch.setenv("PACELINE_LEASES", str(folder / "leases"))
+    yield folder
+    subprocess.run(["rm", "-rf", folder], check=True)
+
+
+@pytest.fixture
+def runs(machine: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(uid: int, number: object, seconds: float = 0.0, ahead_s: float = 0.0) -> subprocess.Popen[str]:
+        started.append(start_python(RUN, machine, uid, number, seconds, ahead_s))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+            process.communicate()
+
+
+def tickets() -> list[dict[str, Any]]:
+    return host_leases.look({"gpus": GPUS})["tickets"]
+
+
+def as_user(uid: int, act: Callable[[], None]) -> None:
+    """Call a function in a process of this user."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            act()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def kill_at_any_time(machine: Path, start: Callable[..., subprocess.Popen[str]], kills: int) -> None:
+    chance, living, killed, number = random.Random(2), [], 0, 0
+    outputs: list[str] = []
+    while killed < kills:
+        while len(living) < 8:
+            number += 1
+            # The clocks of the submitting machines differ by up to ten seconds.
+            living.append(start(chance.choice(USERS), number, chance.uniform(0, 0.3), chance.uniform(-10, 10)))
+        time.sleep(chance.uniform(0, 0.1))
+        process = living.pop(chance.randrange(len(living)))
+        if process.poll() is None:
+            process.send_signal(chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]))
+            killed += 1
+        outputs.append(process.communicate()[0])
+    for process in living:
+        outputs.append(process.communicate(timeout=120)[0])
+        assert process.returncode == 0
+    assert not [text for text in outputs if "GIVEN TWICE" in text]
+    assert any("holds" in text and "done" not in text for text in outputs), "none was killed with a lease"
+    assert tickets() == []
+
+
+def test_no_lease_is_given_twice_or_leaked_when_processes_of_five_users_are_killed(machine: Path, runs: Any) -> None:
+    kill_at_any_time(machine, runs, 15)
+
+
+@pytest.mark.proof
+def test_no_lease_is_given_twice_or_leaked_in_two_hundred_kills(machine: Path, runs: Any) -> None:
+    kill_at_any_time(machine, runs, 200)
+
+
+def test_use_of_each_user_is_recorded_in_their_own_file(machine: Path, runs: Any) -> None:
+    for number, uid in enumerate(USERS[:2]):
+        assert "done" in runs(uid, number, 0.2).communicate(timeout=60)[0]
+    users = host_leases.look({"gpus": GPUS})["shares"]["users"]
+    assert [one["user"] for one in users] == [str(uid) for uid in USERS[:2]]
+    for uid in USERS[:2]:
+        (path,) = (machine / "leases").glob(f"paceline-leases-{uid}/*/use.json")
+        assert path.stat().st_uid == uid
+        assert sum(row[2] for row in json.loads(path.read_text())["hours"]) >= 0.2
+
+
+def test_hostile_user_gains_no_place_and_stops_nobody(machine: Path, runs: Any) -> None:
+    victim, hostile = USERS[:2]
+    held = [runs(victim, f"held{number}", 600) for number in range(3)]
+    for process in held:
+        assert process.stdout.readline().startswith("holds")
+    waits = runs(victim, "victim")
+    wait_until(lambda: len(tickets()) == 4, "the victim waits")
+    (of_victim,) = (machine / "leases").glob(f"paceline-leases-{victim}/*")
+    own = machine / f"leases/paceline-leases-{hostile}" / of_victim.name
+    forged = {"run_id": "x", "pid": 1, "cores": 0, "gpu_count": 3, "granted": None, "uid": victim, "user": "root"}
+
+    def attack() -> None:
+        for path in of_victim.iterdir():
+            for refused in (
+                path.unlink,
+                lambda path=path: path.write_text("{}"),
+                lambda path=path: path.rename(machine / "leases/stolen"),
+            ):
+                with pytest.raises(PermissionError):
+                    refused()
+        with pytest.raises(PermissionError):
+            (machine / "leases/paceline-share/shares.json").write_text('{"shares": {"*": 9}}')
+        own.parent.mkdir()
+        own.parent.chmod(0o755)
+        own.mkdir()
+        own.chmod(0o755)
+        alive = {**forged, "pid": os.getppid(), "boot_id": host_leases.boot_id()}
+        for key, content in {
+            "2000-01-01T00:00:00.000Z_past": json.dumps(alive),
+            "2999-01-01T00:00:00.000Z_future": json.dumps({**alive, "granted_at": 1e12, "since": 0}),
+            "huge": json.dumps({**forged, "key": "huge", "run_id": "y" * (1 << 20)}),
+            "deep": "[" * 100_000,
+        }.items():
+            (own / f"{key}.ticket").write_text(content.replace('"run_id"', f'"key": "{key}", "run_id"', 1))
+        (own / "link.ticket").symlink_to(next(of_victim.iterdir()))
+        os.mkfifo(own / "fifo.ticket")
+        (own / "use.json").write_text('{"hours": [[1e18, -5, NaN, "x"], [0, 1e300, 1, 1]], "typical_s": -1}')
+        for number in range(1500):
+            (own / f"many{number}.ticket").touch()
+
+    as_user(hostile, attack)
+    # The hostile user's requests name processes of another user, so none of them counts.
+    assert {ticket["user"] for ticket in tickets()} == {str(victim)}
+    held[0].kill()
+    assert waits.communicate(timeout=60)[0].endswith("done\n")
+
+
+def test_stopped_process_of_another_user_holds_the_queue_up_for_seconds_only(
+    machine: Path, runs: Any, monkeypatch: Any
+) -> None:
+    holders = [runs(USERS[0], f"held{number}", 600) for number in range(3)]
+    for process in holders:
+        process.stdout.readline()
+    stopped = runs(USERS[1], "stopped")
+    wait_until(lambda: len(tickets()) == 4, "it waits")
+    stopped.send_signal(signal.SIGSTOP)
+    wait_until(lambda: Path(f"/proc/{stopped.pid}/stat").read_text().split(")")[1].split()[0] == "T", "it is stopped")
+    later = runs(USERS[2], "later")
+    wait_until(lambda: len(tickets()) == 5, "another waits")
+    holders[0].kill()
+    assert later.communicate(timeout=120)[0].endswith("done\n")
+    stopped.send_signal(signal.SIGCONT)
+    assert stopped.communicate(timeout=60)[0].endswith("done\n")
