@@ -560,3 +560,26 @@ def at_a_terminal(lab: Lab, words: list[str], answers: dict[str, str]) -> str:
 @pytest.mark.promise("same-lines-train-ssh-hosts")
 def test_a_driver_of_the_azure_sdk_trains_on_hosts(ssh_lab: Lab) -> None:
     check_driver(ssh_lab, "lab")
+
+
+def test_runs_share_a_gpu_of_a_host_and_an_urgent_run_gets_the_place_of_another(
+    lab: Lab, gate: Path, settings: dict[str, Any]
+) -> None:
+    add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=settings | {"hosts": ["pa0 slots=8"]}))
+    show = KEEP + "keep(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+    one = {"use_gpu": True, "compute_target": "lab"}
+    halves = [lab.submit(show + stay(gate), gpu_share=0.5, **one) for _ in range(2)]
+    wait_until(lambda: all(run.status == states.RUNNING for run in halves), "both run", 60)
+    whole = lab.submit(stay(gate), **one)
+    wait_until(lambda: whole.status == states.RUNNING, "the third runs on the other GPU", 60)
+
+    urgent = lab.submit(show, priority="urgent", **one)
+
+    assert wait_for_end(urgent) == states.COMPLETED
+    # The run that has started last leaves, and starts again once the urgent run has ended.
+    wait_until(lambda: len(whole.record().attempts) == 2, "it starts again", 60)
+    gate.touch()
+    assert [wait_for_end(run) for run in (*halves, whole)] == [states.COMPLETED] * 3
+    assert whole.record().attempts[0].cause == "preempted"
+    assert [len(run.record().attempts) for run in halves] == [1, 1]
+    assert seen(halves[0]) == seen(halves[1]) != seen(urgent)
