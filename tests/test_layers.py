@@ -72,6 +72,8 @@ MAY_IMPORT = {
     "estimator": UP_TO_SUBMIT,
     # Functions as runs. A worker loads the decorator, the calls and the pool beside the user's module.
     "functions": f"{UP_TO_SUBMIT} estimator workspace checkpoint.api worker.script.without_ours",
+    # The worker of a session, beside what the user installs; and the form of its line, for the command line.
+    "sessions": "errors system runs.folder",
     # Children are runs like all others; a sweep's or a pipeline's controller submits them.
     "children": f"{UP_TO_SUBMIT}",
     "sweeps": f"{UP_TO_SUBMIT} estimator children",
@@ -91,7 +93,7 @@ MAY_IMPORT = {
     # The page reads a workspace, and changes what the command line changes by the same functions.
     "ui": f"{UP_TO_SUBMIT} rerun workspace sweeps pipelines models services reports cli.description cli.job_file",
     "cli": f"{UP_TO_SUBMIT} rerun estimator workspace workspace_dir pruning doctor children sweeps pipelines models "
-    "serving.api services compat reports ui trackers",
+    "serving.api services compat reports ui trackers sessions",
     "__main__": "cli",
 }
 

@@ -1,21 +1,71 @@
-"""forward: a tunnel to a port of a run."""
+"""forward, dev: a tunnel to a port of a run, and sessions on a node."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import secrets
+import shlex
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
-from paceline.cli.cancel import end
-from paceline.cli.common import folder_of
-from paceline.cli.options import NAMED_RUN, VerbOption, takes
+from paceline.cli.cancel import end, execute
+from paceline.cli.common import folder_of, warn
+from paceline.cli.description import asked
+from paceline.cli.options import DETACH, JSON, NAMED_RUN, Duration, Given, VerbOption, takes
+from paceline.cli.run_options import RUN, words
+from paceline.cli.summary import print_submitted
+from paceline.errors import JobError, RunStateError
+from paceline.runs import read
+from paceline.runs.folder import RunFolder
+from paceline.runs.follow import state_text
+from paceline.runs.record import user_name
+from paceline.runs.remote_status import refresh
 from paceline.runs.tunnel import Tunnel
+from paceline.runs.visible import visible
+from paceline.sessions import KEY_VARIABLE, TOKEN_VARIABLE, Serving, serving
+from paceline.submit import submit
+from paceline.system.files import read_json
 from paceline.system.signals import handled
+from paceline.targets import configured
+from paceline.workspace import Workspace
+
+#: Seconds between two looks at a session that starts, and at one that runs.
+_START_LOOK_S, _LOOK_S = 0.05, 0.5
+#: The shell of the user on the node.
+_SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}"']
+#: Options of `run` that a session does not have: it has one worker, and its own program and limits.
+_NOT_OF_SESSIONS = frozenset(
+    (
+        *(
+            "script",
+            "arguments",
+            "module",
+            "nodes",
+            "backend",
+            "ps",
+            "compute",
+            "gpu_visibility",
+            "hang_after",
+            "on_hang",
+        ),
+        *("elastic_after", "restart_on_exception", "dry_run", "yaml", "as_json"),
+    )
+)
+
+_LOCAL_PORT = VerbOption("--local", "Port on this machine; default: a free one.", type=int, least=1, most=65535)
 
 
 @takes(
     NAMED_RUN,
     VerbOption("port", "Port on the worker's node, such as 8888.", "PORT", int, least=1, most=65535, needed=True),
-    VerbOption("--local", "Port on this machine; default: a free one.", type=int, least=1, most=65535),
+    _LOCAL_PORT,
     VerbOption("--rank", "The worker to whose node the tunnel leads.", type=int, least=0, default=0),
 )
 def forward(*, run_id: str, port: int, local: int | None, rank: int) -> None:
@@ -23,12 +73,214 @@ def forward(*, run_id: str, port: int, local: int | None, rank: int) -> None:
 
     Only programs of this machine can use the tunnel.
     """
-    with (
-        Tunnel(folder_of(run_id), port, rank=rank, local_port=local or 0) as tunnel,
-        handled(end, signal.SIGTERM, signal.SIGHUP),
-        contextlib.suppress(KeyboardInterrupt),
-    ):
+    with _until_interrupted(), Tunnel(folder_of(run_id), port, rank=rank, local_port=local or 0) as tunnel:
         print(
             f"127.0.0.1:{tunnel.local_port} leads to port {port} of rank {rank}'s node. Ctrl-C closes it.", flush=True
         )
         tunnel.serve()
+
+
+@contextlib.contextmanager
+def _until_interrupted() -> Iterator[None]:
+    with handled(end, signal.SIGTERM, signal.SIGHUP), contextlib.suppress(KeyboardInterrupt):
+        yield
+
+
+@takes(
+    VerbOption("target", "Compute target; default: local.", "[TARGET]", complete="targets"),
+    VerbOption("--shell", "Open a shell in this terminal, in place of JupyterLab.", type=bool),
+    VerbOption("--ssh", "Serve ssh, for VS Code and other programs, in place of JupyterLab.", type=bool),
+    VerbOption(
+        "--idle",
+        "End the session after this time without activity; 0: never. Default: 30m.",
+        type=Duration(),
+        default=1800.0,
+    ),
+    VerbOption("--run", "Open a session again that is running.", "RUN", complete="run_ids"),
+    VerbOption("--resume", "Start with the notebooks of an earlier session.", "RUN", complete="run_ids"),
+    _LOCAL_PORT,
+    *(option for option in RUN if option.name not in _NOT_OF_SESSIONS),
+    DETACH,
+    JSON,
+)
+def dev(**given: object) -> int | None:
+    """Start a session on a node: JupyterLab, a shell, or ssh.
+
+    The session is a run, with its source, packages, data and leases. It goes on when this command ends, until it is idle.
+    """
+    if given["shell"] and given["ssh"]:
+        raise JobError("--shell and --ssh: a session is of one kind. Leave one out.")
+    kind = "shell" if given["shell"] else "ssh" if given["ssh"] else "jupyter"
+    if given["run"] is not None:
+        folder = folder_of(str(given["run"]))
+        if not _is_session(folder):
+            raise JobError(
+                f"run {folder.run_id} is not a session. `paceline exec` and `paceline forward` work beside each run."
+            )
+    else:
+        folder = _submit(kind, given)
+    if given["detach"]:
+        hints = f"Open it:  paceline dev --run {folder.run_id}\nEnd it:   paceline cancel {folder.run_id}"
+        return print_submitted(folder, hints, as_json=bool(given["as_json"]))
+    with _until_interrupted():
+        found = _when_it_serves(folder)
+        if given["shell"] or found.kind == "shell":
+            return _shell(folder, ends=given["run"] is None)
+        if found.kind == "ssh":
+            _tell_ssh(folder, found)
+            return None
+        _jupyter(folder, int(found.at), given["local"])
+    record = read.record(folder)
+    print(f"Session {folder.run_id} is {record.status}.", file=sys.stderr)
+    return None
+
+
+def _is_session(folder: RunFolder) -> bool:
+    job = read.record(folder).job
+    return job is not None and job.entry_module == "paceline.sessions"
+
+
+def _submit(kind: str, given: Given) -> RunFolder:
+    """Submit the run of a session."""
+    of_run = {option.name: given.get(option.name, option.default) for option in RUN}
+    arguments = [kind, f"{given['idle']:g}"]
+    _, description = words(
+        {**of_run, "module": "paceline.sessions", "arguments": arguments, "compute": given["target"]}
+    )
+    # A session that waits for its user does not hang.
+    wanted = asked({**description, "hang_seconds": 0})
+    job, values = wanted.job, dict(wanted.values)
+    former = None
+    if given["resume"] is not None and not _is_session(former := folder_of(given["resume"])):
+        raise JobError(f"--resume {given['resume']}: this run is not a session.")
+    with tempfile.TemporaryDirectory() as scratch:
+        key = Path(scratch) / "key"
+        if kind == "ssh":
+            variables = {**job.environment_variables, KEY_VARIABLE: _public_key(key)}
+            job = dataclasses.replace(job, environment_variables=variables)
+        elif kind == "jupyter":
+            values[TOKEN_VARIABLE] = secrets.token_hex(24)
+            job = dataclasses.replace(job, secrets={**job.secrets, TOKEN_VARIABLE: f"env:{TOKEN_VARIABLE}"})
+
+        def fill(hidden: RunFolder) -> None:
+            if kind == "ssh":
+                hidden.session.mkdir(mode=0o700)
+                shutil.copy2(key, hidden.session / "key")
+
+        return submit(
+            job,
+            wanted.source,
+            Workspace.from_config().path,
+            wanted.experiment,
+            tags={**wanted.tags, "session": kind},
+            display_name=wanted.display_name,
+            values=values,
+            leave_out=wanted.leave_out,
+            checkpoints=former.checkpoints if former is not None else None,
+            fill=fill,
+        )
+
+
+def _public_key(file: Path) -> str:
+    """Make a key for one session, and return its public part."""
+    if (keygen := shutil.which("ssh-keygen")) is None:
+        raise JobError("--ssh needs ssh-keygen on this machine. Install OpenSSH's client, or use --shell.")
+    subprocess.run([keygen, "-q", "-t", "ed25519", "-N", "", "-C", "paceline", "-f", str(file)], check=True)
+    return file.with_suffix(".pub").read_text().strip()
+
+
+def _when_it_serves(folder: RunFolder) -> Serving:
+    """Wait until the session serves, and print the states before.
+
+    Raises:
+        RunStateError: The session has ended.
+    """
+    told = ""
+    while True:
+        record = read.record(folder)
+        if record.is_terminal:
+            raise RunStateError(f"session {folder.run_id} is {record.status}. {record.failure or ''}".strip())
+        refresh(folder)
+        with contextlib.suppress(OSError):
+            if (found := serving(folder.live_log(0).read_text(errors="replace"))) is not None:
+                return found
+        if (text := state_text(record)) != told:
+            told = text
+            warn(text)
+        time.sleep(_START_LOOK_S)
+
+
+def _jupyter(folder: RunFolder, port: int, local: object) -> None:
+    """Print the address of JupyterLab, and hold the tunnel to it until the session ends."""
+    token = (read_json(folder.secrets) or {}).get(TOKEN_VARIABLE)
+    if token is None:
+        raise RunStateError(
+            f"the token of session {folder.run_id} is not here: open it as its user, on the machine that submitted it."
+        )
+    with contextlib.ExitStack() as stack:
+        tunnel = None
+        # On this machine the browser reaches the server's own port.
+        if local is not None or not _is_here(folder):
+            tunnel = stack.enter_context(Tunnel(folder, port, local_port=int(str(local)) if local is not None else 0))
+            port = tunnel.local_port
+        print(f"http://127.0.0.1:{port}/lab?token={token}", flush=True)
+        again = f"Open it again: paceline dev --run {folder.run_id}. End it: paceline cancel {folder.run_id}"
+        warn(f"Ctrl-C leaves the session. {again}")
+        with contextlib.suppress(RunStateError):
+            while not read.record(folder).is_terminal:
+                if tunnel is None:
+                    time.sleep(_LOOK_S)
+                    continue
+                looked = time.monotonic()
+                while time.monotonic() - looked < _LOOK_S:
+                    tunnel.step()
+
+
+def _is_here(folder: RunFolder) -> bool:
+    record = read.record(folder)
+    return configured.read(folder.path.parents[1], str(record.target)).kind == configured.LOCAL
+
+
+def _shell(folder: RunFolder, *, ends: bool) -> int:
+    """Open a shell beside the session, and with `ends` end the session after it."""
+    try:
+        return execute(run_id=folder.run_id, command=_SHELL, rank=0, no_terminal=False)
+    finally:
+        if ends and not read.record(folder).is_terminal:
+            read.request_cancel(folder, by=user_name(), reason="its shell has ended")
+
+
+def _tell_ssh(folder: RunFolder, found: Serving) -> None:
+    """Write a configuration for ssh, and print how to connect."""
+    if not (folder.session / "key").exists():
+        raise RunStateError(
+            f"the key of session {folder.run_id} is not here: open it on the machine that submitted it."
+        )
+    file = folder.session / "ssh_config"
+    file.write_text(ssh_config(folder, found), encoding="utf-8")
+    print(f"ssh -F {shlex.quote(str(file))} {folder.run_id}")
+    warn(
+        f"For VS Code (Remote-SSH), add this line to ~/.ssh/config and connect to the host {folder.run_id}:\n    Include "
+        f'"{visible(str(file))}"\nEnd the session: paceline cancel {folder.run_id}'
+    )
+
+
+def ssh_config(folder: RunFolder, found: Serving) -> str:
+    """Return the configuration by which ssh connects to a session: through `paceline exec`, to a server that listens nowhere."""
+    user, _, command = found.at.partition(" ")
+    proxy = shlex.join(
+        (
+            *("env", f"PACELINE_WORKSPACE={folder.path.parents[1]}", sys.executable, "-m", "paceline"),
+            *("exec", "--no-terminal", folder.run_id, "--", *shlex.split(command)),
+        )
+    ).replace("%", "%%")
+    place = str(folder.session).replace("%", "%%")
+    lines = (
+        f"User {user}",
+        f"ProxyCommand {proxy}",
+        f'IdentityFile "{place}/key"',
+        "IdentitiesOnly yes",
+        "StrictHostKeyChecking accept-new",
+        f'UserKnownHostsFile "{place}/known_hosts"',
+    )
+    return "\n    ".join((f"Host {folder.run_id}", *lines)) + "\n"

@@ -45,6 +45,7 @@ EXAMPLES = {
     "stacks": "paceline stacks brave-otter-12",
     "profile": "paceline profile --seconds 10 brave-otter-12",
     "exec": "paceline exec brave-otter-12 --rank 1 -- nvidia-smi",
+    "dev": "paceline dev gpu-box --idle 1h",
     "forward": "paceline forward brave-otter-12 6006 --local 6006",
     "cancel": "paceline cancel --wait brave-otter-12",
     "model register": "paceline model register digits outputs/model --run brave-otter-12",

@@ -48,6 +48,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "submit": ("quick.submit", "Submit a script and return at once with the run's id."),
     "rerun": ("run.rerun", "Submit a run's job again, with the same source and packages."),
     "check": ("check.check", "Compare a script's first steps on one process and on several."),
+    "dev": ("sessions.dev", "Start a session on a node: JupyterLab, a shell, or ssh."),
     "sweep": ("sweep", "Tune hyperparameters over many runs."),
     "pipeline": ("pipeline", "Run steps in the order of their data."),
     "status": ("read.status", "Show the state of a run."),

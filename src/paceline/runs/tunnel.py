@@ -8,6 +8,7 @@ Nothing listens but these two loopback addresses, and no other machine needs an 
 from __future__ import annotations
 
 import itertools
+import queue
 import socket
 import threading
 import time
@@ -20,6 +21,8 @@ from paceline.system import listening
 
 #: Seconds for which the pause between two looks stays short after data, and the longer pause.
 _BUSY_S, _IDLE_PAUSE_S = 2.0, 0.1
+#: Messages that wait for the node, at which connections stop to read.
+_MOST_WAITING = 64
 
 
 class Tunnel:
@@ -54,7 +57,10 @@ class Tunnel:
         except BaseException:
             self._listener.close()
             raise
-        self._connections = Connections(self._beside.write)
+        #: Only `step` uses the channel: its messages have numbers, which two threads would give twice.
+        self._waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._readers: set[threading.Thread] = set()
+        self._connections = Connections(self._send)
         self._busy_until = 0.0
         threading.Thread(
             target=listening.accept_each, args=(self._listener, self._greet, lambda: self._is_closed), daemon=True
@@ -67,16 +73,21 @@ class Tunnel:
         self.close()
 
     def step(self) -> None:
-        """Pass on the data that the node has sent. Waits a moment for it.
+        """Pass on data to and from the node. Waits a moment for it.
 
         Raises:
             RunStateError: The run or its relay has ended.
         """
+        data = bytearray()
+        while not self._waiting.empty():
+            data += self._waiting.get()
+        if data:
+            self._beside.write(bytes(data))
         found = self._beside.heard(wait_s=0.01 if time.monotonic() < self._busy_until else _IDLE_PAUSE_S)
-        for name, data in found:
+        for name, output in found:
             if name == "out":
                 self._busy_until = time.monotonic() + _BUSY_S
-                self._connections.feed(data)
+                self._connections.feed(output)
         if self._beside.exit_code is not None:
             raise RunStateError(f"run {self._folder.run_id}: the tunnel to port {self._port} was closed on the node.")
 
@@ -96,6 +107,20 @@ class Tunnel:
         self._connections.close()
         self._beside.close()
 
-    def _greet(self, connected: socket.socket) -> None:
+    def _send(self, data: bytes) -> None:
         self._busy_until = time.monotonic() + _BUSY_S
-        self._connections.add(next(self._numbers), connected)
+        # A connection waits here for a slow node. The thread of `step` must not, because it empties the queue.
+        while (
+            self._waiting.qsize() > _MOST_WAITING
+            and threading.current_thread() in self._readers
+            and not self._is_closed
+        ):
+            time.sleep(_IDLE_PAUSE_S)
+        self._waiting.put(data)
+
+    def _greet(self, connected: socket.socket) -> None:
+        self._readers.add(threading.current_thread())
+        try:
+            self._connections.add(next(self._numbers), connected)
+        finally:
+            self._readers.discard(threading.current_thread())

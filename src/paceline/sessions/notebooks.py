@@ -1,0 +1,58 @@
+"""Keep the notebooks of a session: as outputs for readers, and as checkpoints for the next attempt or session."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.system.files import copy_whole, gone_is_fine
+
+#: Folder in the run's checkpoints, and in its outputs.
+_FOLDER = "notebooks"
+#: Folders in which no notebook of the user's own is. `outputs` is kept anyway.
+_OTHERS = frozenset((".ipynb_checkpoints", ".git", "outputs", "node_modules", "__pycache__"))
+
+
+class Notebooks:
+    """The notebooks below a folder.
+
+    Args:
+        work: Folder of the session.
+        checkpoints, outputs: Folders of the run.
+    """
+
+    def __init__(self, work: Path, checkpoints: Path, outputs: Path) -> None:
+        self._work = work
+        self._kept = (checkpoints / _FOLDER, outputs / _FOLDER)
+        self._seen: dict[str, tuple[int, int]] = dict(self._stamps())
+
+    def restore(self) -> None:
+        """Put back the notebooks of an earlier attempt or session."""
+        kept = self._kept[0]
+        if kept.is_dir():
+            shutil.copytree(kept, self._work, dirs_exist_ok=True)
+            print(
+                f"paceline: {sum(1 for _ in kept.rglob('*.ipynb'))} notebooks of the earlier session are back",
+                flush=True,
+            )
+
+    def keep(self) -> bool:
+        """Copy new and changed notebooks. Return whether there were any."""
+        changed = [(name, stamp) for name, stamp in self._stamps() if self._seen.get(name) != stamp]
+        for name, stamp in changed:
+            with gone_is_fine():
+                for folder in self._kept:
+                    copy_whole(self._work / name, folder / name)
+                self._seen[name] = stamp
+        return bool(changed)
+
+    def _stamps(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        for folder, names, files in os.walk(self._work):
+            names[:] = [name for name in names if name not in _OTHERS]
+            for file in files:
+                if file.endswith(".ipynb"):
+                    with gone_is_fine():
+                        stat = os.lstat(path := os.path.join(folder, file))
+                        yield os.path.relpath(path, self._work), (stat.st_mtime_ns, stat.st_size)

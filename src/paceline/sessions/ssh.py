@@ -1,0 +1,74 @@
+"""An ssh server for a session that listens nowhere: each connection starts `sshd -i` by `paceline exec`.
+
+The worker writes a configuration with a host key of its own into a private folder. Only the session's own key may log in, as the
+user of the run.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from paceline.errors import JobError
+from paceline.runs.folder import RunFolder
+from paceline.sessions import KEY_VARIABLE, Serving, serving_line
+
+_PLACES = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
+
+
+def configuration(folder: Path, environment: dict[str, str]) -> str:
+    """Return the text of sshd_config. Shells get the run's variables."""
+    kept = {name: value for name, value in environment.items() if not set(value) & set('"\n\\') and name.isidentifier()}
+    variables = " ".join(f'"{name}={value}"' for name, value in sorted(kept.items()))
+    return "\n".join(
+        (
+            f"HostKey {folder}/host_key",
+            f"AuthorizedKeysFile {folder}/authorized_keys",
+            # The folder is private already, and sshd would check all folders above it.
+            "StrictModes no",
+            "UsePAM no",
+            "PasswordAuthentication no",
+            "KbdInteractiveAuthentication no",
+            "PermitRootLogin prohibit-password",
+            "PidFile none",
+            "Subsystem sftp internal-sftp",
+            f"SetEnv {variables}",
+            "",
+        )
+    )
+
+
+class SshServer:
+    """The files of the session's ssh server.
+
+    Raises:
+        JobError: The node has no sshd.
+    """
+
+    def __init__(self) -> None:
+        sshd, keygen = shutil.which("sshd", path=_PLACES), shutil.which("ssh-keygen", path=_PLACES)
+        if sshd is None or keygen is None:
+            raise JobError(
+                "this node has no sshd, which a session with --ssh needs. Install openssh-server, or use --shell."
+            )
+        # The run's end removes its scratch folder, also after a kill.
+        scratch = RunFolder(Path(os.environ["PACELINE_RUN_DIR"])).scratch
+        self._folder = Path(tempfile.mkdtemp(prefix="session-", dir=scratch if scratch.is_dir() else None))
+        subprocess.run(
+            [keygen, "-q", "-t", "ed25519", "-N", "", "-f", str(self._folder / "host_key")],
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+        (self._folder / "authorized_keys").write_text(os.environ[KEY_VARIABLE] + "\n")
+        (self._folder / "sshd_config").write_text(configuration(self._folder, dict(os.environ)))
+        words = shlex.join([sshd, "-i", "-f", str(self._folder / "sshd_config")])
+        print(serving_line(Serving(kind="ssh", at=f"{getpass.getuser()} {words}")), flush=True)
+
+    def close(self) -> None:
+        """Remove the files."""
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,218 @@
+"""The parts of a session, and sessions on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import urllib.request
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.sessions import ssh_config
+from paceline.runs.folder import RunFolder
+from paceline.sessions import Serving, serving, serving_line
+from paceline.sessions.notebooks import Notebooks
+from paceline.sessions.ssh import configuration
+from tests.cli.conftest import Cli, cli
+from tests.helpers import write_tree
+
+__all__ = ["cli"]
+
+#: Stands in for JupyterLab: answers the requests of a session with the token, at the port that it is given.
+JUPYTERLAB = """
+import http.server, json, os, sys
+
+port = int(next(word for word in sys.argv if word.startswith("--port=")).partition("=")[2])
+assert "--ip=127.0.0.1" in sys.argv
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        token = os.environ["JUPYTER_TOKEN"]
+        known = self.headers.get("Authorization") == f"token {token}" or f"token={token}" in self.path
+        self.send_response(200 if known else 403)
+        self.end_headers()
+        path = self.path.partition("?")[0]
+        answers = {"/api/status": {}, "/api/kernels": [], "/api/terminals": []}
+        if known:
+            self.wfile.write(json.dumps(answers.get(path, path)).encode())
+    def log_message(self, *args): pass
+
+open("new.ipynb", "w").write("{}")
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+def test_line_of_a_session_is_read_from_its_log():
+    found = Serving(kind="ssh", at="ann /usr/sbin/sshd -i -f '/tmp/a b/sshd_config'")
+    log = f"noise\n{serving_line(Serving(kind='jupyter', at='1'))}\nmore\n{serving_line(found)}\n[I] ready"
+    assert serving(log) == found
+    assert serving("paceline: this session serves tea at 4") is None
+
+
+def test_notebooks_are_kept_twice_and_put_back(tmp_path):
+    work = write_tree(tmp_path / "work", {"old.ipynb": "1", "a/b.ipynb": "2", "x.py": "", ".git/c.ipynb": ""})
+    places = (tmp_path / "checkpoints", tmp_path / "outputs")
+    notebooks = Notebooks(work, *places)
+    assert notebooks.keep() is False
+    (work / "a" / "b.ipynb").write_text("changed")
+    (work / "new.ipynb").write_text("3")
+    assert notebooks.keep() is True
+    assert notebooks.keep() is False
+    for place in places:
+        kept = {path.relative_to(place).as_posix(): path.read_text() for path in place.rglob("*.ipynb")}
+        assert kept == {"notebooks/a/b.ipynb": "changed", "notebooks/new.ipynb": "3"}
+    again = write_tree(tmp_path / "again", {"a/b.ipynb": "2"})
+    Notebooks(again, *places).restore()
+    assert (again / "a" / "b.ipynb").read_text() == "changed"
+    assert (again / "new.ipynb").read_text() == "3"
+
+
+def test_ssh_server_lets_only_the_key_of_the_session_in():
+    text = configuration(
+        Path("/d"), {"A": 'x" evil', "B": "two words", "BASH_FUNC_x%%": "y", "C": "a\nPermitRootLogin yes"}
+    )
+    assert 'SetEnv "B=two words"' in text
+    for rule in ("PasswordAuthentication no", "AuthorizedKeysFile /d/authorized_keys", "HostKey /d/host_key"):
+        assert rule in text.splitlines()
+    assert "evil" not in text
+    assert "PermitRootLogin yes" not in text
+
+
+def test_ssh_connects_through_exec_and_no_port():
+    folder = RunFolder(Path("/w%s/my runs/runs/dev_1_00000000"))
+    text = ssh_config(folder, Serving(kind="ssh", at="ann /usr/sbin/sshd -i -f '/tmp/a b/sshd_config'"))
+    assert text.startswith("Host dev_1_00000000\n")
+    assert "User ann" in text
+    proxy = next(line for line in text.splitlines() if "ProxyCommand" in line)
+    assert "exec --no-terminal dev_1_00000000 -- /usr/sbin/sshd -i -f '/tmp/a b/sshd_config'" in proxy
+    # ssh expands %s.
+    assert "w%%s" in proxy
+
+
+def open_session(cli: Cli, *words: object) -> tuple[subprocess.Popen[str], str, str]:
+    """Start `paceline dev`; the process, the session's run, and the address that it printed."""
+    process = cli.start("dev", *words)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    line = process.stdout.readline()
+    if not line:
+        raise AssertionError(process.stderr.read())
+    told = ""
+    while (found := re.search(r"paceline dev --run (\S+)\.", told)) is None:
+        told += process.stderr.readline()
+    return process, found[1], line.strip()
+
+
+def fetched(url: str) -> object:
+    return json.load(urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=60))
+
+
+@pytest.mark.promise("session-is-a-run")
+def test_session_serves_keeps_its_notebook_and_resumes(cli: Cli) -> None:
+    write_tree(cli.folder, {"jupyterlab/__init__.py": "", "jupyterlab/__main__.py": JUPYTERLAB})
+    process, run_id, url = open_session(cli, "--idle", "0")
+    assert fetched(url) == "/lab"
+    # The address without the token, of a process of another user, is of no use.
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        fetched(url.partition("?")[0])
+    assert "token" not in (cli.run_folder(run_id) / "job.json").read_text().lower().replace("jupyter_token", "")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    # The session goes on, and a tunnel leads to it.
+    other, same, tunnelled = open_session(cli, "--run", run_id, "--local", free_port())
+    assert same == run_id
+    assert tunnelled != url
+    assert fetched(tunnelled) == "/lab"
+    cli("cancel", "--wait", run_id)
+    assert other.wait(60) == 0
+    for one in (process, other):
+        assert one.stdout is not None
+        assert one.stderr is not None
+        one.stdout.close()
+        one.stderr.close()
+    assert (cli.run_folder(run_id) / "outputs" / "notebooks" / "new.ipynb").read_text() == "{}"
+    again = cli("dev", "--shell", "--resume", run_id, "-d").stdout.strip()
+    work = cli.run_folder(again) / "work"
+    cli("exec", wait_running(cli, again), "--", "ls")
+    assert list(work.rglob("new.ipynb"))
+    cli("cancel", "--wait", again)
+
+
+def wait_running(cli: Cli, run_id: str) -> str:
+    assert cli.wait(run_id, "Running") == "Running"
+    return run_id
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@pytest.mark.promise("session-is-a-run")
+def test_idle_session_ends(cli: Cli) -> None:
+    run_id = cli("dev", "--shell", "--idle", "1s", "-d").stdout.strip()
+    assert cli.wait(run_id) == "Completed"
+    assert "ends after 1 s without activity" in cli("logs", run_id).stdout
+
+
+def test_shell_has_the_variables_of_the_run_and_ends_its_session(cli: Cli) -> None:
+    process = cli.start("dev", "--shell", env={"SHELL": "/bin/sh"}, stdin=subprocess.PIPE)
+    out, err = process.communicate("echo in $PACELINE_RUN_ID; exit 3\n", timeout=100)
+    assert process.returncode == 3, err
+    run_id = out.split()[1]
+    assert cli.wait(run_id) == "Canceled"
+
+
+@pytest.mark.skipif(shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin") is None, reason="no sshd here")
+def test_ssh_logs_in_to_the_session(cli: Cli) -> None:
+    command = cli("dev", "--ssh").stdout.strip()
+    run_id = command.split()[-1]
+    assert (cli.run_folder(run_id) / "session" / "key").stat().st_mode & 0o77 == 0
+    done = subprocess.run(
+        [*command.split(), "-o", "BatchMode=yes", "echo $PACELINE_RUN_ID"],
+        env=cli.environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout.strip() == run_id, done.stderr
+    cli("cancel", "--wait", run_id)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--shell", "--ssh"), "a session is of one kind"),
+        (("moon",), "no compute target 'moon'"),
+        (("--run", "none_1_00000000"), "no run 'none_1_00000000'"),
+        (("--idle", "soon"), "soon"),
+    ],
+)
+def test_wrong_session_is_refused_before_anything_starts(cli: Cli, words: tuple[str, ...], message: str) -> None:
+    assert message in cli("dev", *words, code=2).stderr
+    assert cli.run_ids() == []
+
+
+def test_run_that_is_no_session_cannot_be_opened(cli: Cli) -> None:
+    run_id = cli.submit("print(1)")
+    cli.wait(run_id)
+    assert "is not a session" in cli("dev", "--run", run_id, code=2).stderr
+    assert "is not a session" in cli("dev", "--resume", run_id, code=2).stderr
+
+
+def test_session_without_jupyterlab_says_what_to_install(cli: Cli) -> None:
+    if find_spec("jupyterlab"):
+        pytest.skip("JupyterLab is installed here")
+    done = cli("dev", code=1)
+    assert "paceline dev --pip jupyterlab" in done.stderr
