@@ -37,7 +37,7 @@ coverage: .venv/.ready
 	$(BIN)/python -m pytest --quick -n 2 -q -r fE --cov --cov-report html --cov-report term:skip-covered $(CHECK)
 
 # The quick tests with the oldest versions of all packages that pyproject.toml allows, in an environment of their own.
-LOWEST := .[torch,mpi,ray,s3,azure,gcs,sftp,http,keyring,tabular,tune,serve,ui,mlflow,tensorboard,lowest]
+LOWEST := .[torch,mpi,ray,kubernetes,s3,azure,gcs,sftp,http,keyring,tabular,tune,serve,ui,mlflow,tensorboard,lowest]
 lowest:
 	$(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --upgrade pip uv
@@ -127,7 +127,7 @@ QUIET := $(shell [ -t 2 ] || echo --quiet)
 	touch .venv/.demo
 
 .venv/.ready: .venv/.demo
-	$(BIN)/python -m pip install $(QUIET) '$(TORCH)' --editable '.[torch,mpi,conda,ray,s3,sftp,http,tabular,tune,serve,ui,mlflow,tensorboard,examples,dev]'
+	$(BIN)/python -m pip install $(QUIET) '$(TORCH)' --editable '.[torch,mpi,conda,ray,kubernetes,s3,sftp,http,tabular,tune,serve,ui,mlflow,tensorboard,examples,dev]'
 	touch .venv/.ready
 
 clean:

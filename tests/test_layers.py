@@ -108,7 +108,9 @@ THIRD_PARTY = {
     "IPython": "runs sweeps",
     # Where secrets and commands travel through a datastore.
     "cryptography": "targets",
-    "yaml": "environments compat cli models trackers",
+    # The requests to a Kubernetes cluster.
+    **dict.fromkeys(("httpx2", "lightkube", "msgspec", "websockets"), "targets"),
+    "yaml": "environments compat cli models trackers targets",
     "dotenv": "cli",
     **dict.fromkeys(("fsspec", "s3fs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),
     **dict.fromkeys(("torch", "numpy"), "checkpoint data torch_private collectives torch_mpi compat parallel serving"),

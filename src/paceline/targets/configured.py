@@ -40,6 +40,7 @@ OWN = {
     "ssh": "paceline.targets.ssh.target:SshTarget",
     "slurm": "paceline.targets.slurm.target:SlurmTarget",
     "ray": "paceline.targets.ray.target:RayTarget",
+    "kubernetes": "paceline.targets.kubernetes.target:KubernetesTarget",
     # Part of `paceline.testing`, for its users: nodes that exist only in a process.
     "sim": "paceline.testing.sim.target:SimTarget",
 }

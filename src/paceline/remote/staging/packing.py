@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Folder of the trees in a workspace, or in `paceline/` of a datastore.
 FOLDER = "carried"
+#: Files of a run's folder that are sent to a cluster.
+_SENT = ("job.json", "state.json", "events.jsonl", "notes.jsonl", "target.json", "ballast", "secrets.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,44 @@ def add_json(archive: tarfile.TarFile, name: str, value: Any) -> None:
     item = tarfile.TarInfo(name)
     item.size, item.mode = len(data), 0o644
     archive.addfile(item, io.BytesIO(data))
+
+
+def add_tree(archive: tarfile.TarFile, tree: str, files: Mapping[str, Path]) -> None:
+    """Add a tree of files that a job names, below `FOLDER`."""
+    top = tarfile.TarInfo(f"{FOLDER}/{tree}")
+    top.type, top.mode = tarfile.DIRTYPE, 0o755
+    archive.addfile(top)
+    for name, path in sorted(files.items()):
+        # Store hard links as separate files, since archives of folders turn them into links.
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            item = tarfile.TarInfo(f"{FOLDER}/{tree}/{name}")
+            item.size, item.mtime = found.st_size, int(found.st_mtime)
+            item.mode = 0o555 if found.st_mode & 0o100 else 0o444
+            archive.addfile(item, file)
+
+
+def add_run(archive: tarfile.TarFile, folder: RunFolder, packed: Packed | None, *, engine: str) -> None:
+    """Add a new run's folder, with a link to its snapshot, for a cluster whose `engine` manages the run."""
+    top = f"runs/{folder.run_id}"
+    for name in ("logs", "outputs", "metrics", "checkpoints"):
+        item = tarfile.TarInfo(f"{top}/{name}")
+        item.type, item.mode = tarfile.DIRTYPE, 0o755
+        archive.addfile(item)
+    # A run that continues another run starts with checkpoints.
+    if any(folder.checkpoints.iterdir()):
+        archive.add(folder.checkpoints, f"{top}/checkpoints")
+    for name in _SENT:
+        if (folder.path / name).is_file():
+            archive.add(folder.path / name, f"{top}/{name}")
+    if folder.snapshot.is_symlink():
+        link = tarfile.TarInfo(f"{top}/snapshot")
+        link.type, link.linkname = tarfile.SYMTYPE, f"../../snapshots/{folder.snapshot.resolve().name}"
+        archive.addfile(link)
+    # This file tells the supervisor and readers on the cluster that an engine manages the run.
+    add_json(archive, f"{top}/{folder.engine.name}", {"engine": engine})
+    if packed is not None:
+        add_json(archive, f"{top}/{folder.carried.name}", packed.manifest.to_json())
 
 
 def local_places(environment: EnvironmentSpec) -> Iterator[Path]:

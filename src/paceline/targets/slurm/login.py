@@ -14,7 +14,6 @@ import contextlib
 import gzip
 import io
 import json
-import os
 import queue
 import secrets
 import shlex
@@ -22,7 +21,7 @@ import subprocess
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -32,7 +31,7 @@ from paceline.remote import wire
 from paceline.remote.foreign_python import bootstrap_words, library_digest, library_files, stream_program
 from paceline.remote.replica import changes
 from paceline.remote.replica.apply import Replica, ReplicaError
-from paceline.remote.staging.packing import FOLDER, Packed, add_json, pack_run
+from paceline.remote.staging.packing import FOLDER, add_run, add_tree, pack_run
 from paceline.remote.staging.stage_out_local import expect, is_over, take_record
 from paceline.remote.wire import Header
 from paceline.runs import states
@@ -47,8 +46,6 @@ from paceline.targets.slurm.scheduler import AwayError, Scheduler
 _FRESH_S = 1.0
 #: File in the run's folder here: {"time": time of the last complete update, "known": stamps of the arrived files}.
 _STATE = "mirrored.json"
-#: Files of a run's folder that are sent to the cluster.
-_SENT = ("job.json", "state.json", "events.jsonl", "notes.jsonl", "target.json", "ballast", "secrets.json")
 
 _ALIVE_S = 1.0
 #: Pieces of output that are buffered here before the login host has to wait.
@@ -106,8 +103,8 @@ class Login:
                     archive.add(snapshot, f"snapshots/{snapshot.name}")
                 for tree, files in (taken.files if taken else {}).items():
                     if f"{FOLDER}/{tree}" in answer["missing"]:
-                        _add_tree(archive, tree, files)
-                _add_run(archive, folder, snapshot.name, taken)
+                        add_tree(archive, tree, files)
+                add_run(archive, folder, taken, engine="slurm")
 
         pushed = self._ask({"op": "push", "folder": there.folder, "run_id": folder.run_id}, write)
         write_json(folder.path / _STATE, {"time": 0.0, "known": pushed["known"]})
@@ -226,41 +223,6 @@ class Login:
         said = process.stderr.read().decode(errors="replace").strip()
         code = process.wait()
         raise AwayError(f"{where} can't be used: {self._scheduler.explain(said, code, self._python)}")
-
-
-def _add_tree(archive: tarfile.TarFile, tree: str, files: Mapping[str, Path]) -> None:
-    top = tarfile.TarInfo(f"{FOLDER}/{tree}")
-    top.type, top.mode = tarfile.DIRTYPE, 0o755
-    archive.addfile(top)
-    for name, path in sorted(files.items()):
-        # Store hard links as separate files, since archives of folders turn them into links.
-        with open(path, "rb") as file:
-            found = os.fstat(file.fileno())
-            item = tarfile.TarInfo(f"{FOLDER}/{tree}/{name}")
-            item.size, item.mtime = found.st_size, int(found.st_mtime)
-            item.mode = 0o555 if found.st_mode & 0o100 else 0o444
-            archive.addfile(item, file)
-
-
-def _add_run(archive: tarfile.TarFile, folder: RunFolder, snapshot: str, packed: Packed | None) -> None:
-    top = f"runs/{folder.run_id}"
-    for name in ("logs", "outputs", "metrics", "checkpoints"):
-        item = tarfile.TarInfo(f"{top}/{name}")
-        item.type, item.mode = tarfile.DIRTYPE, 0o755
-        archive.addfile(item)
-    # A run that continues another run starts with checkpoints.
-    if any(folder.checkpoints.iterdir()):
-        archive.add(folder.checkpoints, f"{top}/checkpoints")
-    for name in _SENT:
-        if (folder.path / name).is_file():
-            archive.add(folder.path / name, f"{top}/{name}")
-    link = tarfile.TarInfo(f"{top}/snapshot")
-    link.type, link.linkname = tarfile.SYMTYPE, f"../../snapshots/{snapshot}"
-    archive.addfile(link)
-    # This file tells the supervisor and readers on the cluster that Slurm manages the run.
-    add_json(archive, f"{top}/{folder.engine.name}", {"engine": "slurm"})
-    if packed is not None:
-        add_json(archive, f"{top}/{folder.carried.name}", packed.manifest.to_json())
 
 
 class LoginChannel:

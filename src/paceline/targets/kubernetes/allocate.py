@@ -1,0 +1,200 @@
+"""Gather a run's pods for its supervisor in index 0, and open a link to an agent on each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from paceline.errors import TargetError
+from paceline.job.job import Job
+from paceline.job.plan import Node, port_count
+from paceline.remote.link import AgentNodes, Link, LinkError, bootstrap_words
+from paceline.remote.link.bootstrap import Ends
+from paceline.system.processes import SUPERVISOR_VARIABLE
+from paceline.targets.base import Waiting
+from paceline.targets.kubernetes.manifests import ADDRESS_VARIABLE, TOP
+from paceline.targets.kubernetes.settings import KubernetesSettings
+from paceline.targets.kubernetes.ticket import HUB_SOCKET, TICKET_VARIABLE, Noted, PodTicket, message
+
+_TICK_S = 0.05
+_OWN_VARIABLES = (TICKET_VARIABLE, SUPERVISOR_VARIABLE, ADDRESS_VARIABLE)
+_LINK_S = 30.0
+#: Seconds in which an elastic run that has enough pods waits for further ones.
+_SETTLE_S = 2.0
+
+
+class PodNodes(AgentNodes):
+    """Nodes with links, of which Kubernetes may announce that it ends their pods."""
+
+    gathering: PodGathering
+    #: Completion index of the pod of each node rank.
+    indexes: tuple[int, ...] = ()
+
+    def lost(self) -> dict[int, str]:
+        leaving = self.gathering.leaving
+        told = {
+            rank: f"Kubernetes ends its pod, {self.nodes[rank].name}: an eviction, a preemption or a drained node"
+            for rank, index in enumerate(self.indexes)
+            if index in leaving
+        }
+        return told | super().lost()
+
+
+class PodGathering:
+    """The pods that have connected to this one, for all attempts of a run."""
+
+    def __init__(self, ticket: PodTicket) -> None:
+        self._ticket = ticket
+        self._hub = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._hub.connect(HUB_SOCKET)
+        #: Index -> socket and description of a pod that waits for an attempt.
+        self._pods: dict[int, tuple[socket.socket, Noted]] = {}
+        #: Indexes of pods that Kubernetes ends.
+        self.leaving: set[int] = set()
+        self._guard = threading.Lock()
+        threading.Thread(target=self._hear, name="paceline-pods", daemon=True).start()
+
+    @property
+    def count(self) -> int:
+        """The number of pods that wait, without this one."""
+        return len(self._pods)
+
+    def wait(self, job: Job, held: int, waiting: Waiting) -> bool:
+        """Wait for enough pods beside the `held` ones. Return False once `waiting` returns True.
+
+        Without them after `gang_wait_s`, ask for the end of all pods: Kubernetes starts them again after a pause that grows.
+        """
+        began, enough_at = time.monotonic(), float("inf")
+        # Two runs that hold each other's missing pods must not give them back at the same time forever.
+        limit_s = self._ticket.gang_wait_s * random.uniform(1.0, 1.3)
+        gave_back = False
+        while self.count + held < job.node_count and time.monotonic() - enough_at < _SETTLE_S:
+            if self.count + held >= job.least_nodes:
+                enough_at = min(enough_at, time.monotonic())
+            if waiting(f"{self.count + held} of {job.node_count} pods"):
+                return False
+            if time.monotonic() - began > limit_s and not gave_back and self.count + held < job.least_nodes:
+                gave_back = True
+                self._hub.send(message({"give_back": True}))
+            time.sleep(_TICK_S)
+        return True
+
+    def take(self, count: int) -> dict[int, tuple[socket.socket, Noted]]:
+        """Return up to `count` pods by index, which no longer wait."""
+        with self._guard:
+            chosen = sorted(self._pods)[:count]
+            return {index: self._pods.pop(index) for index in chosen}
+
+    def _hear(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                data, fds, _, _ = socket.recv_fds(self._hub, 1 << 14, 1)
+                if not data:
+                    return
+                told = json.loads(data)
+                index = int(told["rank"])
+                if told.get("leaving"):
+                    self.leaving.add(index)
+                    continue
+                with self._guard:
+                    earlier = self._pods.pop(index, None)
+                    self._pods[index] = (socket.socket(fileno=fds[0]), told)
+                self.leaving.discard(index)
+                if earlier is not None:
+                    earlier[0].close()
+
+
+def ticket() -> PodTicket:
+    """Return the ticket of the run that this process supervises.
+
+    Raises:
+        TargetError: This process is not a supervisor in a pod.
+    """
+    path = os.environ.get(TICKET_VARIABLE)
+    if path is None:
+        raise TargetError(
+            f"nodes of a Kubernetes cluster are only available inside a pod, and {TICKET_VARIABLE} is not set."
+        )
+    return PodTicket.read(path)
+
+
+def gather(
+    gathering: PodGathering, job: Job, settings: KubernetesSettings, library: Path, waiting: Waiting
+) -> PodNodes | None:
+    """Wait for the run's pods. Return None once `waiting` returns True.
+
+    Raises:
+        EngineError: The agent of this pod does not start.
+        TargetError: A pod has GPUs that its container does not see.
+    """
+    with contextlib.ExitStack() as undo:
+        words = list(bootstrap_words(sys.executable))
+        own = Ends.of_program(words, _shell(os.environ), socket.gethostname())
+        links = {0: _open(own, socket.gethostname(), library, settings)}
+        undo.callback(links[0].close)
+        told: dict[int, Noted] = {0: {"address": os.environ.get(ADDRESS_VARIABLE) or "127.0.0.1"}}
+        while len(links) < job.least_nodes or (len(links) < job.node_count and gathering.count):
+            if not gathering.wait(job, len(links), waiting):
+                return None
+            taken = gathering.take(job.node_count - len(links))
+            with ThreadPoolExecutor(max(1, len(taken))) as pool:
+                opened = pool.map(lambda one: _try(one[0], one[1], library, settings), taken.values())
+            for index, link in zip(taken, opened, strict=True):
+                if link is not None:
+                    undo.callback(link.close)
+                    links[index], told[index] = link, taken[index][1]
+        nodes = _nodes(links, told, job, settings)
+        nodes.gathering = gathering
+        undo.pop_all()
+    return nodes
+
+
+def _try(sock: socket.socket, about: Noted, library: Path, settings: KubernetesSettings) -> Link | None:
+    """Return a link to another pod, or None if it is gone."""
+    try:
+        return _open(Ends.of_socket(sock), str(about["hostname"]), library, settings)
+    except LinkError:
+        return None
+
+
+def _open(ends: Ends, name: str, library: Path, settings: KubernetesSettings) -> Link:
+    # `folder` is that of `boot`, so that the agent finds the library in the place where each pod has unpacked it.
+    return Link.over(ends, name=name, library_dir=library, folder=TOP, timeout_s=_LINK_S, silence_s=settings.silence_s)
+
+
+def _nodes(links: Mapping[int, Link], told: Mapping[int, Noted], job: Job, settings: KubernetesSettings) -> PodNodes:
+    cores = max(1, int(settings.cpus_per_worker * job.process_count_per_node))
+    wanted = settings.gpus_per_worker * job.process_count_per_node
+    nodes = []
+    for rank, index in enumerate(sorted(links)):
+        hello = links[index].hello
+        if job.use_gpu and len(hello.gpus) < wanted:
+            raise TargetError(
+                f"pod {links[index].name} has {wanted} of {settings.gpu_resource}, but its container sees {len(hello.gpus)}: "
+                "the node's driver is not in it. Set runtime_class (often nvidia), or ask the cluster's administrator."
+            )
+        address = str(told[index]["address"]) if len(links) > 1 else "127.0.0.1"
+        gpus = hello.gpus[:wanted] if job.use_gpu else ()
+        nodes.append(Node(node_rank=rank, name=links[index].name, address=address, cores=cores, gpus=gpus))
+    ordered = [links[index] for index in sorted(links)]
+    python = None if os.sep not in settings.python else settings.python
+    found = PodNodes(ordered, tuple(nodes), port_count(job), folder=TOP, python=python)
+    found.indexes = tuple(sorted(links))
+    return found
+
+
+def _shell(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return this pod's environment without the supervisor's own variables."""
+    kept = {name: value for name, value in environment.items() if name not in _OWN_VARIABLES}
+    del kept["PYTHONPATH"]
+    theirs = kept.pop("PACELINE_SHELL_PYTHONPATH", "")
+    return kept | ({"PYTHONPATH": theirs} if theirs else {})

@@ -1,0 +1,357 @@
+"""Requests to a cluster's API, as the user of a kubeconfig's context, in one namespace.
+
+Requests and WebSockets use one proxy, one TLS context and one login. The module is loaded on the submitting machine only.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import TypeVar, cast
+
+import httpx2
+import msgspec
+from lightkube.config import models
+from lightkube.config.client_adapter import ConnectionParams
+from lightkube.config.kubeconfig import SingleConfig
+from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
+
+from paceline.errors import EngineError, TargetError
+from paceline.targets.kubernetes.settings import Json, KubeContext, KubernetesSettings, Manifest, find_context
+
+T = TypeVar("T")
+
+#: Kind -> path of its API. ObjectNames of the namespace and the object follow.
+_PATHS = {
+    "jobs": "apis/batch/v1",
+    "pods": "api/v1",
+    "services": "api/v1",
+    "secrets": "api/v1",
+    "events": "api/v1",
+    "resourcequotas": "api/v1",
+    "persistentvolumeclaims": "api/v1",
+    "workloads": "apis/kueue.x-k8s.io/v1beta1",
+    "localqueues": "apis/kueue.x-k8s.io/v1beta1",
+}
+_TIMEOUT_S = 10.0
+_PAGE = 500
+#: Seconds for a credential plug-in to answer where no terminal lets it ask a person.
+_PLUGIN_S = 60.0
+
+
+class ApiRefusedError(TargetError):
+    """The error that the API refuses a request, with its HTTP status."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Cluster:
+    """A client of one namespace of a cluster. Thread-safe."""
+
+    def __init__(self, settings: KubernetesSettings) -> None:
+        self.title, self.namespace = settings.title, settings.namespace
+        context = find_context(settings.title, settings.kubeconfig, settings.context)
+        self.server = str(context.cluster["server"])
+        self._proxy = _proxy(self.server, context)
+        self._http, self._tls = _client(settings.title, context, self._proxy)
+
+    def get(self, kind: str, name: str) -> Json:
+        """Return an object, or None if it does not exist.
+
+        Raises:
+            EngineError: The API does not answer.
+            ApiRefusedError: The user may not read the object.
+        """
+        try:
+            return self._json("GET", self.path(kind, name))
+        except ApiRefusedError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def annotations(self, kind: str, name: str) -> dict[str, str] | None:
+        """Return an object's annotations without its content, or None if it does not exist."""
+        accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+        try:
+            found = self.request("GET", self.path(kind, name), {}, headers={"accept": accept}).json()
+        except ApiRefusedError as error:
+            if error.code == 404:
+                return None
+            raise
+        return dict(found.get("metadata", {}).get("annotations") or {})
+
+    def items(self, kind: str, **params: str) -> list[Json]:
+        """Return all objects of a kind that the selectors in `params` select."""
+        found: list[Json] = []
+        params = {**params, "limit": str(_PAGE)}
+        while True:
+            page = cast("dict[str, Json]", self._json("GET", self.path(kind), params))
+            found += cast("list[Json]", page.get("items") or [])
+            token = cast("dict[str, Json]", page.get("metadata") or {}).get("continue")
+            if not token:
+                return found
+            params["continue"] = str(token)
+
+    def create(self, kind: str, body: Manifest, *, dry_run: bool = False) -> tuple[Manifest, list[str]]:
+        """Create an object. Return it and the API's warnings.
+
+        Raises:
+            ApiRefusedError: With code 409, an object of this name exists.
+        """
+        params = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
+        response = self.request("POST", self.path(kind), params, body)
+        # A warning is `299 - "text"`, RFC 7234.
+        warnings = [text.partition(' "')[2].rstrip('"') for text in response.headers.get_list("warning")]
+        return cast("Manifest", response.json()), warnings
+
+    def delete(self, kind: str, name: str) -> None:
+        """Delete an object and the objects that it owns, if it exists."""
+        try:
+            self.request("DELETE", self.path(kind, name), {"propagationPolicy": "Background"})
+        except ApiRefusedError as error:
+            if error.code != 404:
+                raise
+
+    def log(self, pod: str, container: str) -> bytes:
+        """Return the log of a pod's container."""
+        return self.request("GET", f"{self.path('pods', pod)}/log", {"container": container}).content
+
+    def follow_log(self, pod: str, container: str) -> Iterator[str]:
+        """Yield the lines of a container's log until it ends or the connection breaks."""
+        timeout = httpx2.Timeout(_TIMEOUT_S, read=None)
+        params = {"container": container, "follow": "true"}
+        with self._http.stream("GET", f"{self.path('pods', pod)}/log", params=params, timeout=timeout) as response:
+            if response.status_code == 200:
+                yield from response.iter_lines()
+
+    def may(self, verb: str, resource: str, group: str = "") -> bool:
+        """Return whether the user may do this in the namespace; every user may ask."""
+        resource, _, sub = resource.partition("/")
+        attributes: Manifest = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
+        attributes["subresource"] = sub
+        body: Manifest = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        found = self.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", {}, body).json()
+        return bool(found.get("status", {}).get("allowed"))
+
+    def version(self) -> str:
+        return str(cast("dict[str, Json]", self._json("GET", "/version")).get("gitVersion"))
+
+    def websocket(self, path: str, params: Mapping[str, str], protocol: str) -> ClientConnection:
+        """Open a WebSocket.
+
+        Raises:
+            EngineError: The API or the pod can't be reached.
+            ApiRefusedError: The user may not open it.
+        """
+        request = self._http.build_request("GET", path, params=dict(params))
+        if isinstance(self._http.auth, httpx2.Auth):
+            next(self._http.auth.sync_auth_flow(request))  # adds the login's headers
+        given = {name: request.headers[name] for name in ("authorization",) if name in request.headers}
+        url = str(request.url)
+        try:
+            return connect(
+                f"ws{url.removeprefix('http')}",
+                ssl=self._tls if url.startswith("https") else None,
+                proxy=self._proxy,
+                additional_headers=given,
+                subprotocols=[Subprotocol(protocol)],
+                compression=None,
+                max_size=None,
+                open_timeout=_TIMEOUT_S,
+            )
+        except InvalidStatus as error:
+            found = error.response
+            response = httpx2.Response(found.status_code, content=bytes(found.body or b""))
+            raise self._refusal(response, f"open {path.rpartition('/')[2]}") from error
+        except (WebSocketException, OSError) as error:
+            raise self._away(error) from error
+
+    def path(self, kind: str, name: str = "") -> str:
+        return f"/{_PATHS[kind]}/namespaces/{self.namespace}/{kind}{f'/{name}' if name else ''}"
+
+    def patiently(self, call: Callable[[], T], limit_s: float, tell: Callable[[str], None] = lambda text: None) -> T:
+        """Repeat a call while the API is away, for `limit_s`."""
+        deadline, pause_s = time.monotonic() + limit_s, 0.5
+        while True:
+            try:
+                return call()
+            except EngineError as error:
+                if time.monotonic() + pause_s > deadline:
+                    raise
+                tell(f"{error} Trying again for {deadline - time.monotonic():.0f} s.")
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, 5.0)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str],
+        body: Manifest | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx2.Response:
+        """Make a request. Wait if the API has too many.
+
+        Raises:
+            EngineError: The API does not answer.
+            ApiRefusedError: The API refuses the request; the message has its text.
+        """
+        for left in reversed(range(6)):
+            try:
+                response = self._http.request(method, path, params=dict(params), json=body, headers=headers)
+            except (httpx2.HTTPError, OSError) as error:
+                raise self._away(error) from error
+            # 429 comes from priority and fairness, 503 from an API server that begins or ends.
+            if response.status_code != 429 or not left:
+                break
+            time.sleep(min(float(response.headers.get("retry-after", "1")), 5.0))
+        if response.is_success:
+            return response
+        raise self._refusal(response, f"{method} {path.rpartition('/')[2]}")
+
+    def _json(self, method: str, path: str, params: Mapping[str, str] | None = None) -> Json:
+        response = self.request(method, path, params or {})
+        try:
+            return cast("Json", response.json())
+        except ValueError as error:
+            raise EngineError(f"{self.title}: {self.server} gives no JSON. Is it a Kubernetes API?") from error
+
+    def _away(self, error: Exception) -> EngineError:
+        said = str(error) or type(error).__name__
+        return EngineError(f"{self.title}: the cluster at {self.server} does not answer: {said}.")
+
+    def _refusal(self, response: httpx2.Response, what: str) -> EngineError | ApiRefusedError:
+        try:
+            said = str(response.json().get("message") or response.text)
+        except (ValueError, AttributeError):
+            said = response.text[:300] or response.reason_phrase
+        code = response.status_code
+        if code >= 500 or code == 429:
+            return EngineError(
+                f"{self.title}: the cluster at {self.server} fails to {what} ({code}): {said.rstrip('.')}."
+            )
+        if code == 401:
+            hint = "The credentials of the kubeconfig are wrong or have expired: log in again"
+            return ApiRefusedError(
+                f"{self.title}: {self.server} does not know this user ({said.rstrip('.')}). {hint}.", code
+            )
+        hint = f" `paceline compute doctor` prints the Role to ask for ({self.namespace})." if code == 403 else ""
+        return ApiRefusedError(f"{self.title}: {said.rstrip('.')}.{hint}", code)
+
+
+@functools.lru_cache(maxsize=8)
+def cluster_of(settings_json: str) -> Cluster:
+    """Return the process's client for these settings (`key_of`): its connections and login are shared."""
+    return Cluster(KubernetesSettings(**json.loads(settings_json)))
+
+
+def key_of(settings: KubernetesSettings) -> str:
+    """Return the settings that identify a client."""
+    names = ("name", "context", "namespace", "kubeconfig")
+    return json.dumps({name: getattr(settings, name) for name in names})
+
+
+def _proxy(server: str, context: KubeContext) -> str | None:
+    """Return the proxy of the kubeconfig, else of the environment."""
+    host = httpx2.URL(server).host
+    if given := context.cluster.get("proxy-url"):
+        return str(given)
+    return None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(server.partition(":")[0])
+
+
+def _client(title: str, context: KubeContext, proxy: str | None) -> tuple[httpx2.Client, ssl.SSLContext]:
+    plugin = context.user.get("exec")
+    user: dict[str, Json] = {key: value for key, value in context.user.items() if key not in ("exec", "auth-provider")}
+    # lightkube's own support of login programs knows neither certificates nor version v1.
+    login = _Login(title, plugin) if isinstance(plugin, dict) else None
+    try:
+        config = SingleConfig(
+            context_name=context.name,
+            context=models.Context(cluster=context.name),
+            cluster=msgspec.convert(dict(context.cluster), models.Cluster),
+            user=msgspec.convert(user | (login.certificate() if login else {}), models.User),
+        )
+        params = ConnectionParams(proxy=proxy, trust_env=False).httpx_params(config)
+    except (OSError, ValueError) as error:
+        raise TargetError(f"{title}: context {context.name!r} of the kubeconfig can't be used: {error}.") from error
+    params |= {"timeout": httpx2.Timeout(_TIMEOUT_S), "limits": httpx2.Limits(max_connections=16)}
+    return httpx2.Client(**(params | {"auth": login} if login else params)), params["verify"]
+
+
+class _Login(httpx2.Auth):
+    """Credentials of a program that the kubeconfig names, https://kubernetes.io/docs/reference/access-authn-authz."""
+
+    def __init__(self, title: str, plugin: Manifest) -> None:
+        self._title, self._plugin = title, plugin
+        self._lock = threading.Lock()
+        self._status: dict[str, Json] = {}
+
+    def certificate(self) -> dict[str, Json]:
+        """Return the login's certificate as entries of a kubeconfig's user."""
+        self._ask()
+        keys = {"client-certificate-data": "clientCertificateData", "client-key-data": "clientKeyData"}
+        return {
+            key: base64.b64encode(str(self._status[name]).encode()).decode()
+            for key, name in keys.items()
+            if self._status.get(name)
+        }
+
+    def sync_auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
+        """Add the token to a request. Renew a refused token."""
+        for again in (False, True):
+            with self._lock:
+                if again or not self._status:
+                    self._ask()
+                token = self._status.get("token")
+            if token:
+                request.headers["Authorization"] = f"Bearer {token}"
+            response = yield request
+            if response.status_code != 401 or not token:
+                return
+
+    def _ask(self) -> None:
+        plugin, is_terminal = self._plugin, sys.stdin is not None and sys.stdin.isatty()
+        words = [str(plugin["command"]), *map(str, cast("list[Json]", plugin.get("args") or []))]
+        listed = cast("list[dict[str, str]]", plugin.get("env") or [])
+        info = {"apiVersion": plugin.get("apiVersion"), "kind": "ExecCredential", "spec": {"interactive": is_terminal}}
+        variables = {entry["name"]: entry["value"] for entry in listed}
+        variables["KUBERNETES_EXEC_INFO"] = json.dumps(info)
+        where = f"{self._title}: the kubeconfig's login program {words[0]!r}"
+        hint = f" {plugin['installHint']}" if plugin.get("installHint") else ""
+        if shutil.which(words[0]) is None:
+            raise TargetError(f"{where} is not installed.{hint}")
+        try:
+            # Its standard error is ours: it may ask a person to open a page.
+            done = subprocess.run(
+                words,
+                env={**os.environ, **variables},
+                stdin=None if is_terminal else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                timeout=None if is_terminal else _PLUGIN_S,
+                check=False,
+            )
+            status = json.loads(done.stdout)["status"]
+        except subprocess.TimeoutExpired as error:
+            told = f"{where} waits for a person. Run it at a terminal first: {' '.join(words)}"
+            raise TargetError(told) from error
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise TargetError(f"{where} gave no credentials. Run it at a terminal: {' '.join(words)}") from error
+        self._status = status

@@ -1,0 +1,202 @@
+"""What the cluster lets this user do, its nodes, and links to pods for `paceline compute doctor`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import cast
+
+import paceline
+from paceline.errors import EngineError, TargetError
+from paceline.job.job import Job
+from paceline.remote.foreign_python import library_digest
+from paceline.remote.link import Link
+from paceline.remote.link.bootstrap import Ends
+from paceline.targets.kubernetes import boot, manifests, readers, reasons, submission
+from paceline.targets.kubernetes.api import ApiRefusedError, Cluster
+from paceline.targets.kubernetes.objects import BatchJob, Pod, container_of
+from paceline.targets.kubernetes.settings import Json, KubernetesSettings, bytes_of
+from paceline.targets.kubernetes.ticket import PodTicket
+from paceline.targets.status import NodeStatus, Status
+
+#: The smallest Role: API group, resources and verbs. The last rule is only for live logs, `exec` and large files.
+RULES = (
+    ("batch", ("jobs",), ("create", "get", "list", "watch", "delete")),
+    ("", ("pods", "pods/log", "events"), ("get", "list", "watch")),
+    ("", ("secrets", "services"), ("create", "get", "delete")),
+    ("", ("pods/portforward",), ("get", "create")),
+)
+_PLACE_S, _PAUSE_S, _LINK_S = 60.0, 0.3, 30.0
+
+
+def missing_rights(granted: Sequence[Json]) -> list[str]:
+    """Return the rights of `RULES` that the rules of a SelfSubjectRulesReview do not grant."""
+    rules = [rule for rule in granted if isinstance(rule, dict) and not rule.get("resourceNames")]
+
+    def has(group: str, resource: str, verb: str) -> bool:
+        wanted = (("apiGroups", group), ("resources", resource), ("verbs", verb))
+        return any(
+            all({value, "*"} & {*cast("list[str]", rule.get(key) or [])} for key, value in wanted) for rule in rules
+        )
+
+    return [
+        f"{verb} {resource}"
+        for group, resources, verbs in RULES
+        for resource in resources
+        for verb in verbs
+        if not has(group, resource, verb)
+    ]
+
+
+def role_text(namespace: str) -> str:
+    """Return the smallest Role as YAML, to hand to an administrator."""
+    lines = [
+        "apiVersion: rbac.authorization.k8s.io/v1",
+        "kind: Role",
+        f"metadata: {{name: paceline, namespace: {namespace}}}",
+        "rules:",
+    ]
+    for group, resources, verbs in RULES:
+        quoted = group or '""'
+        lines.append(f"- {{apiGroups: [{quoted}], resources: [{', '.join(resources)}], verbs: [{', '.join(verbs)}]}}")
+    return "\n".join(lines)
+
+
+def status_of(cluster: Cluster) -> Status:
+    """Return the cluster's nodes, or one entry for the namespace of a user who may not list nodes.
+
+    Raises:
+        TargetError: The user lacks a right; the message has them and the Role to ask for.
+    """
+    body: dict[str, Json] = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": cluster.namespace},
+    }
+    review = cluster.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", {}, body).json()
+    missing = missing_rights(review["status"]["resourceRules"])
+    forwards = not any("portforward" in right for right in missing)
+    if lacking := [right for right in missing if "portforward" not in right]:
+        raise TargetError(
+            f"{cluster.title}: this user may not {', '.join(lacking)} in namespace {cluster.namespace!r}. Ask an administrator "
+            f"for this Role:\n\n{role_text(cluster.namespace)}\n"
+        )
+    live = "" if forwards else "; without the right to forward ports (pods/portforward), logs come from the pod's log"
+    return Status(nodes=tuple(_nodes(cluster)), message=f"Kubernetes {cluster.version()} at {cluster.server}{live}")
+
+
+def _nodes(cluster: Cluster) -> Iterator[NodeStatus]:
+    try:
+        listed = cluster.request("GET", "/api/v1/nodes", {"limit": "500"}).json()["items"]
+    except ApiRefusedError:
+        yield NodeStatus(name=f"namespace {cluster.namespace}", message="this user may not list the cluster's nodes")
+        return
+    for node in listed:
+        room, conditions = node["status"].get("allocatable", {}), node["status"].get("conditions", [])
+        gpus = sum(int(amount) for name, amount in room.items() if name.endswith("/gpu"))
+        is_ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+        is_open = not node["spec"].get("unschedulable")
+        yield NodeStatus(
+            name=node["metadata"]["name"],
+            cores=int(bytes_of(str(room.get("cpu", "0")), "cpu")),
+            gpus=gpus,
+            is_up=is_ready and is_open,
+            state="ready" if is_ready and is_open else "cordoned" if is_ready else "not ready",
+        )
+
+
+@contextlib.contextmanager
+def examined(cluster: Cluster, settings: KubernetesSettings, count: int, workspace: str) -> Iterator[list[Link]]:
+    """Open links to `count` pods of a Job that exists only for the `with` block.
+
+    Raises:
+        EngineError: The pods do not start, or can't be reached.
+        ApiRefusedError: The user may not forward ports.
+    """
+    library = Path(paceline.__file__).resolve().parents[1]
+    token, key = secrets.token_hex(4), secrets.token_hex(32)
+    names = manifests.ObjectNames(
+        job=f"pl-doctor-{token}",
+        run_id=f"doctor_0_{token}",
+        workspace=workspace,
+        secrets=submission.library_secrets(cluster, settings, library, workspace),
+    )
+    ticket = PodTicket(
+        run_id="",
+        job=names.job,
+        port=manifests.port_of(names.run_id),
+        workspace="",
+        key=key,
+        library=library_digest(library),
+        node_count=count,
+        upload_bytes=0,
+        source_parts=0,
+        live=False,
+        gang_wait_s=settings.gang_wait_s,
+        silence_s=settings.silence_s,
+    )
+    job = Job(entry_script="doctor.py", node_count=count, distributed_backend="gloo" if count > 1 else None)
+    links: list[Link] = []
+    try:
+        submission.create(cluster, job, settings, names, {"boot.py": Path(boot.__file__).read_bytes()}, ticket)
+        for pod in _started(cluster, names.job, count):
+            connection = _connected(cluster, pod, ticket.port, key)
+            sock = socket.socket(fileno=os.dup(connection.fileno()))
+            connection.close()
+            links.append(
+                Link.over(
+                    Ends.of_socket(sock),
+                    name=pod,
+                    library_dir=library,
+                    folder=manifests.TOP,
+                    timeout_s=_LINK_S,
+                    silence_s=settings.silence_s,
+                )
+            )
+        for link in links:
+            # Pods reach each other by routes, whatever their subnets.
+            routed = {name: (address, 0) for name, (address, _) in link.hello.interfaces.items()}
+            link.hello = replace(link.hello, interfaces=routed)
+        yield links
+    finally:
+        for link in links:
+            link.close()
+        with contextlib.suppress(TargetError, EngineError):
+            cluster.delete("jobs", names.job)
+
+
+def _started(cluster: Cluster, name: str, count: int) -> list[str]:
+    """Return the names of a Job's pods once all run."""
+    deadline = time.monotonic() + _PLACE_S
+    while True:
+        pods = cast("list[Pod]", cluster.items("pods", labelSelector=f"batch.kubernetes.io/job-name={name}"))
+        found = sorted(pod["metadata"]["name"] for pod in pods if "running" in container_of(pod, manifests.CONTAINER))
+        if len(found) >= count:
+            return found
+        for pod in pods:
+            if (end := reasons.ended(pod)) is not None:
+                raise EngineError(f"{cluster.title}: {end.message}")
+        if (end := reasons.hopeless(pods)) is not None or time.monotonic() > deadline:
+            job = cast("BatchJob", cluster.get("jobs", name))
+            why = end.message if end is not None else reasons.waits_for(job, pods, [])
+            raise EngineError(f"{cluster.title}: the doctor's pods do not start within {_PLACE_S:g} s: {why}.")
+        time.sleep(_PAUSE_S)
+
+
+def _connected(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
+    """Return a connection to a pod, whose first process may not listen yet."""
+    deadline = time.monotonic() + _LINK_S
+    while True:
+        try:
+            return readers.connect(cluster, pod, port, key)
+        except EngineError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE_S)

@@ -1,0 +1,289 @@
+"""The port of index 0: other pods become agents of the supervisor, and readers fetch changes, run commands and cancel.
+
+    other pods  ── TCP ──> hub ── Unix socket, passed descriptors ──> supervisor (`allocate`)
+    readers     ── port-forward ──> hub ── files of the run's folder
+
+It runs in threads of the pod's first process, so it outlives the supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import cast
+
+from paceline.remote.replica.changes import LARGE, RECORD, WORK, Changes, Stamp, small_names
+from paceline.remote.wire import frame
+from paceline.runs import states
+from paceline.runs.execute import Files
+from paceline.runs.folder import RunFolder
+from paceline.runs.remote_status import ExecRequest
+from paceline.system import listening
+from paceline.system.files import write_json
+from paceline.system.handshake import prove_as_server
+from paceline.targets.kubernetes.ticket import HUB_SOCKET, Noted, PodTicket, message
+
+_HELLO_S = 20
+_LOOK_S = 0.02
+_REQUEST_BYTES = 64 << 20
+#: The most bytes of frames in one message to a reader.
+_MESSAGE_BYTES = 1 << 20
+
+
+class Pulled:
+    """The changes of a run's folder since the last call, as frames.
+
+    known: Name -> stamp of the other side's copy.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._top = os.fspath(folder.path)
+        self._changes = Changes(self._top, {})
+
+    def know(self, known: dict[str, Stamp]) -> None:
+        self._changes.known = known
+
+    def skip_present(self) -> None:
+        """Treat existing files, except the user's and the record, as known."""
+        self._changes.skip(list(small_names(self._top)))
+
+    def frames(self, *, is_final: bool, with_files: bool = True) -> Iterator[bytes]:
+        """Yield frames of changes, the record last. The user's files precede a final record.
+
+        is_final: Whether all processes have ended, so that a final record counts.
+        """
+        try:
+            header, data, has_ended = self._changes.record(states.TERMINAL)
+        except (OSError, ValueError):
+            return
+        yield from self.small()
+        folders: tuple[str, ...] = ((*LARGE, WORK) if has_ended else LARGE) if with_files else ()
+        for found in self._changes.large(has_ended, folders):
+            if found is not None:
+                yield frame(*found)
+        if self._changes.known.get(RECORD) != header["stamp"] and (is_final or not has_ended):
+            self._changes.known[RECORD] = header["stamp"]
+            yield frame(header, data)
+
+    def small(self) -> Iterator[bytes]:
+        for found in self._changes.small(small_names(self._top)):
+            yield frame(*found)
+
+
+class Hub:
+    """The port of index 0, served by threads."""
+
+    def __init__(self, ticket: PodTicket, folder: RunFolder) -> None:
+        self._ticket, self._folder = ticket, folder
+        self._key = bytes.fromhex(ticket.key)
+        #: Grows with each replacement of the pod, whose start is at least 10 s later.
+        self._incarnation = time.time_ns()
+        self._guard = threading.Lock()
+        #: Rank -> connection and description of a pod that waits for the supervisor.
+        self._agents: dict[int, tuple[Connection, Noted]] = {}
+        self._supervisor: socket.socket | None = None
+        self._answer: dict[str, object] | None = None
+        self._readers = 0
+        self._is_copied = threading.Event()
+        #: Set once the run has ended, so that readers get its final record.
+        self._final = threading.Event()
+        self._has_run = threading.Event()
+        self._archive: tuple[Path, int] | None = None
+        #: Whether the supervisor gives all pods back.
+        self.gives_back = False
+        listener = listen(ticket.port)
+        threading.Thread(target=listening.accept_each, args=(listener, self._greet), daemon=True).start()
+
+    def begin(self) -> None:
+        """Serve readers, and the supervisor, from now on."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(HUB_SOCKET)
+        local = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        local.bind(HUB_SOCKET)
+        local.listen(4)
+        self._has_run.set()
+        threading.Thread(target=listening.accept_each, args=(local, self._serve_supervisor), daemon=True).start()
+
+    def attempts(self, limit_s: float) -> int:
+        """Return how many attempts the other pods remember."""
+        deadline = time.monotonic() + limit_s
+        while not self._agents and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        with self._guard:
+            return max((int(request["attempts"]) for _, request in self._agents.values()), default=0)
+
+    def end(self, *, is_over: bool) -> None:
+        """Send the other pods away: their exit code tells Kubernetes whether to replace them."""
+        with self._guard:
+            self._answer = {"over": True} if is_over else {"give_back": True} if self.gives_back else None
+            waiting, self._agents = self._agents, {}
+        if is_over:
+            self._final.set()
+        for connection, _ in waiting.values():
+            self._dismiss(connection)
+
+    def receive(self, archive: Path, size: int) -> None:
+        """Let readers write the run's files into `archive`, up to `size` bytes."""
+        self._archive = (archive, size)
+
+    def wait_for_readers(self, limit_s: float) -> None:
+        """Wait until no reader is connected."""
+        deadline = time.monotonic() + limit_s
+        while self._readers and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+
+    def wait_for_copy(self, limit_s: float, stop: Callable[[], bool]) -> None:
+        """Wait until a reader has fetched all files."""
+        deadline = time.monotonic() + limit_s
+        while not self._is_copied.wait(0.2) and not stop() and time.monotonic() < deadline:
+            pass
+
+    # --- other pods, and the supervisor
+
+    def _greet(self, sock: socket.socket) -> None:
+        # Not `settimeout`, which would make the descriptor non-blocking for the connection that takes it over.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _HELLO_S, 0))
+        try:
+            connection = prove_as_server(sock, self._key)
+        except ConnectionError:
+            return
+        try:
+            request = json.loads(connection.recv_bytes(_REQUEST_BYTES))
+            with socket.socket(fileno=os.dup(connection.fileno())) as same:
+                same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+            if request["what"] == "agent":
+                self._take_agent(connection, request)
+                return  # the connection stays open
+            with connection:
+                self._serve(connection, request)
+        except (OSError, EOFError, ValueError, KeyError, TypeError):
+            connection.close()
+
+    def _take_agent(self, connection: Connection, request: Noted) -> None:
+        connection.send_bytes(message({"incarnation": self._incarnation}))
+        with self._guard:
+            if self._answer is None:
+                earlier = self._agents.pop(int(request["rank"]), None)
+                self._agents[int(request["rank"])] = (connection, request)
+        if self._answer is not None:
+            self._dismiss(connection)
+            return
+        if earlier is not None:
+            earlier[0].close()
+        self._deliver()
+
+    def _dismiss(self, connection: Connection) -> None:
+        with contextlib.suppress(OSError), connection:
+            if self._answer is not None:
+                connection.send_bytes(message(self._answer))
+
+    def _deliver(self) -> None:
+        """Pass the connections of waiting pods to the supervisor, if it is there."""
+        with self._guard:
+            while self._supervisor is not None and self._agents:
+                rank, (connection, request) = self._agents.popitem()
+                with contextlib.suppress(OSError), connection:
+                    connection.send_bytes(message({"go": True}))
+                    try:
+                        socket.send_fds(self._supervisor, [message({**request, "rank": rank})], [connection.fileno()])
+                    except OSError:
+                        self._supervisor = None
+
+    def _serve_supervisor(self, sock: socket.socket) -> None:
+        with self._guard:
+            self._supervisor = sock
+        self._deliver()
+        with contextlib.suppress(OSError):
+            while data := sock.recv(1 << 12):
+                if "give_back" in json.loads(data):
+                    self.gives_back = True
+        with self._guard:
+            if self._supervisor is sock:
+                self._supervisor = None
+
+    # --- readers
+
+    def _serve(self, connection: Connection, request: Noted) -> None:
+        what = request["what"]
+        if what == "leaving":
+            with self._guard:
+                if self._supervisor is not None:
+                    self._supervisor.send(message({"leaving": True, "rank": int(request["rank"])}))
+        elif what == "put":
+            self._take_archive(connection)
+        elif self._has_run.is_set() and what == "cancel":
+            write_json(self._folder.cancel_request, request["request"])
+            connection.send_bytes(b"{}")
+        elif self._has_run.is_set() and what == "exec":
+            self._exec(connection, cast(ExecRequest, request["request"]))
+        elif self._has_run.is_set() and what == "pull":
+            self._readers += 1
+            try:
+                self._serve_pulls(connection)
+            finally:
+                self._readers -= 1
+
+    def _serve_pulls(self, connection: Connection) -> None:
+        pulled = Pulled(self._folder)
+        while True:
+            asked = json.loads(connection.recv_bytes(_REQUEST_BYTES))
+            if asked.get("bye"):
+                self._is_copied.set()
+                return
+            pulled.know(asked["known"])
+            is_final = self._final.is_set()
+            piece: list[bytes] = []
+            size = 0
+            for one in (*pulled.frames(is_final=is_final),) if not is_final else pulled.frames(is_final=True):
+                piece.append(one)
+                size += len(one)
+                if size >= _MESSAGE_BYTES:
+                    connection.send_bytes(b"".join(piece))
+                    piece, size = [], 0
+            connection.send_bytes(b"".join([*piece, frame({"over": True, "final": is_final})]))
+
+    def _exec(self, connection: Connection, request: ExecRequest) -> None:
+        files = Files(self._folder)
+        try:
+            files.begin(request)
+            while not files.is_over:
+                while connection.poll(_LOOK_S):
+                    for one in json.loads(connection.recv_bytes(_REQUEST_BYTES)):
+                        files.send(one)
+                if found := files.receive():
+                    connection.send_bytes(json.dumps(found).encode())
+                    if any("error" in one for one in found):
+                        return
+        finally:
+            files.close()
+
+    def _take_archive(self, connection: Connection) -> None:
+        """Append a reader's bytes to the archive of the run's files."""
+        if self._archive is None:
+            connection.send_bytes(message({"have": -1}))
+            return
+        path, size = self._archive
+        have = path.stat().st_size
+        connection.send_bytes(message({"have": have}))
+        with open(path, "r+b") as file:
+            file.seek(have)
+            while have < size:
+                have += file.write(connection.recv_bytes(_REQUEST_BYTES))
+                file.flush()
+        connection.send_bytes(message({"have": have}))
+
+
+def listen(port: int) -> socket.socket:
+    """Return a listener for IPv4 and IPv6, as far as the pod has them."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512)
+    return socket.create_server(("", port), backlog=512)

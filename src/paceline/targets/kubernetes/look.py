@@ -1,0 +1,246 @@
+"""Look at a run in the cluster: fetch its changes, and say why it waits or how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from paceline.errors import EngineError, PacelineError
+from paceline.runs import states
+from paceline.runs.folder import RunFolder
+from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus
+from paceline.runs.store import replace_state, stored
+from paceline.targets.kubernetes import readers, reasons
+from paceline.targets.kubernetes.manifests import CONTAINER, SECRETS_ANNOTATION, WORKSPACE_LABEL, port_of
+from paceline.targets.kubernetes.objects import BatchJob, ClusterEvent, Pod, condition_of
+from paceline.targets.kubernetes.ticket import Noted
+
+if TYPE_CHECKING:
+    from paceline.runs.remote_status import Channel
+    from paceline.targets.kubernetes.api import Cluster
+Note = Callable[..., None]
+_WAITING = (states.NOT_STARTED, states.QUEUED)
+#: Causes of failures that the supervisor knows as lost nodes only.
+NODES_GONE = frozenset({"node_lost", "preempted"})
+#: Seconds for which the answer about one run counts, while it is new and later.
+_NEW_S, _FRESH_S, _OLD_S = 0.3, 3.0, 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenJob:
+    """A run's Job, or None if it does not exist, and its pods."""
+
+    job: BatchJob | None
+    pods: Sequence[Pod]
+
+
+#: Name of a Job -> time of the last answer about it in this process, and the answer.
+_answers: dict[str, tuple[float, SeenJob]] = {}
+
+
+def forget(folder: RunFolder) -> None:
+    """Close the connection to a run's pod."""
+    readers.keep_mirror(folder, None)
+
+
+def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobStatus:
+    """Return the status of a run, after an update of its folder here.
+
+    Raises:
+        EngineError: The cluster does not answer.
+        TargetError: It refuses the request.
+    """
+    if (mirror := readers.kept_mirror(folder)) is not None:
+        try:
+            mirror.pull(folder)
+        except (OSError, EOFError):
+            readers.keep_mirror(folder, None)
+        else:
+            if stored(folder).status not in _WAITING or readers.has_all(folder):
+                return JobStatus(state=RUNNING)
+    seen = _seen(cluster, str(noted["job_id"]), float(noted["submitted"]))
+    job, pods = seen.job, seen.pods
+    if job is None:
+        return _without_job(folder, noted)
+    _note_ends(noted, pods, note)
+    if (digest := reasons.last_digest(pods)) is not None and noted.get("image_digest") != digest:
+        note(image_digest=digest)
+    pod = reasons.running_index_0(pods)
+    if pod is not None and not readers.has_all(folder):
+        _update(cluster, folder, pod, noted)
+    ended = reasons.ended_index_0(pods)
+    if ended is not None and pod is None and not readers.has_all(folder):
+        with contextlib.suppress(PacelineError):  # its node may be gone, and its log with it
+            readers.read_log(cluster, folder, ended["metadata"]["name"], ended["metadata"]["uid"], CONTAINER)
+    if readers.has_all(folder):
+        return JobStatus(state=RUNNING)
+    return _status(cluster, folder, job, pods)
+
+
+def _note_ends(noted: Noted, pods: Sequence[Pod], note: Note) -> None:
+    """Record how pods ended before Kubernetes forgets it."""
+    ends = dict(noted.get("ends") or {})
+    for pod in pods:
+        uid, end = pod["metadata"]["uid"], reasons.ended(pod)
+        if end is not None and uid not in ends:
+            ends[uid] = [end.cause, end.message]
+    if ends != (noted.get("ends") or {}):
+        note(ends=ends)
+
+
+def explain(folder: RunFolder, noted: Noted) -> None:
+    """Add the last pod's end, which pods can't know, to the failure of an ended run."""
+    record, ends = stored(folder), list((noted.get("ends") or {}).values())
+    if record.status != states.FAILED or record.failure is None or record.failure.cause not in NODES_GONE or not ends:
+        return
+    cause, said = ends[-1]
+    if said not in record.failure.message:
+        failure = replace(record.failure, cause=cause, message=f"{said} {record.failure.message}")
+        replace_state(folder, replace(record, failure=failure))
+
+
+def _status(cluster: Cluster, folder: RunFolder, job: BatchJob, pods: Sequence[Pod]) -> JobStatus:
+    record = stored(folder)
+    conditions = job.get("status", {}).get("conditions", [])
+    ended = reasons.ended_index_0(pods)
+    end = reasons.ended(ended) if ended is not None else None
+    if end is not None and end.cause == "engine":
+        return JobStatus(state=GONE, cause=end.cause, message=end.message)
+    if (end := reasons.hopeless(pods)) is not None:
+        return JobStatus(state=GONE, cause=end.cause, message=end.message)
+    if (failed := condition_of(conditions, "Failed")) is not None:
+        why = reasons.first_sentence(failed.get("message", ""))
+        return JobStatus(state=GONE, message=f"Its Job failed: {failed.get('reason')}: {why}.")
+    if condition_of(conditions, "Complete") is not None:
+        return JobStatus(
+            state=GONE, message="The run ended, but its pod's log, which had its result, can't be read any more."
+        )
+    if reasons.running_index_0(pods) is not None and record.status not in _WAITING:
+        return JobStatus(state=RUNNING)
+    return JobStatus(state=QUEUED, message=_waits_for(cluster, job, pods))
+
+
+def _waits_for(cluster: Cluster, job: BatchJob, pods: Sequence[Pod]) -> str:
+    count, events, queue = job.get("spec", {}).get("completions", 1), [], ""
+    with contextlib.suppress(PacelineError):
+        if job.get("spec", {}).get("suspend"):
+            queue = _queue_text(cluster, job)
+        elif len(pods) < count:
+            selector = f"involvedObject.uid={job['metadata']['uid']}"
+            events = cast("list[ClusterEvent]", cluster.items("events", fieldSelector=selector))
+            events.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+    return reasons.waits_for(job, pods, events, queue)
+
+
+def _queue_text(cluster: Cluster, job: BatchJob) -> str:
+    """Return Kueue's reason for a suspended Job."""
+    name = job["metadata"]["name"]
+    for item in cast("list[dict[str, Any]]", cluster.items("workloads")):
+        if any(owner.get("uid") == job["metadata"]["uid"] for owner in item["metadata"].get("ownerReferences", [])):
+            found = condition_of(item.get("status", {}).get("conditions", []), "QuotaReserved", "False")
+            return reasons.first_sentence(found.get("message", "")) if found else f"Kueue has room for {name}"
+    return "Kueue has not seen its Job yet"
+
+
+def _without_job(folder: RunFolder, noted: Noted) -> JobStatus:
+    if time.time() - float(noted["submitted"]) < 1.0:
+        return JobStatus(state=QUEUED, message="was given to Kubernetes just now")
+    said = f"Its Job {noted['job_id']} does not exist any more: somebody deleted it, or its time to live was over."
+    return JobStatus(state=GONE, message=said)
+
+
+def _update(cluster: Cluster, folder: RunFolder, pod: Pod, noted: Noted) -> None:
+    """Update the run's folder here from a running pod, if possible."""
+    name = pod["metadata"]["name"]
+    try:
+        if not noted.get("forwards"):
+            readers.read_log(cluster, folder, name, pod["metadata"]["uid"], CONTAINER)
+            return
+        mirror = readers.PodMirror(readers.connect(cluster, name, port_of(folder.run_id), _key(folder)))
+    except (PacelineError, OSError):
+        return  # its first process does not listen yet, or the API is away
+    try:
+        mirror.pull(folder)
+        readers.keep_mirror(folder, mirror)
+    except (OSError, EOFError):
+        mirror.close()
+
+
+def cancel_in_pod(cluster: Cluster, folder: RunFolder, noted: Noted, request: Noted) -> bool:
+    """Write a cancel request into the pod. Return False if impossible."""
+    if not (noted.get("forwards") and noted.get("submitted")):
+        return False
+    try:
+        pod = reasons.running_index_0(_seen(cluster, str(noted["job_id"]), time.time()).pods)
+        if pod is None:
+            return False
+        connection = readers.connect(cluster, pod["metadata"]["name"], port_of(folder.run_id), _key(folder))
+        with connection:
+            readers.request_cancel(connection, request)
+        return True
+    except (EngineError, OSError, EOFError):
+        return False
+
+
+def upload(cluster: Cluster, folder: RunFolder, noted: Noted, archive: Path) -> bool:
+    """Send the run's files to its pod. Return False if the pod does not run yet."""
+    pod = reasons.running_index_0(_seen(cluster, str(noted["job_id"]), 0.0).pods)
+    if pod is None:
+        return False
+    with readers.connect(cluster, pod["metadata"]["name"], port_of(folder.run_id), _key(folder)) as connection:
+        readers.send_archive(connection, archive)
+    return True
+
+
+def channel(cluster: Cluster, folder: RunFolder, noted: Noted) -> Channel:
+    """Return a channel to the run's supervisor.
+
+    Raises:
+        EngineError: The pod can't be reached.
+        ApiRefusedError: The user may not forward ports.
+    """
+    pod = reasons.running_index_0(_seen(cluster, str(noted["job_id"]), 0.0).pods)
+    if pod is None:
+        raise EngineError(f"run {folder.run_id} has no pod that runs at the moment. `paceline status` says why.")
+    return readers.PodChannel(readers.connect(cluster, pod["metadata"]["name"], port_of(folder.run_id), _key(folder)))
+
+
+def remove_sources(cluster: Cluster, workspace: str, job: str, names: Sequence[str]) -> None:
+    """Delete the Secrets of a source unless another Job of the workspace uses them."""
+    if not names:
+        return
+    used: set[str] = set()
+    for item in cast("list[BatchJob]", cluster.items("jobs", labelSelector=f"{WORKSPACE_LABEL}={workspace}")):
+        if item["metadata"]["name"] != job:
+            used |= set(item["metadata"].get("annotations", {}).get(SECRETS_ANNOTATION, "").split(","))
+    for name in names:
+        if name not in used:
+            cluster.delete("secrets", name)
+
+
+def _seen(cluster: Cluster, name: str, submitted: float) -> SeenJob:
+    """Return a run's Job and pods, at most some seconds old."""
+    now = time.time()
+    fresh_s = _NEW_S if now - submitted < _OLD_S else _FRESH_S
+    told, seen = _answers.get(name, (0.0, None))
+    if seen is None or not 0 <= now - told < fresh_s:
+        job = cast("BatchJob | None", cluster.get("jobs", name))
+        selector = f"batch.kubernetes.io/job-name={name}"
+        pods = cast("list[Pod]", cluster.items("pods", labelSelector=selector)) if job is not None else []
+        seen = SeenJob(job=job, pods=pods)
+        _answers[name] = (now, seen)
+    return seen
+
+
+def _key(folder: RunFolder) -> str:
+    try:
+        return folder.exec_key.read_text(encoding="ascii")
+    except OSError as error:
+        raise EngineError(
+            f"run {folder.run_id}: its key, {folder.exec_key}, can't be read: {error.strerror}. Run this as the user that "
+            "submitted the run."
+        ) from error

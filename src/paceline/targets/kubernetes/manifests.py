@@ -1,0 +1,311 @@
+"""The manifests of a run's objects: pure functions of its job and the target's settings.
+
+Job NAME            one pod a node; index 0 has the supervisor. Owns all others: its deletion removes them
+Service NAME        headless, so that pods find index 0 as NAME-0.NAME
+Secret NAME         the run: its folder, the ticket, the first program
+Secrets by content  Paceline's library and the source, which runs share
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from paceline.job.job import Job
+from paceline.targets.kubernetes.settings import Json, KubernetesSettings, Manifest, bytes_of
+
+#: The name of our container in each pod.
+CONTAINER = "paceline"
+#: Folder of the run and its workspace in a pod, and folders of the Secrets.
+TOP, START, CODE = "/paceline", "/etc/paceline/start", "/etc/paceline/code"
+#: Seconds after the workers' grace period for the supervisor to write the end.
+END_S = 30
+#: The most bytes of a Secret's data: the API's limit of 1 MiB includes names.
+SECRET_BYTES = 900 << 10
+#: Labels: the workspace of a run, and the kind of a Secret by content. Annotations: the run's id, and its Secrets by content.
+WORKSPACE_LABEL, KIND_LABEL = "paceline/workspace", "paceline/kind"
+RUN_ANNOTATION, SECRETS_ANNOTATION, PARTS_ANNOTATION = "paceline/run-id", "paceline/secrets", "paceline/parts"
+
+#: Variables of a pod with its address, and with the number of its index's pods that have failed before.
+ADDRESS_VARIABLE, FAILURES_VARIABLE = "PACELINE_POD_IP", "PACELINE_POD_FAILURES"
+
+_NO_EVICTION = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+#: Injectors of sidecars that would keep an ended pod running.
+_NO_SIDECARS = {
+    "sidecar.istio.io/inject": "false",
+    "linkerd.io/inject": "disabled",
+    "kuma.io/sidecar-injection": "disabled",
+}
+#: Seconds to tolerate a lost node; Kubernetes' default is 300.
+_LOST_S = 5
+_PORTS = range(20000, 30000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectNames:
+    """The names of a run's objects.
+
+    Attributes:
+        secrets: Secrets by content, each with one part of the library or the source, as {file in a pod: name}.
+    """
+
+    job: str
+    run_id: str
+    workspace: str
+    secrets: Mapping[str, str]
+
+
+def job_name(run_id: str) -> str:
+    """Return the name of a run's Job, a DNS label."""
+    experiment = run_id.rpartition("_")[0].rpartition("_")[0]
+    plain = re.sub(r"[^a-z0-9]+", "-", experiment.lower()).strip("-")[:30].strip("-") or "run"
+    tail = run_id.rpartition("_")[2].lower()
+    if not re.fullmatch(r"[0-9a-f]{8}", tail):
+        tail = hashlib.sha256(run_id.encode()).hexdigest()[:10]
+    return f"pl-{plain}-{tail}"
+
+
+def workspace_label(path: str) -> str:
+    """Return the label of a workspace's objects."""
+    return hashlib.sha256(path.encode()).hexdigest()[:20]
+
+
+def port_of(run_id: str) -> int:
+    """Return the port of a run's index 0. Pods may share a host's network."""
+    return _PORTS[zlib.crc32(run_id.encode()) % len(_PORTS)]
+
+
+def job_manifest(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Manifest:
+    """Return the manifest of a run's Job."""
+    labels = _labels(settings, names)
+    if settings.queue:
+        labels["kueue.x-k8s.io/queue-name"] = settings.queue
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": names.job,
+            "labels": _json(labels),
+            "annotations": _json(
+                {
+                    **settings.annotation,
+                    RUN_ANNOTATION: names.run_id,
+                    SECRETS_ANNOTATION: ",".join(sorted(names.secrets.values())),
+                }
+            ),
+        },
+        "spec": {
+            "completions": job.node_count,
+            "parallelism": job.node_count,
+            "completionMode": "Indexed",
+            # Kubernetes replaces lost pods for as long as the run lasts; the supervisor counts attempts.
+            "backoffLimitPerIndex": 1000,
+            # No podFailurePolicy: with one, Kubernetes never replaces a pod on a node that is cut off.
+            "podReplacementPolicy": "TerminatingOrFailed",
+            "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
+            "ttlSecondsAfterFinished": settings.keep_s,
+            # Kueue starts the Job once it has room for all pods.
+            "suspend": bool(settings.queue),
+            "template": _merged(_pod(job, settings, names), dict(settings.template)),
+        },
+    }
+
+
+def service_manifest(settings: KubernetesSettings, names: ObjectNames, owner: str) -> Manifest:
+    """Return the manifest of the headless Service that gives the pods names."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _owned(settings, names, owner),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"batch.kubernetes.io/job-name": names.job},
+        },
+    }
+
+
+def start_manifest(
+    settings: KubernetesSettings, names: ObjectNames, owner: str, files: Mapping[str, bytes]
+) -> Manifest:
+    """Return the manifest of a run's own Secret."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "immutable": True,
+        "metadata": _owned(settings, names, owner),
+        "data": {name: base64.b64encode(data).decode() for name, data in files.items()},
+    }
+
+
+def content_manifest(
+    settings: KubernetesSettings, name: str, kind: str, workspace: str, data: bytes, count: int
+) -> Manifest:
+    """Return the manifest of a Secret with one of `count` parts."""
+    annotations = {**settings.annotation, PARTS_ANNOTATION: str(count)}
+    labels = {
+        **settings.label,
+        "app.kubernetes.io/managed-by": "paceline",
+        KIND_LABEL: kind,
+        WORKSPACE_LABEL: workspace,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "immutable": True,
+        "metadata": {"name": name, "labels": _json(labels), "annotations": _json(annotations)},
+        "data": {"part": base64.b64encode(data).decode()},
+    }
+
+
+def parts_of(data: bytes) -> Sequence[bytes]:
+    """Split data into parts that fit into a Secret each."""
+    return [data[at : at + SECRET_BYTES] for at in range(0, len(data), SECRET_BYTES)] or [b""]
+
+
+def worker_resources(job: Job, settings: KubernetesSettings) -> dict[str, str]:
+    """Return the resources of each pod."""
+    workers = job.process_count_per_node
+    memory = int(bytes_of(settings.memory_per_worker, "memory_per_worker")) * workers
+    found = {
+        "cpu": f"{round(settings.cpus_per_worker * workers * 1000)}m",
+        "memory": f"{memory >> 20}Mi" if memory >> 20 else str(memory),
+        **settings.resources,
+    }
+    if job.use_gpu:
+        found[settings.gpu_resource] = str(settings.gpus_per_worker * workers)
+    return found
+
+
+def _pod(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Manifest:
+    amounts = _json(worker_resources(job, settings))
+    command: list[Json] = [settings.python, "-S", f"{START}/boot.py"]
+    user: Manifest = {"runAsNonRoot": True, "runAsUser": settings.user_id, "runAsGroup": settings.user_id}
+    mounts: list[Json] = [
+        {"name": "work", "mountPath": TOP},
+        {"name": "start", "mountPath": START, "readOnly": True},
+        {"name": "code", "mountPath": CODE, "readOnly": True},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+    volumes: list[Json] = [
+        {"name": "work", "emptyDir": {}},
+        {"name": "start", "secret": {"secretName": names.job}},
+        {
+            "name": "code",
+            "projected": {
+                "sources": [
+                    {"secret": {"name": name, "items": [{"key": "part", "path": path}]}}
+                    for path, name in sorted(names.secrets.items())
+                ]
+            },
+        },
+        # The default of 64 MB is too small for workers of a DataLoader.
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": amounts["memory"]}},
+    ]
+    tolerations: list[Json] = [
+        {"key": f"node.kubernetes.io/{why}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _LOST_S}
+        for why in ("not-ready", "unreachable")
+    ]
+    if job.use_gpu:
+        tolerations.append({"key": settings.gpu_resource, "operator": "Exists"})
+    spec: Manifest = {
+        "restartPolicy": "Never",
+        "subdomain": names.job,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": int(job.grace_period_seconds) + END_S,
+        "tolerations": [*tolerations, *map(_toleration, settings.toleration)],
+        "securityContext": {
+            **(user if settings.user_id else {}),
+            **({"fsGroup": settings.user_id, "fsGroupChangePolicy": "OnRootMismatch"} if settings.user_id else {}),
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": CONTAINER,
+                "image": settings.image,
+                "args" if settings.keep_entrypoint else "command": command,
+                "env": [
+                    # A user number without an entry in /etc/passwd has `/` as its home, where it may write nothing.
+                    {"name": "HOME", "value": f"{TOP}/home"},
+                    _from_pod(ADDRESS_VARIABLE, "status.podIP"),
+                    _from_pod(FAILURES_VARIABLE, "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"),
+                ],
+                "resources": {"requests": amounts, "limits": amounts},
+                "volumeMounts": mounts,
+                # A short log explains a pod that never began, even to users who may not read logs.
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+            }
+        ],
+        "volumes": volumes,
+        **({"nodeSelector": _json(settings.node_selector)} if settings.node_selector else {}),
+        **({"schedulerName": settings.scheduler} if settings.scheduler else {}),
+        **({"priorityClassName": settings.priority_class} if settings.priority_class else {}),
+        **({"runtimeClassName": settings.runtime_class} if settings.runtime_class else {}),
+    }
+    annotations = {**_NO_EVICTION, **_NO_SIDECARS, **settings.annotation, RUN_ANNOTATION: names.run_id}
+    # Istio reads a label, earlier versions an annotation.
+    labels = {**_labels(settings, names), "sidecar.istio.io/inject": "false"}
+    return {"metadata": {"labels": _json(labels), "annotations": _json(annotations)}, "spec": spec}
+
+
+def _labels(settings: KubernetesSettings, names: ObjectNames) -> dict[str, str]:
+    return {**settings.label, "app.kubernetes.io/managed-by": "paceline", WORKSPACE_LABEL: names.workspace}
+
+
+def _owned(settings: KubernetesSettings, names: ObjectNames, owner: str) -> Manifest:
+    return {
+        "name": names.job,
+        "labels": _json(_labels(settings, names)),
+        "annotations": _json({**settings.annotation, RUN_ANNOTATION: names.run_id}),
+        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": names.job, "uid": owner}],
+    }
+
+
+def _from_pod(variable: str, field: str) -> Json:
+    return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": field}}}
+
+
+def _toleration(text: str) -> Json:
+    key, _, effect = text.partition(":")
+    key, equals, value = key.partition("=")
+    found: dict[str, Json] = {"key": key, "operator": "Equal" if equals else "Exists"}
+    return found | ({"value": value} if equals else {}) | ({"effect": effect} if effect else {})
+
+
+def _json(values: Mapping[str, str]) -> dict[str, Json]:
+    return dict(values)
+
+
+def _merged(ours: Json, theirs: Json) -> Json:
+    """Return our manifest with a template's values, merged by key or name."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return {
+            key: _merged(ours.get(key), theirs.get(key, ours.get(key))) for key in (*ours, *(set(theirs) - set(ours)))
+        }
+    if isinstance(ours, list) and isinstance(theirs, list) and theirs and ours is not theirs:
+        key = next((key for key in ("mountPath", "name") if all(_has(one, key) for one in (*ours, *theirs))), None)
+        if key is None:
+            return [*ours, *theirs]
+        found: dict[Json, Json] = {cast("Manifest", one)[key]: one for one in ours}
+        for one in theirs:
+            name = cast("Manifest", one)[key]
+            found[name] = _merged(found.get(name), one)
+        return list(found.values())
+    return theirs
+
+
+def _has(value: Json, key: str) -> bool:
+    return isinstance(value, dict) and isinstance(value.get(key), str)

@@ -1,0 +1,355 @@
+"""The first process of each pod. It forwards signals, reaps orphans, and ends with an exit code that Kubernetes understands.
+
+    index 0     the run's supervisor as its child, and a port (`hub`) for the other pods and the submitting machine
+    others      connect to index 0, and become an agent for each attempt
+
+A pod exits with 0 only if the run has ended. Kubernetes replaces any other one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO
+
+from paceline.remote.foreign_python import bootstrap_words
+from paceline.remote.replica.changes import LARGE
+from paceline.remote.wire import frame
+from paceline.runs import states, store
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import Attempt, utc_now
+from paceline.system import processes
+from paceline.system.files import read_json, write_json
+from paceline.system.handshake import prove_as_client, prove_as_server
+from paceline.system.links import entries
+from paceline.system.listening import accept_each
+from paceline.targets.kubernetes import ticket as messages
+from paceline.targets.kubernetes.hub import Hub, Pulled, listen
+from paceline.targets.kubernetes.manifests import ADDRESS_VARIABLE, CODE, FAILURES_VARIABLE, START, TOP
+from paceline.targets.kubernetes.ticket import Noted, PodTicket
+
+_TICK_S = 0.1
+_LIVE_S = 1.0
+#: Seconds for readers that are connected to fetch the end, and for a reader to come if the log can't hold the files.
+_LAST_S, _LINGER_S = 5.0, 1800.0
+_PAUSE_S = 0.3
+#: The longest examination, after which a forgotten pod ends.
+_EXAMINED_S = 900.0
+#: Seconds for another pod to connect to a new index 0.
+_MEET_S = 20.0
+#: Seconds beyond `gang_wait_s` after which a pod without index 0 gives its place back.
+_LONELY_S = 60.0
+
+
+def main(path: str, library: str) -> int:
+    ticket, index = PodTicket.read(path), int(os.environ.get("JOB_COMPLETION_INDEX", "0"))
+    # Workers get the environment of the image, without these.
+    about = {name: os.environ.pop(name, "") for name in (ADDRESS_VARIABLE, FAILURES_VARIABLE)}
+    processes.become_subreaper()
+    os.makedirs(f"{TOP}/home", exist_ok=True)
+    try:
+        if not ticket.run_id:
+            return serve_agents(ticket)
+        if index:
+            return PodFollower(ticket, index, about[ADDRESS_VARIABLE]).run()
+        return PodLeader(ticket, path, library, about).run()
+    except (OSError, tarfile.TarError) as error:
+        print(f"{messages.COMPLAINT}{error}", flush=True)
+        return messages.EXIT_COMPLAINT
+
+
+class PodLeader:
+    """The first process of index 0."""
+
+    def __init__(self, ticket: PodTicket, path: str, library: str, about: Mapping[str, str]) -> None:
+        self._about = about
+        self._ticket, self._path, self._library = ticket, path, library
+        self._workspace = Path(TOP) / "workspace" / ticket.workspace
+        self._folder = RunFolder(self._workspace / "runs" / ticket.run_id)
+        self._hub = Hub(ticket, self._folder)
+        self._supervisor: int | None = None
+        self._told_to_end = False
+        self._part = 0
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, self._forward)
+        print(f"run {self._ticket.run_id}: `paceline logs {self._ticket.run_id}` shows its output", flush=True)
+        if not self._fetch():
+            return messages.EXIT_AGAIN
+        pulled = Pulled(self._folder)
+        pulled.skip_present()
+        self._note_lost_attempts()
+        self._hub.begin()
+        self._supervisor = self._start()
+        self._watch(pulled)
+        status = (read_json(self._folder.state) or {}).get("status")
+        has_ended = status in states.TERMINAL
+        self._hub.end(is_over=has_ended)
+        if has_ended or self._ticket.live:
+            self._print_rest(pulled)
+        if has_ended:
+            self._hub.wait_for_readers(_LAST_S)
+        return 0 if has_ended else messages.EXIT_AGAIN
+
+    def _fetch(self) -> bool:
+        """Create the run's workspace. Return False if the pod has to end."""
+        incoming = self._workspace / f".incoming-{os.getpid()}"
+        incoming.mkdir(parents=True, exist_ok=True)
+        archive, size = incoming / "run.tar.gz", self._ticket.upload_bytes
+        archive.write_bytes(b"" if size else Path(f"{START}/run").read_bytes())
+        while archive.stat().st_size < size:
+            self._hub.receive(archive, size)
+            if self._told_to_end:
+                return False
+            time.sleep(_TICK_S)
+        parts = [Path(f"{CODE}/source.{number}").read_bytes() for number in range(self._ticket.source_parts)]
+        for packed in (open(archive, "rb"), *([io.BytesIO(b"".join(parts))] if parts else ())):  # noqa: SIM115
+            _extract(packed, incoming)
+        archive.unlink()
+        # The run's folder comes last: once it exists, everything is here. Sources and trees are named by content.
+        for name in ("snapshots", "carried", "runs"):
+            (self._workspace / name).mkdir(exist_ok=True)
+            for path in (incoming / name).iterdir() if (incoming / name).is_dir() else ():
+                if not (self._workspace / name / path.name).exists():
+                    path.rename(self._workspace / name / path.name)
+        shutil.rmtree(incoming, ignore_errors=True)
+        return True
+
+    def _note_lost_attempts(self) -> None:
+        """Record the attempts of earlier pods of index 0, whose records were lost with them.
+
+        A pod that gave its place back began no attempt, so the other pods count attempts: they outlive index 0.
+        """
+        failures = int(self._about[FAILURES_VARIABLE] or 0)
+        if failures and self._ticket.node_count > 1:
+            failures = min(failures, self._hub.attempts(_MEET_S))
+        record, now = store.stored(self._folder), utc_now()
+        lost = [Attempt(number=n + 1, started_utc=now, ended_utc=now, cause="preempted") for n in range(failures)]
+        if lost:
+            store.replace_state(self._folder, replace(record, attempts=tuple(lost)))
+
+    def _start(self) -> int:
+        write_json(self._folder.engine, {"engine": "kubernetes", "job_id": self._ticket.job})
+        log = os.open(self._folder.driver_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        environment = {
+            **os.environ,
+            ADDRESS_VARIABLE: self._about[ADDRESS_VARIABLE],
+            "PYTHONPATH": self._library,
+            "PACELINE_SHELL_PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            processes.SUPERVISOR_VARIABLE: self._ticket.run_id,
+            messages.TICKET_VARIABLE: self._path,
+        }
+        words = [sys.executable, "-m", "paceline.supervisor", str(self._folder.path)]
+        process = subprocess.Popen(
+            words, env=environment, cwd=self._folder.path, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+        os.close(log)
+        process.returncode = 0  # `_watch` reaps it, and Popen must not
+        return process.pid
+
+    def _watch(self, pulled: Pulled) -> None:
+        """Reap children until the supervisor has ended."""
+        printed = time.monotonic()
+        while True:
+            if reap(self._supervisor):
+                self._supervisor = None
+                return
+            if self._hub.gives_back:
+                self._end_supervisor()
+            if self._ticket.live and time.monotonic() - printed > _LIVE_S:
+                if found := [*pulled.frames(is_final=False)]:
+                    self._print(found)
+                printed = time.monotonic()
+            time.sleep(_TICK_S)
+
+    def _print(self, frames: Iterable[bytes], most: float = math.inf) -> bool:
+        """Print frames as one part. Return False if it exceeds `most` bytes."""
+        packing, packed, size = zlib.compressobj(1), [], 0
+        for one in frames:
+            packed.append(packing.compress(one))
+            size += len(packed[-1])
+            if size > most:
+                return False
+        packed.append(packing.flush())
+        for line in messages.log_lines(self._part, b"".join(packed)):
+            print(line)
+        sys.stdout.flush()
+        self._part += 1
+        return True
+
+    def _print_rest(self, pulled: Pulled) -> None:
+        """Print the remaining changes for readers of the ended pod's log.
+
+        If they don't fit, wait for a reader to fetch them.
+        """
+        over = frame({"over": True})
+        if self._print((*pulled.frames(is_final=True), over), messages.LOG_BYTES):
+            return
+        if not self._ticket.live:
+            print(f"large files wait for a reader: paceline show {self._ticket.run_id}", flush=True)
+            self._hub.wait_for_copy(_LINGER_S, lambda: self._told_to_end)
+        record = store.stored(self._folder)
+        names = [entry.name for top in LARGE for entry in entries(str(self._folder.path), top) if entry.kind == "file"]
+        text = (
+            f"{len(names)} files of the run did not come back, such as {names[0]!r}: they do not fit into the pod's log, and no "
+            "reader fetched them in time. Store large files in a datastore."
+        )
+        store.replace_state(self._folder, replace(record, warnings=(*record.warnings, text)))
+        self._print((*Pulled(self._folder).frames(is_final=True, with_files=False), over))
+
+    def _forward(self, number: int, frame: object) -> None:
+        self._told_to_end = True
+        self._end_supervisor()
+
+    def _end_supervisor(self) -> None:
+        if self._supervisor is not None:
+            processes.send(self._supervisor, signal.SIGTERM)
+
+
+class PodFollower:
+    """The first process of another pod."""
+
+    def __init__(self, ticket: PodTicket, index: int, address: str) -> None:
+        self._ticket, self._index, self._address = ticket, index, address
+        self._agent: int | None = None
+        self._told_to_end = False
+        #: The highest incarnation of index 0 that was met: an older one may still run beside its replacement.
+        self._incarnation = 0
+        #: How often this pod was an agent.
+        self._attempts = 0
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, self._leave)
+        alone_since = time.monotonic()
+        while not self._told_to_end:
+            for connection in self._connections(self._about()):
+                with connection:
+                    answer = self._wait(connection)
+                    if "over" in answer:
+                        return 0
+                    if "give_back" in answer:
+                        return messages.EXIT_AGAIN
+                    if "go" in answer:
+                        self._be_agent(connection)
+                    alone_since = time.monotonic()
+            if time.monotonic() - alone_since > self._ticket.gang_wait_s + _LONELY_S:
+                return messages.EXIT_AGAIN
+            reap(None)
+            time.sleep(_PAUSE_S)
+        return messages.EXIT_AGAIN
+
+    def _connections(self, request: Noted) -> Iterator[Connection]:
+        """Yield a connection with a request to each address of index 0, which has two while it is replaced."""
+        host = f"{self._ticket.job}-0.{self._ticket.job}"
+        with contextlib.suppress(OSError):
+            for address in {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}:
+                with contextlib.suppress(OSError, EOFError, ValueError):
+                    yield self._connect(str(address), request)
+
+    def _connect(self, address: str, request: Noted) -> Connection:
+        sock = socket.create_connection((address, self._ticket.port), timeout=5)
+        # A timeout makes the descriptor non-blocking, which the connection takes over.
+        sock.settimeout(None)
+        keep_alive(sock)
+        connection = prove_as_client(sock, bytes.fromhex(self._ticket.key))
+        connection.send_bytes(messages.message(request))
+        return connection
+
+    def _about(self) -> Noted:
+        about = {"rank": self._index, "hostname": socket.gethostname(), "attempts": self._attempts}
+        return {"what": "agent", "address": self._address, **about}
+
+    def _wait(self, connection: Connection) -> Noted:
+        """Return the answer of index 0, or {} without one."""
+        with contextlib.suppress(OSError, EOFError, ValueError):
+            while not self._told_to_end:
+                if not connection.poll(_PAUSE_S):
+                    reap(None)
+                    continue
+                answer: Noted = json.loads(connection.recv_bytes(1 << 16))
+                if "incarnation" not in answer:
+                    return answer
+                if answer["incarnation"] < self._incarnation:
+                    return {}
+                self._incarnation = answer["incarnation"]
+        return {}
+
+    def _be_agent(self, connection: Connection) -> None:
+        self._attempts += 1
+        process = subprocess.Popen(
+            list(bootstrap_words(sys.executable)), stdin=connection.fileno(), stdout=connection.fileno(), cwd="/"
+        )
+        process.returncode = 0
+        self._agent = process.pid
+        connection.close()
+        while not reap(self._agent):
+            time.sleep(_TICK_S)
+        self._agent = None
+
+    def _leave(self, number: int, frame: object) -> None:
+        self._told_to_end = True
+        if self._agent is not None:
+            # The supervisor lets the workers write a checkpoint, and closes the agent's link.
+            threading.Thread(target=self._tell_leaving, daemon=True).start()
+
+    def _tell_leaving(self) -> None:
+        for connection in self._connections({"what": "leaving", "rank": self._index}):
+            connection.close()
+
+
+def serve_agents(ticket: PodTicket) -> int:
+    """Become an agent for each connection of the doctor, until Kubernetes ends the pod."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+    def serve(sock: socket.socket) -> None:
+        with contextlib.suppress(ConnectionError), prove_as_server(sock, bytes.fromhex(ticket.key)) as connection:
+            ends = connection.fileno()
+            subprocess.Popen(list(bootstrap_words(sys.executable)), stdin=ends, stdout=ends, cwd="/").returncode = 0
+
+    listener = listen(ticket.port)
+    threading.Thread(target=accept_each, args=(listener, serve), daemon=True).start()
+    deadline = time.monotonic() + _EXAMINED_S
+    while time.monotonic() < deadline:
+        reap(None)
+        time.sleep(_TICK_S)
+    return 0
+
+
+def _extract(packed: IO[bytes], folder: Path) -> None:
+    with packed, tarfile.open(fileobj=packed) as archive:
+        # The submitting machine made it, whose user owns this pod.
+        archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+        archive.extractall(folder)
+
+
+def reap(awaited: int | None) -> bool:
+    """Reap all ended children, orphans among them. Return whether `awaited` is among them."""
+    found = False
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+            found |= ended == awaited
+    return found
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Detect within half a minute that the other machine is gone."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

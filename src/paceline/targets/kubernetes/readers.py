@@ -1,0 +1,255 @@
+"""The submitting machine's side of a run: connect to its pod, mirror its folder, run commands in it, send large files.
+
+<run folder>/mirrored.json    {"known": stamps of the arrived files, "pod": uid of the pod whose log was read, "part": N}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import EngineError, TargetError
+from paceline.remote.replica.apply import Replica, ReplicaError
+from paceline.remote.staging.stage_out_local import is_over, take_record
+from paceline.remote.wire import Frames, Header, WireError
+from paceline.runs import store
+from paceline.runs.folder import RunFolder
+from paceline.runs.remote_status import ExecMessage, ExecRequest
+from paceline.system import locks
+from paceline.system.files import read_json, write_json
+from paceline.system.handshake import prove_as_client
+from paceline.targets.kubernetes.ticket import Noted, message, parts_in
+
+if TYPE_CHECKING:
+    from websockets.sync.client import ClientConnection
+
+    from paceline.targets.kubernetes.api import Cluster
+
+#: Seconds for which a mirrored folder counts as up to date.
+_FRESH_S = 0.5
+_STATE, _LOCK = "mirrored.json", "mirror.lock"
+#: The subprotocol of kubectl, and the most bytes of one of its messages.
+_PROTOCOL, _CHUNK = "v4.channel.k8s.io", 1 << 16
+_MESSAGE_BYTES = 1 << 30
+_PIECE = 1 << 20
+
+
+def connect(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
+    """Return a connection to a pod's port whose other end has proved the run's key.
+
+    Raises:
+        EngineError: The API, the pod or its port can't be reached.
+        ApiRefusedError: The user may not forward ports.
+    """
+    opened = cluster.websocket(f"{cluster.path('pods', pod)}/portforward", {"ports": str(port)}, _PROTOCOL)
+    ours, theirs = socket.socketpair()
+    for relay in (_to_pod, _from_pod):
+        threading.Thread(target=relay, args=(theirs, opened), daemon=True).start()
+    try:
+        return prove_as_client(ours, bytes.fromhex(key))
+    except ConnectionError as error:
+        raise EngineError(f"{cluster.title}: pod {pod} does not answer at port {port}: {error}.") from error
+
+
+def _to_pod(sock: socket.socket, opened: ClientConnection) -> None:
+    from websockets.exceptions import WebSocketException
+
+    with sock, opened, contextlib.suppress(OSError, WebSocketException):
+        while data := sock.recv(_CHUNK):
+            opened.send(b"\0" + data)
+
+
+def _from_pod(sock: socket.socket, opened: ClientConnection) -> None:
+    from websockets.exceptions import WebSocketException
+
+    started: set[int] = set()
+    with contextlib.suppress(OSError, WebSocketException):
+        for data in opened:
+            assert isinstance(data, bytes), "the subprotocol has no texts"
+            # The first message of each of both channels has the port. Channel 1 carries errors.
+            if data[0] not in started:
+                started.add(data[0])
+            elif data[0] == 0:
+                sock.sendall(data[1:])
+            else:
+                break
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def has_all(folder: RunFolder) -> bool:
+    """Return whether the final record, and so every file, has arrived."""
+    return is_over(folder) or store.has_ended(folder)
+
+
+class PodMirror:
+    """A connection to index 0 that updates the run's folder here."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        connection.send_bytes(message({"what": "pull"}))
+
+    def pull(self, folder: RunFolder) -> None:
+        """Fetch the changes since the last update, unless another process does.
+
+        Raises:
+            OSError, EOFError: The connection is broken.
+            TargetError: The pod sends a forbidden change.
+        """
+        with _updating(folder) as told:
+            if told is None:
+                return
+            with _applying(folder, told) as replica:
+                self._connection.send_bytes(message({"known": replica.known}))
+                frames, is_done = Frames(), False
+                while not is_done:
+                    for header, data in frames.feed(self._connection.recv_bytes(_MESSAGE_BYTES)):
+                        is_done |= _apply(replica, header, data)
+            told["time"] = time.time()
+            if has_all(folder):
+                self._connection.send_bytes(message({"bye": True}))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def read_log(cluster: Cluster, folder: RunFolder, pod: str, uid: str, container: str) -> None:
+    """Update the run's folder here by the parts in a pod's log.
+
+    Raises:
+        EngineError, ApiRefusedError: The log can't be read.
+    """
+    with _updating(folder) as told:
+        if told is None:
+            return
+        lines = cluster.log(pod, container).decode(errors="replace").splitlines()
+        if told.get("pod") != uid:
+            told |= {"pod": uid, "part": -1}
+        for number, data in parts_in(lines):
+            if number > told["part"]:
+                with _applying(folder, told) as replica:
+                    for header, content in Frames().feed(data):
+                        _apply(replica, header, content)
+                told["part"] = number
+        told["time"] = time.time()
+
+
+@contextlib.contextmanager
+def _updating(folder: RunFolder) -> Iterator[dict[str, Any] | None]:
+    """Hold a run's mirror. The value is its state, or None if it is fresh."""
+    with locks.locked(folder.path / _LOCK):
+        told: dict[str, Any] = read_json(folder.path / _STATE) or {"known": {}}
+        if 0 <= time.time() - told.get("time", 0.0) < _FRESH_S or has_all(folder):
+            yield None
+            return
+        try:
+            yield told
+        finally:
+            write_json(folder.path / _STATE, told)
+
+
+@contextlib.contextmanager
+def _applying(folder: RunFolder, told: dict[str, Any]) -> Iterator[Replica]:
+    replica = Replica(folder.path, lambda record: take_record(folder, record), told["known"])
+    replica.known.pop(folder.state.name, None)  # the state may have changed here
+    try:
+        yield replica
+    except (ReplicaError, WireError) as error:
+        raise TargetError(f"run {folder.run_id}: changes from its pod can't be stored: {error}.") from error
+    finally:
+        replica.close()
+        told["known"] = replica.known
+
+
+def _apply(replica: Replica, header: Header, data: bytes) -> bool:
+    """Apply a change. Return whether it was the last one."""
+    if header.get("over"):
+        return True
+    known = replica.known.get(header.get("file", ""))
+    if header.get("how") == "append" and known is not None and known[2] in (0, header["ino"]):
+        # A log repeats lines that have come by a connection; a copy here may have some of them.
+        done = min(len(data), max(0, known[0] - header["at"]))
+        header, data = {**header, "at": header["at"] + done}, data[done:]
+    replica.apply(header, data)
+    return False
+
+
+def send_archive(connection: Connection, archive: Path) -> None:
+    """Send the run's files to a pod, after the bytes that it has already.
+
+    Raises:
+        OSError, EOFError: The connection is broken; another call goes on at the same byte.
+    """
+    connection.send_bytes(message({"what": "put"}))
+    have = int(json.loads(connection.recv_bytes(_MESSAGE_BYTES))["have"])
+    if have < 0:
+        return
+    with open(archive, "rb") as file:
+        file.seek(have)
+        while piece := file.read(_PIECE):
+            connection.send_bytes(piece)
+    connection.recv_bytes(_MESSAGE_BYTES)
+
+
+def request_cancel(connection: Connection, request: Noted) -> None:
+    """Write a request to cancel into the run's folder in its pod."""
+    connection.send_bytes(message({"what": "cancel", "request": request}))
+    connection.recv_bytes(_MESSAGE_BYTES)
+
+
+class PodChannel:
+    """A channel for `paceline exec` through a connection to index 0."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.is_over = False
+        self._connection = connection
+        # `send` and `close` may run in different threads.
+        self._guard = threading.Lock()
+
+    def begin(self, request: ExecRequest) -> None:
+        self._connection.send_bytes(message({"what": "exec", "request": request}))
+
+    def send(self, one: ExecMessage) -> None:
+        with self._guard, contextlib.suppress(OSError):
+            self._connection.send_bytes(json.dumps([one]).encode())
+
+    def receive(self) -> list[ExecMessage]:
+        found: list[ExecMessage] = []
+        try:
+            while not self.is_over and self._connection.poll(0):
+                found += json.loads(self._connection.recv_bytes(_MESSAGE_BYTES))
+        except (EOFError, OSError):
+            self.is_over = True
+        return found
+
+    def close(self) -> None:
+        with self._guard, contextlib.suppress(OSError):
+            self._connection.close()
+
+
+#: Run folder -> this process's connection to its index 0, kept between reads.
+_mirrors: dict[str, PodMirror] = {}
+_guard = threading.Lock()
+
+
+def kept_mirror(folder: RunFolder) -> PodMirror | None:
+    with _guard:
+        return _mirrors.get(os.fspath(folder.path))
+
+
+def keep_mirror(folder: RunFolder, mirror: PodMirror | None) -> None:
+    """Keep a connection for later reads, or with None close and forget it."""
+    with _guard:
+        earlier = _mirrors.pop(os.fspath(folder.path), None)
+        if mirror is not None:
+            _mirrors[os.fspath(folder.path)] = mirror
+    if earlier is not None:
+        earlier.close()

@@ -1,0 +1,213 @@
+"""Why a run waits and how its pods ended, in words: pure functions of the cluster's objects.
+
+The texts of conditions and events are Kubernetes', which people can search for; only their first sentence is for people.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.targets.kubernetes.manifests import CONTAINER
+from paceline.targets.kubernetes.objects import (
+    BatchJob,
+    ClusterEvent,
+    ContainerEnd,
+    Pod,
+    condition_of,
+    container_of,
+    index_of,
+)
+from paceline.targets.kubernetes.ticket import COMPLAINT, EXIT_AGAIN
+
+#: Reasons of a container that can't start until somebody changes the image's name or rights.
+_PULLS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+_NEVER = re.compile(
+    r"not found|does not exist|InvalidImageName|invalid reference|not present with pull policy", re.IGNORECASE
+)
+_QUOTA = re.compile(r"exceeded quota: (\S+), requested: (.*), used: (.*), limited: (.*)")
+_FIRST = re.compile(r"(.*?[^ .])\.(?: |$)", re.DOTALL)
+_DISRUPTIONS = {
+    "EvictionByEvictionAPI": "it was evicted, as when a node is drained",
+    "PreemptionByScheduler": "it was preempted by a pod of higher priority",
+    "DeletionByTaintManager": "its node was lost, or got a taint",
+    "DeletionByPodGC": "its node is gone",
+    "TerminationByKubelet": "its node ran out of a resource or shut down",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """The end of a pod: a key of `paceline.runs.failure.CAUSES`, and one or two sentences."""
+
+    cause: str
+    message: str
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a message on one line, without its full stop."""
+    plain = " ".join(text.split())
+    match = _FIRST.match(plain)
+    return match[1] if match else plain
+
+
+def waits_for(job: BatchJob, pods: Sequence[Pod], events: Sequence[ClusterEvent], queue: str = "") -> str:
+    """Return why a run that has not begun waits, such as "3 of 4 pods, 0/3 nodes have nvidia.com/gpu".
+
+    events: Of the Job, oldest first. queue: the text of Kueue's Workload.
+    """
+    if job["metadata"].get("deletionTimestamp"):
+        return "its Job is being deleted"
+    if job.get("spec", {}).get("suspend"):
+        return f"waits in its queue: {queue}" if queue else "its Job is suspended, as Kueue does until there is room"
+    count = job.get("spec", {}).get("completions", 1)
+    current = [pod for pod in pods if not _is_over(pod)]
+    started = [pod for pod in current if "running" in container_of(pod, CONTAINER)]
+    head = f"{len(started)} of {count} pods, " if count > 1 else ""
+    for pod in sorted(current, key=index_of):
+        if pod not in started and (why := _waits(pod)):
+            return f"{head}{why}"
+    if len(current) < count and (refusal := refused(events)):
+        return f"{head}{refusal}"
+    if again := [pod for pod in pods if _is_over(pod)]:
+        end = ended(max(again, key=lambda pod: pod["metadata"].get("creationTimestamp", "")))
+        if len(current) < count and end is not None:
+            return f"{head}Kubernetes starts a pod again: {end.message}"
+    return f"{head}the pods are being created" if len(started) < count else f"{head}the run begins"
+
+
+def refused(events: Sequence[ClusterEvent]) -> str | None:
+    """Return why Kubernetes creates no pods for a Job, from the last FailedCreate event."""
+    for event in reversed(events):
+        if event.get("reason") == "FailedCreate":
+            text = " ".join(event.get("message", "").split())
+            text = re.sub(r'^Error creating: (?:pods "[^"]*" is forbidden: )?', "", text)
+            if quota := _QUOTA.search(text):
+                return f"quota {quota[1]!r} is used up: the pod needs {quota[2]}; used {quota[3]} of {quota[4]}"
+            if "violates PodSecurity" in text:
+                return f"the namespace's pod security refuses the pods: {text.partition('violates PodSecurity')[2].strip()}"
+            return f"Kubernetes creates no pod: {text.rstrip('.')}"
+        if event.get("reason") == "SuccessfulCreate":
+            return None
+    return None
+
+
+def hopeless(pods: Sequence[Pod]) -> End | None:
+    """Return why pods that wait can never start, or None."""
+    for pod in pods:
+        waiting = container_of(pod, CONTAINER).get("waiting", {})
+        reason, text = waiting.get("reason", ""), waiting.get("message", "")
+        if reason in _PULLS and _NEVER.search(f"{reason} {text}"):
+            return End(
+                cause="engine",
+                message=f"The image can't be pulled: {_pull_text(text)}. Check the setting image of the compute target.",
+            )
+    return None
+
+
+def ended(pod: Pod) -> End | None:
+    """Return how a pod ended, or None if it lives or ended well."""
+    status, state = pod.get("status", {}), container_of(pod, CONTAINER)
+    name = pod["metadata"].get("name", "?")
+    done = state.get("terminated")
+    if disruption := condition_of(status.get("conditions", []), "DisruptionTarget"):
+        why = _DISRUPTIONS.get(disruption.get("reason", ""), disruption.get("reason", "it was disrupted"))
+        said = first_sentence(disruption.get("message", ""))
+        return End(cause="preempted", message=f"Pod {name}: {why} ({said}).")
+    if status.get("reason") == "Evicted":
+        return End(cause="preempted", message=f"Pod {name} was evicted: {first_sentence(status.get('message', ''))}.")
+    if done is None:
+        if status.get("phase") == "Failed":
+            return End(
+                cause="engine",
+                message=f"Pod {name}: {status.get('reason')}: {first_sentence(status.get('message', ''))}.",
+            )
+        return None
+    return _of_container(name, done)
+
+
+def _of_container(name: str, done: ContainerEnd) -> End | None:
+    code, reason, text = done.get("exitCode", 0), done.get("reason", ""), done.get("message", "")
+    complaints = [line[len(COMPLAINT) :] for line in text.splitlines() if line.startswith(COMPLAINT)]
+    if complaints:
+        return End(cause="engine", message=f"Pod {name} could not begin: {complaints[-1].rstrip('.')}.")
+    if reason == "OOMKilled":
+        return End(
+            cause="memory",
+            message=f"Pod {name} was killed for memory (OOMKilled): raise memory_per_worker of the compute target, or use less.",
+        )
+    if "exec format error" in text:
+        return End(
+            cause="engine",
+            message=f"Pod {name}: exec format error. The image is for another processor than the node's: set node_selector, "
+            "such as kubernetes.io/arch=amd64, or another image.",
+        )
+    if reason in ("StartError", "ContainerCannotRun"):
+        missing = "executable file not found" in text or "no such file or directory" in text
+        hint = " The image needs Python 3.10 or later; name it by the setting python." if missing else ""
+        return End(cause="engine", message=f"Pod {name} can't start: {first_sentence(text)[-300:]}.{hint}")
+    if code in (0, EXIT_AGAIN):
+        return None
+    return End(cause="node_lost", message=f"Pod {name} ended with exit code {code} ({reason or 'no reason given'}).")
+
+
+def _is_over(pod: Pod) -> bool:
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed") or "deletionTimestamp" in pod["metadata"]
+
+
+def _waits(pod: Pod) -> str | None:
+    """Return why a living pod has not started."""
+    status = pod.get("status", {})
+    unscheduled = condition_of(status.get("conditions", []), "PodScheduled", "False")
+    if unscheduled is not None:
+        return _no_room(unscheduled.get("message", "") or unscheduled.get("reason", ""))
+    waiting = container_of(pod, CONTAINER).get("waiting", {})
+    reason, text = waiting.get("reason", ""), waiting.get("message", "")
+    if reason in _PULLS:
+        return f"the image can't be pulled: {_pull_text(text or reason)}"
+    if reason and reason not in ("ContainerCreating", "PodInitializing"):
+        return f"{reason}: {first_sentence(text)}" if text else reason
+    return None
+
+
+def _no_room(text: str) -> str:
+    """Return the scheduler's message in short."""
+    said = first_sentence(text)
+    match = re.fullmatch(r"(0/\d+ nodes) are available: (\d+ )?Insufficient ([^\s,]+)", said)
+    return f"{match[1]} have enough free {match[3]}" if match else said
+
+
+def _pull_text(text: str) -> str:
+    """Return the message of a failed pull without its prefixes."""
+    plain = " ".join(text.split())
+    for prefix in (r"Back-off pulling image ", r"rpc error: code = \w+ desc = "):
+        plain = re.sub(prefix, "", plain)
+    return plain[:300].rstrip(".")
+
+
+def last_digest(pods: Sequence[Pod]) -> str | None:
+    """Return the image's digest from the status of a pod that has started, such as "python@sha256:..."."""
+    for pod in pods:
+        for status in pod.get("status", {}).get("containerStatuses", []):
+            if status.get("name") == CONTAINER and "sha256:" in status.get("imageID", ""):
+                return status["imageID"]
+    return None
+
+
+def running_index_0(pods: Sequence[Pod]) -> Pod | None:
+    """Return the newest pod of index 0 whose container runs and that Kubernetes does not end."""
+    found = [
+        pod
+        for pod in pods
+        if index_of(pod) == 0
+        and "running" in container_of(pod, CONTAINER)
+        and "deletionTimestamp" not in pod["metadata"]
+    ]
+    return max(found, key=lambda pod: pod["metadata"].get("creationTimestamp", ""), default=None)
+
+
+def ended_index_0(pods: Sequence[Pod]) -> Pod | None:
+    """Return the pod of index 0 that ended last."""
+    found = [pod for pod in pods if index_of(pod) == 0 and "terminated" in container_of(pod, CONTAINER)]
+    return max(found, key=lambda pod: pod["metadata"].get("creationTimestamp", ""), default=None)

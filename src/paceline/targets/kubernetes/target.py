@@ -1,0 +1,264 @@
+"""The compute target `kubernetes`, for the submitting machine and for a run's supervisor inside its pod."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from paceline.errors import EngineError, TargetError
+from paceline.job.job import Job
+from paceline.job.plan import Node, preview_ports
+from paceline.remote.staging.stage_out_local import is_over, settle
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord
+from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus, engine, is_copy
+from paceline.system import locks
+from paceline.system.files import read_json, write_json
+from paceline.targets.base import Nodes, Preview, Waiting
+from paceline.targets.kubernetes.manifests import ObjectNames, job_manifest, job_name, workspace_label
+from paceline.targets.kubernetes.readers import has_all
+from paceline.targets.kubernetes.settings import OPTIONS, read_settings
+from paceline.targets.kubernetes.ticket import TICKET_VARIABLE, Noted
+from paceline.targets.options import Option, SettingValues
+from paceline.targets.polling import answers_dir, keep, kept
+
+if TYPE_CHECKING:
+    from paceline.remote.link import Link
+    from paceline.runs.remote_status import Channel
+    from paceline.targets.kubernetes.allocate import PodGathering
+    from paceline.targets.kubernetes.api import Cluster
+    from paceline.targets.status import Status
+
+#: Seconds to wait for an API that is away, before a submission fails.
+_PATIENCE_S = 120.0
+#: Seconds for which the answer whether the user may forward ports counts.
+_RIGHTS_S = 3600.0
+#: Seconds after which a run without a Job counts as never submitted.
+_SUBMIT_S = 180.0
+
+
+class KubernetesTarget:
+    """A namespace of a Kubernetes cluster. One object serves one run."""
+
+    kind: ClassVar[str] = "kubernetes"
+    OPTIONS: ClassVar[tuple[Option, ...]] = OPTIONS
+
+    def __init__(self, name: str = "kubernetes", settings: SettingValues | None = None) -> None:
+        self.name = name
+        # `add` stores these: the context of now, and not of the time of a run.
+        self.settings, self._checked = read_settings(name, settings or {})
+        self._gathering: PodGathering | None = None
+
+    # --- for the submitting program
+
+    def check(self, job: Job) -> None:
+        settings = self._checked
+        if job.environment.docker_image:
+            raise TargetError(
+                f"{settings.title}: the pods are containers already, and start none. Leave docker_image out, and set image of "
+                f"the compute target to {job.environment.docker_image!r}."
+            )
+        names = ObjectNames(
+            job=job_name("check_0_00000000"), run_id="check", workspace="check", secrets={"library.0": "check"}
+        )
+        manifest = job_manifest(job, settings, names)
+        cluster = self._cluster()
+        _, warnings = cluster.patiently(lambda: cluster.create("jobs", manifest, dry_run=True), 20.0)
+        for warning in warnings:
+            # The API accepts a Job whose pods it will refuse, with this warning only.
+            if "would violate PodSecurity" in warning:
+                raise TargetError(
+                    f"{settings.title}: the namespace {settings.namespace!r} would refuse the pods: {warning}. Change "
+                    "user_id or pod_template of the compute target."
+                )
+
+    def preview(self, job: Job) -> Preview:
+        cores = max(1, int(self._checked.cpus_per_worker * job.process_count_per_node))
+        gpus = tuple(map(str, range(self._checked.gpus_per_worker * job.process_count_per_node))) if job.use_gpu else ()
+        nodes = tuple(
+            Node(node_rank=rank, name=f"{self.name}-{rank}", address=f"{self.name}-{rank}", cores=cores, gpus=gpus)
+            for rank in range(job.node_count)
+        )
+        return Preview(nodes=nodes, ports=preview_ports(job))
+
+    def script(self, job: Job) -> str:
+        """Return the manifests of a run, with names in capitals for values that only a submission has."""
+        import yaml
+
+        from paceline.targets.kubernetes.submission import preview
+
+        return str(yaml.safe_dump_all(preview(job, self._checked), sort_keys=False))
+
+    def enqueue(self, job: Job, run_dir: Path) -> None:
+        self._job = job
+        self._note(RunFolder(run_dir), submitting=time.time(), mirrored=True)
+
+    def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
+        """Create the run's Job.
+
+        Raises:
+            EngineError, TargetError: The cluster does not answer for minutes, or refuses an object.
+        """
+        from paceline.targets.kubernetes.submission import start_upload, submit
+
+        folder, cluster, settings = RunFolder(run_dir), self._cluster(), self._checked
+        forwards = self._may_forward(cluster, run_dir.parent.parent)
+        workspace = _workspace(run_dir.parent.parent)
+        # A repetition after an answer that was lost finds its own Job and fails, which `release` then deletes.
+        self._note(folder, job_id=job_name(folder.run_id), server=cluster.server, forwards=forwards)
+        sent = cluster.patiently(
+            lambda: submit(cluster, self._job, settings, folder, library_dir, workspace, live=not forwards),
+            _PATIENCE_S,
+            lambda text: print(text, file=sys.stderr),
+        )
+        self._note(
+            folder,
+            submitted=time.time(),
+            uid=sent.uid,
+            secrets=sorted(name for path, name in sent.names.secrets.items() if path.startswith("source.")),
+            upload=sent.upload_bytes,
+        )
+        if sent.upload_bytes:
+            start_upload(run_dir, library_dir, python)
+        return 0
+
+    def release(self, run_dir: Path) -> None:
+        """Delete the Job of a failed submission."""
+        noted = engine(RunFolder(run_dir))
+        if TICKET_VARIABLE not in os.environ and noted.get("job_id"):
+            with contextlib.suppress(TargetError, EngineError):
+                self._remove(RunFolder(run_dir), noted)
+
+    # --- for readers of the run
+
+    def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
+        from paceline.targets.kubernetes import look
+
+        if settle(folder):
+            return JobStatus(state=RUNNING)
+        noted = engine(folder)
+        if not noted.get("submitted"):
+            return self._look_unsubmitted(folder, noted)
+        cluster = self._cluster()
+        if noted.get("server") != cluster.server:
+            raise EngineError(
+                f"{self._checked.title}: context {self._checked.context!r} now names the cluster at {cluster.server}, and run "
+                f"{folder.run_id} is on {noted.get('server')}. Restore the context, or cancel the run with --force."
+            )
+        found = look.look(cluster, folder, noted, lambda **values: self._note(folder, **values))
+        if has_all(folder) or found.state == GONE:
+            look.explain(folder, engine(folder))
+            self._remove(folder, noted)
+            settle(folder)
+        return found
+
+    def cancel(self, folder: RunFolder, record: RunRecord) -> None:
+        from paceline.targets.kubernetes import look
+
+        noted = engine(folder)
+        if is_over(folder) or not noted.get("job_id"):
+            return
+        cluster = self._cluster()
+        request = read_json(folder.cancel_request) or {}
+        if not look.cancel_in_pod(cluster, folder, noted, request):
+            # Its pods have not begun, or can't be reached: the deletion ends them within their grace period.
+            self._remove(folder, noted)
+
+    def channel(self, folder: RunFolder) -> Channel | None:
+        """Return a channel to the run's supervisor for one command."""
+        from paceline.targets.kubernetes import look
+
+        return look.channel(self._cluster(), folder, engine(folder)) if is_copy(folder) else None
+
+    # --- for people
+
+    def status(self) -> Status:
+        """Query the cluster's nodes, and the rights of this user.
+
+        Raises:
+            TargetError: The user lacks a right; the message has the Role to ask for.
+        """
+        from paceline.targets.kubernetes.examine import status_of
+
+        return status_of(self._cluster())
+
+    @contextlib.contextmanager
+    def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
+        """Open links to pods that exist only for the `with` block, by default to two."""
+        from paceline.targets.kubernetes.examine import examined
+
+        with examined(self._cluster(), self._checked, node_count or 2, "doctor") as links:
+            yield links
+
+    # --- for the supervisor, inside index 0
+
+    def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
+        from paceline.targets.kubernetes.allocate import PodGathering, gather, ticket
+
+        if self._gathering is None:
+            self._gathering = PodGathering(ticket())
+        library = Path(os.environ["PYTHONPATH"].split(os.pathsep)[0])
+        return gather(self._gathering, job, self._checked, library, waiting)
+
+    def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
+        return len(nodes.nodes) + (self._gathering.count if self._gathering is not None else 0)
+
+    # --- helpers
+
+    def _cluster(self) -> Cluster:
+        try:
+            from paceline.targets.kubernetes.api import cluster_of, key_of
+        except ImportError as error:
+            raise TargetError(
+                f"{self._checked.title} needs lightkube and httpx2: pip install 'paceline[kubernetes]' ({error})."
+            ) from error
+        return cluster_of(key_of(self._checked))
+
+    def _may_forward(self, cluster: Cluster, workspace_dir: Path) -> bool:
+        """Return whether the user may forward ports. Newer servers ask for two rights."""
+        path = answers_dir(workspace_dir) / f"{self.name}.rights.json"
+        found = kept(path)
+        told = float(str(found.get("told") or 0))
+        if found.get("context") != self._checked.context or not 0 <= time.time() - told < _RIGHTS_S:
+            may = all(cluster.may(verb, "pods/portforward") for verb in ("get", "create"))
+            found = {"told": time.time(), "context": self._checked.context, "forwards": may}
+            keep(path, found)
+        return bool(found["forwards"])
+
+    def _look_unsubmitted(self, folder: RunFolder, noted: Noted) -> JobStatus:
+        since = float(noted.get("submitting") or 0.0)
+        if locks.is_held(folder.lock) or time.time() - since < _SUBMIT_S:
+            return JobStatus(state=QUEUED, message="is being submitted to Kubernetes")
+        if noted.get("job_id"):
+            self._remove(folder, noted)
+        return JobStatus(
+            state=GONE, cause="not_started", message="The submitting program ended before it created the run's Job."
+        )
+
+    def _remove(self, folder: RunFolder, noted: Noted) -> None:
+        """Delete the run's objects that no other run uses."""
+        from paceline.targets.kubernetes.look import forget, remove_sources
+
+        forget(folder)
+        cluster = self._cluster()
+        cluster.delete("jobs", str(noted["job_id"]))
+        remove_sources(cluster, _workspace(folder.path.parent.parent), str(noted["job_id"]), noted.get("secrets") or [])
+
+    def _note(self, folder: RunFolder, **values: Any) -> None:
+        write_json(folder.engine, {**engine(folder), "engine": self.kind, **values}, sync=True)
+
+
+def _workspace(path: Path) -> str:
+    """Return the label of a workspace's objects."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return workspace_label(f"{user}@{socket.gethostname()}:{path.absolute()}")

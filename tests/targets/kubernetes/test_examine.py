@@ -1,0 +1,39 @@
+"""The rights of a user are compared with the smallest Role."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from paceline.targets.kubernetes.examine import RULES, missing_rights, role_text
+
+
+def rule(group: str, resources: Any, verbs: Any) -> dict[str, Any]:
+    return {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
+
+
+def test_the_smallest_role_lacks_nothing():
+    assert missing_rights([rule(*one) for one in RULES]) == []
+
+
+def test_each_right_of_the_role_is_needed():
+    for number, (group, resources, verbs) in enumerate(RULES):
+        others = [rule(*one) for one in (*RULES[:number], *RULES[number + 1 :])]
+        less = [*others, rule(group, resources, verbs[1:])]
+        assert missing_rights(less) == [f"{verbs[0]} {resource}" for resource in resources]  # type: ignore[arg-type]
+
+
+def test_wildcards_grant_everything():
+    assert missing_rights([rule("*", ["*"], ["*"])]) == []
+
+
+def test_rights_on_named_objects_do_not_count():
+    assert missing_rights([{**rule("*", ["*"], ["*"]), "resourceNames": ["one"]}]) != []
+
+
+def test_the_printed_role_is_yaml_with_the_same_rules():
+    role = yaml.safe_load(role_text("lab"))
+
+    assert role["metadata"] == {"name": "paceline", "namespace": "lab"}
+    assert missing_rights(role["rules"]) == []

@@ -1,0 +1,167 @@
+"""The manifests of a run are those of the design, compared as data."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from paceline.job.job import Job
+from paceline.targets.kubernetes import manifests
+from paceline.targets.kubernetes.manifests import ObjectNames, job_manifest, job_name, worker_resources
+from paceline.targets.kubernetes.settings import KubernetesSettings
+
+NAMES = ObjectNames(
+    job="pl-digits-0a1b2c3d",
+    run_id="digits_1700000000_0a1b2c3d",
+    workspace="w",
+    secrets={"library.0": "paceline-library-d-0", "source.0": "paceline-source-w-s-0"},
+)
+
+
+def settings(**values: Any) -> KubernetesSettings:
+    return KubernetesSettings(**{"name": "k8s", "context": "c", "namespace": "lab", **values})
+
+
+def job(**values: Any) -> Job:
+    return Job(entry_script="train.py", **values)
+
+
+def pod_of(manifest: Any) -> Any:
+    return manifest["spec"]["template"]["spec"]
+
+
+def test_job_has_one_pod_a_node_and_ends_with_index_0():
+    spec: Any = job_manifest(job(node_count=3, distributed_backend="gloo"), settings(), NAMES)["spec"]
+
+    assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
+    assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    assert "podFailurePolicy" not in spec
+    assert spec["podReplacementPolicy"] == "TerminatingOrFailed"
+    assert spec["suspend"] is False
+
+
+def test_pods_satisfy_the_restricted_security_standard_and_have_no_identity():
+    pod = pod_of(job_manifest(job(), settings(), NAMES))
+    (container,) = pod["containers"]
+
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def test_requests_equal_limits_and_grow_with_the_workers():
+    amounts = worker_resources(job(process_count_per_node=4, use_gpu=True, distributed_backend="nccl"), settings())
+    (container,) = pod_of(job_manifest(job(), settings(), NAMES))["containers"]
+
+    assert amounts == {"cpu": "4000m", "memory": "8192Mi", "nvidia.com/gpu": "4"}
+    assert container["resources"]["requests"] == container["resources"]["limits"]
+
+
+def test_shared_memory_is_as_large_as_the_memory_limit():
+    pod = pod_of(job_manifest(job(), settings(memory_per_worker="3Gi"), NAMES))
+
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "3072Mi"}} in pod["volumes"]
+
+
+def test_gpu_pods_tolerate_the_taint_of_the_gpu_resource():
+    pod = pod_of(job_manifest(job(use_gpu=True), settings(gpu_resource="amd.com/gpu"), NAMES))
+
+    assert {"key": "amd.com/gpu", "operator": "Exists"} in pod["tolerations"]
+
+
+def test_lost_nodes_are_tolerated_for_seconds():
+    tolerated = {
+        one["key"]: one.get("tolerationSeconds")
+        for one in pod_of(job_manifest(job(), settings(), NAMES))["tolerations"]
+    }
+
+    assert tolerated == {"node.kubernetes.io/not-ready": 5, "node.kubernetes.io/unreachable": 5}
+
+
+def test_autoscalers_do_not_evict_pods_and_meshes_add_no_sidecar():
+    template: Any = job_manifest(job(), settings(), NAMES)["spec"]
+
+    annotations = template["template"]["metadata"]["annotations"]
+    assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+    assert annotations["karpenter.sh/do-not-disrupt"] == "true"
+    assert template["template"]["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+
+
+def test_labels_and_annotations_of_the_target_are_on_every_object():
+    given = settings(label={"team": "vision"}, annotation={"cost": "7"})
+    made = [
+        job_manifest(job(), given, NAMES),
+        manifests.service_manifest(given, NAMES, "u"),
+        manifests.start_manifest(given, NAMES, "u", {}),
+        manifests.content_manifest(given, "n", "library", "w", b"", 1),
+    ]
+
+    metadata: list[Any] = [one["metadata"] for one in made]
+    metadata.append(made[0]["spec"]["template"]["metadata"])  # type: ignore[index,call-overload]
+    assert all(one["labels"]["team"] == "vision" and one["annotations"]["cost"] == "7" for one in metadata)
+
+
+def test_template_wins_and_keeps_the_rest_of_the_pod():
+    template = {
+        "spec": {
+            "containers": [
+                {
+                    "name": "paceline",
+                    "env": [{"name": "NCCL_DEBUG", "value": "INFO"}],
+                    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                }
+            ],
+            "volumes": [{"name": "data", "hostPath": {"path": "/data"}}],
+            "hostNetwork": True,
+        }
+    }
+    pod = pod_of(job_manifest(job(), settings(template=template), NAMES))
+    (container,) = pod["containers"]
+
+    assert pod["hostNetwork"] is True
+    assert {"name": "NCCL_DEBUG", "value": "INFO"} in container["env"]
+    assert {"name": "HOME", "value": "/paceline/home"} in container["env"]
+    assert [mount["mountPath"] for mount in container["volumeMounts"]][-1] == "/data"
+    assert [volume["name"] for volume in pod["volumes"]] == ["work", "start", "code", "shm", "data"]
+
+
+def test_a_run_in_a_queue_of_kueue_is_suspended():
+    made: Any = job_manifest(job(), settings(queue="lab-queue"), NAMES)
+
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "lab-queue"
+    assert made["spec"]["suspend"] is True
+
+
+def test_the_entrypoint_of_an_image_can_be_kept():
+    (container,) = pod_of(job_manifest(job(), settings(keep_entrypoint=True), NAMES))["containers"]
+
+    assert "command" not in container
+    assert container["args"][-1] == "/etc/paceline/start/boot.py"
+
+
+@pytest.mark.parametrize(
+    ("run_id", "name"),
+    [
+        ("digits_1700000000_0a1b2c3d", "pl-digits-0a1b2c3d"),
+        (
+            "My.Long_Experiment-Name_with_thirty_and_more_1700000000_0a1b2c3d",
+            "pl-my-long-experiment-name-with-t-0a1b2c3d",
+        ),
+        ("___1700000000_0a1b2c3d", "pl-run-0a1b2c3d"),
+    ],
+)
+def test_job_names_are_dns_labels_with_room_for_an_index(run_id: str, name: str):
+    assert job_name(run_id) == name
+    assert len(f"{name}-99999") <= 63
+
+
+def test_content_is_split_into_parts_that_fit_into_a_secret():
+    parts = manifests.parts_of(b"x" * (2 * manifests.SECRET_BYTES + 1))
+
+    assert [len(part) for part in parts] == [manifests.SECRET_BYTES, manifests.SECRET_BYTES, 1]
+    made: Any = manifests.content_manifest(settings(), "n", "library", "w", parts[2], 3)
+    assert base64.b64decode(made["data"]["part"]) == b"x"
+    assert made["immutable"] is True

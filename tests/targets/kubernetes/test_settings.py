@@ -1,0 +1,116 @@
+"""Settings of a Kubernetes target and kubeconfigs: each wrong one has its own error."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline.errors import TargetError
+from paceline.targets.kubernetes.settings import bytes_of, find_context, read_settings
+from paceline.targets.kubernetes.ticket import log_lines, parts_in
+
+
+def kubeconfig(path: Path, *contexts: str, current: str | None = None, **cluster: Any) -> Path:
+    entry = {"server": "https://127.0.0.1:1", "certificate-authority": "ca.crt", **cluster}
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "clusters": [{"name": "one", "cluster": entry}],
+                "users": [{"name": "me", "user": {"token": "t"}}],
+                "contexts": [
+                    {"name": name, "context": {"cluster": "one", "user": "me", "namespace": f"{name}-lab"}}
+                    for name in contexts
+                ],
+                **({"current-context": current} if current else {}),
+            }
+        )
+    )
+    return path
+
+
+def test_the_current_context_and_its_namespace_are_stored_with_the_target(tmp_path: Path):
+    path = kubeconfig(tmp_path / "config", "a", "b", current="b")
+    stored, checked = read_settings("k8s", {"kubeconfig": str(path)})
+
+    assert (stored["context"], stored["namespace"], checked.namespace) == ("b", "b-lab", "b-lab")
+    path.unlink()
+    assert read_settings("k8s", stored)[1] == checked
+
+
+def test_the_earlier_of_several_kubeconfigs_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first = kubeconfig(tmp_path / "first", "a", current="a")
+    second = kubeconfig(tmp_path / "second", "b", current="b", server="https://127.0.0.2:1")
+    monkeypatch.setenv("KUBECONFIG", f"{first}:{second}")
+
+    assert find_context("t", None, None).name == "a"
+    assert find_context("t", None, "b").cluster["server"] == "https://127.0.0.1:1"
+
+
+def test_paths_of_a_kubeconfig_are_relative_to_it(tmp_path: Path):
+    found = find_context("t", str(kubeconfig(tmp_path / "config", "a", current="a")), None)
+
+    assert found.cluster["certificate-authority"] == str(tmp_path / "ca.crt")
+
+
+def test_a_missing_context_is_told_with_those_that_exist(tmp_path: Path):
+    path = kubeconfig(tmp_path / "config", "a", "b")
+
+    with pytest.raises(TargetError, match="no context 'c'; it has a, b"):
+        find_context("t", str(path), "c")
+    with pytest.raises(TargetError, match="no current context"):
+        find_context("t", str(path), None)
+
+
+def test_a_missing_kubeconfig_is_told(tmp_path: Path):
+    with pytest.raises(TargetError, match="there is no kubeconfig"):
+        find_context("t", str(tmp_path / "none"), None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"memory_per_worker": "lots"}, "memory_per_worker='lots' is not a quantity"),
+        ({"node_selector": ["gpu"]}, "node_selector='gpu' is not NAME=VALUE"),
+        ({"toleration": ["gpu:Never"]}, "toleration='gpu:Never'"),
+        ({"namespace": "My Lab"}, "namespace='My Lab'"),
+        ({"pod_template": "/does/not/exist"}, "pod_template='/does/not/exist' can't be read"),
+        ({"imag": "x"}, "Did you mean image"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], text: str):
+    with pytest.raises(TargetError, match=text.replace("(", r"\(")):
+        read_settings("k8s", {"context": "c", "namespace": "lab", **settings})
+
+
+def test_a_template_without_a_pod_is_refused(tmp_path: Path):
+    path = tmp_path / "pod.yaml"
+    path.write_text("kind: Pod\n")
+
+    with pytest.raises(TargetError, match="has no `spec` of a pod"):
+        read_settings("k8s", {"context": "c", "namespace": "lab", "pod_template": str(path)})
+
+
+def test_the_content_of_a_template_is_stored_and_its_first_container_is_that_of_the_run(tmp_path: Path):
+    path = tmp_path / "pod.yaml"
+    path.write_text("spec:\n  hostNetwork: true\n  containers: [{name: main}]\n")
+    stored, _ = read_settings("k8s", {"context": "c", "namespace": "lab", "pod_template": str(path)})
+    path.unlink()
+
+    _, checked = read_settings("k8s", stored)
+    assert checked.template["spec"] == {"hostNetwork": True, "containers": [{"name": "paceline"}]}
+
+
+def test_quantities_are_those_of_kubernetes():
+    assert [bytes_of(text, "x") for text in ("4Gi", "512Mi", "2G", "1", "500m")] == [4 << 30, 512 << 20, 2e9, 1, 0.5]
+
+
+def test_parts_pass_a_log_whole_and_torn_ones_are_left_out():
+    data = bytes(range(256)) * 1000
+    lines = [*log_lines(0, zlib.compress(data)), "a line of somebody else", *log_lines(1, zlib.compress(b"more"))]
+
+    assert list(parts_in(lines)) == [(0, data), (1, b"more")]
+    assert list(parts_in(lines[1:])) == [(1, b"more")]
