@@ -74,13 +74,14 @@ class KubeLab(Lab):
             run.cancel()
         for run in living:
             wait_for_end(run)
-        names = [str(engine(run.folder).get("job_id")) for run in self.runs]
+        noted = [engine(run.folder) for run in self.runs]
+        names = [name for one in noted for name in (str(one.get("job_id")), *(one.get("secrets") or ()))]
 
         def left() -> list[str]:
             for run in self.runs:
                 run.record()  # a reader fetches the rest of a run's files, and removes its objects
             found = self.access.names("jobs,pods,services,secrets")
-            return [one for one in found if any(name in one for name in names) or "/paceline-source-" in one]
+            return [one for one in found if any(name in one for name in names)]
 
         wait_until(lambda: not left(), f"nothing of {names} is left in the namespace", 90)
 
