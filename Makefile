@@ -57,6 +57,7 @@ proof: .venv/.ready engines chaos
 	# A hundred faults of a Kubernetes cluster: three hours.
 	$(BIN)/python -m tests.kube.programs
 	PACELINE_KUBE=here PACELINE_KUBE_FAULTS=100 $(BIN)/python -m pytest tests/kube/test_random_faults.py
+	PACELINE_CHECKPOINT_KILLS=200 $(BIN)/python -m pytest tests/checkpoint/test_saving.py -k kills --timeout 7200
 	# 3 GB of parameters on four workers of 5 GB each.
 	PACELINE_PROOF=1 PACELINE_LARGE=1 $(BIN)/python -m pytest tests/parallel/large/test_limited.py --timeout 14400
 	# All has passed: which engines that was with.
@@ -90,7 +91,7 @@ bench: .venv/.ready
 	    layered_environment s3_download partition torch_mpi \
 	    collectives hvd_allreduce hvd_tensors hvd_step \
 	    parallel_speed first_check pipeline_bubble auto_choice \
-	    first_line_elsewhere ends_elsewhere queued_submissions stacks sampling elastic \
+	    first_line_elsewhere ends_elsewhere queued_submissions stacks sampling elastic checkpoint_stop \
 	    sweep_overhead sweep_large sweep_stop_latency sweep_regret sweep_asha model_register serve_start serve_batching ui_pages azureml_names; do \
 	  $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python benchmarks/table.py

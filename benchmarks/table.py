@@ -129,6 +129,7 @@ NAMES = [
     "llama_tensor_4",
     "llama_start",
     "many_nodes",
+    "checkpoint_stop",
 ]
 
 

@@ -25,8 +25,8 @@ MAY_IMPORT = {
     "torch_mpi": "system torch_private collectives",
     # Beside the script, in a run or without one; who this rank is it finds as a sampler does.
     "checkpoint": "errors system torch_private data.sampling.world",
-    "worker": "errors system.run_variables system.lazy_import system.spare_client system.memory trackers.hooks "
-    "collectives.answer_recorder_requests "
+    "worker": "errors system.run_variables system.lazy_import system.spare_client system.kept_states system.memory "
+    "trackers.hooks collectives.answer_recorder_requests "
     "collectives.count_steps collectives.keep_to_master_address torch_mpi.install_when_loaded",
     # Knows nothing of jobs or runs. Of the collectives it takes the listener of torch's store and the backend "mpi".
     "parallel": "errors system torch_private collectives.store_listener torch_mpi.install checkpoint",

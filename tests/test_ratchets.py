@@ -25,6 +25,7 @@ FEATURES = {
     "daily work on results": (11_374, 49),
     "sessions on a node": (626, 5),
     "goodput": (850, 6),
+    "checkpoints in the background": (1_224, 5),
     "warm spares and replacement": (874, 3),
     "types of the JSON": (344, 0),
     "simulated nodes": (1_151, 7),

@@ -40,6 +40,7 @@ CALLED = [
     ("fsdp.FSDPModule._get_fsdp_state", ["self"]),
     ("fsdp.FSDPModule.unshard", ["self"]),
     ("fsdp.FSDPModule.reshard", ["self"]),
+    ("torch.distributed.tensor.DTensor.__create_chunk_list__", ["self"]),
     ("c10d._get_default_store", []),
     ("c10d._new_process_group_helper", ["group_size", "group_rank", "global_ranks_in_group", "backend", "timeout"]),
     # What is public, but was not always called so.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload as Operation
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
     from torch.nn import Module, Parameter
     from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
     from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNorm
@@ -69,6 +70,7 @@ __all__ = [
     "Store",
     "TorchError",
     "checkpoints_inputs",
+    "corner_of_part",
     "data_iterator_class",
     "default_store",
     "has_mpi",
@@ -460,3 +462,9 @@ def offer_mpi(distributed: ModuleType, kind: type, around: Callable[[Callable[..
     recording = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if recording is not None:
         recording.add("mpi")
+
+
+def corner_of_part(tensor: DTensor) -> tuple[int, ...]:
+    """Return the place of this rank's part in the whole tensor."""
+    (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    return tuple(chunk.offsets)

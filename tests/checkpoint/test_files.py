@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import fcntl
+import mmap
 import os
 import time
 
@@ -13,7 +15,7 @@ from paceline.errors import CheckpointError
 
 def write(folder, *parts):
     for part in parts:
-        files.write(folder, part, {"$": "dict", "of": []}, [])
+        files.write_file(folder / part.name, {"$": "dict", "of": []}, [])
 
 
 def test_a_checkpoint_is_whole_when_all_of_its_parts_are_there(tmp_path):
@@ -71,5 +73,40 @@ def test_leftovers_of_killed_saves_are_removed_but_not_running_saves(tmp_path):
 def test_invalid_checkpoint_file_is_named_in_the_error(tmp_path, data):
     path = tmp_path / CheckpointPart(1).name
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"checkpoint_1\.safetensors.*Remove this file"):
+    with pytest.raises(CheckpointError, match=r"checkpoint_1\.safetensors.*Remove it"):
         files.CheckpointFile(path)
+
+
+@pytest.mark.parametrize("refuses", ["nothing", "flag", "write"])
+@pytest.mark.parametrize("size", [0, 100, 4096, 3 * 4096 + 1])
+def test_image_is_written_also_where_direct_writes_are_refused(tmp_path, monkeypatch, refuses, size):
+    pwrite, calls, pieces = os.pwrite, fcntl.fcntl, []
+    monkeypatch.setattr(files, "_LEAST_DIRECT", 0)
+    monkeypatch.setattr(files, "_PIECE", 4096)
+
+    def control(fd, command, flags=0):
+        if refuses == "flag" and command == fcntl.F_SETFL and flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no")
+        return calls(fd, command, flags)
+
+    def write(fd, data, offset):
+        if refuses == "write" and calls(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no")
+        return pwrite(fd, data, offset)
+
+    monkeypatch.setattr(files.fcntl, "fcntl", control)
+    monkeypatch.setattr(os, "pwrite", write)
+    memory = mmap.mmap(-1, 1 << 16)
+    memory[:size] = bytes(number % 251 for number in range(size))
+    files.write_image(tmp_path / "x", memoryview(memory)[:size], lambda: pieces.append(1))
+    assert (tmp_path / "x").read_bytes() == memory[:size]
+    assert len(pieces) == -(-size // 4096)
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_other_error_of_a_direct_write_is_raised(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_LEAST_DIRECT", 0)
+    monkeypatch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
+    with pytest.raises(OSError, match="broken"):
+        files.write_image(tmp_path / "x", memoryview(mmap.mmap(-1, 8192)), lambda: None)
+    assert os.listdir(tmp_path) == []

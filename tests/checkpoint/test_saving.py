@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+from random import Random
 
 import pytest
 
 from paceline import checkpoint
-from paceline.checkpoint import files
+from paceline.checkpoint import files, saving
 from paceline.errors import CheckpointError, UserError
 from tests.collectives.gloo_world import free_port
 from tests.late import late
@@ -93,7 +98,7 @@ def test_wrong_numbers_are_refused(tmp_path, given, message):
     assert os.listdir(tmp_path) == []
 
 
-def test_background_error_is_raised_by_the_next_call_and_the_old_file_stays(tmp_path, monkeypatch, caplog):
+def test_background_error_is_raised_by_wait_and_the_old_file_stays(tmp_path, monkeypatch, caplog):
     checkpoint.save(1, 1, folder=tmp_path)
     checkpoint.wait()
     with monkeypatch.context() as patch:
@@ -109,8 +114,8 @@ def test_background_error_is_raised_by_the_next_call_and_the_old_file_stays(tmp_
 
 
 def test_training_continues_during_a_background_save(tmp_path, monkeypatch):
-    go_on, write = threading.Event(), files.write
-    monkeypatch.setattr(files, "write", lambda *given: (go_on.wait(60), write(*given)))
+    go_on, write = threading.Event(), files.write_image
+    monkeypatch.setattr(files, "write_image", lambda *given: (go_on.wait(60), write(*given)))
     state = {"x": np.zeros(3), "list": [1]}
     checkpoint.save(state, 1, folder=tmp_path)
     assert steps(tmp_path) == []
@@ -119,6 +124,99 @@ def test_training_continues_during_a_background_save(tmp_path, monkeypatch):
     go_on.set()
     found = checkpoint.latest(tmp_path).state
     assert (found["x"].tolist(), found["list"]) == ([0, 0, 0], [1])
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_full_disk_does_not_end_the_training(tmp_path, asynchronous, caplog):
+    """A limit on the size of files stands for the disk."""
+    state, before = {"x": np.zeros(100_000)}, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def save(step):
+        return checkpoint.save(state, step, every=1, folder=tmp_path, asynchronous=asynchronous)
+
+    assert save(1)
+    checkpoint.latest(tmp_path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
+    try:
+        saved = [save(2), save(3)]
+        assert checkpoint.latest(tmp_path).step == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    # In the background the failure is known later.
+    assert saved == [asynchronous] * 2
+    assert [name in caplog.text for name in ("checkpoint_2", "checkpoint_3")] == [True, True]
+    assert "File too large" in caplog.text
+    assert os.listdir(tmp_path) == ["checkpoint_1.safetensors"]
+    assert save(4)
+    assert checkpoint.latest(tmp_path).step == 4
+
+
+def test_error_of_a_save_without_every_is_raised_by_the_call(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(CheckpointError, match="No space left"):
+        checkpoint.save(1, 1, folder=tmp_path, asynchronous=False)
+
+
+def test_disk_that_hangs_is_left_out_until_it_answers(tmp_path, monkeypatch, caplog):
+    answers, begun, write = threading.Event(), threading.Event(), files.write_image
+
+    def hangs(*given):
+        begun.set()
+        answers.wait(120)
+        write(*given)
+
+    monkeypatch.setattr(files, "write_image", hangs)
+    monkeypatch.setattr(saving, "SAVE_S", 0.05)
+    assert checkpoint.save(1, 1, folder=tmp_path)
+    assert begun.wait(60)
+    assert [checkpoint.save(step, step, folder=tmp_path) for step in (2, 3)] == [False, False]
+    assert caplog.text.count("it hangs") == 1
+    assert "'checkpoint_3.safetensors' is left out" in caplog.text
+    answers.set()
+    checkpoint.wait()
+    assert checkpoint.save(4, 4, folder=tmp_path)
+    checkpoint.wait()
+    assert steps(tmp_path) == [1, 4]
+
+
+#: Read before a fixture takes the variable away.
+KILLS = int(os.environ.get("PACELINE_CHECKPOINT_KILLS", "4"))
+KILLED = """
+import sys
+import numpy as np
+from paceline import checkpoint
+from paceline.checkpoint import image
+image._LEAST_FORKED, image._MOST_TIMES = 0, 1 << 40
+x = np.zeros(1 << 20)
+for step in range(1, 1_000_000):
+    x += 1
+    checkpoint.save({"x": x}, step, folder=sys.argv[1], keep=2)
+"""
+
+
+@pytest.mark.promise("save-latest-let-script-go")
+def test_kills_at_random_moments_leave_a_complete_checkpoint(tmp_path):
+    """Of the training, or of the process that copies the state for it."""
+    random = Random(7)
+    for _ in range(KILLS):
+        training = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stderr=subprocess.DEVNULL)
+        try:
+            while not steps(tmp_path):
+                assert training.poll() is None
+                time.sleep(0.01)
+            time.sleep(random.uniform(0, 0.5))
+            if random.random() < 0.3:
+                # One that is gone meanwhile is as good as killed.
+                for child in Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(child), signal.SIGKILL)
+                time.sleep(random.uniform(0, 0.3))
+        finally:
+            training.kill()
+            training.wait()
+        found = checkpoint.latest(tmp_path)
+        assert set(found.state["x"].tolist()) == {float(found.step)}
+        shutil.rmtree(tmp_path)
 
 
 @pytest.mark.promise("save-latest-let-script-go")

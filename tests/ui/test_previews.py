@@ -107,7 +107,7 @@ def test_notebook_shows_cells_and_outputs() -> None:
 def test_checkpoint_shows_tensors_and_other_values(place: Place) -> None:
     folder = place.run()
     part = checkpoint_files.CheckpointPart(7)
-    checkpoint_files.write(folder.checkpoints, part, {"step": 7}, [])
+    checkpoint_files.write_file(folder.checkpoints / part.name, {"step": 7}, [])
     client = place.client()
     assert f"look/checkpoints/{part.name}" in client.get(f"/runs/{folder.run_id}/files").text
     text = client.get(f"/runs/{folder.run_id}/look/checkpoints/{part.name}").text

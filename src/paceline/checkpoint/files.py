@@ -12,13 +12,14 @@ writing, the nodes, and a copy to another folder do not matter.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,8 @@ _NAME = re.compile(r"checkpoint_(\d+)(?:\.part_(\d+)_of_(\d+)\.(\w+))?\.safetens
 _SAVING = re.compile(r"\..+\.safetensors\.saving-[0-9a-f]{8}")
 #: Seconds after its creation within which a writer locks its file.
 LOCKED_WITHIN_S = 10.0
+#: The size of a write, and the alignment and smallest file of writes past the page cache.
+_PIECE, _BLOCK, _LEAST_DIRECT = 8 << 20, 4096, 64 << 20
 #: The key in the header's metadata that holds the state without its arrays.
 _STATE = "paceline.state"
 
@@ -106,35 +109,79 @@ def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
     }
 
 
-def write(folder: Path, part: CheckpointPart, state: object, dense: Sequence[values.DenseArray]) -> None:
-    """Write one checkpoint file durably.
-
-    Raises:
-        OSError: The write failed. A former file of that name is untouched.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    write_file(folder / part.name, state, dense)
+def header_of(state: object, dense: Sequence[values.DenseArray], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return the start of a file. The arrays' bytes follow it; `metadata` is stored beside the state."""
+    about = [(array.name, array.dtype, array.shape, array.size) for array in dense]
+    return safetensors.header(about, {_STATE: json.dumps(state), "format": "pt", **(metadata or {})})
 
 
-def write_file(path: Path, state: object, dense: Sequence[values.DenseArray], *, durable: bool = True) -> None:
+def write_file(
+    path: Path,
+    state: object,
+    dense: Sequence[values.DenseArray],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    durable: bool = True,
+) -> None:
     """Write a file so that it is either complete or absent.
 
-    `durable` waits until the bytes are on the disk. Without it a power failure may lose the file.
+    `durable` waits until the bytes are on the disk. Without it a power failure may lose the file. `metadata` is as for
+    `header_of`.
 
     Raises:
         OSError: The write failed. A former file of that name is untouched.
     """
-    about = [(array.name, array.dtype, array.shape, array.size) for array in dense]
-    header = safetensors.header(about, {_STATE: json.dumps(state), "format": "pt"})
+    header = header_of(state, dense, metadata)
+    with _replacing(path, durable=durable) as fd:
+        for data in (memoryview(header), *(array.data for array in dense)):
+            _write_all(fd, data, None, lambda: None)
+
+
+def write_image(path: Path, data: memoryview, moves: Callable[[], None]) -> None:
+    """Write a whole file from memory, as `write_file` does.
+
+    Large files bypass the page cache where the file system allows that. `moves` is called after each piece.
+
+    Raises:
+        OSError: The write failed. A former file of that name is untouched.
+    """
+    with _replacing(path, durable=True) as fd:
+        is_direct = len(data) >= _LEAST_DIRECT
+        if is_direct:
+            try:
+                fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
+            except OSError:
+                is_direct = False
+        # The end is not a multiple of a block, so it is written through the cache.
+        whole_blocks = len(data) // _BLOCK * _BLOCK if is_direct else 0
+        try:
+            _write_all(fd, data[:whole_blocks], 0, moves)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            whole_blocks = 0  # the file system takes the flag, and no such write
+        if is_direct:
+            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+        _write_all(fd, data[whole_blocks:], whole_blocks, moves)
+
+
+def _write_all(fd: int, data: memoryview, offset: int | None, moves: Callable[[], None]) -> None:
+    done = 0
+    while done < len(data):
+        piece = data[done : done + _PIECE]
+        done += os.write(fd, piece) if offset is None else os.pwrite(fd, piece, offset + done)
+        moves()
+
+
+@contextlib.contextmanager
+def _replacing(path: Path, *, durable: bool) -> Iterator[int]:
+    """Yield the descriptor of a new file, which gets its name at the end of the block."""
     beside = path.with_name(f".{path.name}.saving-{secrets.token_hex(4)}")
     try:
-        with open(beside, "xb") as file:
+        with open(beside, "xb", buffering=0) as file:
             # The lock shows that the writer is alive. The kernel releases it when the process ends.
             fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(header)
-            for array in dense:
-                file.write(array.data)
-            file.flush()
+            yield file.fileno()
             if durable:
                 os.fsync(file.fileno())
             os.rename(beside, path)
@@ -156,8 +203,10 @@ class CheckpointFile:
         CheckpointError: The file is not a checkpoint.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, folder: Path | None = None) -> None:
+        """Read the header. `folder` is the checkpoint of which the file is a part."""
         self.path = path
+        self._folder = folder
         try:
             with open(path, "rb") as file:
                 self._entries, metadata, self._start, size = safetensors.read_header(file)
@@ -167,7 +216,7 @@ class CheckpointFile:
                 if not 0 <= begin <= end <= size:
                     raise ValueError(f"{name!r} has the bytes {begin} to {end} of {size}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(unreadable(path, f"{type(error).__name__}: {error}")) from error
+            raise CheckpointError(self._unreadable(f"{type(error).__name__}: {error}")) from error
 
     def array(self, name: str, of: values.Library) -> object:
         """Read a tensor (`of="torch"`) or an array (`of="numpy"`)."""
@@ -177,12 +226,17 @@ class CheckpointFile:
         with open(self.path, "rb") as file:
             file.seek(self._start + begin)
             if not safetensors.fill(file, memoryview(data)):
-                raise CheckpointError(unreadable(self.path, "it ends in the middle of an array"))
+                raise CheckpointError(self._unreadable("it ends in the middle of an array"))
         return values.made(entry["dtype"], entry["shape"], data, of=of)
+
+    def _unreadable(self, why: str) -> str:
+        return (
+            unreadable(self.path, why) if self._folder is None else unreadable(self._folder, f"{self.path.name}: {why}")
+        )
 
 
 def unreadable(path: Path, why: str) -> str:
-    return f"the checkpoint {str(path)!r} can't be read: {why}. Remove this file to go on from the one before."
+    return f"the checkpoint {str(path)!r} can't be read: {why}. Remove it to go on from the one before."
 
 
 def remove_old(folder: Path, keep: int, rank: int, size: int, but: CheckpointPart | None = None) -> None:

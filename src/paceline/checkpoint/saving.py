@@ -1,6 +1,6 @@
 """The functions `save`, `wait` and `latest`, and the checkpoint that `latest` returns.
 
-A save copies the state, and by default writes it in a thread while training continues.
+A save takes an image of the state in memory, and by default writes it in a thread while training continues.
 """
 
 from __future__ import annotations
@@ -8,21 +8,27 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, TypeGuard, overload
 
 from paceline.checkpoint import files, leaving
+from paceline.checkpoint.background import END_S, SAVE_S, BackgroundWrite
+from paceline.checkpoint.image import Camera
 from paceline.checkpoint.leaving import TimeLimit
+from paceline.checkpoint.neighbour import Neighbour, newest
 from paceline.checkpoint.values import DenseArray, decode_state, encode_state, is_tensor
 from paceline.data.sampling.world import own_rank
 from paceline.errors import CheckpointError, UserError
 from paceline.system import step_clock
+
+if TYPE_CHECKING:
+    from paceline.system.kept_states import State
 
 _log = logging.getLogger(__name__)
 #: Keys in torch's store: for rank 0's decision to end, and for the ranks that have written their part.
@@ -31,27 +37,11 @@ _SAID, _WHOLE = "paceline_checkpoint_said", "paceline_checkpoint_whole"
 _PARTS_S = 600.0
 
 
-class _Writing(threading.Thread):
-    """A thread that writes a checkpoint.
-
-    It is not a daemon thread: a program that ends right after save() waits until the checkpoint is complete.
-    """
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        super().__init__(name="paceline-checkpoint")
-        self._work = work
-        self.error: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            self._work()
-        except Exception as error:
-            self.error = error
-            # Log the error now, because the script may never call save() or wait() again.
-            _log.error("%s", error)
-
-
-_writing: _Writing | None = None
+_writing: BackgroundWrite | None = None
+_camera = Camera()
+_neighbour = Neighbour()
+#: When the last call of save() returned, on the monotonic clock.
+_returned: float | None = None
 _limit = TimeLimit()
 _last: tuple[Path, files.CheckpointPart] | None = None
 _calls = 0
@@ -76,6 +66,9 @@ def save(
     Call it after each step with `every`. Besides, it saves after SIGTERM (a cancel, a preemption), shortly before a known time
     limit, and when an elastic run continues with more nodes. After the first and the last of these it ends the process.
 
+    A disk that is full, broken or hangs does not end the training: the failure is logged, former checkpoints stay, and the next
+    call tries again. Only `asynchronous=False` without `every` raises it, and `wait()`.
+
     Args:
         state: A dict of models, optimizers, schedulers, samplers (objects with `state_dict` and `load_state_dict`),
             tensors, numpy arrays, numbers, strings, and lists, tuples, sets and dicts of these. Or one such value, or a
@@ -85,21 +78,22 @@ def save(
             checkpoint of this step is replaced, or kept with `parts`.
         every: Save only if this divides `step`, and in the cases above. None saves in each call.
         keep: How many of the newest checkpoints to keep. Older ones are removed once a newer one is complete.
-        asynchronous: Copy the state and write it in a thread. The next save waits for the thread and raises its error.
+        asynchronous: Write while training continues: of a copy of the state, or of a large one in a forked process, in which it
+            cannot change. The next save waits until the former is complete.
         parts: Each rank saves its own state, and all ranks call this equally often. Without it rank 0 saves and the call
             does nothing elsewhere.
         folder: The folder of the checkpoints. Default: the run's folder (PACELINE_CHECKPOINT_DIR), or `./checkpoints`.
 
     Raises:
         UserError: The state holds an unsupported value (the message names its place), or a number is out of range.
-        CheckpointError: This write or the previous one failed. Former checkpoints are untouched.
+        CheckpointError: The write failed, with `asynchronous=False` and without `every`. Former checkpoints are untouched.
 
     Examples:
         >>> from paceline import checkpoint
         >>> checkpoint.save({"weights": [1.0, 2.0]}, step=1, folder="checkpoints")
         True
     """
-    global _calls, _last, _writing
+    global _calls, _returned
     _check(step, every, keep)
     place, step = files.folder_of(folder), int(step)
     rank, size = own_rank()
@@ -115,24 +109,24 @@ def save(
         asked = _agreed(asked, rank)
         part = files.CheckpointPart(step, rank, size, _token())
     is_due = every is None or step % every == 0 or asked is not None
+    step_s = None if _returned is None else time.monotonic() - _returned
+    if not is_due and asynchronous and _calls == 1 and not _is_function(state):
+        _camera.prepare(_plain(state)[1])
     # Keep an existing part: together with newer parts of other ranks it would form a checkpoint of mixed states.
     if is_due and (part.of == 1 or _last != (place, part)):
         with step_clock.counted(step_clock.SAVE):
-            wait()
-            goes_on = asynchronous and asked is None
-            content, arrays = _plain(state, copy=goes_on)
-            work = partial(_write, place, part, content, arrays, (keep, rank, writers))
-            _last = (place, part)
-            if goes_on:
-                _writing = _Writing(work)
-                _writing.start()
-            else:
-                work()
+            error = _save(state, place, part, (keep, rank, writers), step_s, goes_on=asynchronous and asked is None)
+        if error is not None and not asynchronous and every is None and asked is None:
+            raise error
+        is_due = error is None
+    if asked is None and every is not None and asynchronous and _neighbour.is_due(step):
+        _keep(state, place, part, step_s)
     if asked in (leaving.SIGNAL, leaving.RESIZE):
-        wait()
+        _settled(SAVE_S)
         if parts:
             _await_all(rank, size)
         leaving.leave(asked, followers=size - writers)
+    _returned = time.monotonic()
     return is_due
 
 
@@ -140,21 +134,27 @@ def wait() -> None:
     """Wait until no save is in progress.
 
     Raises:
-        CheckpointError: The last save failed.
+        CheckpointError: The last save failed, or its disk hangs.
 
     Examples:
         >>> from paceline import checkpoint
         >>> checkpoint.wait()
     """
-    global _writing, _last
-    writing, _writing = _writing, None
-    if writing is None or writing is threading.current_thread():
-        return
+    writing = _writing
     with step_clock.counted(step_clock.SAVE):
-        writing.join()
-    if writing.error is not None:
-        _last = None
+        if not _settled(END_S):
+            raise CheckpointError(f"no checkpoint is complete yet: the disk has taken no byte for {END_S:.0f} s.")
+    if writing is not None and writing.error is not None:
         raise writing.error
+
+
+def _settled(patience_s: float) -> bool:
+    """Wait for the write in progress. Return False if its disk hangs."""
+    global _writing
+    if _writing is not None and not _writing.settle(patience_s):
+        return False
+    _writing = None
+    return True
 
 
 def _check(step: object, every: object, keep: object) -> None:
@@ -163,30 +163,91 @@ def _check(step: object, every: object, keep: object) -> None:
             raise UserError(f"{name}={value!r} must be an integer of at least {least}.")
 
 
-def _plain(state: object, *, copy: bool) -> tuple[object, list[DenseArray]]:
-    if callable(state) and not hasattr(state, "state_dict"):
-        state = state()
-    content, arrays = encode_state(state)
-    return content, [DenseArray(name, array, copy=copy) for name, array in arrays.items()]
+def _is_function(state: object) -> TypeGuard[Callable[[], object]]:
+    return callable(state) and not hasattr(state, "state_dict")
 
 
-def _write(
-    place: Path, part: files.CheckpointPart, content: object, arrays: Sequence[DenseArray], kept: tuple[int, int, int]
-) -> None:
+def _plain(state: object) -> tuple[object, list[DenseArray]]:
+    content, arrays = encode_state(state() if _is_function(state) else state)
+    return content, [DenseArray(name, array) for name, array in arrays.items()]
+
+
+def _save(
+    state: object,
+    place: Path,
+    part: files.CheckpointPart,
+    kept: tuple[int, int, int],
+    step_s: float | None,
+    *,
+    goes_on: bool,
+) -> CheckpointError | None:
+    """Write the state, or start to. Return the error, already logged, or None."""
+    global _last, _writing
+    try:
+        if not _settled(SAVE_S):
+            raise CheckpointError(
+                f"the checkpoint {part.name!r} is left out, because the one before is not yet written."
+            )
+        content, arrays = _plain(state)
+        _last = (place, part)
+        if not goes_on:
+            _write(place, part, kept, lambda path: files.write_file(path, content, arrays))
+            return None
+        try:
+            image = _camera.take(files.header_of(content, arrays), arrays, step_s)
+        except OSError as error:
+            raise _unwritten(place, part, error) from error
+    except CheckpointError as error:
+        _last = None
+        _log.error("%s", error)
+        return error
+
+    def work(moves: Callable[[], None]) -> None:
+        try:
+
+            def put(path: Path) -> None:
+                image.wait()
+                files.write_image(path, image.bytes(), moves)
+
+            _write(place, part, kept, put)
+        finally:
+            _camera.give_back(image)
+
+    _writing = BackgroundWrite(work)
+    return None
+
+
+def _keep(state: object, place: Path, part: files.CheckpointPart, step_s: float | None) -> None:
+    """Keep the state in memory beside the checkpoints, for a restart."""
+
+    def encoded() -> tuple[bytes, list[DenseArray]]:
+        content, arrays = _plain(state)
+        return files.header_of(content, arrays), arrays
+
+    about: State = {"folder": str(place), "step": part.step, "rank": part.rank, "of": part.of, "token": _token()}
+    _neighbour.keep(about, encoded, step_s)
+
+
+def _write(place: Path, part: files.CheckpointPart, kept: tuple[int, int, int], put: Callable[[Path], None]) -> None:
     global _last
     began = time.monotonic()
     try:
+        place.mkdir(parents=True, exist_ok=True)
         files.remove_leftovers(place)
         _warn_of_newer(place, part.step)
-        files.write(place, part, content, arrays)
+        put(place / part.name)
     except OSError as error:
         _last = None
-        raise CheckpointError(
-            f"the checkpoint {part.name!r} could not be written to {str(place)!r}: {error.strerror or error}. "
-            "Former checkpoints are untouched. Free space, or give another folder=."
-        ) from error
+        raise _unwritten(place, part, error) from error
     files.remove_old(place, *kept, but=part)
     _limit.took(time.monotonic() - began)
+
+
+def _unwritten(place: Path, part: files.CheckpointPart, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint {part.name!r} could not be written to {str(place)!r}: {error.strerror or error}. "
+        "Former checkpoints are untouched. Free space, or give another folder=."
+    )
 
 
 def _warn_of_newer(place: Path, step: int) -> None:
@@ -251,7 +312,7 @@ class Checkpoint:
 
     Attributes:
         step: The step that save() was called with.
-        paths: Its files, one for each rank that has saved a part.
+        paths: Its files, one for each rank that has saved a part. Of a state in memory they are open descriptors.
 
     Examples:
         >>> from paceline import checkpoint
@@ -288,7 +349,7 @@ class Checkpoint:
         Raises:
             CheckpointError: As for `state`.
         """
-        return _Parts(self.paths)
+        return _Parts(self)
 
     def load_into(self, objects: Any) -> None:
         """Restore the saved state into `objects`.
@@ -336,8 +397,10 @@ def _described(value: object) -> str:
 
 
 class _Parts(Sequence[object]):
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = paths
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        # Descriptors of states in memory are closed with the checkpoint.
+        self._checkpoint = checkpoint
+        self._paths = checkpoint.paths
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -378,10 +441,17 @@ def latest(folder: str | os.PathLike[str] | None = None) -> Checkpoint | None:
         7
     """
     # A checkpoint that this process is still writing will be the newest.
-    wait()
+    _settled(END_S)
     place = files.folder_of(folder)
     complete = files.whole(files.parts_in(place))
-    if not complete:
-        return None
-    step = max(complete)
-    return Checkpoint(step, tuple(place / part.name for part in complete[step]))
+    step = max(complete, default=-1)
+    kept = newest(place)
+    if kept is not None and kept[0] > step:
+        found = Checkpoint(kept[0], tuple(Path(f"/proc/self/fd/{fd}") for fd in kept[1]))
+        for fd in kept[1]:
+            weakref.finalize(found, os.close, fd)
+        return found
+    if kept is not None:
+        for fd in kept[1]:
+            os.close(fd)
+    return Checkpoint(step, tuple(place / part.name for part in complete[step])) if complete else None

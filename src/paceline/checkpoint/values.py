@@ -15,6 +15,7 @@ import math
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from paceline.errors import CheckpointError, UserError
@@ -218,35 +219,52 @@ _READ_SINGLE: dict[str, Callable[[Any], object]] = {
 }
 
 
+def is_storable(tensor: torch.Tensor) -> bool:
+    """Return whether the format has the tensor's dtype."""
+    return str(tensor.dtype) in _OF_TORCH
+
+
 class DenseArray:
-    """An array as contiguous bytes, ready to be written.
+    """An array as contiguous bytes, ready to be written. It shares the array's memory where it can.
 
     Attributes:
         dtype: The safetensors name of the dtype.
-        data: The array's bytes, which share its memory or are a copy.
+        size: The number of bytes.
+        is_on_gpu: True if CUDA has the bytes, in `tensor`.
     """
 
-    def __init__(self, name: str, array: Any, *, copy: bool) -> None:
-        """Wrap an array, or with `copy` its current values.
+    def __init__(self, name: str, array: Any) -> None:
+        """Wrap an array.
 
         Raises:
             UserError: The format lacks its dtype, or it has no values on this process.
         """
         self.name, self.shape = name, [int(size) for size in array.shape]
+        self.is_on_gpu = False
         if is_tensor(array):
             self.dtype = _of_torch(name, array)
-            # Copy these rows alone to the CPU: a view may be a small part of a large storage. A conjugated or negated tensor may
-            # be only flagged so, with the original's bytes.
-            tensor = array.detach().to("cpu", copy=copy).resolve_conj().resolve_neg().contiguous()
-            self._held: object = tensor
-            self.size, address = tensor.numel() * tensor.element_size(), tensor.data_ptr()
+            # A conjugated or negated tensor may be only flagged so, with the original's bytes.
+            self.tensor = array.detach().resolve_conj().resolve_neg().contiguous()
+            self.size = self.tensor.numel() * self.tensor.element_size()
+            self.is_on_gpu = self.tensor.device.type == "cuda"
         else:
             self.dtype = _named(name, str(array.dtype), _OF_NUMPY.get(array.dtype.name))
-            little = array.astype(array.dtype.newbyteorder("<"), order="C", copy=copy)
-            self._held = little
-            self.size, address = little.nbytes, little.ctypes.data
+            self._little = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
+            self.size = self._little.nbytes
+
+    @cached_property
+    def address(self) -> int:
+        """The place of the bytes in this process's memory. A tensor on a device is first copied from it."""
+        if hasattr(self, "tensor"):
+            self._on_cpu = self.tensor.cpu()
+            return self._on_cpu.data_ptr()
+        return int(self._little.ctypes.data)
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes."""
         # numpy's view of a tensor would need numpy, which may be missing.
-        self.data = memoryview((ctypes.c_ubyte * self.size).from_address(address))
+        return memoryview((ctypes.c_ubyte * self.size).from_address(self.address))
 
 
 def made(dtype: str, shape: list[int], data: bytearray, *, of: Library) -> object:

@@ -172,7 +172,7 @@ def store(folder: Path, stem: str, name: str, value: object, *, pickled: bool, l
 
     state, arrays = _encoded(name, value)
     try:
-        dense = [DenseArray(at, array, copy=False) for at, array in arrays.items()]
+        dense = [DenseArray(at, array) for at, array in arrays.items()]
     except UserError as error:
         raise JobError(f"{name}: {error}") from error
     _check_size(name, sum(array.size for array in dense) + len(json.dumps(state)), limit)

@@ -319,7 +319,7 @@ class Parallel:
         self,
         path: str | Path | None = None,
         *,
-        asynchronous: bool = False,
+        asynchronous: bool | None = None,
         schedulers: Sequence[Resumable] = (),
         every: int | None = None,
     ) -> Path | None:

@@ -50,6 +50,30 @@ def ask(
     Raises:
         OSError: There is no spare, or it did not fork; `strerror` has the reason.
     """
+    connection = connect(path)
+    try:
+        request = json.dumps({"argv": list(argv), "env": dict(env), "cwd": cwd, "follow": follow}).encode()
+        socket.send_fds(connection, [LENGTH.pack(len(request))], list(fds))
+        connection.sendall(request)
+        try:
+            answer = json.loads(connection.makefile("rb").readline() or b"{}")
+        except TimeoutError as error:
+            raise OSError(error.errno, f"the warm process did not answer within {_ANSWER_S:g} s") from None
+        if "pid" not in answer:
+            raise OSError(0, answer.get("error", "the warm process ended"))
+        connection.settimeout(None)
+        return int(answer["pid"]), connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def connect(path: str) -> socket.socket:
+    """Return a connection to a spare.
+
+    Raises:
+        OSError: There is no spare, or it is busy.
+    """
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(_FREE_S)
@@ -62,17 +86,7 @@ def ask(
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise OSError(error.errno, "no warm process is ready") from None
         connection.settimeout(_ANSWER_S)
-        request = json.dumps({"argv": list(argv), "env": dict(env), "cwd": cwd, "follow": follow}).encode()
-        socket.send_fds(connection, [LENGTH.pack(len(request))], list(fds))
-        connection.sendall(request)
-        try:
-            answer = json.loads(connection.makefile("rb").readline() or b"{}")
-        except TimeoutError as error:
-            raise OSError(error.errno, f"the warm process did not answer within {_ANSWER_S:g} s") from None
-        if "pid" not in answer:
-            raise OSError(0, answer.get("error", "the warm process ended"))
-        connection.settimeout(None)
-        return int(answer["pid"]), connection
+        return connection
     except BaseException:
         connection.close()
         raise

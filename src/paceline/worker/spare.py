@@ -26,6 +26,7 @@ import sys
 import time
 
 from paceline.system import lazy_import
+from paceline.system.kept_states import KeptStates
 from paceline.system.memory import memory
 from paceline.system.spare_client import LENGTH, ask, modules_of, path_here, socket_of
 from paceline.worker import report
@@ -71,6 +72,8 @@ _FIRST_FD = 200
 
 #: The connection that shows the end of this fork to `hand_over`, or None in a worker that is not followed.
 held: socket.socket | None = None
+#: The newest states of the workers, from which the next attempt goes on.
+_states = KeptStates()
 _is_fork = False
 
 
@@ -424,14 +427,21 @@ def _answer(connection: socket.socket, listener: socket.socket) -> list[str] | N
     """Fork for a request. Return the worker's arguments in the fork, and None here."""
     connection.settimeout(2.0)
     fds: list[int] = []
+    what = "fork"
     try:
         connection.sendall(b"+")
         fds, request = _request(connection)
+        if "state" in request:
+            what = "keep a state"
+            _states.answer(connection, request, fds)
+            for fd in fds:
+                os.close(fd)
+            return None
         pid = _fork()
     except (OSError, ValueError, KeyError, TypeError) as error:
         for fd in fds:
             os.close(fd)
-        _say(connection, {"error": f"the warm process could not fork: {error}"})
+        _say(connection, {"error": f"the warm process could not {what}: {error}"})
         return None
     if pid == 0:
         listener.close()
@@ -461,6 +471,8 @@ def _request(connection: socket.socket) -> tuple[list[int], dict[str, Any]]:
         raise ValueError("the client has given up")
     (size,) = LENGTH.unpack(head)
     request = json.loads(connection.makefile("rb").read(size))
+    if "state" in request:
+        return list(fds), request
     if len(fds) != 3 or not all(isinstance(word, str) for word in (*request["argv"], request["cwd"])):
         raise ValueError("the request has other types")
     return list(fds), {**request, "env": {str(name): str(value) for name, value in request["env"].items()}}
@@ -495,6 +507,7 @@ def _take_over(request: dict[str, Any], fds: list[int], connection: socket.socke
     """Turn this fork into the worker of a request. Return its arguments."""
     global held, _is_fork
     _is_fork = True
+    _states.close()
     os.setsid()
     for number, fd in enumerate(fds):
         os.dup2(fd, number)

@@ -266,6 +266,35 @@ def test_second_attempt_is_forked_from_a_warm_process(lab: Lab, way: dict[str, A
     assert "cold" not in run.folder.driver_log.read_text()
 
 
+KEPT = """
+import os, signal, time
+from paceline import checkpoint
+rank, run = os.environ["PACELINE_RANK"], os.environ["PACELINE_RUN_DIR"]
+state, start = {"values": []}, 0
+if found := checkpoint.latest():
+    found.load_into(state)
+    start = found.step
+print(start > 0 and state["values"] == list(range(start)), os.listdir(os.environ["PACELINE_CHECKPOINT_DIR"]))
+log, left = os.path.join(run, "logs", "driver.log"), 20
+while not start and left:
+    state["values"].append(len(state["values"]))
+    checkpoint.save(state, len(state["values"]), every=1_000_000)
+    time.sleep(0.05)
+    left -= "warm process is ready" in open(log).read()
+if rank == "0" and not start:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/cmdline"), reason="spares need Linux")
+def test_killed_training_goes_on_from_a_step_in_memory(lab: Lab) -> None:
+    run = lab.submit(KEPT, max_restarts=1, process_count_per_node=2, distributed_backend="gloo")
+    wait_for_end(run)
+    assert [attempt.cause for attempt in run.record().attempts] == ["killed", None]
+    # Both ranks find the state of rank 0, and there is nothing on the disk.
+    assert [log_text(run, rank) for rank in (0, 1)] == ["True []\n"] * 2
+
+
 def test_run_without_warm_processes_starts_each_attempt_cold(lab: Lab) -> None:
     run = lab.submit(FORKED, max_restarts=1, warm="off", environment_variables={"WAITS": "1"})
     wait_for_end(run)

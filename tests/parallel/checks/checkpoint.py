@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 import paceline
 from paceline.parallel import CheckpointError, DataParallel, FullyShard, ParallelError, PipelineParallel, TensorParallel
+from paceline.parallel.checkpoint import folder as folders
 from tests.parallel.equality import adamw, alone, batches, made
 from tests.parallel.models import CASES, SHALLOW, Case, Mlp, dropping, vectors
 
@@ -182,7 +182,7 @@ def check_another_models_checkpoint_changes_nothing(ranks: Any) -> None:
     for number, (make, message) in enumerate(
         (
             (Longer, r"it has no 'blocks\.4\.weight', which the model has"),
-            (lambda: Mlp(depth=3), r"it has 'blocks\.3\.weight', which the model has not"),
+            (lambda: Mlp(depth=3), r"it has 'blocks\.3\.(weight|bias)', which the model has not"),
             (Wider, r"'first\.weight' has the shape \[24, 12\] there and \[32, 12\] in the model"),
         )
     ):
@@ -268,13 +268,14 @@ def check_an_asynchronous_save_keeps_the_moment(ranks: Any) -> None:
 def full_disk(on: bool) -> Iterator[None]:
     """On this rank, writing a part of a checkpoint fails."""
 
-    def fail(self: Any, plan: Any, planner: Any) -> Any:
-        (Path(self.path) / "half").write_bytes(b"x")
+    def fail(path: Path, *given: Any) -> Any:
+        (path.parent / "half").write_bytes(b"x")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.MonkeyPatch.context() as patch:
         if on:
-            patch.setattr(FileSystemWriter, "write_data", fail)
+            patch.setattr(folders, "write_file", fail)
+            patch.setattr(folders, "write_image", fail)
         yield
 
 
@@ -286,13 +287,17 @@ def check_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_the_former(ranks
     expected = values(par)
     par.step(given[1])
     for bad in range(ranks.size):
-        with full_disk(ranks.rank == bad), pytest.raises(CheckpointError, match=f"rank {bad}: OSError.*No space left"):
+        with full_disk(ranks.rank == bad), pytest.raises(CheckpointError, match=f"rank {bad}: No space left"):
             par.save(path)
     with full_disk(ranks.rank == 1):
         par.save(path, asynchronous=True)
-        dist.barrier()
         with pytest.raises(CheckpointError, match="No space left"):
-            par.save(path, asynchronous=True)
+            par.wait()
+        # With `every` and in the background training goes on.
+        for _ in range(2):
+            assert par.save(path, every=1) == path
+        assert par.save(path, every=1, asynchronous=False) is None
+    par.wait()
     dist.barrier()
     assert os.listdir(ranks.folder) == ["kept"]
     par.step(given[2])
@@ -306,7 +311,7 @@ def check_a_damaged_checkpoint_changes_nothing(ranks: Any) -> None:
     par.save(ranks.folder / "cut")
     dist.barrier()
     if ranks.rank == 0:
-        for part in (ranks.folder / "cut").glob("*.distcp"):
+        for part in (ranks.folder / "cut").glob("part_*"):
             with open(part, "r+b") as file:
                 file.truncate(100)
     dist.barrier()
@@ -316,3 +321,26 @@ def check_a_damaged_checkpoint_changes_nothing(ranks: Any) -> None:
         other.load(ranks.folder / "cut")
     assert_same(values(other), before)
     other.step(given[0])
+
+
+def check_files_of_torchs_format_are_read(ranks: Any) -> None:
+    """Earlier versions wrote them."""
+    import torch.distributed.checkpoint as dcp
+
+    from paceline.parallel.checkpoint.folder import RECORD
+    from paceline.parallel.checkpoint.state import tensors
+    from paceline.parallel.checkpoint.store import hold
+
+    par, given = started(CASES["mlp"], FullyShard())
+    par.step(given[0])
+    expected = values(par)
+    par.save(ranks.folder / "new")
+    dcp.save(tensors(hold(par)), checkpoint_id=ranks.folder / "old")
+    if ranks.rank == 0:
+        record = torch.load(ranks.folder / "new" / RECORD, weights_only=True)
+        torch.save(record | {"format": 1}, ranks.folder / "old" / RECORD)
+    dist.barrier()
+    other, _ = started(CASES["mlp"], DataParallel(), seed=6)
+    assert other.load(ranks.folder / "old")
+    assert_same(values(other), expected)
+    assert other.progress.steps == 1

@@ -1,4 +1,4 @@
-"""The folder of a checkpoint, which is complete or absent, and the thread that writes it.
+"""The folder of a checkpoint, which is complete or absent, and the save that fills it.
 
     <parent>/<name>                       a complete checkpoint: a folder gets this name only by a rename
     <parent>/.<name>.former               the previous checkpoint, until the new one has the name
@@ -10,38 +10,36 @@ the missing one.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-import logging
 import os
 import re
 import secrets
 import shutil
-import threading
-import warnings
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-from weakref import WeakKeyDictionary
 
-import torch.distributed as dist
-from torch import Tensor
-
+from paceline.checkpoint.api import BackgroundWrite, Camera, header_of, write_file, write_image
 from paceline.checkpoint.files import DIR_VARIABLE, LOCKED_WITHIN_S
+from paceline.parallel.checkpoint.parts import TensorPiece, encoded, part_name
 from paceline.parallel.errors import CheckpointError, ParallelError
-from paceline.parallel.full_tensor import cut_as, is_part
 from paceline.parallel.mesh import World
-from paceline.parallel.reduce import local
 from paceline.system.files import age_s, sync_file, sync_if_possible
 
 _SAVING = re.compile(r"\..+\.saving-[0-9a-f]{8}\Z", re.DOTALL)
 _STEP = re.compile(r"(?:step_(\d+)|\.step_(\d+)\.former)\Z")
 _LOCK = "lock"
 
-#: The file of a checkpoint that is not torch's own.
+#: The file of a checkpoint that is written last.
 RECORD = "paceline.pt"
+#: What rank 0 says of a part that another rank could not write.
+ANOTHERS = "could not write its part; its log says why."
+#: How many seconds rank 0 waits between two looks for the other ranks' parts.
+_LOOK_S = 0.05
 
-_log = logging.getLogger(__name__)
-_groups: WeakKeyDictionary[World, Any] = WeakKeyDictionary()
+#: The images of all saves of this process.
+camera = Camera()
 
 
 def steps_dir() -> Path:
@@ -71,7 +69,7 @@ def newest(folder: Path) -> Path | None:
     except FileNotFoundError:
         return None
     steps = {int(match[1] or match[2]) for name in names if (match := _STEP.match(name))}
-    # A name is not enough: a checkpoint counts only with its metadata.
+    # A name is not enough: a checkpoint counts only with its record.
     for step in sorted(steps, reverse=True):
         if find(step_path(folder, step)) is not None:
             return step_path(folder, step)
@@ -81,7 +79,7 @@ def newest(folder: Path) -> Path | None:
 def find(path: Path) -> Path | None:
     """Return the folder that has the complete checkpoint of this path, or None."""
     for candidate in (path, _former(path)):
-        if (candidate / ".metadata").is_file():
+        if (candidate / RECORD).is_file() or (candidate / ".metadata").is_file():
             return candidate
     return None
 
@@ -170,109 +168,104 @@ def _is_empty(path: Path) -> bool:
     return path.is_dir() and not os.listdir(path)
 
 
-class Background:
-    """A save in progress on this rank, or a finished one.
+class Save:
+    """A save of this rank's part, which rank 0 completes once all parts are in the folder.
 
-    `error` is this rank's failure, known when the save has ended.
+    In the background the ranks tell rank 0 by the folder alone: a part has its name once it is complete, and `<part>.failed` is
+    a part that will never be. So the threads' messages can't mix with those of training.
     """
 
-    def __init__(
-        self,
-        world: World,
-        tensors: Mapping[str, Tensor],
-        folder: Path,
-        saving: Saving | None,
-        record: bytes,
-        *,
-        threaded: bool,
-    ) -> None:
-        """Start the save. Only rank 0 passes `saving` and `record`."""
-        self.error: Exception | None = None
-        self._folder = folder
-        self._saving = saving
-        self._record = record
-        self._no_dist = world.size == 1
-        self._group: Any = None
-        self._thread: threading.Thread | None = None
-        if threaded and world.size > 1:
-            self._group = _own_group(world)
-            threaded = self._group is not None
-        if threaded:
-            # Write a copy, because the next step changes the parameters while the thread writes.
-            self._tensors = {key: _copy(tensor) for key, tensor in tensors.items()}
-            # Not a daemon thread: a program that ends right after save() waits until the checkpoint is complete.
-            self._thread = threading.Thread(target=self._run, name="paceline-checkpoint")
-            self._thread.start()
+    def __init__(self, world: World, folder: Path, saving: Saving | None, record: bytes) -> None:
+        """Only rank 0 passes `saving` and `record`."""
+        self.rank, self._size = world.rank, world.size
+        self._folder, self._saving, self._record = folder, saving, record
+        self._path = folder / part_name(world.rank, world.size)
+        self._writing: BackgroundWrite | None = None
+        self._is_given_up = False
+
+    def write(self, pieces: Sequence[TensorPiece]) -> None:
+        """Write this rank's part now."""
+        state, arrays, metadata = encoded(pieces)
+        self._explained(lambda moves: write_file(self._path, state, arrays, metadata), lambda: None)
+
+    def finish(self) -> None:
+        """Write the record and give the folder its name. Call it on rank 0, when all parts are complete."""
+        assert self._saving is not None
+        path = self._folder / RECORD
+        path.write_bytes(self._record)
+        sync_file(path)
+        self._saving.commit()
+
+    def abandon(self) -> None:
+        """Remove the folder, on rank 0."""
+        if self._saving is not None:
+            self._saving.abandon()
+
+    def start(self, pieces: Sequence[TensorPiece], step_s: float | None) -> None:
+        """Write this rank's part in the background. Training may change the tensors when this returns.
+
+        step_s: Seconds until it does, if known.
+        """
+        state, arrays, metadata = encoded(pieces)
+        image = camera.take(header_of(state, arrays, metadata), arrays, step_s)
+
+        def work(moves: Callable[[], None]) -> None:
+            try:
+                image.wait()
+                write_image(self._path, image.bytes(), moves)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self._path.with_suffix(".failed").touch()
+                raise
+            finally:
+                camera.give_back(image)
+            if self._saving is not None:
+                self._await_parts()
+                self.finish()
+
+        self._writing = BackgroundWrite(lambda moves: self._explained(work, moves))
+
+    def settle(self, patience_s: float) -> bool:
+        """Wait for the background, as `BackgroundWrite.settle` does."""
+        return self._writing is None or self._writing.settle(patience_s)
+
+    def give_up(self) -> None:
+        """End rank 0's wait for parts that will never be complete."""
+        self._is_given_up = True
+        if self._writing is None:
+            self.abandon()
         else:
-            self._tensors = dict(tensors)
-            self._run()
+            self._writing.join()
 
     @property
-    def is_running(self) -> bool:
-        """True while the save is in progress."""
-        return self._thread is not None
+    def error(self) -> Exception | None:
+        """This rank's failure in the background."""
+        return None if self._writing is None else self._writing.error
 
-    def join(self) -> None:
-        """Wait until the save has ended, with success or with an error."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+    def _await_parts(self) -> None:
+        missing = {part_name(rank, self._size): rank for rank in range(self._size)}
+        while missing:
+            names = set(os.listdir(self._folder))
+            missing = {name: rank for name, rank in missing.items() if name not in names}
+            failed = [rank for name, rank in missing.items() if f"{name[: -len(_ENDING)]}.failed" in names]
+            if failed or (missing and self._is_given_up):
+                rank = failed[0] if failed else min(missing.values())
+                raise CheckpointError(f"rank {rank} {ANOTHERS}")
+            if missing:
+                time.sleep(_LOOK_S)
 
-    def _run(self) -> None:
+    def _explained(self, work: Callable[[Callable[[], None]], None], moves: Callable[[], None]) -> None:
         try:
-            self._write()
-            if self._saving is not None:
-                # All ranks have written their parts: on rank 0 torch's save returns after every rank's report.
-                self._saving.commit()
-        except Exception as error:
-            text = str(error) if isinstance(error, CheckpointError) else reason(error)
-            self.error = CheckpointError(f"the checkpoint could not be written to {str(self._folder.parent)!r}: {text}")
-            if self._thread is not None:
-                _log.error("%s", self.error)
-            if self._saving is not None:
-                self._saving.abandon()
-        finally:
-            self._tensors = {}
-
-    def _write(self) -> None:
-        from torch.distributed.checkpoint.api import CheckpointException
-        from torch.distributed.checkpoint.filesystem import FileSystemWriter
-        from torch.distributed.checkpoint.state_dict_saver import save
-
-        with warnings.catch_warnings():
-            # torch warns that it assumes a single process without a process group, which is right.
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            writer = FileSystemWriter(self._folder)
-            try:
-                save(self._tensors, storage_writer=writer, process_group=self._group, no_dist=self._no_dist)
-            except CheckpointException as error:  # torch's CheckpointException is a BaseException
-                raise CheckpointError(reason(error)) from error
-        if self._saving is not None:
-            # Write the record after torch's save. If it failed before, the other ranks would wait for rank 0 in the save.
-            path = self._folder / RECORD
-            path.write_bytes(self._record)
-            sync_file(path)
+            work(moves)
+        except (OSError, CheckpointError) as error:
+            self.abandon()
+            text = str(error) if isinstance(error, CheckpointError) else f"rank {self.rank}: {error.strerror or error}."
+            raise CheckpointError(
+                f"the checkpoint could not be written to {str(self._folder.parent)!r}: {text} Former checkpoints are untouched."
+            ) from error
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    """Copy a tensor to the CPU; a DTensor stays split in the same way."""
-    copied = local(tensor.detach()).to("cpu", copy=True)
-    return cut_as(tensor, copied) if is_part(tensor) else copied
-
-
-def _own_group(world: World) -> object:
-    """Return a process group for the saving threads, or None with MPI.
-
-    The threads' messages must not mix with those of training.
-    """
-    if world not in _groups:
-        # A Gloo group needs a store, which a world over MPI lacks.
-        is_mpi = str(dist.get_backend()) == "mpi"
-        # One group for all saves: making one is a collective of the whole world and costs connections.
-        _groups[world] = None if is_mpi else dist.new_group(backend="gloo")
-        if is_mpi:
-            _log.warning("asynchronous=True: with the backend mpi the training waits while a checkpoint is written")
-    return _groups[world]
+_ENDING = ".safetensors"
 
 
 def reason(error: BaseException) -> str:

@@ -1,23 +1,27 @@
 """Save and load checkpoints of any layout.
 
     save    1  rank 0 makes a folder beside the path                 checkpoint.folder
-            2  every rank writes its part, once each                 torch.distributed.checkpoint
+            2  every rank writes its part, once each                 checkpoint.parts
             3  rank 0 renames the folder to the path                 when all have written; until then it is absent
     load    1  compare names, shapes and groups                      nothing is changed yet
-            2  every rank reads its part into new memory             torch.distributed.checkpoint
+            2  every rank reads its part into new memory             checkpoint.parts
             3  model, optimizer, progress and schedulers take it
 
-The folder is one of torch's own (`torch.distributed.checkpoint.load` reads it) with one more file, `paceline.pt`. Every rank
-calls every function, and errors are the same on each.
+The folder has one more file, `paceline.pt`, for everything except tensors. Of format 1 the tensors are in files of
+`torch.distributed.checkpoint`. Every rank calls every function, and errors are the same on each.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
+import logging
 import os
 import re
+import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
@@ -26,8 +30,11 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint import leaving
+from paceline.checkpoint.api import END_S, SAVE_S
+from paceline.errors import PacelineError
 from paceline.parallel.checkpoint import folder as folders
-from paceline.parallel.checkpoint.folder import RECORD, Background, Saving, reason
+from paceline.parallel.checkpoint.folder import RECORD, Save, Saving, reason
+from paceline.parallel.checkpoint.parts import Box, SavedParts, encoded, pieces_of, writers
 from paceline.parallel.checkpoint.state import (
     CheckpointRecord,
     HeldState,
@@ -50,22 +57,22 @@ from paceline.system.run_variables import REQUEST_VARIABLE
 if TYPE_CHECKING:
     from paceline.parallel.executor import ParallelHandle
 
-#: The version of `paceline.pt`, the one file of a checkpoint that is not torch's.
-FORMAT = 1
+#: The version of a checkpoint's files.
+FORMAT = 2
 
 _T = TypeVar("_T")
-_background: WeakKeyDictionary[ParallelHandle, Background] = WeakKeyDictionary()
+_log = logging.getLogger(__name__)
 
 
 def save(
     par: ParallelHandle,
     path: str | Path | None = None,
     *,
-    asynchronous: bool = False,
+    asynchronous: bool | None = None,
     schedulers: Sequence[Resumable] = (),
     every: int | None = None,
 ) -> Path | None:
-    """Save a checkpoint. Return its path, or None if none was due.
+    """Save a checkpoint. Return its path, or None if none was due or the save failed.
 
     It is complete when this returns or, with `asynchronous`, when `wait` does. When an elastic run continues with more nodes,
     or after a SIGTERM since `every` was first given, the process ends once the checkpoint is complete.
@@ -74,29 +81,89 @@ def save(
         par: The model in its layout.
         path: A folder to make, or to replace once the new one is complete, on a file system that all ranks share. None:
             `step_<n>` in the folder PACELINE_CHECKPOINT_DIR, n being the finished steps.
-        asynchronous: Copy the state and continue training. The next save waits for this one and raises its error.
+        asynchronous: Write while training continues. The next save waits until this one is complete. None: with `every`.
         schedulers: Learning-rate schedulers, or other objects with `state_dict` and `load_state_dict`.
         every: Call this after each step and write only if this number divides the finished steps, or if the process has to end.
 
     Raises:
         ParallelError: `every` is not an integer of at least 1, there is no path, or something else is at the path.
-        CheckpointError: The write failed. A former checkpoint at the path is untouched.
+        CheckpointError: The write failed, without `asynchronous` and `every`: with one of them the error is only logged, and
+            training continues. A former checkpoint at the path is untouched.
     """
-    world = par.world
     if every is not None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ParallelError(f"every={every!r} must be an integer of at least 1, the number of steps.")
         leaving.listen(saves=True)
     # Rank 0 decides for all ranks, because the others may receive the request later.
     asked = from_first(leaving.asked()) if every is not None or REQUEST_VARIABLE in os.environ else None
-    if every is not None and asked is None and par.progress.steps % every:
-        return None
-    wait(par)
+    pace = _paces.setdefault(par, _Pace())
+    step_s, is_due = pace.step_s(), every is None or asked is not None or par.progress.steps % every == 0
+    goes_on = (every is not None if asynchronous is None else asynchronous) and asked is None
+    target: Path | None = None
+    if is_due:
+        try:
+            target = Path(path) if path is not None else folders.step_path(folders.steps_dir(), par.progress.steps)
+            _save(par, target, schedulers, pace, step_s, goes_on=goes_on)
+        except CheckpointError as error:
+            if every is None and not goes_on:
+                raise
+            _log.error("%s Training continues.", error)
+            target = None
+    elif pace.returned is None and goes_on:
+        folders.camera.prepare(encoded(pieces_of(tensors(hold(par))))[1])
+    if asked is not None:
+        leaving.leave(asked)
+    pace.returned = time.monotonic()
+    return target
+
+
+class _Pace:
+    """What `save` remembers of one training: when it last returned, the save in progress, and who writes which box."""
+
+    def __init__(self) -> None:
+        self.returned: float | None = None
+        self.running: Save | None = None
+        self._digests: list[str] = []
+        self._writers: dict[Box, int] = {}
+
+    def step_s(self) -> float | None:
+        return None if self.returned is None else time.monotonic() - self.returned
+
+    def writers(self, boxes: list[Box], digests: list[str]) -> dict[Box, int]:
+        """Return the rank that writes each box. Collective if a rank's boxes have changed."""
+        if digests != self._digests:
+            self._writers = writers([[_box(*box) for box in of_rank] for of_rank in gather(boxes)])
+            self._digests = digests
+        return self._writers
+
+
+def _box(key: str, corner: Sequence[int], shape: Sequence[int], size: int) -> Box:
+    return key, tuple(corner), tuple(shape), size
+
+
+_paces: WeakKeyDictionary[ParallelHandle, _Pace] = WeakKeyDictionary()
+
+
+def _save(
+    par: ParallelHandle,
+    target: Path,
+    schedulers: Sequence[Resumable],
+    pace: _Pace,
+    step_s: float | None,
+    *,
+    goes_on: bool,
+) -> None:
+    world = par.world
+    if (problem := _settled(par, SAVE_S)) and pace.running is not None:
+        raise CheckpointError(f"the checkpoint {str(target)!r} is left out: {problem}")
     par.settle_buffers()
     held = hold(par)
-    target = Path(path) if path is not None else folders.step_path(folders.steps_dir(), par.progress.steps)
+    pieces = pieces_of(tensors(held))
+    boxes = [piece.box for piece in pieces]
+    digest = hashlib.sha256(repr(boxes).encode()).hexdigest()
+    records, digests = zip(*_gather_records(held, digest), strict=True)
     record: CheckpointRecord = {
-        **merge_records(_gather_records(held)),
+        **merge_records([*records]),
         "format": FORMAT,
         "torch": str(torch.__version__),
         "optimizer": _kind(par.optimizer),
@@ -105,28 +172,54 @@ def save(
         "averages": [average.state for average in par.averages],
         "schedulers": [scheduler.state_dict() for scheduler in schedulers],
     }
+    chosen = pace.writers(boxes, [*digests])
+    mine = [piece for piece in pieces if chosen[piece.box] == world.rank]
     packed = on_rank_0(world, lambda: _pack(record), "") or b""
     saving, folder = begin(world, target, f"the checkpoint {str(target)!r}")
-    job = Background(world, tensors(held), folder, saving, packed, threaded=asynchronous and asked is None)
-    if job.is_running:
-        _background[par] = job
-    else:
-        raise_agreed(job.error)
-    if asked is not None:
-        leaving.leave(asked)
-    return target
+    job = Save(world, folder, saving, packed)
+    if goes_on:
+        try:
+            on_all(lambda: job.start(mine, step_s))
+        except BaseException:
+            job.give_up()
+            raise
+        pace.running = job
+        return
+    try:
+        on_all(lambda: job.write(mine))
+        on_rank_0(world, job.finish, f"the checkpoint {str(target)!r} can't be completed")
+    except BaseException:
+        job.abandon()
+        raise
 
 
 def wait(par: ParallelHandle) -> None:
     """Wait until no save is in progress.
 
     Raises:
-        CheckpointError: The last save failed.
+        CheckpointError: The last save failed, or its disk hangs.
     """
-    job = _background.pop(par, None)
-    if job is not None:
-        job.join()
-        raise_agreed(job.error)
+    if problem := _settled(par, END_S):
+        raise CheckpointError(problem)
+
+
+def _settled(par: ParallelHandle, patience_s: float) -> str:
+    """Wait for the save in progress. Return why it failed, or why it is still in progress, or "". Collective."""
+    pace = _paces.setdefault(par, _Pace())
+    job = pace.running
+    if job is None:
+        return ""
+    has_ended = job.settle(patience_s)
+    everyone = gather((has_ended, str(job.error or "")))
+    problems = [text for _, text in everyone if text]
+    problem = next((text for text in problems if folders.ANOTHERS not in text), *problems[:1] or [""])
+    if not problem and not all(ended for ended, _ in everyone):
+        return "the one before is not yet written, and a disk takes no bytes."
+    if not has_ended:
+        # A rank that has failed could not say so in the folder.
+        job.give_up()
+    pace.running = None
+    return problem
 
 
 def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Sequence[Resumable] = ()) -> bool:
@@ -144,7 +237,7 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
         CheckpointError: The checkpoint cannot be read.
     """
     world = par.world
-    wait(par)
+    _settled(par, END_S)
     # Rank 0 searches for all ranks: another rank might already see a newer checkpoint. An error is raised on all ranks
     # together, because the others would wait for a failing rank in the next collective.
     name = from_first(on_all(lambda: _find(path) if world.rank == 0 else None))
@@ -152,10 +245,11 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
         return False
     folder = Path(name)
     held = hold(par)
-    record, saved = on_all(lambda: _read_about(folder))
+    record, parts, saved = on_all(lambda: _unchanged(lambda: _read_about(folder)))
     _compare(par, held, folder, record, saved, len(schedulers))
     buffers = targets(held, saved)
-    on_all(lambda: _read_tensors(world, folder, buffers))
+    read = partial(_read_tensors, world, folder) if parts is None else parts.read_into
+    on_all(lambda: _unchanged(lambda: read(buffers)))
     # Until here nothing was changed: every rank has read into new memory and has reported success.
     put_back(held, buffers, record)
     par.load_state(record["state"])
@@ -225,27 +319,38 @@ def _find(path: str | Path | None) -> str | None:
     return str(folder)
 
 
-def _read_about(folder: Path) -> tuple[CheckpointRecord, dict[str, tuple[torch.Size, torch.dtype]]]:
-    """Return the checkpoint's record, and key -> (shape, dtype) of each tensor."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+def _unchanged(read: Callable[[], _T]) -> _T:
+    try:
+        return read()
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} Nothing was changed.") from error
 
+
+def _read_about(folder: Path) -> tuple[CheckpointRecord, SavedParts | None, dict[str, tuple[torch.Size, torch.dtype]]]:
+    """Return the checkpoint's record, its parts, and key -> (shape, dtype) of each tensor. Format 1 has no parts."""
     if not (folder / RECORD).exists():
         raise ParallelError(
             f"{str(folder)!r} has no {RECORD}: save() did not write it, or it is not visible on every rank. "
             "Checkpoints must be on a file system that all ranks share."
         )
     record: CheckpointRecord = torch.load(folder / RECORD, weights_only=True, map_location="cpu")
-    if record["format"] != FORMAT:
+    if record["format"] not in (1, FORMAT):
         raise ParallelError(
             f"{str(folder)!r} has the format {record['format']}; this version of Paceline reads format {FORMAT}."
         )
+    if record["format"] == FORMAT:
+        parts = SavedParts(folder)
+        return record, parts, parts.about
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
     metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
-    return record, {
-        key: (about.size, about.properties.dtype)
-        for key, about in metadata.items()
-        if isinstance(about, TensorStorageMetadata)
+    about = {
+        key: (entry.size, entry.properties.dtype)
+        for key, entry in metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
     }
+    return record, None, about
 
 
 def _compare(
@@ -279,6 +384,7 @@ def _compare(
 
 
 def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> None:
+    """Fill the buffers from a checkpoint of format 1."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load as read
@@ -289,15 +395,15 @@ def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> Non
         try:
             read(buffers, storage_reader=FileSystemReader(folder), no_dist=world.size == 1)
         except CheckpointException as error:  # torch's CheckpointException is a BaseException
-            raise CheckpointError(f"{str(folder)!r} can't be read: {reason(error)}. Nothing was changed.") from error
+            raise CheckpointError(f"{str(folder)!r} can't be read: {reason(error)}.") from error
 
 
 # Agreement of all ranks.
 
 
-def _gather_records(held: HeldState) -> list[OwnRecord]:
+def _gather_records(held: HeldState, digest: str) -> list[tuple[OwnRecord, str]]:
     try:
-        return gather(own_record(held))
+        return gather((own_record(held), digest))
     except NotPlainError as error:
         raise _not_plain(error.kind) from error
 
@@ -349,7 +455,7 @@ def raise_agreed(error: Exception | None) -> None:
 
 
 def _text(error: Exception) -> str:
-    if isinstance(error, (ParallelError, CheckpointError)):
+    if isinstance(error, PacelineError):
         return str(error)
     return f"the checkpoint can't be read: {reason(error)}. Nothing was changed."
 

@@ -82,7 +82,7 @@ class KeptCommits:
             parts.append([name, inner[0]])
             arrays |= inner[1]
         header["of"] = [["number", self.number], ["state", {"$": "dict", "of": parts}]]
-        dense = [DenseArray(name, array, copy=False) for name, array in arrays.items()]
+        dense = [DenseArray(name, array) for name, array in arrays.items()]
         host = "".join(letter if letter.isalnum() else "-" for letter in os.uname().nodename)
         # No fsync: the file must outlive this process, not a power cut, and a commit may follow every batch.
         write_file(self._base.with_name(f"{self._base.name}.of_{host}.safetensors"), header, dense, durable=False)

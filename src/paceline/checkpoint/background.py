@@ -1,0 +1,67 @@
+"""Threads that write checkpoints while training continues."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+#: How many seconds a disk may take for one piece of a file before training stops waiting for it: in a save, and at the end.
+SAVE_S, END_S = 30.0, 600.0
+
+
+class BackgroundWrite(threading.Thread):
+    """A thread that writes a checkpoint.
+
+    It is a daemon thread, because a disk that hangs must not keep the process. A program that ends right after save() waits
+    until the checkpoint is complete.
+
+    Attributes:
+        error: The failure, known when the thread has ended.
+    """
+
+    def __init__(self, work: Callable[[Callable[[], None]], None]) -> None:
+        """Start the thread. `work` gets a function that it calls after each piece of work."""
+        super().__init__(name="paceline-checkpoint", daemon=True)
+        self._work = work
+        self.error: Exception | None = None
+        self._moved_at = time.monotonic()
+        self._is_given_up = False
+        _running.add(self)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._work(self._moves)
+        except Exception as error:
+            self.error = error
+            # Log the error now, because the script may never call wait().
+            _log.error("%s Training continues.", error)
+
+    def _moves(self) -> None:
+        self._moved_at = time.monotonic()
+
+    def settle(self, patience_s: float = END_S) -> bool:
+        """Wait until the thread has ended, or makes no progress for `patience_s`. Return whether it has ended."""
+        while self.is_alive():
+            left_s = self._moved_at + patience_s - time.monotonic()
+            if left_s <= 0:
+                if not self._is_given_up:
+                    _log.warning("the disk of a checkpoint has taken no byte for %.0f s: it hangs.", patience_s)
+                self._is_given_up = True
+                return False
+            self.join(left_s)
+        return True
+
+
+_running: weakref.WeakSet[BackgroundWrite] = weakref.WeakSet()
+
+
+@atexit.register
+def _settle_all() -> None:
+    for writing in list(_running):
+        writing.settle()

@@ -1,0 +1,428 @@
+"""The bytes of a checkpoint's file, taken from the training's memory while the training continues.
+
+    fork     CPU    a child process, in which the state cannot change, copies it; training continues right after the fork
+    stream   GPU    the GPU copies the state into pinned memory, beside the training's own kernels
+    copy     else   this process copies the state before training continues
+
+All of them fill one image, in shared memory that the next checkpoint uses again: new pages cost more than the copy into them.
+
+The child of a fork has one thread, and locks that other threads held stay locked in it. So it calls nothing but system calls,
+on views made before the fork, closes the connections that it has inherited, and leaves without Python's exit. Paceline does not
+fork where devices map memory, which a child does not share, or beside libraries whose own fork handlers may block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import mmap
+import os
+import select
+import signal
+import sys
+import threading
+import warnings
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from paceline.checkpoint.values import DenseArray
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger(__name__)
+#: The smallest state for which a fork takes less time than a copy, and how many times as much memory the process may have.
+_LEAST_FORKED, _MOST_TIMES = 64 << 20, 16
+#: Bytes per second that a child copies, until the first child has been measured.
+_GUESSED_RATE = 1.5 * (1 << 30)
+#: How many seconds a child may take before it counts as hung.
+_CHILD_S = 120.0
+#: A fork that takes more than this many seconds shows that pages have become small.
+_SLOW_FORK_S = 0.01
+_PAGE, _HUGE = 4096, 2 << 20
+#: Linux's numbers of madvise(2), which Python's mmap lacks, and the C library's of mallopt(3).
+_ADVISE_HUGE, _COLLAPSE, _POPULATE, _TRIM_THRESHOLD = 14, 25, 23, -1
+#: Modules whose handlers of forks may block.
+_HANDLES_FORKS = ("grpc", "cygrpc")
+
+
+class SharedMemory:
+    """Shared memory without a name, freed with its last process.
+
+    Attributes:
+        fd: Its descriptor.
+        size: The number of bytes, at least that of the largest image so far.
+    """
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("paceline-checkpoint", os.MFD_CLOEXEC)
+        self.size = 0
+        self._pinned: int | None = None
+
+    def reserve(self, size: int) -> None:
+        """Make room for an image of `size` bytes."""
+        if size > self.size:
+            rounded = -(-size // _HUGE) * _HUGE
+            os.ftruncate(self.fd, rounded)
+            self.unpin()
+            self.map = mmap.mmap(self.fd, rounded)
+            self.size = rounded
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+
+    def populate(self) -> None:
+        """Create all pages now."""
+        _advise(self.address, self.size, _POPULATE)
+
+    def pin(self) -> None:
+        """Let GPUs copy into it directly. Without success a copy is slower."""
+        if self._pinned is None:
+            import torch
+
+            torch.cuda.cudart().cudaHostRegister(self.address, self.size, 0)  # type: ignore[no-untyped-call]
+            self._pinned = self.address
+
+    def unpin(self) -> None:
+        """Undo `pin`."""
+        pinned, self._pinned = self._pinned, None
+        if pinned is not None:
+            import torch
+
+            torch.cuda.cudart().cudaHostUnregister(pinned)  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Free it, as far as this process is concerned."""
+        self.unpin()
+        os.close(self.fd)
+
+
+@dataclass
+class StateImage:
+    """A file's bytes in memory, complete once `wait` returns.
+
+    Attributes:
+        size: The number of bytes.
+        way: How it is filled: "fork", "stream" or "copy".
+    """
+
+    memory: SharedMemory
+    size: int
+    way: str = "copy"
+    waits: list[Callable[[], None]] = field(default_factory=list)
+
+    def wait(self) -> None:
+        """Wait until all bytes are in the image.
+
+        Raises:
+            OSError: The child that copies has failed.
+        """
+        while self.waits:
+            self.waits.pop()()
+
+    def bytes(self) -> memoryview:
+        """Return the file's bytes."""
+        return memoryview(self.memory.map)[: self.size]
+
+
+class Camera:
+    """Takes images, one at a time, and keeps their memory."""
+
+    def __init__(self) -> None:
+        self._memory: SharedMemory | None = None
+        self._rate = _GUESSED_RATE
+        self._fork_s = 0.0
+        self._refused = ""
+        self._is_prepared = False
+
+    def prepare(self, arrays: Sequence[DenseArray]) -> None:
+        """Prepare for fast images of these arrays, in a thread. The first call counts."""
+        if not self._is_prepared and _bytes_of(arrays) >= _LEAST_FORKED and not _danger(_mappings()):
+            threading.Thread(target=self._prepare, args=(_bytes_of(arrays),), daemon=True).start()
+        self._is_prepared = True
+
+    def _prepare(self, size: int) -> None:
+        memory = SharedMemory()
+        with contextlib.suppress(OSError):
+            memory.reserve(size + _HUGE)
+            memory.populate()
+        _enlarge_pages()
+        # An image that was taken meanwhile has memory of its own, which `give_back` then frees.
+        self._memory = self._memory or memory
+
+    def take(self, header: bytes, arrays: Sequence[DenseArray], step_s: float | None) -> StateImage:
+        """Return an image of a file.
+
+        The arrays follow the header, and may change when this returns.
+
+        step_s: Seconds until the arrays change again, if known. If they change sooner than a child can copy them, each page is
+            copied one by one, and a copy before takes less time.
+
+        Raises:
+            OSError: There is no memory.
+        """
+        placed, size = [], len(header)
+        for array in arrays:
+            placed.append((array, size))
+            size += array.size
+        memory, self._memory = self._memory or SharedMemory(), None
+        memory.reserve(size)
+        memory.map[: len(header)] = header
+        image = StateImage(memory, size)
+        on_gpu = [(array, offset) for array, offset in placed if array.is_on_gpu]
+        image.waits = _copy_by_stream(memory, on_gpu)
+        left = [(array, offset) for array, offset in placed if not array.is_on_gpu]
+        if image.waits:
+            image.way = "stream"
+        elif self._may_fork(_bytes_of(arrays), step_s):
+            left = self._fork(image, left)
+        for array, offset in left:
+            # The copy does not hold Python's lock, so other threads continue.
+            ctypes.memmove(memory.address + offset, array.address, array.size)
+        return image
+
+    def give_back(self, image: StateImage) -> None:
+        """Keep the memory of an image for the next one."""
+        if self._memory is not None:
+            image.memory.close()
+            return
+        self._memory = image.memory
+        if image.way == "fork" and self._fork_s > _SLOW_FORK_S:
+            _enlarge_pages()
+
+    def _may_fork(self, size: int, step_s: float | None) -> bool:
+        if size < _LEAST_FORKED or (step_s is not None and step_s < 1.2 * size / self._rate):
+            return False
+        with open("/proc/self/statm", encoding="ascii") as file:
+            _, resident, shared, *_ = map(int, file.read().split())
+        return (resident - shared) * mmap.PAGESIZE <= _MOST_TIMES * size
+
+    def _fork(self, image: StateImage, placed: list[tuple[DenseArray, int]]) -> list[tuple[DenseArray, int]]:
+        """Start the child. Return the arrays that it cannot copy: those in shared memory."""
+        mappings = _mappings()
+        if why := self._refused or _danger(mappings):
+            if not self._refused:
+                _log.warning("checkpoints are copied before training continues, instead of by a fork: %s", why)
+            self._refused = why
+            return placed
+        ends = [end for _, end in mappings.shared]
+        private: list[tuple[DenseArray, int]] = []
+        shared: list[tuple[DenseArray, int]] = []
+        for array, offset in placed:
+            place = bisect_right(ends, array.address)
+            is_shared = place < len(ends) and mappings.shared[place][0] < array.address + array.size
+            (shared if is_shared else private).append((array, offset))
+        try:
+            child = _Child(image.memory.fd, private)
+        except OSError as error:
+            self._refused = f"the fork failed: {error.strerror or error}"
+            _log.warning("checkpoints are copied before training continues: %s", self._refused)
+            return placed
+        self._fork_s = child.fork_s
+        image.way = "fork"
+
+        def wait() -> None:
+            try:
+                self._rate = sum(array.size for array, _ in private) / max(child.wait(), 1e-3)
+            except OSError as error:
+                self._refused = str(error)
+                raise
+
+        image.waits.append(wait)
+        return shared
+
+
+class _Child:
+    """A process that copies arrays into shared memory and ends.
+
+    Attributes:
+        fork_s: How many seconds the fork took.
+    """
+
+    def __init__(self, fd: int, placed: Sequence[tuple[DenseArray, int]]) -> None:
+        from time import monotonic
+
+        self._now = monotonic
+        views = [(array.data, offset) for array, offset in placed]
+        self._result, result = os.pipe()
+        kept = sorted((fd, result))
+        everything = signal.valid_signals()
+        # A collection in the child would run finalizers of the script's objects, such as those that remove files.
+        collects = gc.isenabled()
+        gc.disable()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
+        self._began = monotonic()
+        try:
+            with warnings.catch_warnings():
+                # Python and JAX warn of forks beside threads. The child is made for that; see above.
+                warnings.simplefilter("ignore")
+                self._pid = os.fork()
+            if self._pid == 0:
+                _copy_and_leave(views, fd, result, kept, everything)
+        except BaseException:
+            os.close(self._result)
+            raise
+        finally:
+            self.fork_s = monotonic() - self._began
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.close(result)
+            if collects:
+                gc.enable()
+
+    def wait(self) -> float:
+        """Wait until the child has copied everything; return how many seconds it took.
+
+        Raises:
+            OSError: The child failed, was killed, or hangs.
+        """
+        try:
+            ready, _, _ = select.select([self._result], [], [], _CHILD_S)
+            said = os.read(self._result, 16) if ready else b""
+        finally:
+            os.close(self._result)
+        took = self._now() - self._began
+        if not ready:
+            os.kill(self._pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # a script may reap all children
+            os.waitpid(self._pid, 0)
+        if said != b"0":
+            why = os.strerror(int(said)) if said else "it was killed" if ready else f"it took over {_CHILD_S:.0f} s"
+            raise OSError(int(said or 5), f"the process that copies the state failed: {why}")
+        return took
+
+
+def _copy_and_leave(
+    views: list[tuple[memoryview, int]], fd: int, result: int, kept: list[int], signals: set[signal.Signals]
+) -> None:
+    """Copy the arrays in the child, and end it."""
+    said = b"5"
+    try:
+        # Requests to end are the parent's. Handlers of forks may have unblocked signals.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        # Connections must close when the parent ends, and locks must open.
+        low, high = kept
+        os.closerange(0, low)
+        os.closerange(low + 1, high)
+        os.closerange(high + 1, 1 << 20)
+        for view, offset in views:
+            done = 0
+            while done < len(view):
+                done += os.pwrite(fd, view[done:], offset + done)
+        said = b"0"
+    except OSError as error:
+        said = str(error.errno or 5).encode()
+    finally:
+        os.write(result, said)
+        os._exit(0)
+
+
+@dataclass(frozen=True)
+class _Mappings:
+    """Special parts of this process's memory.
+
+    shared: Sorted ranges that a fork shares instead of copying.
+    devices: Names of mapped devices.
+    """
+
+    shared: list[tuple[int, int]]
+    devices: list[str]
+
+
+def _mappings() -> _Mappings:
+    shared: list[tuple[int, int]] = []
+    devices: list[str] = []
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            place, kind, *rest = line.split(None, 5)
+            if kind[3] == "s" and kind[1] == "w":
+                begin, _, end = place.partition("-")
+                shared.append((int(begin, 16), int(end, 16)))
+            name = rest[3].strip() if len(rest) > 3 else ""
+            if name.startswith("/dev/") and not name.startswith(("/dev/shm/", "/dev/zero")):
+                devices.append(name)
+    return _Mappings(shared, devices)
+
+
+def _danger(mappings: _Mappings) -> str:
+    """Return why this process must not fork, or ""."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "CUDA is in use"
+    if mappings.devices:
+        return f"{mappings.devices[0]} is mapped, and a device's memory can't be in two processes"
+    if loaded := [name for name in _HANDLES_FORKS if name in sys.modules]:
+        return f"{loaded[0]} is loaded, whose handlers of forks may block"
+    return "" if getattr(sys, "_is_gil_enabled", lambda: True)() else "this Python has no global lock"
+
+
+def _copy_by_stream(memory: SharedMemory, placed: Sequence[tuple[DenseArray, int]]) -> list[Callable[[], None]]:
+    """Start copies from GPUs into the memory. Return functions that wait for them."""
+    if not placed:
+        return []
+    import torch
+
+    memory.pin()
+    waits: list[Callable[[], None]] = []
+    by_device: dict[torch.device, list[tuple[torch.Tensor, int]]] = {}
+    for array, offset in placed:
+        by_device.setdefault(array.tensor.device, []).append((array.tensor, offset))
+    for device, tensors in by_device.items():
+        current = torch.cuda.current_stream(device)
+        beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        try:
+            # A copy within the GPU is twenty times as fast as one to the CPU, and training may overwrite the original after it.
+            sources, is_copied = [(tensor.clone(), offset) for tensor, offset in tensors], True
+        except torch.OutOfMemoryError:
+            sources, is_copied = tensors, False
+        beside.wait_stream(current)
+        with torch.cuda.stream(beside):
+            for source, offset in sources:
+                source_bytes = source.reshape(-1).view(torch.uint8)
+                if source_bytes.numel():
+                    room = torch.frombuffer(memory.map, dtype=torch.uint8, count=source_bytes.numel(), offset=offset)
+                    room.copy_(source_bytes, non_blocking=True)
+                    source.record_stream(beside)
+        if not is_copied:
+            # The GPU, not this process, waits before it changes the state.
+            current.wait_stream(beside)
+        waits.append(beside.record_event().synchronize)
+    return waits
+
+
+def _enlarge_pages() -> None:
+    """Move this process's memory to pages of 2 MiB, which forks copy faster.
+
+    Without success forks are slower.
+    """
+    # Keep memory that a step frees for the next step, which would get small pages.
+    _libc.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
+    begin = end = 0
+    with open("/proc/self/smaps", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            word, _, rest = line.partition(" ")
+            if not word.endswith(":"):
+                kind, *_, name = rest.rstrip("\n").split(" ")
+                begin, end = (int(number, 16) for number in word.split("-"))
+                if kind != "rw-p" or name not in ("", "[heap]"):
+                    begin = end = 0
+            # A region that is mostly empty, such as a thread's stack, would grow.
+            elif word == "Anonymous:" and int(rest.split()[0]) << 11 >= end - begin > _HUGE:
+                begin, end = -(-begin // _HUGE) * _HUGE, end // _HUGE * _HUGE
+                _advise(begin, end - begin, _ADVISE_HUGE)
+                _advise(begin, end - begin, _COLLAPSE)
+
+
+def _advise(address: int, size: int, advice: int) -> None:
+    _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _bytes_of(arrays: Sequence[DenseArray]) -> int:
+    return sum(array.size for array in arrays)

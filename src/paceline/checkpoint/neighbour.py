@@ -1,0 +1,128 @@
+"""The newest states in the memory of another process on this machine, from which the next attempt goes on.
+
+A call of save() between two writes to the disk hands over an image of the state (`paceline.system.kept_states`), as often as a
+hundredth of the training's time allows.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from paceline.checkpoint.image import Camera, StateImage
+from paceline.checkpoint.values import DenseArray
+from paceline.system import kept_states
+from paceline.system.memory import memory
+from paceline.system.spare_client import VARIABLE, path_here, socket_of
+
+_log = logging.getLogger(__name__)
+#: The part of the training's time that keeping states may take.
+_SHARE = 0.01
+#: How many failures in a row end it, and how many seconds it pauses after a failure: the other process may be busy.
+_MOST_FAILURES, _PAUSE_S = 5, 10.0
+#: Free memory without which no state is kept.
+_FREE_BYTES = 1 << 30
+
+
+class Neighbour:
+    """Hands states of this process to the other one."""
+
+    def __init__(self) -> None:
+        self._camera = Camera()
+        #: Step -> the image in memory that the other process has.
+        self._images: dict[int, StateImage] = {}
+        self._handing: threading.Thread | None = None
+        self._next_s = self._cost_s = 0.0
+        self._every = 1
+        self._failures = 0
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the state of this step can be kept now."""
+        if step % self._every or self._failures >= _MOST_FAILURES or time.monotonic() < self._next_s:
+            return False
+        if not has_shared_spare(os.environ):
+            return False
+        return not (self._handing and self._handing.is_alive()) and os.path.exists(socket_of(path_here()))
+
+    def keep(
+        self,
+        state: kept_states.State,
+        encoded: Callable[[], tuple[bytes, Sequence[DenseArray]]],
+        step_s: float | None,
+    ) -> None:
+        """Keep a state. `encoded` returns its header and arrays, which may change when this returns."""
+        began = time.monotonic()
+        header, arrays = encoded()
+        size = len(header) + sum(array.size for array in arrays)
+        try:
+            if len(self._images) < 2 and memory().available < 2 * size + _FREE_BYTES:
+                raise OSError(0, f"{size >> 20} MiB twice, and {_FREE_BYTES >> 20} MiB to spare, are not free")
+            image = self._camera.take(header, arrays, step_s)
+        except OSError as error:
+            self._fail(error)
+            return
+        self._handing = threading.Thread(target=self._hand_over, args=(state, image), daemon=True)
+        self._handing.start()
+        cost_s = time.monotonic() - began
+        # One slow call among fast ones does not count in full.
+        self._cost_s = min(cost_s, 2 * self._cost_s or cost_s)
+        if step_s:
+            # A power of two, so that ranks with different costs keep common steps.
+            self._every = 1 << math.ceil(math.log2(max(1.0, self._cost_s / (_SHARE * step_s))))
+
+    def _hand_over(self, state: kept_states.State, image: StateImage) -> None:
+        try:
+            image.wait()
+            dropped = kept_states.keep(path_here(), state, image.memory.fd)
+        except OSError as error:
+            # Whether the other process has the memory is unknown, so it is not used again.
+            image.memory.close()
+            self._fail(error)
+            return
+        self._failures = 0
+        for step in dropped:
+            if (free := self._images.pop(step, None)) is not None:
+                self._camera.give_back(free)
+        self._images[state["step"]] = image
+        # The other process may have started again, and then drops nothing.
+        for step in sorted(self._images)[:-2]:
+            self._images.pop(step).memory.close()
+
+    def _fail(self, error: OSError) -> None:
+        self._failures += 1
+        self._next_s = time.monotonic() + _PAUSE_S
+        if self._failures == _MOST_FAILURES:
+            _log.warning("the last steps are not kept in memory beside the checkpoints: %s", error.strerror or error)
+
+
+def has_shared_spare(environ: Mapping[str, str]) -> bool:
+    """Return whether the run has one process for all of its ranks: on several machines ranks would find different states."""
+    path = environ.get(VARIABLE, "")
+    is_one = "%" not in path or environ.get("LOCAL_WORLD_SIZE", "1") == environ.get("WORLD_SIZE", "1")
+    return bool(path) and is_one
+
+
+def newest(folder: Path) -> tuple[int, list[int]] | None:
+    """Return the step of the newest complete state for a folder, and descriptors of its parts, in the order of the ranks."""
+    path = path_here()
+    if not has_shared_spare(os.environ) or not os.path.exists(socket_of(path)):
+        return None
+    try:
+        found = kept_states.give(path, str(folder))
+    except (OSError, ValueError) as error:
+        _log.warning("the last steps in memory are lost: %s", error)
+        return None
+    together: dict[tuple[int, int, str], dict[int, int]] = {}
+    for state, fd in found:
+        together.setdefault((state["step"], state["of"], state["token"]), {})[state["rank"]] = fd
+    complete = [(key, parts) for key, parts in together.items() if len(parts) == key[1]]
+    (step, _, _), chosen = max(complete, key=lambda item: item[0][0], default=((0, 0, ""), {}))
+    for _, fd in found:
+        if fd not in chosen.values():
+            os.close(fd)
+    return (step, [chosen[rank] for rank in sorted(chosen)]) if chosen else None

@@ -1,0 +1,163 @@
+"""The parts of a checkpoint: each rank's file of the tensors, or pieces of tensors, that it writes.
+
+    part_0_of_4.safetensors     rank 0's pieces; of equal copies on several ranks, the one with the least to write has it
+
+A piece is a box of the whole tensor. The header has the whole tensor's shape and dtype and the box's corner, so that any layout
+reads the boxes that overlap its own. torch's `HuggingFaceStorageReader` reads the files too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.api import CheckpointFile, DenseArray, is_storable, unreadable
+from paceline.parallel.errors import CheckpointError
+from paceline.parallel.full_tensor import is_part
+from paceline.parallel.reduce import local
+
+_PART = re.compile(r"part_(\d+)_of_(\d+)\.safetensors")
+#: The name under which torch's reader looks for the corners.
+_TORCHS = "DCP_SHARDING_INFO"
+
+#: A box's key, corner, shape and number of bytes.
+Box = tuple[str, tuple[int, ...], tuple[int, ...], int]
+
+
+@dataclass(frozen=True)
+class TensorPiece:
+    """A tensor's box on this rank."""
+
+    key: str
+    corner: tuple[int, ...]
+    tensor: Tensor
+    whole: tuple[int, ...]
+
+    @property
+    def box(self) -> Box:
+        return self.key, self.corner, tuple(self.tensor.shape), self.tensor.nbytes
+
+
+def pieces_of(tensors: Mapping[str, Tensor]) -> list[TensorPiece]:
+    """Return this rank's pieces, which share memory with training. Empty pieces of split tensors are left out."""
+    pieces = [
+        TensorPiece(key, corner_of(tensor), local(tensor), tuple(tensor.shape)) for key, tensor in tensors.items()
+    ]
+    return [piece for piece in pieces if piece.tensor.numel() or not math.prod(piece.whole)]
+
+
+def corner_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return the place of this rank's part in the whole tensor."""
+    from paceline.torch_private import corner_of_part
+
+    return corner_of_part(tensor) if is_part(tensor) else (0,) * tensor.dim()
+
+
+def writers(boxes: Sequence[Sequence[Box]]) -> dict[Box, int]:
+    """Return the rank that writes each box. `boxes` has those of each rank."""
+    holders: dict[Box, list[int]] = {}
+    for rank, of_rank in enumerate(boxes):
+        for box in of_rank:
+            holders.setdefault(box, []).append(rank)
+    loads = [0] * len(boxes)
+    chosen: dict[Box, int] = {}
+    # Large boxes first: the small ones then make up for the differences.
+    for box, ranks in sorted(holders.items(), key=lambda item: (-item[0][3], item[0])):
+        chosen[box] = min(ranks, key=lambda rank: loads[rank])
+        loads[chosen[box]] += box[3]
+    return chosen
+
+
+def part_name(rank: int, size: int) -> str:
+    return f"part_{rank}_of_{size}.safetensors"
+
+
+def encoded(pieces: Sequence[TensorPiece]) -> tuple[object, list[DenseArray], dict[str, str]]:
+    """Return the state of a part's header, its arrays, and torch's metadata."""
+    about = {
+        piece.key: [list(piece.whole), list(piece.corner), list(piece.tensor.shape), str(piece.tensor.dtype)]
+        for piece in pieces
+    }
+    arrays = [DenseArray(piece.key, _storable(piece.tensor)) for piece in pieces]
+    corners = {piece.key: {"saved_offsets": list(piece.corner)} for piece in pieces}
+    return about, arrays, {_TORCHS: json.dumps(corners)}
+
+
+def _storable(tensor: Tensor) -> Tensor:
+    """Return the tensor, or its bytes if the format lacks its dtype."""
+    return tensor if is_storable(tensor) else tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+class SavedParts:
+    """The parts in a folder.
+
+    Attributes:
+        about: Key -> shape and dtype of each whole tensor.
+
+    Raises:
+        CheckpointError: A part is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        names = {match[0]: match for path in folder.iterdir() if (match := _PART.fullmatch(path.name))}
+        sizes = {int(match[2]) for match in names.values()}
+        if len(sizes) != 1 or len(names) != min(sizes):
+            raise CheckpointError(
+                unreadable(folder, f"it has {len(names)} parts, and they are of {sorted(sizes)} ranks")
+            )
+        self._folder = folder
+        self._files = [CheckpointFile(folder / name, folder) for name in sorted(names)]
+        self.about: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        self._boxes: dict[str, list[tuple[CheckpointFile, list[int], list[int]]]] = {}
+        for file in self._files:
+            try:
+                for key, (whole, corner, shape, dtype) in file.state.items():
+                    self.about[key] = torch.Size(whole), _dtype(dtype)
+                    self._boxes.setdefault(key, []).append((file, list(map(int, corner)), list(map(int, shape))))
+            except (AttributeError, TypeError, ValueError) as error:
+                raise CheckpointError(unreadable(folder, f"{file.path.name} says what no save() writes")) from error
+
+    def read_into(self, buffers: Mapping[str, Tensor]) -> None:
+        """Fill each buffer with its box of the saved tensor.
+
+        Raises:
+            CheckpointError: Values are missing, or a file is damaged.
+        """
+        for key, buffer in buffers.items():
+            target, corner = local(buffer), corner_of(buffer)
+            left = target.numel()
+            for file, saved_corner, shape in self._boxes.get(key, ()):
+                begins = [max(a, b) for a, b in zip(corner, saved_corner, strict=True)]
+                ends = [min(a + n, b + m) for a, n, b, m in zip(corner, target.shape, saved_corner, shape, strict=True)]
+                if any(begin >= end for begin, end in zip(begins, ends, strict=True)) or not left:
+                    continue
+                saved = self._array(file, key, shape)
+                there = saved[_slices(begins, ends, saved_corner)]
+                target[_slices(begins, ends, corner)].copy_(there)
+                left -= there.numel()
+            if left:
+                raise CheckpointError(unreadable(self._folder, f"it lacks {left} values of {key!r}"))
+
+    def _array(self, file: CheckpointFile, key: str, shape: list[int]) -> Tensor:
+        array = file.array(key, "torch")
+        assert isinstance(array, Tensor)
+        dtype = self.about[key][1]
+        return array if array.dtype == dtype else array.view(dtype).reshape(shape)
+
+
+def _slices(begins: Sequence[int], ends: Sequence[int], corner: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(begin - at, end - at) for begin, end, at in zip(begins, ends, corner, strict=True))
+
+
+def _dtype(name: object) -> torch.dtype:
+    dtype = getattr(torch, str(name).removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is not a type of torch")
+    return dtype

@@ -1,0 +1,146 @@
+"""States of workers in the memory of another process on their machine, which outlives them: the run's warm spare.
+
+worker                                                      spare
+{"state": "keep", "of": State}, descriptor of memory   ->   keeps the newest of each rank
+{"dropped": [steps]}                                   <-   the memory of these is free again
+{"state": "give", "folder": folder}                    ->
+[State, ...], their descriptors                        <-
+
+A state counts once the spare has it: a worker that is killed while it fills memory leaves the one before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+from paceline.system.spare_client import LENGTH, connect
+
+# Don't import typing: the spare loads this, and with it each worker.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TypedDict
+
+    class State(TypedDict):
+        """A state of one rank.
+
+        folder: The folder of its checkpoints.
+        of: The number of ranks with a part of the state.
+        token: A word that all ranks of an attempt share.
+        """
+
+        folder: str
+        step: int
+        rank: int
+        of: int
+        token: str
+
+
+_TYPES = {"folder": str, "step": int, "rank": int, "of": int, "token": str}
+#: The most descriptors in one message.
+_MOST = 200
+
+
+class KeptStates:
+    """The newest states, on the side of the spare."""
+
+    def __init__(self) -> None:
+        self._states: list[tuple[State, int]] = []
+
+    def answer(self, connection: socket.socket, request: dict[str, object], fds: list[int]) -> None:
+        """Answer a request.
+
+        Raises:
+            ValueError: The request is invalid.
+            OSError: The worker is gone.
+        """
+        if request["state"] == "give":
+            folder = request["folder"]
+            found = [(state, fd) for state, fd in self._states if state["folder"] == folder][-_MOST:]
+            connection.sendall(json.dumps([state for state, _ in found]).encode() + b"\n")
+            socket.send_fds(connection, [b"1"], [fd for _, fd in found])
+            return
+        state = _checked(request["of"])
+        if len(fds) != 1:
+            raise ValueError("a state has one descriptor")
+        dropped = self._keep(state, os.dup(fds[0]))
+        connection.sendall(json.dumps({"dropped": dropped}).encode() + b"\n")
+
+    def _keep(self, new: State, fd: int) -> list[int]:
+        """Keep a state. Return the steps of this rank's states of this attempt that were dropped."""
+        os.set_inheritable(fd, False)
+        kept, dropped = [(new, fd)], []
+        # Another rank may be a step behind, so the last two steps of a state in parts are kept.
+        left = 1 if new["of"] > 1 else 0
+        for state, other in reversed(self._states):
+            is_own = state["folder"] == new["folder"] and state["rank"] == new["rank"]
+            if state["folder"] == new["folder"] and (state["of"] != new["of"] or (is_own and not left)):
+                os.close(other)
+                if is_own and state["token"] == new["token"]:
+                    dropped.append(state["step"])
+                continue
+            left -= is_own
+            kept.append((state, other))
+        self._states = kept[::-1]
+        return dropped
+
+    def close(self) -> None:
+        """Let go of all states, in a fork."""
+        for _, fd in self._states:
+            os.close(fd)
+        self._states = []
+
+
+def _checked(state: object) -> State:
+    if not isinstance(state, dict) or state.keys() != _TYPES.keys():
+        raise ValueError("a state has other fields")
+    if not all(type(state[name]) is kind for name, kind in _TYPES.items()):
+        raise ValueError("a state's field has another type")
+    return state  # type: ignore[return-value,unused-ignore]
+
+
+def keep(path: str, state: State, fd: int) -> list[int]:
+    """Hand memory with a state to the spare. Return the steps whose memory is free again.
+
+    Raises:
+        OSError: There is no spare, or it does not answer.
+    """
+    with connect(path) as connection:
+        _send(connection, {"state": "keep", "of": state}, [fd])
+        answer = json.loads(connection.makefile("rb").readline() or b"{}")
+        if "dropped" not in answer:
+            raise OSError(0, answer.get("error", "the warm process ended"))
+        return list(map(int, answer["dropped"]))
+
+
+def give(path: str, folder: str) -> list[tuple[State, int]]:
+    """Return the states for a folder of checkpoints, with descriptors that the caller closes.
+
+    Raises:
+        OSError: There is no spare, or it does not answer.
+    """
+    with connect(path) as connection:
+        _send(connection, {"state": "give", "folder": folder}, [])
+        line = b""
+        # Read no byte of the message that has the descriptors.
+        while not line.endswith(b"\n"):
+            byte = connection.recv(1)
+            if not byte:
+                raise OSError(0, "the warm process ended")
+            line += byte
+        states = [_checked(state) for state in json.loads(line)]
+        _, fds, _, _ = socket.recv_fds(connection, 1, _MOST)
+        if len(fds) != len(states):
+            for fd in fds:
+                os.close(fd)
+            raise OSError(0, "the warm process gave other memory than it has")
+        return list(zip(states, fds, strict=True))
+
+
+def _send(connection: socket.socket, request: dict[str, object], fds: Sequence[int]) -> None:
+    text = json.dumps(request).encode()
+    socket.send_fds(connection, [LENGTH.pack(len(text))], fds)
+    connection.sendall(text)
