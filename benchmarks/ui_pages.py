@@ -3,6 +3,8 @@
 python benchmarks/ui_pages.py --peers peers        # makes environments for MLflow and TensorBoard there, of some 2 GB
 python benchmarks/ui_pages.py                      # without the peers
 python benchmarks/ui_pages.py large --peers peers  # only what many runs, metrics and points cost; a quarter of an hour
+python benchmarks/ui_pages.py lists --peers peers  # of this only the lists of many runs
+python benchmarks/ui_pages.py runs --peers peers   # of this only large runs and comparisons
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ NAMES = ("loss", "accuracy", "lr")
 MANY_NAMES = tuple(f"layer{number // 100}/weight_{number}" for number in range(12_000))
 VALUES, WATCHERS, WATCHED_S = 60, 200, 20
 PEERS = {"mlflow": "mlflow==3.17.2", "tensorboard": "tensorboard==2.21.0"}
+#: Seconds that a page may take.
+LIMIT_S = 120
 _REST_MS = 1000
 _BROWSER = ("--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync")
 LIVE = """
@@ -109,7 +113,7 @@ def seconds_to(page: Any, url: str, is_there: str) -> float:
     page.wait_for_timeout(_REST_MS)
     before = time.perf_counter()
     page.goto(url, wait_until="commit")
-    page.wait_for_function(is_there, polling=10, timeout=120_000)
+    page.wait_for_function(is_there, polling=10, timeout=1000 * LIMIT_S)
     return time.perf_counter() - before
 
 
@@ -271,7 +275,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="folder for the environments of MLflow and TensorBoard")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--large-rounds", type=int, default=ROUNDS)
-    parser.add_argument("parts", nargs="*", help="small, large; default: both")
+    parser.add_argument("parts", nargs="*", help="small, large, lists, runs; default: all")
     given = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
@@ -281,9 +285,9 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=chromium, args=_BROWSER)
         context = browser.new_context(viewport={"width": 1400, "height": 900})
         page = context.new_page()
-        if "large" not in given.parts or "small" in given.parts:
+        if not given.parts or "small" in given.parts:
             measure(page, context, folder, given)
-        if "small" not in given.parts or "large" in given.parts:
+        if given.parts != ["small"]:
             import ui_large
 
             ui_large.measure(page, context, folder, given)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 
 from paceline import workspace_dir
 from paceline.environments.environment import Environment
-from paceline.errors import JobError, PipelineError, SweepError, UserError, WorkspaceError
+from paceline.errors import JobError, PacelineError, PipelineError, SweepError, UserError, WorkspaceError
 from paceline.job.job import Job
 from paceline.runs import interactive, read, store, tags_and_properties, trash
 from paceline.runs.folder import RunFolder
@@ -744,6 +744,14 @@ def _make_model(folder: RunFolder, model_name: str, model_path: Any, **given: An
     return register_of_run(Workspace(folder.path.parent.parent, create=False), folder, model_name, model_path, **given)
 
 
+def _charts_of(folder: RunFolder) -> str:
+    with contextlib.suppress(ImportError, PacelineError):
+        from paceline.ui.report import charts_frame
+
+        return charts_frame(folder)
+    return ""
+
+
 def _models_of(folder: RunFolder) -> list[Model]:
     from paceline.models.model import Model
 
@@ -769,3 +777,4 @@ Run.make_experiment = staticmethod(_make_experiment)
 Run.open_dataset = staticmethod(_open_dataset)
 Run.make_model = staticmethod(_make_model)
 Run.models_of = staticmethod(_models_of)
+Run.charts_of = staticmethod(_charts_of)

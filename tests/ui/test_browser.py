@@ -24,6 +24,8 @@ from tests.helpers import make_job, make_run, wait_until
 from tests.sweeps.helpers import hide_matplotlib
 from tests.ui.conftest import HOSTILE, log_values
 
+#: Path of a Firefox that runs these tests instead.
+FIREFOX = os.environ.get("PACELINE_FIREFOX", "")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _OPTIONS = (
     "--no-sandbox",
@@ -104,12 +106,16 @@ for step in range(3):
 @pytest.fixture
 def page(cli: Cli) -> Iterator[Any]:
     """A tab. In the end nothing may have gone wrong in any view: `page.problems`."""
-    require_engine("chromium", CHROMIUM)
+    require_engine("chromium", FIREFOX or CHROMIUM)
     require_engine("playwright for Python", importlib.util.find_spec("playwright"))
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_OPTIONS)
+        if FIREFOX:
+            # By WebDriver BiDi: Playwright's own build of Firefox is not in package registries.
+            browser = playwright.firefox.launch(channel="moz-firefox", executable_path=FIREFOX)
+        else:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_OPTIONS)
         context = browser.new_context(viewport={"width": 1400, "height": 900}, accept_downloads=True)
         context.set_default_timeout(PATIENCE_MS)
         tab = context.new_page()

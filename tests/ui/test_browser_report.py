@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import paceline
 from paceline.runs.metrics import MetricLog
 from paceline.ui.report import write_report
 from tests.cli.conftest import Cli
@@ -44,11 +45,13 @@ def test_report_works_as_a_file(cli: Cli, page: Any, tmp_path: Path) -> None:  #
         assert page.title() != "owned"
         assert findings(SimpleNamespace(page=page), name, _ALL) == []  # type: ignore[arg-type]
         assert [one for one in page.problems if not one.startswith("file:")] == []
-        for width, height in ((390, 800), (1300, 900)):
+        for width, height, scheme in ((390, 800, "light"), (1300, 900, "dark"), (1300, 900, "light")):
+            page.emulate_media(color_scheme=scheme)
             page.set_viewport_size({"width": width, "height": height})
             assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert findings(SimpleNamespace(page=page), f"{name} {scheme}", _ALL) == []  # type: ignore[arg-type]
             if shown := os.environ.get("REPORT_PICTURES"):
-                page.screenshot(path=f"{shown}/{name}-{width}.png", full_page=True)
+                page.screenshot(path=f"{shown}/{name}-{width}-{scheme}.png", full_page=True)
     assert page.locator(".gallery").evaluate("box => getComputedStyle(box).display") == "grid"
     chart = "document.querySelector('.chart').chart"
     assert page.evaluate(f"{chart}.name") == "loss"
@@ -71,3 +74,33 @@ def test_report_works_as_a_file(cli: Cli, page: Any, tmp_path: Path) -> None:  #
     with page.expect_download() as download:
         page.click("text=Save as CSV")
     assert "loss" in Path(download.value.path()).read_text()
+
+
+@pytest.mark.slow
+def test_notebook_draws_the_curves_of_a_run(cli: Cli, page: Any, tmp_path: Path) -> None:  # noqa: F811 - the fixture
+    place = Place(Path(cli.folder))
+    folder = place.run(display_name=HOSTILE)
+    run = paceline.Run.get(paceline.Workspace(place.path), folder.run_id)
+    assert "<iframe" not in run._repr_html_()
+    log_values(folder, "loss", range(1, 40))
+    log_values(folder, HOSTILE, [1.0, 2.0])
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><title>notebook</title>{run._repr_html_()}", "utf-8")
+    page.context.set_offline(True)
+    page.goto(f"file://{tmp_path}/notebook.html")
+    inside = page.frame_locator("iframe")
+    inside.locator(".chart canvas").first.wait_for()
+    assert inside.locator(".chart").count() == 2
+    inside.locator("#chart-axis").select_option("relative")
+    with page.expect_download() as download:
+        inside.locator(".chart .menubutton").first.click()
+        inside.get_by_text("Save as CSV").click()
+    assert "loss" in Path(download.value.path()).read_text()
+    assert page.title() == "notebook"
+    # Its scripts can't reach the notebook.
+    assert (
+        page.frames[1].evaluate("() => { try { return parent.document.title; } catch { return 'refused'; } }")
+        == "refused"
+    )
+    assert [one for one in page.problems if not one.startswith(("file:", "about:"))] == []
+    if shown := os.environ.get("REPORT_PICTURES"):
+        page.screenshot(path=f"{shown}/notebook.png", full_page=True)

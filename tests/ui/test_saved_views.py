@@ -128,6 +128,11 @@ def test_command_line_and_python_list_the_runs_of_a_view(cli: Cli) -> None:
     assert "good-one" not in listed
     assert cli("list", "--view", "failed", "--where", "good").stdout.startswith("No such runs")
     assert [run.id for run in workspace.get_runs(workspace.views["failed"].where)] == ["a_1700000001_00000001"]
+    workspace.views.save(SavedView(name="by state", query="group=state&columns=state,duration"))
+    table = [line.split() for line in cli("list", "--view", "by state").stdout.splitlines()]
+    assert [line[:2] for line in table] == [["state", "RUNS"], ["Completed", "1"], ["Failed", "1"]]
+    assert table[0][2:] == ["state", "duration"]
+    assert cli("list", "--view", "by state", "--group", "experiment").stdout.startswith("experiment")
     wrong = cli("list", "--view", "faild", code=2).stderr
     assert "there is no view 'faild'" in wrong
-    assert "Views are: failed" in wrong
+    assert "failed" in wrong.partition("Views are: ")[2]

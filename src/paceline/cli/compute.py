@@ -247,7 +247,10 @@ def show(*, name: str, timeout_s: float, as_json: bool) -> None:
         print()
         print_table(
             ("RUN", "USER", "NODE", "CORES", "GPUS", "WAITS FOR"),
-            [(job.run_id, job.user, job.node, str(job.cores), job.gpus or "-", job.reason) for job in status.jobs],
+            [
+                (job.run_id, job.user, job.node, str(job.cores or "-"), job.gpus or "-", job.reason)
+                for job in status.jobs
+            ],
         )
     if found.error:
         warn(f"paceline: {found.name}: {found.error}")

@@ -97,7 +97,9 @@ def status(*, run_id: str | None, as_json: bool) -> None:
     VerbOption("--status", "Only runs in this state, such as Running.", "STATE", complete="run_states"),
     VerbOption("--tag", "Only runs with this tag; may be repeated.", "KEY[=VALUE]", list, complete="tags"),
     VerbOption("--where", "Only runs that match a query, such as 'metrics.acc > 0.9 state=failed'.", "QUERY"),
-    VerbOption("--view", "List the runs of a view that the page has saved, in its order and with its columns.", "NAME"),
+    VerbOption(
+        "--view", "List the runs of a view that the page has saved, with its order, columns and groups.", "NAME"
+    ),
     VerbOption("--sort", "Sort by a field, such as metrics.acc.best or -created, which is descending.", "FIELD"),
     VerbOption("--columns", "Show these fields, such as name,params.lr,metrics.acc.", "FIELD,..."),
     VerbOption(
@@ -136,7 +138,10 @@ def list_runs(
     if view is not None:
         saved = workspace.views.find(view)
         where = " and ".join(f"({text})" for text in (saved.where, where) if text)
-        sort, columns = sort or saved.sort, columns or ",".join(["name", *saved.columns] if saved.columns else ())
+        sort, group = sort or saved.sort, group or saved.group or None
+        # The first column of groups is the value of their field.
+        first = [] if group else ["name"]
+        columns = columns or ",".join([*first, *saved.columns] if saved.columns else ())
         trials, archived = trials or saved.has_children, archived or saved.is_archived
     # `--tag key=` and `--tag key` both match the key alone, whatever its value is.
     tags: dict[str, Any] = {key: value or None for key, _, value in (word.partition("=") for word in tag or ())}

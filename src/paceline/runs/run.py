@@ -100,6 +100,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     _said: Collection[str] = ()
     #: Set by `paceline.workspace`: finds the models of a run.
     models_of: Callable[[RunFolder], list[Model]]
+    #: Set by `paceline.workspace`: returns HTML with the curves of a run, "" without the parts of the page.
+    charts_of: Callable[[RunFolder], str]
 
     def __init__(self, experiment: ExperimentLike, run_id: str) -> None:
         self._experiment = experiment
@@ -112,7 +114,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return f"Run(experiment={record.experiment!r}, id={record.run_id!r}, status={record.status!r})"
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: state, folder, and failure, with the script's text escaped."""
+        """Return HTML for a notebook: state, folder, failure and curves, with the script's text escaped."""
+        return self._table_html() + type(self).charts_of(self._folder)
+
+    def _table_html(self) -> str:
         from paceline.runs.notebook import run_html
 
         return run_html(self._folder)
@@ -120,12 +125,15 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def show(self) -> None:
         """Show the run and return at once: a live table in a notebook, elsewhere one line.
 
-        The saved notebook keeps the table from the end of the run.
+        The saved notebook keeps the table from the end of the run, with curves if `paceline[ui]` is installed.
         """
         from paceline.runs import notebook
 
         if notebook.is_here():
-            notebook.show(self._repr_html_, lambda: self.record().is_terminal)
+            notebook.show(
+                lambda: self._repr_html_() if self.record().is_terminal else self._table_html(),
+                lambda: self.record().is_terminal,
+            )
         else:
             print(f"Run {self.id}: {self.status}. paceline logs -f {self.id}")
 

@@ -94,9 +94,12 @@ def host_status(name: str, answer: LeaseAnswer) -> Status:
 
 @dataclass(frozen=True, kw_only=True)
 class JobUse:
-    """The share of a node that a run of any user holds, or waits for.
+    """The share of a node or cluster that a run of any user holds, or waits for.
 
     Attributes:
+        run_id: The run, or the name of another program's job.
+        node: The node or nodes; "" if the run waits, or if the engine does not report it.
+        cores: None if the engine does not report it.
         gpus: Names of the held GPUs, or the number of GPUs that the run waits for, as text.
         reason: Why the run waits, or a remark on a running one, for people.
         priority: Priority that the run's user has asked for; "" if unknown.
@@ -105,8 +108,8 @@ class JobUse:
 
     run_id: str
     user: str
-    node: str
-    cores: int
+    node: str = ""
+    cores: int | None = None
     gpus: str = ""
     is_waiting: bool = False
     reason: str = ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypedDict
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from paceline.errors import FileNameError, RunNotFoundError, UserError
 from paceline.reports.compare import KINDS, ComparedFact, RunTable, compact_facts, run_table
@@ -36,6 +36,8 @@ MOST_RUNS, LARGEST, _POINTS = 200, 32 << 20, 300_000
 _PIECES = (20, 2000)
 #: Most images of a run, most bytes of one image, and of all images of the report.
 _IMAGES, _LARGEST_IMAGE, _ALL_IMAGES = 24, 2 << 20, 12 << 20
+#: Most metrics, points and pixels of the frame in a notebook.
+_FRAME_METRICS, _FRAME_POINTS, _FRAME_HEIGHT = 24, 20_000, 800
 #: Kinds of facts that an anonymous report shows.
 _ANONYMOUS = ("parameters", "metrics", "topology")
 
@@ -124,9 +126,33 @@ def report_text(folders: Sequence[RunFolder], *, metrics: Collection[str] = (), 
             "facts": compact_facts(RunTable(runs=table.runs, facts=tuple(facts))),
         },
     }
+    text = _document(data, runs, is_anonymous=anonymous)
+    if (size := len(text.encode())) > LARGEST:
+        raise UserError(
+            f"the report would have {size >> 20} MiB, and {LARGEST >> 20} MiB are the most. Name fewer runs, or choose metrics."
+        )
+    return text
+
+
+def charts_frame(folder: RunFolder) -> str:
+    """Return HTML for a notebook: a frame with the curves of a run, which can't reach what surrounds it. "" without curves."""
+    record, logged = read.record(folder), RunCurves(folder, has_times=True)
+    logged.look()
+    shown = _Curves((), most=_FRAME_METRICS, points=_FRAME_POINTS).of([record], [logged])
+    if not shown["curves"]:
+        return ""
+    text = _document({**shown}, [_run(0, folder, record, [], anonymous=False)], only_curves=True)
+    height = min(_FRAME_HEIGHT, 120 + 300 * -(-len(shown["names"]) // 2))
+    style = f"width: 100%; height: {height}px; border: 0"
+    return f'<iframe title="Curves" sandbox="allow-scripts allow-downloads" style="{style}" srcdoc="{escape(text)}"></iframe>'
+
+
+def _document(
+    data: Mapping[str, object], runs: Sequence[ReportRun], *, is_anonymous: bool = False, only_curves: bool = False
+) -> str:
     scripts = (bundle.classic("theme.js", "uplot.js"), bundle.modules("report.js"))
     style = bundle.styles("ui.css", "uplot.css", "pictures.css", "compare.css")
-    text = render.part(
+    return render.part(
         "report.html",
         policy=f"default-src 'none'; script-src {' '.join(one.allowed for one in scripts)}; style-src {style.allowed}; "
         "img-src data:; base-uri 'none'; form-action 'none'",
@@ -135,16 +161,12 @@ def report_text(folders: Sequence[RunFolder], *, metrics: Collection[str] = (), 
         data=Markup(_in_html(data)),
         runs=runs,
         kinds=KINDS,
-        is_anonymous=anonymous,
-        made="" if anonymous else utc_now(),
+        is_anonymous=is_anonymous,
+        only_curves=only_curves,
+        made="" if is_anonymous else utc_now(),
         svg=svg,
         place_texts=[draw.places(run["sketch"]) if run["sketch"] else "" for run in runs],
     )
-    if (size := len(text.encode())) > LARGEST:
-        raise UserError(
-            f"the report would have {size >> 20} MiB, and {LARGEST >> 20} MiB are the most. Name fewer runs, or choose metrics."
-        )
-    return text
 
 
 def _in_html(value: object) -> str:
@@ -198,8 +220,8 @@ def _sketch(folder: RunFolder, record: RunRecord, *, anonymous: bool) -> Sketch:
 class _Curves:
     """The chosen metrics of several runs."""
 
-    def __init__(self, patterns: Collection[str]) -> None:
-        self._patterns = patterns
+    def __init__(self, patterns: Collection[str], most: int | None = None, points: int = _POINTS) -> None:
+        self._patterns, self._most, self._points = patterns, most, points
 
     def has(self, name: str) -> bool:
         return not self._patterns or any(fnmatchcase(name, pattern) for pattern in self._patterns)
@@ -216,14 +238,14 @@ class _Curves:
             for entry in curves_json(logged, CurveQuery(pixels=1, names=("",)))["names"]:
                 if not entry["node"]:
                     listed.setdefault(entry["name"], {**entry, "last": entry["last"] if len(logs) == 1 else ""})
-        names = [name for name in listed if self.has(name)]
+        names = [name for name in listed if self.has(name)][: self._most]
         if self._patterns and not names:
             raise UserError(
                 f"no metric of these runs matches {', '.join(map(repr, self._patterns))}. They have: "
                 f"{some([*listed], 10) or 'none'}.{did_you_mean(next(iter(self._patterns)), listed)}"
             )
-        count = sum(key.name in listed and not key.is_node for logged in logs for key in logged.curves)
-        pieces = max(_PIECES[0], min(_PIECES[1], _POINTS // (2 * max(1, count))))
+        count = sum(key.name in names and not key.is_node for logged in logs for key in logged.curves)
+        pieces = max(_PIECES[0], min(_PIECES[1], self._points // (2 * max(1, count))))
         starts = [parse_utc(record.started_utc or record.created_utc).timestamp() for record in records]
         drawn: list[dict[str, object]] = []
         for number, (logged, start_s) in enumerate(zip(logs, starts, strict=True)):

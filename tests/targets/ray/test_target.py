@@ -15,6 +15,7 @@ import pytest
 from paceline.errors import TargetError
 from paceline.runs import remote_status, states
 from paceline.runs.folder import RunFolder
+from paceline.runs.record import user_name
 from paceline.system import locks
 from paceline.system.files import write_json
 from paceline.targets.ray import RayTarget
@@ -165,7 +166,16 @@ def test_status_counts_resources_used_by_other_jobs(cluster: FakeCluster) -> Non
     cluster.add_node("10.0.0.2", state="DEAD")
     status = target(cluster).status()
     assert (status.cores, status.used_cores, status.gpus, status.used_gpus) == (4, 2, 2, 1)
-    assert (status.state, status.queued, status.running) == ("degraded", 0, 0)
+    assert (status.state, status.queued, status.running, status.jobs) == ("degraded", 0, 0, ())
+
+
+def test_status_tells_who_uses_the_cluster(cluster: FakeCluster, folder: RunFolder) -> None:
+    start(cluster, folder)
+    cluster.jobs["other"] = {"submission_id": "other", "type": "SUBMISSION", "status": "RUNNING", "metadata": None}
+    cluster.jobs["over"] = {"submission_id": "over", "type": "SUBMISSION", "status": "STOPPED"}
+    own, other = target(cluster).status().jobs
+    assert (own.run_id, own.user, own.is_waiting, own.reason) == (folder.run_id, user_name(), True, "Wait. So.")
+    assert (other.run_id, other.user, other.is_waiting, other.cores) == ("other", "", False, None)
 
 
 def test_nodes_are_available_only_inside_a_ray_job(cluster: FakeCluster, tmp_path: Path) -> None:

@@ -136,11 +136,28 @@ def test_release_cancels_a_job_but_never_its_own(tmp_path: Path, slurm: FakeSlur
 def test_status_needs_one_sinfo_and_one_squeue_call(slurm: FakeSlurm):
     recorded = Path(__file__).parent / "recorded" / "sinfo-20.11.txt"
     slurm.say("sinfo", recorded.read_text())
-    slurm.say("squeue", "RUNNING\nPENDING\nPENDING\n")
+    jobs = (
+        "7|RUNNING|ann|16|gres/gpu:2|2|n[1-2]|None|paceline-digits_1700000000_00000001",
+        "8|PENDING|bob|4|N/A|1||Priority|a|b",
+        "9|PENDING|bob|?||x||(BadConstraints)|c",
+        "a line of another kind",
+    )
+    slurm.say("squeue", "\n".join(jobs))
     status = SlurmTarget("cluster", {"partition": "gpu"}).status()
     assert (status.state, status.cores, status.used_cores, status.gpus, status.used_gpus) == ("degraded", 16, 10, 4, 2)
     assert (status.queued, status.running) == (2, 1)
     assert status.nodes[2].message == "bad fan"
+    held, waits, never = status.jobs
+    assert (held.run_id, held.user, held.node, held.cores, held.gpus) == (
+        "digits_1700000000_00000001",
+        "ann",
+        "n[1-2]",
+        16,
+        "4",
+    )
+    assert (waits.run_id, waits.is_waiting, waits.gpus) == ("a|b", True, "")
+    assert "jobs with a higher priority are ahead" in waits.reason
+    assert "no node has what it asks for" in never.reason
     assert [call.split()[:3] for call in slurm.calls] == [["sinfo", "-p", "gpu"], ["squeue", "-h", "-p"]]
 
 

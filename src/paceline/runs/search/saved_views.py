@@ -78,6 +78,11 @@ class SavedView:
         return self._last("sort")
 
     @property
+    def group(self) -> str:
+        """The field by which the list is grouped; "" without groups."""
+        return self._last("group")
+
+    @property
     def columns(self) -> list[str]:
         """The fields of the columns after the first one, if somebody has arranged the columns."""
         names = (name.strip() for name in split_fields(self._last("columns")))

@@ -47,16 +47,23 @@ class RayJob:
     Attributes:
         status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.
         message, error_type: Ray's description of the state, and its name for the cause of a failure.
+        run_id, user: The run of the job and its submitter; "" for jobs of other programs.
     """
 
     submission_id: str
     status: str
     message: str = ""
     error_type: str | None = None
+    run_id: str = ""
+    user: str = ""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RayJob:
+        # Any program may have submitted the job, with metadata of its own.
+        metadata = data.get("metadata") or {}
         return cls(
+            run_id=str(metadata.get("paceline_run_id") or ""),
+            user=str(metadata.get("paceline_user") or ""),
             submission_id=data["submission_id"],
             status=str(data.get("status")),
             message=str(data.get("message") or ""),

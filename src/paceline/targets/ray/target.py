@@ -16,7 +16,7 @@ from paceline.job.plan import Node, port_count, preview_ports
 from paceline.runs import states
 from paceline.runs.failure import CAUSES
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import RunRecord
+from paceline.runs.record import RunRecord, user_name
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus, engine, is_copy
 from paceline.system.files import read_json, write_json
 from paceline.targets.base import Nodes, Preview, Waiting
@@ -33,7 +33,7 @@ from paceline.targets.ray.entry import (
     shared_entrypoint,
 )
 from paceline.targets.ray.settings import OPTIONS, RaySettings, own_folder, read_settings
-from paceline.targets.status import NodeStatus, Status
+from paceline.targets.status import JobUse, NodeStatus, Status
 
 if TYPE_CHECKING:
     from paceline.remote.link import Link
@@ -117,7 +117,7 @@ class RayTarget:
         # By default Ray kills a stopped job after 3 s, which would cut the workers' grace period short.
         grace_s = float(job.get("grace_period_seconds") or 0.0)
         runtime_env["env_vars"] = {"RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s + _STOP_S))}
-        metadata = {"job_name": folder.run_id, "paceline_run_id": folder.run_id}
+        metadata = {"job_name": folder.run_id, "paceline_run_id": folder.run_id, "paceline_user": user_name()}
         self._client.submit(script, told["job_id"], runtime_env, metadata)
         write_json(folder.engine, {**told, "time": time.time()})
         return 0
@@ -209,6 +209,16 @@ class RayTarget:
             queued=sum(job.status == "PENDING" for job in jobs),
             running=sum(job.status == "RUNNING" for job in jobs),
             message=f"Ray {self._client.version()} at {self.settings.address}",
+            jobs=tuple(
+                JobUse(
+                    run_id=job.run_id or job.submission_id,
+                    user=job.user,
+                    is_waiting=job.status == "PENDING",
+                    reason=job.message if job.status == "PENDING" else "",
+                )
+                for job in jobs
+                if job.status in ("PENDING", "RUNNING")
+            ),
         )
 
     # The supervisor's side, inside the cluster

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,17 @@ from typing import Any
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus
 from paceline.targets import polling
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
-from paceline.targets.slurm.states import SACCT_FORMAT, SQUEUE_FORMAT, JobState, parse_job, parse_sacct, parse_squeue
+from paceline.targets.slurm.script import job_name
+from paceline.targets.slurm.states import (
+    SACCT_FORMAT,
+    SQUEUE_FORMAT,
+    JobState,
+    gpu_count,
+    parse_job,
+    parse_sacct,
+    parse_squeue,
+)
+from paceline.targets.status import JobUse
 
 #: Number of ended jobs to cache. They matter for runs whose supervisor could not write the final record.
 _KEPT = 2000
@@ -310,6 +320,32 @@ def waits_for(job: JobState) -> str:
     if text is not None:
         return f"Slurm job {job.job_id}: {text.format(job_id=job.job_id)}{shown}"
     return f"Slurm job {job.job_id} waits ({reason})"
+
+
+def job_uses(lines: Iterable[str]) -> list[JobUse]:
+    """Return who uses a cluster, given lines of `squeue -h -o QUEUE_FORMAT`. A job of another kind has its name as run."""
+    found = []
+    for fields in (line.split("|", 8) for line in lines):
+        if len(fields) == 9:
+            job_id, state, user, cores, gres, nodes, node, reason, name = fields
+            is_waiting = state in _QUEUED
+            gpus = gpu_count(re.sub(r"gres[/:]", "", gres)) * _number(nodes)
+            found.append(
+                JobUse(
+                    run_id=name.removeprefix(job_name("")),
+                    user=user,
+                    node="" if is_waiting else node,
+                    cores=_number(cores),
+                    gpus=str(gpus) if gpus else "",
+                    is_waiting=is_waiting,
+                    reason=waits_for(JobState(job_id=job_id, state=state, reason=reason)) if is_waiting else "",
+                )
+            )
+    return found
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _limit(reason: str) -> str | None:

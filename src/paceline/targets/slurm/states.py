@@ -9,6 +9,8 @@ from typing import Any
 
 #: Format for `squeue -r -o`, with the job name last. -r lists the tasks of an array separately, as `123_4`.
 SQUEUE_FORMAT = "%i|%T|%r|%N|%j"
+#: Format for `squeue -o` of all users' jobs, with the job name last.
+QUEUE_FORMAT = "%i|%T|%u|%C|%b|%D|%N|%r|%j"
 #: Format for `sacct -P -o`.
 SACCT_FORMAT = "JobID,State,ExitCode,Reason,NodeList,JobName"
 #: For `sinfo -N -o` (see `sinfo_words`): each node once per partition.

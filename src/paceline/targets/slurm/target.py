@@ -27,11 +27,11 @@ from paceline.targets.options import Option, SettingValues
 from paceline.targets.polling import Lookout, answers_dir
 from paceline.targets.slurm import submission
 from paceline.targets.slurm.mpi import check_srun, starter
-from paceline.targets.slurm.query import Query, has_ended, look_of
+from paceline.targets.slurm.query import Query, has_ended, job_uses, look_of
 from paceline.targets.slurm.scheduler import PATIENCE_S, Scheduler
 from paceline.targets.slurm.script import Array, array_text, controller_text, job_name, listed_id, sbatch_text
 from paceline.targets.slurm.settings import OPTIONS, SlurmSettings
-from paceline.targets.slurm.states import parse_sinfo, sinfo_words
+from paceline.targets.slurm.states import QUEUE_FORMAT, parse_sinfo, sinfo_words
 from paceline.targets.slurm.submission import Extension
 from paceline.targets.status import NodeStatus, SettingError, Status
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: Pause between queries for further nodes of an elastic run.
 _LOOKOUT_S = 5.0
+#: Most jobs whose users a status has.
+_MOST_JOBS = 1_000
 _DOWN = ("down", "drain", "fail", "maint", "unk", "error", "no_respond", "not_responding", "power_down", "powered_down")
 
 
@@ -350,9 +352,10 @@ class SlurmTarget:
         nodes = parse_sinfo(done.stdout)
         if not nodes and self.settings.partition:
             self._check_partition(self.settings.partition)
-        # The states of all jobs, one per line: both numbers from one call.
-        jobs = self._scheduler.call(["squeue", "-h", *where, "-t", "PENDING,RUNNING", "-o", "%T"])
-        words = jobs.stdout.split() if jobs.returncode == 0 else None
+        # All jobs, one per line: both numbers and the users from one call.
+        jobs = self._scheduler.call(["squeue", "-h", *where, "-t", "PENDING,RUNNING", "-o", QUEUE_FORMAT])
+        lines = jobs.stdout.splitlines() if jobs.returncode == 0 else None
+        words = [line.split("|", 2)[1] for line in lines if "|" in line] if lines is not None else None
         return Status(
             nodes=tuple(
                 NodeStatus(
@@ -369,6 +372,7 @@ class SlurmTarget:
             ),
             queued=words.count("PENDING") if words is not None else None,
             running=words.count("RUNNING") if words is not None else None,
+            jobs=tuple(job_uses((lines or [])[:_MOST_JOBS])),
         )
 
     @contextlib.contextmanager

@@ -25,8 +25,11 @@ class ReportBoard extends Board {
 if (!data.starts.length) document.querySelector("#chart-axis option[value=time]").remove();
 const board = new ReportBoard({ address: "", place: byId("charts"), nodes: null, ...(legend.names.length === 1 ? {} : legend.options) });
 legend.bind(board);
-const table = new Table(byId("table"), { head: run => element("span", legend.names[run]) });
-table.obey();
-table.set(data.table);
+// The frame in a notebook has curves alone.
+if (data.table) {
+  const table = new Table(byId("table"), { head: run => element("span", legend.names[run]) });
+  table.obey();
+  table.set(data.table);
+}
 for (const place of document.querySelectorAll(".sweep")) prepare(place);
 board.load(null);
