@@ -181,7 +181,7 @@ def measure(page: Any, context: Any, folder: Path, given: argparse.Namespace) ->
         compare = f"{base}/compare?{urlencode([('run', run_id) for run_id in compared])}"
         sides = {"empty": (f"{base}/static/0/icon.svg", "() => true"), "compare": (compare, f"() => {curves}")}
         if mlflow:
-            plots = "() => document.querySelectorAll('.js-plotly-plot .main-svg').length > 0"
+            plots = "() => document.querySelectorAll('svg.main-svg').length > 0"
             for name, run in zip(("wide", "million"), theirs, strict=True):
                 sides[f"mlflow_{name}"] = (f"{mlflow}/#/experiments/1/runs/{run}/model-metrics", plots)
             ids = urlencode({"runs": json.dumps(their_compared), "experiments": '["1"]'})

@@ -36,7 +36,7 @@ MANY_NAMES = tuple(f"layer{number // 100}/weight_{number}" for number in range(1
 VALUES, WATCHERS, WATCHED_S = 60, 200, 20
 PEERS = {"mlflow": "mlflow==3.17.2", "tensorboard": "tensorboard==2.21.0"}
 #: Seconds that a page may take.
-LIMIT_S = 120
+LIMIT_S = 60
 _REST_MS = 1000
 _BROWSER = ("--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync")
 LIVE = """

@@ -55,6 +55,29 @@ def test_form_has_the_options_of_the_script_with_the_values_of_the_run(place: Pl
     assert ids <= set(re.findall(r'<label[^>]* for="([^"]+)"', text))
 
 
+def test_form_offers_options_and_values_of_earlier_runs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import sys\nprint(sys.argv)\n"
+    for number, words in enumerate((("--lr", "0.3"), ("--lr", "0.1", "--depth", HOSTILE), ("--lr", "0.3"))):
+        with_source(place, script, run_id=f"digits_170000000{number}_00000001", job=make_job(arguments=words))
+    with_source(
+        place,
+        script,
+        run_id="digits_1700000004_00000001",
+        job=make_job(entry_script="other.py", arguments=("--x", "1")),
+    )
+    folder = with_source(place, script, run_id="digits_1700000005_00000001", job=make_job(arguments=("--lr", "0.2")))
+    text = place.client().get(f"/runs/{folder.run_id}/rerun").text
+    (lr,) = re.findall(r'<datalist id="(o\d+)-earlier"><option value="0.3"><option value="0.1"></datalist>', text)
+    assert f'name="option:--lr" value="0.2" list="{lr}-earlier"' in text
+    assert 'name="option:--depth" value=""' in text
+    assert "option:--x" not in text
+    assert "<script>document" not in text
+    submitted: list[tuple[str, ...]] = []
+    monkeypatch.setattr(rerun, "submit", lambda job, *args, **values: submitted.append(job.arguments) or folder)
+    assert send(place, f"/runs/{folder.run_id}/rerun", {"option:--lr": "0.2", "option:--depth": "4"}).status_code == 303
+    assert submitted == [("--lr", "0.2", "--depth", "4")]
+
+
 def test_wrong_fields_are_marked_and_nothing_starts(place: Place) -> None:
     folder = with_source(place, job=make_job(arguments=("--epochs", "3")))
     form = {

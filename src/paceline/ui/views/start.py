@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
@@ -19,10 +22,12 @@ from paceline.job.sizes import range_text
 from paceline.rerun import Parameter, RerunChanges, changed, has_checkpoints, parameters, rerun
 from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
+from paceline.runs.search.facts import RunFacts
+from paceline.runs.search.index import RunIndex
 from paceline.runs.visible import visible
 from paceline.targets import configured
 from paceline.ui import render
-from paceline.ui.views.common import folder_of, form_of, refuse_read_only, refuse_unknown_fields
+from paceline.ui.views.common import PATIENCE_S, folder_of, form_of, refuse_read_only, refuse_unknown_fields
 
 #: Prefix of the form's fields for options of the script, so that an option can't have the name of another field.
 _OPTION = "option:"
@@ -32,6 +37,8 @@ _FIELDS = (
 )
 #: Most job files of the workspace that the page offers, and folders below the project's that it searches.
 _MOST_FILES = 100
+#: Earlier runs of the script whose values a form offers, those of them whose options it has too, and values of one option.
+_EARLIER, _EARLIER_OPTIONS, _EARLIER_VALUES = 200, 5, 8
 
 
 def routes() -> list[Route]:
@@ -51,13 +58,49 @@ def _again(request: Request) -> Response:
     """Show the form of a rerun."""
     refuse_read_only(request)
     folder = folder_of(request)
-    return _form(request, folder, parameters(folder), {}, {})
+    earlier = _earlier(request, folder)
+    return _form(request, folder, _options(folder, earlier), earlier, {}, {})
+
+
+def _earlier(request: Request, folder: RunFolder) -> list[RunFacts]:
+    """Return other runs of the same script, newest first."""
+    index: RunIndex = request.app.state.index
+    index.refresh_within(PATIENCE_S)
+    own = index.get(folder.run_id)
+    if own is None:
+        return []
+    of = (own.experiment, own.script)
+    alike = (
+        facts
+        for facts in index.entries()
+        if (facts.experiment, facts.script) == of and facts is not own and facts.kind == "script"
+    )
+    return list(islice(alike, _EARLIER))
+
+
+def _options(folder: RunFolder, earlier: Sequence[RunFacts]) -> list[Parameter]:
+    """Return the options of a run, and without a value those that only earlier runs gave to the script."""
+    found = {option.name: option for option in parameters(folder)}
+    for facts in earlier[:_EARLIER_OPTIONS]:
+        # The other run may be gone meanwhile.
+        with contextlib.suppress(PacelineError, OSError):
+            for option in parameters(RunFolder(folder.path.with_name(facts.run_id))):
+                found.setdefault(option.name, replace(option, value=None))
+    return list(found.values())
+
+
+def _values(option: Parameter, earlier: Sequence[RunFacts]) -> list[str]:
+    """Return the newest values of an option."""
+    name = option.name.lstrip("-")
+    values = dict.fromkeys(str(facts.given[name]) for facts in earlier if name in facts.given)
+    return list(values)[:_EARLIER_VALUES]
 
 
 def _form(
     request: Request,
     folder: RunFolder,
     options: list[Parameter],
+    earlier: Sequence[RunFacts],
     given: Mapping[str, str],
     errors: Mapping[str, str],
 ) -> Response:
@@ -79,7 +122,9 @@ def _form(
         "again.html",
         422 if errors else 200,
         run_id=folder.run_id,
-        options=[(option, given.get(_OPTION + option.name, option.value)) for option in options],
+        options=[
+            (option, given.get(_OPTION + option.name, option.value), _values(option, earlier)) for option in options
+        ],
         values={**job_values, **given},
         errors={name: visible(text, lines=True) for name, text in errors.items()},
         targets=targets if job.compute_target in targets else [*targets, job.compute_target],
@@ -97,7 +142,8 @@ async def _start_again(request: Request) -> Response:
 
 
 def _submit_again(request: Request, folder: RunFolder, form: Mapping[str, str]) -> Response:
-    options = parameters(folder)
+    earlier = _earlier(request, folder)
+    options = _options(folder, earlier)
     refuse_unknown_fields(form, (*_FIELDS, *(_OPTION + option.name for option in options)))
     job = read.record(folder).job
     assert job is not None, "its options were read"
@@ -125,7 +171,7 @@ def _submit_again(request: Request, folder: RunFolder, form: Mapping[str, str]) 
         except UserError as error:
             # Nothing has started. The target and the submission have checks of their own.
             errors["job"] = str(error)
-    return _form(request, folder, options, form, errors)
+    return _form(request, folder, options, earlier, form, errors)
 
 
 def _changed_options(options: list[Parameter], form: Mapping[str, str]) -> dict[str, str | None]:
