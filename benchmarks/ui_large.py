@@ -150,12 +150,13 @@ def measure(page: Any, context: Any, folder: Path, given: argparse.Namespace) ->
     bin_dir = environment(given.peers.absolute(), "mlflow") if given.peers else None
     store = MlflowStore(bin_dir / "python", folder) if bin_dir else None
     lists = () if "runs" in given.parts else ((SOME, 0.1), (MANY, 0.2))
+    lists = lists[:1] if "list" in given.parts else lists
     for count, most_s in lists:
         there = len(make_runs(folder, count))
         if store:
             store.add(there)
         many_runs(page, given, count, most_s, store, bin_dir, load)
-    if "lists" in given.parts:
+    if {"list", "lists"} & {*given.parts}:
         return
     make_runs(folder, 3)
     wide, million = make_curves(MANY_NAMES, 10), make_curves(("loss",), MANY_POINTS)

@@ -4,6 +4,7 @@ python benchmarks/ui_pages.py --peers peers        # makes environments for MLfl
 python benchmarks/ui_pages.py                      # without the peers
 python benchmarks/ui_pages.py large --peers peers  # only what many runs, metrics and points cost; a quarter of an hour
 python benchmarks/ui_pages.py lists --peers peers  # of this only the lists of many runs
+python benchmarks/ui_pages.py list --peers peers   # of this only the list of 10,000 runs
 python benchmarks/ui_pages.py runs --peers peers   # of this only large runs and comparisons
 """
 
@@ -275,7 +276,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="folder for the environments of MLflow and TensorBoard")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--large-rounds", type=int, default=ROUNDS)
-    parser.add_argument("parts", nargs="*", help="small, large, lists, runs; default: all")
+    parser.add_argument("parts", nargs="*", help="small, large, lists, list, runs; default: all")
     given = parser.parse_args()
     from playwright.sync_api import sync_playwright
 

@@ -415,3 +415,20 @@ def test_requests_for_a_run_that_disappears_meanwhile_are_answered(
                     patch.setattr(module, "folder_of", found, raising=False)
                 answer = client.get(f"/runs/{folder.run_id}{path}", headers={"accept": "text/html"})
             assert answer.status_code in (200, 204, 404, 409, 410), (path, is_purged, answer.text)
+
+
+def test_notes_that_somebody_else_has_changed_meanwhile_stay(place: Place) -> None:
+    folder = place.run()
+    client = place.client()
+    form = {"form_key": Token(place.path).form_key()}
+
+    def save(text: str, page: str) -> int:
+        (was,) = re.findall(r'name="was" value="(\w+)"', page)
+        address = f"/runs/{folder.run_id}/notes"
+        return int(client.post(address, data=form | {"text": text, "was": was}, follow_redirects=False).status_code)
+
+    first, second = (client.get(f"/runs/{folder.run_id}").text for _ in range(2))
+    assert [save("mine", first), save("theirs", second)] == [303, 409]
+    assert tags_and_properties.read(folder.notes).description == "mine"
+    assert save("theirs", client.get(f"/runs/{folder.run_id}").text) == 303
+    assert tags_and_properties.read(folder.notes).description == "theirs"

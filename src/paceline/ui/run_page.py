@@ -22,6 +22,7 @@ from paceline.system.files import read_json, stamp_of
 from paceline.ui import bands, banners
 from paceline.ui.banners import SlowRanks
 from paceline.ui.curves import CurveStore, Key, RunCurves, thinned
+from paceline.ui.pieces import stamp_of as text_stamp
 from paceline.ui.render import TemplateValues
 from paceline.ui.wait_picture import WaitPicture, picture_of_hang
 
@@ -57,6 +58,8 @@ class RunHead(TypedDict):
     properties: Mapping[str, str | None]
     more_properties: int
     description: str | None
+    #: With it the form for notes tells which notes it changes.
+    description_stamp: str
     is_archived: bool
     can_cancel: bool
     can_rerun: bool
@@ -154,6 +157,7 @@ def head(folder: RunFolder) -> RunHead:
         "properties": _clipped(notes.properties, _MOST_PROPERTIES),
         "more_properties": max(0, len(notes.properties) - _MOST_PROPERTIES),
         "description": notes.description,
+        "description_stamp": text_stamp(notes.description),
         "is_archived": notes.is_archived,
         "can_cancel": not record.is_terminal and record.status not in (states.CANCEL_REQUESTED, states.FINALIZING),
         "can_rerun": None not in (record.job, record.snapshot_id) and record.sweep is None and record.pipeline is None,

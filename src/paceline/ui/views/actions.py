@@ -20,6 +20,7 @@ from paceline.runs.ids import check_run_id
 from paceline.runs.record import user_name
 from paceline.runs.visible import visible
 from paceline.ui import render
+from paceline.ui.pieces import stamp_of
 from paceline.ui.views.common import (
     LONGEST_TAG,
     as_json,
@@ -96,6 +97,12 @@ def _notes(folder: RunFolder, form: Mapping[str, str]) -> None:
     text = form.get("text", "").replace("\r\n", "\n")
     if len(text) > _LONGEST_NOTES:
         raise HTTPException(400, f"Notes have at most {_LONGEST_NOTES} characters, got {len(text)}.")
+    # Programs send no `was`: they replace the notes.
+    if form.get("was") not in (None, stamp_of(tags_and_properties.read(folder.notes).description)):
+        raise RunStateError(
+            "somebody has changed these notes since you opened the page. Go back, copy your text, reload the page, and edit "
+            "the new notes."
+        )
     tags_and_properties.set_name(folder.notes, "description", text)
 
 
