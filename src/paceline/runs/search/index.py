@@ -108,7 +108,7 @@ class RunIndex:
         return len(self._unread)
 
     def refresh_within(self, wait_s: float, shown: Iterable[str] = (), *, is_quick: bool = False) -> None:
-        """Refresh as `refresh` does, and wait at most so long. A refresh that takes longer goes on in a thread."""
+        """Refresh, and wait at most so long. A longer refresh goes on in a thread."""
         if not self._is_due():
             return
         going = self._going
@@ -153,7 +153,7 @@ class RunIndex:
         return time.monotonic() - self._looked_at >= max(_FRESH_S, rest_s)
 
     def refresh_notes(self, shown: Iterable[str], wait_s: float) -> None:
-        """Read the changed notes of these ended runs, as far as the time allows."""
+        """Read the changed notes of these ended runs in time."""
         until = time.monotonic() + wait_s
         if self._lock.acquire(timeout=wait_s):
             try:

@@ -323,7 +323,7 @@ def waits_for(job: JobState) -> str:
 
 
 def job_uses(lines: Iterable[str]) -> list[JobUse]:
-    """Return who uses a cluster, given lines of `squeue -h -o QUEUE_FORMAT`. A job of another kind has its name as run."""
+    """Return who uses a cluster, given lines in `QUEUE_FORMAT`."""
     found = []
     for fields in (line.split("|", 8) for line in lines):
         if len(fields) == 9:

@@ -120,7 +120,7 @@ _latest: RunOverview | None = None
 
 
 def overview(entries: Sequence[RunFacts]) -> RunOverview:
-    """Return the overview of these runs. It is kept until the index has another list."""
+    """Return the overview of these runs, kept until the list changes."""
     global _latest
     found = _latest
     if found is None or found.entries is not entries:

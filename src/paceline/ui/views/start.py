@@ -79,7 +79,7 @@ def _earlier(request: Request, folder: RunFolder) -> list[RunFacts]:
 
 
 def _options(folder: RunFolder, earlier: Sequence[RunFacts]) -> list[Parameter]:
-    """Return the options of a run, and without a value those that only earlier runs gave to the script."""
+    """Return the options of a run and of earlier runs."""
     found = {option.name: option for option in parameters(folder)}
     for facts in earlier[:_EARLIER_OPTIONS]:
         # The other run may be gone meanwhile.
