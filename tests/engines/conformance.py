@@ -40,7 +40,7 @@ class Local(TargetUnderTest):
         return {"process_count_per_node": cores, "distributed_backend": "gloo"}
 
     def left(self, run: Run) -> list[str]:
-        tickets = Path(os.environ["PACELINE_LEASES"]).glob("tickets/*")
+        tickets = Path(os.environ["PACELINE_LEASES"]).glob("tickets/*.ticket")
         mine = [path for path in tickets if run.id in path.read_text()]
         # One whose run nobody looks after counts no more; the next run that asks removes it.
         return [*super().left(run), *(str(path) for path in mine if locks.is_held(run.folder.lock))]

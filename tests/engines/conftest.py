@@ -171,5 +171,5 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, f"left behind (and killed now): {left}"
-    tickets = list((tmp_path / "leases").glob("tickets/*"))
+    tickets = list((tmp_path / "leases").glob("tickets/*.ticket"))
     assert not tickets, f"ended without giving back what it held: {[ticket.read_text() for ticket in tickets]}"

@@ -158,7 +158,7 @@ def test_occupied_port_without_attempts_left_fails_the_run(lab: Lab) -> None:
 
     assert run.failure is not None
     assert (run.failure.cause, run.failure.exit_code, run.failure.rank) == ("port", 1, 0)
-    assert list((leases_dir() / "tickets").iterdir()) == []
+    assert list((leases_dir() / "tickets").glob("*.ticket")) == []
 
 
 @pytest.mark.promise("run-starts-over-after-lost")
