@@ -86,7 +86,7 @@ par.load()
 for one in par.epoch(0):
     loss = par.step(one)
     par.save(every=EVERY)
-    done(par.steps - 1, loss)
+    done(par._progress.steps - 1, loss)
 """.replace("EVERY", str(EVERY))
 )
 
@@ -201,6 +201,7 @@ def measure(name: str, kills: int, seed: int) -> None:
         steps_again=max(again),
         loss_difference=max(differences),
         kills=len(times),
+        load_average=[round(one, 1) for one in os.getloadavg()],
     )
 
 

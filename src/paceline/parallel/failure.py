@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import torch.distributed as dist
 
+from paceline.checkpoint import leaving
 from paceline.parallel.errors import WorkerError
 from paceline.parallel.mesh import World
 
@@ -146,8 +147,7 @@ class ErrorLine:
     """
 
     def __init__(self, rank: int, size: int, store: Store) -> None:
-        self.rank = rank
-        self.size = size
+        self.rank, self.size = rank, size
         self.store = store
         self._others = [other for other in range(size) if other != rank]
         self.is_inside = False
@@ -198,9 +198,9 @@ class ErrorLine:
         self._say_seen()
 
     def wait_for_root(self) -> bool:
-        """Wait up to `GRACE_S` for the cause of an error; return True if known."""
+        """Wait up to `GRACE_S`, unless told to end, for the cause of an error; return True if known."""
         deadline = time.monotonic() + GRACE_S
-        while self._root is None and time.monotonic() < deadline:
+        while self._root is None and time.monotonic() < deadline and not leaving.asked():
             try:
                 self._read()
             except Exception:
@@ -288,7 +288,7 @@ class ErrorLine:
         deadline = time.monotonic() + LAST_S
         others = [f"{word}/{rank}" for rank in self._others]
         with contextlib.suppress(Exception):
-            while time.monotonic() < deadline and not self.store.check(others):
+            while time.monotonic() < deadline and not leaving.asked() and not self.store.check(others):
                 time.sleep(0.02)
 
     # Watch in a separate thread: the main thread may be in a collective, which returns only when all ranks have joined.

@@ -326,3 +326,25 @@ if RANK == 1:
 """
     ended = run(tmp_path, code)
     assert [(end.returncode, end.output) for end in ended] == [(0, ""), (0, "")]
+
+
+def test_rank_that_was_told_to_end_does_not_wait_for_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart waited 11 s for it after a killed rank."""
+    import torch.distributed as dist
+
+    from paceline.checkpoint import leaving
+    from paceline.parallel.failure import ErrorLine
+
+    asked: list[str] = []
+
+    def told() -> str | None:
+        # The third look would be the second pass of the loop.
+        asked.append("look")
+        assert len(asked) < 3, "it goes on waiting"
+        return leaving.SIGNAL if len(asked) > 1 else None
+
+    monkeypatch.setattr(leaving, "asked", told)
+    line = ErrorLine(1, 2, dist.HashStore())
+    assert not line.wait_for_root()
+    assert len(asked) == 2
+    line.close()
