@@ -29,7 +29,7 @@ FEATURES = {
     "warm spares and replacement": (874, 3),
     "types of the JSON": (344, 0),
     "simulated nodes": (1_151, 7),
-    "kubernetes": (3_519, 16),
+    "kubernetes": (3_522, 16),
     "packages that an example lacks": (21, 0),
     "a fair queue": (1_666, 5),
     "functions and sessions": (1_613, 11),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import yaml
+
+pytest.importorskip("lightkube")
 
 from paceline.targets.kubernetes.examine import RULES, missing_rights, role_text
 

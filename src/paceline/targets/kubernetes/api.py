@@ -189,12 +189,15 @@ class Cluster:
 
     def patiently(self, call: Callable[[], T], limit_s: float, tell: Callable[[str], None] = lambda text: None) -> T:
         """Repeat a call while the API is away, for `limit_s`."""
-        deadline, pause_s = time.monotonic() + limit_s, 0.5
+        deadline, pause_s, was_away = time.monotonic() + limit_s, 0.5, False
         while True:
             try:
                 return call()
-            except EngineError as error:
-                if time.monotonic() + pause_s > deadline:
+            except (EngineError, ApiRefusedError) as error:
+                # An API server that has just started refuses requests until it knows all Roles.
+                was_away = was_away or isinstance(error, EngineError)
+                is_final = isinstance(error, ApiRefusedError) and (error.code != 403 or not was_away)
+                if is_final or time.monotonic() + pause_s > deadline:
                     raise
                 tell(f"{error} Trying again for {deadline - time.monotonic():.0f} s.")
                 time.sleep(pause_s)
