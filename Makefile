@@ -84,7 +84,7 @@ docs: .venv/.ready
 
 # 500 kills of random processes in random states, 200 of a sweep's controller; `make test` does 4 and 3.
 chaos: .venv/.ready
-	PACELINE_CHAOS_KILLS=500 PACELINE_SWEEP_KILLS=200 $(BIN)/python -m pytest tests/chaos --timeout 7200
+	PACELINE_PROOF=1 PACELINE_CHAOS_KILLS=500 PACELINE_SWEEP_KILLS=200 $(BIN)/python -m pytest tests/chaos --timeout 7200
 
 bench: .venv/.ready
 	for script in import_time first_line throughput log_rate get_metrics resubmit ignored_data list_runs \
