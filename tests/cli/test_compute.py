@@ -81,7 +81,7 @@ def test_help_shows_the_options_of_the_kind(compute):
     assert "a text (required)" in shown
     assert "how many nodes (default: 2)" in shown
     general = compute("add", "-h").stdout
-    assert "Kinds: broken, local, plain, ray, slurm, ssh, toy." in general
+    assert "Kinds: broken, kubernetes, local, plain, ray, sim, slurm, ssh, toy." in general
     assert "toykind:NoSuchClass can't be loaded" in general
     assert compute("add", code=2).stdout == general
 
@@ -89,7 +89,7 @@ def test_help_shows_the_options_of_the_kind(compute):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["lab"], "--kind is missing. Say what the target is: --kind broken|local|"),
+        (["lab"], "--kind is missing. Say what the target is: --kind broken|kubernetes|local|"),
         (["--kind", "toy", "--label", "x"], "NAME is missing."),
         (["lab", "x y", "--kind", "toy"], "one NAME is taken, and 'lab', 'x y' stand alone."),
         (["lab", "--kind", "tory"], "there is no kind 'tory' of compute target. Did you mean 'toy'?"),

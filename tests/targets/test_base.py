@@ -17,6 +17,8 @@ HAS = {
     "ssh": {EarlyStart, Elastic, Examined},
     "slurm": {Queued, Alike, Controlling, Elastic, Examined},
     "ray": {Queued, Controlling, Elastic, Examined},
+    "kubernetes": {Queued, Elastic, Examined},
+    "sim": set(),
 }
 
 

@@ -101,7 +101,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     #: Set by `paceline.workspace`: finds the models of a run.
     models_of: Callable[[RunFolder], list[Model]]
     #: Set by `paceline.workspace`: returns HTML with the curves of a run, "" without the parts of the page.
-    charts_of: Callable[[RunFolder], str]
+    _charts_of: Callable[[RunFolder], str]
 
     def __init__(self, experiment: ExperimentLike, run_id: str) -> None:
         self._experiment = experiment
@@ -115,7 +115,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     def _repr_html_(self) -> str:
         """Return HTML for a notebook: state, folder, failure and curves, with the script's text escaped."""
-        return self._table_html() + type(self).charts_of(self._folder)
+        return self._table_html() + type(self)._charts_of(self._folder)
 
     def _table_html(self) -> str:
         from paceline.runs.notebook import run_html
