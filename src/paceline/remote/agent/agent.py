@@ -159,9 +159,7 @@ class Agent:
         return None
 
     def _op_start(self, header: Header, data: bytes) -> Header:
-        return self._start(header, {**({} if header["exact"] else os.environ), **header["env"]})
-
-    def _start(self, header: Header, env: dict[str, str]) -> Header:
+        env = {**({} if header["exact"] else os.environ), **header["env"]}
         argv, cwd, log, tag = header["argv"], header["cwd"] or None, header["log"], header["tag"]
         cold = ""
         if spare := header["spare"]:
@@ -171,24 +169,6 @@ class Agent:
         if header["is_spare"]:
             self._commands.spares.add(pid)
         return {"pid": pid, "cold": cold}
-
-    def _op_start_all(self, header: Header, data: bytes) -> Header:
-        """Start several commands, whose environments differ little. Answer with a pid or an error for each."""
-        started: list[Header] = []
-        cold: set[str] = set()
-        for one in header["commands"]:
-            # One wait for a spare that is not free is enough.
-            spare = "" if one["spare"] in cold else one["spare"]
-            try:
-                told = self._start({**header, **one, "spare": spare, "tag": ""}, {**header["env"], **one["env"]})
-                started.append(told)
-                cold |= {spare} if told["cold"] else set()
-            except OSError as error:
-                path = error.filename
-                text = error.strerror or str(error)
-                named = path if isinstance(path, str) else None
-                started.append({"error": [error.errno or errno.EIO, text, named]})
-        return {"started": started}
 
     def _op_run(self, header: Header, data: bytes) -> None:
         self._commands.run(header["id"], header["argv"], data)

@@ -86,8 +86,8 @@ class Ends:
         while self.stderr_fd is not None and select.select([self.stderr_fd], [], [], wait_s)[0]:
             self.hear_stderr()
 
-    def hear_stderr(self) -> bool:
-        """Read available standard error, and keep its last `_SAID_BYTES`. Return False at its end."""
+    def hear_stderr(self) -> None:
+        """Read what is available of standard error, and keep its last `_SAID_BYTES`."""
         assert self.stderr_fd is not None
         data = os.read(self.stderr_fd, 1 << 14)
         # Stop polling standard error at its end: `poll` would report it as ready forever.
@@ -95,7 +95,6 @@ class Ends:
             self.stderr_fd = None
         self.said += data
         del self.said[:-_SAID_BYTES]
-        return bool(data)
 
     def stderr(self) -> str:
         """Return the collected standard error."""

@@ -1,89 +1,68 @@
 """The connection of a link, which carries requests, answers, events and pings as frames.
 
-    any thread   ask          -> Outbox      -> hub     -> the node
-    hub          on_ready     <-                        <- the node
+    any thread   ask          -> SendQueue, a separate thread      -> the node
+    reader       poll, take   <-                                   <- the node
                    an immediate answer: settles its request
-                   events, answers in order  -> _inward -> a filer: stores files, calls `hear`
+                   events, answers in order              -> _inward -> filer: stores files, calls `hear`
 
-The hub (`paceline.remote.link.hub`) stops to read a connection only if `_inward` is full: answers and pings pass files. An
-answer "in order" counts when all earlier files are stored, so a filer delivers it. At the end of the connection, the reason is
-recorded, the program ends, and None follows the last frame in `_inward`. Requests end after that.
+The reader waits for a disk only if `_inward` is full: answers and pings pass files. An answer "in order" counts when
+all earlier files are stored, so the filer delivers it. The reader ends the connection: it records the reason, ends the
+program and puts None into `_inward`. Requests end after the filer, which may still deliver some answers.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
-import select
+import queue
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
-from paceline.remote.agent.send_queue import Outbox
+from paceline.remote.agent.send_queue import SendQueue
 from paceline.remote.link.bootstrap import Ends
-from paceline.remote.link.hub import hub
 from paceline.remote.link.messages import LinkError, Pending, Requests
-from paceline.remote.wire import PING, Frame, Frames, Header, WireError, ping_s
+from paceline.remote.wire import Frame, Frames, Header, WireError, ping_s
 from paceline.system import processes
 
-#: The most frames that wait to be stored, together 16 MiB, and how many a filer handles at a time.
-_WAITING, _AT_A_TIME = 64, 32
-#: Bytes that are written at a time: an urgent frame has to wait for them.
-_WRITE_BYTES = 1 << 16
-#: Seconds after the end of a connection in which its frames are stored before its requests end.
-_FILING_S = 5.0
+#: The most frames that wait to be stored, together 16 MiB.
+_WAITING = 64
 
 
 class AgentConnection:
-    """A connection to an agent, which the hub reads and writes after `start`.
+    """A connection to an agent, whose threads read and write frames after `start`.
 
     hear: A callback that receives each frame that is not an answer, in order.
-    on_lost: A callback for the loss of the node.
 
-    The hub's thread receives frames; bytes prove that the node lives. A filer calls `hear`, which may write files for a while.
-    Other threads ask and wait; the hub delivers the answer at once, or a filer delivers it after the files sent before it.
+    Four kinds of threads use a connection. The reader receives frames; bytes prove that the node lives. The filer calls
+    `hear`, which may write files for a while. A third one sends (`SendQueue`). Other threads ask and wait; the reader
+    delivers the answer at once, or the filer delivers it after the files sent before the answer.
     """
 
-    def __init__(
-        self,
-        ends: Ends,
-        name: str,
-        silence_s: float,
-        hear: Callable[[Header, bytes], None],
-        on_lost: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, ends: Ends, name: str, silence_s: float, hear: Callable[[Header, bytes], None]) -> None:
         self.lost: str | None = None
-        # The hub writes `_heard`, threads that ask write the other. Comparing two numbers needs no lock.
+        # The reader writes `_heard`, threads that ask write the other. Comparing two numbers needs no lock.
         self._heard = self._waited_in_vain = time.monotonic()
-        self._sent = self._heard
-        self.out = Outbox(self._write_soon)
+        self.out = SendQueue(ends.write_fd, ping_s(silence_s))
         self.requests = Requests()
         self._ends, self._name, self._silence_s, self._hear = ends, name, silence_s, hear
-        self._on_lost = on_lost
         self._frames = Frames()
-        self._inward: collections.deque[Frame | None] = collections.deque()
-        #: Guards whether a filer has this connection, and the end of the pause in reading.
-        self._lock = threading.Lock()
-        self._is_filing = self._is_paused = self._is_filed = False
-        self._unsent = b""
-        self._wants_write = self._has_ended = False
-        #: Whether the hub has this connection in its list of those that have to write.
-        self.is_queued = True
+        self._inward: queue.Queue[Frame | None] = queue.Queue(_WAITING)
         #: Whether this side has closed the connection, so that its end does not count as a loss of the node.
         self.is_closing = False
-        self._over, self._filed = threading.Event(), threading.Event()
+        self._over = threading.Event()
+        self._reader = threading.Thread(target=self._read, name=f"paceline-link-{name}", daemon=True)
+        self._filer = threading.Thread(target=self._file, name=f"paceline-files-{name}", daemon=True)
 
     def start(self, first: bytes) -> None:
-        """Let the hub serve the connection, of which `first` was read already."""
-        ends, self._hub = self._ends, hub()
-        for fd in {ends.read_fd, ends.write_fd}:
-            os.set_blocking(fd, False)
-        self._hub.call(partial(self._begin, first))
+        """Start the threads. `first` are bytes of frames that `bootstrap` has already read."""
+        self._first = first
+        self.out.start()
+        self._filer.start()
+        self._reader.start()
 
     def ask(self, op: str, data: bytes = b"", *, timeout_s: float = 10.0, **values: Any) -> Frame:
         """Send a request and return the answer.
@@ -92,16 +71,8 @@ class AgentConnection:
             LinkError: The node is lost, or does not answer in time.
             OSError: The agent's error.
         """
-        return self.answer(self.send(op, values, data), op, timeout_s)
-
-    def send(self, op: str, values: Mapping[str, object], data: bytes = b"") -> Pending:
-        """Send a request, and return at once."""
         pending = self.requests.new()
         self.out.put({"op": op, "id": pending.number, **values}, data)
-        return pending
-
-    def answer(self, pending: Pending, op: str, timeout_s: float) -> Frame:
-        """Wait for the answer to a request of `send`. Raise the errors of `ask`."""
         try:
             return self.wait_for(pending, op, timeout_s)
         finally:
@@ -139,98 +110,53 @@ class AgentConnection:
         self.is_closing = True
         self.out.finish()
         if not self._over.wait(wait_s):
-            self._hub.call(partial(self._end, lambda: "closed"))
-            self._over.wait(4.0)
-        self._filed.wait(_FILING_S)
+            self._end_program(0.5)
+            self._over.wait(2.0)
+        self._filer.join(5.0)
 
-    # --- in the hub's thread
-
-    def _begin(self, first: bytes) -> None:
-        ends = self._ends
-        self.is_queued = False
-        self._heard = self._sent = time.monotonic()
-        self._watch()
-        if ends.stderr_fd is not None:
-            self._hub.watch(self, ends.stderr_fd, select.EPOLLIN)
-        self._hub.after(min(1.0, self._silence_s / 4), self._tick)
-        if first:
-            self._guarded(partial(self._take, first))
-        self._hub.write_soon(self)
-
-    def _watch(self) -> None:
-        """Register the events that this connection waits for."""
-        ends = self._ends
-        reads = 0 if self._is_paused else select.EPOLLIN
-        writes = select.EPOLLOUT if self._wants_write else 0
-        if ends.read_fd == ends.write_fd:
-            self._hub.watch(self, ends.read_fd, reads | writes)
-            return
-        self._hub.watch(self, ends.read_fd, reads)
-        # epoll reports the other end's close of a pipe, even if nothing is to be written.
-        if writes:
-            self._hub.watch(self, ends.write_fd, writes)
-        else:
-            self._hub.forget(ends.write_fd)
-
-    def on_ready(self, fd: int, events: int) -> None:
-        if self._has_ended:
-            return
-        if fd == self._ends.stderr_fd:
-            if not self._ends.hear_stderr():
-                self._hub.forget(fd)
-            return
-        if events & select.EPOLLOUT or (fd == self._ends.write_fd != self._ends.read_fd):
-            self.on_output()
-        if fd == self._ends.read_fd and events & ~select.EPOLLOUT and not self._has_ended:
-            self._guarded(self._read)
-
-    def on_output(self) -> None:
-        if self._has_ended:
-            return
-        try:
-            while self._unsent or self._fill():
-                self._unsent = self._unsent[os.write(self._ends.write_fd, self._unsent) :]
-                self._sent = time.monotonic()
-            wants = False
-        except BlockingIOError:
-            wants = True
-        except OSError:
-            # The reading side finds out why the connection has ended.
-            self.out.drop()
-            wants = False
-        if wants != self._wants_write:
-            self._wants_write = wants
-            self._watch()
-
-    def _fill(self) -> bool:
-        """Take the next frames to write. Return whether there are any."""
-        parts, size = [], 0
-        while size < _WRITE_BYTES and (data := self.out.take()) is not None:
-            parts.append(data)
-            size += len(data)
-        self._unsent = b"".join(parts)
-        return bool(parts)
+    # --- reading
 
     def _read(self) -> None:
         try:
-            data = os.read(self._ends.read_fd, 1 << 18)
-        except BlockingIOError:
-            return
-        if not data:
-            self._end(self._why_ended)
-            return
-        self._heard = time.monotonic()
-        # Most messages of a node are pings.
-        if data != PING or self._frames.is_torn:
-            self._take(data)
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
+            why = self._read_all()
         except WireError as error:
-            self._end(partial(str, f"what came is not an agent's: {error}"))
+            why = f"what came is not an agent's: {error}"
         except OSError as error:
-            self._end(partial(str, f"the link broke: {error.strerror or error}"))
+            why = f"the link broke: {error.strerror or error}"
+        try:
+            # Record the reason first: threads that wake up below read `lost`.
+            if not self.is_closing:
+                self.lost = f"{self._name}: {why}"
+            self.out.drop()
+            self._end_program(2.0 if self.is_closing else 0.2)
+            # None comes after all frames that arrived, so the filer stores these frames before it ends.
+            self._inward.put(None)
+            # Use a thread: some answers wait for files to be stored, and the reader must not wait for them.
+            threading.Thread(target=self._end_requests, daemon=True).start()
+        finally:
+            # Join the sending thread before closing the descriptors: the kernel reuses their numbers for other files.
+            self.out.join(5.0)
+            self._close_fds()
+            self._over.set()
+
+    def _end_requests(self) -> None:
+        self._filer.join(5.0)
+        self.requests.end()
+
+    def _read_all(self) -> str:
+        """Read until the end of the connection, and return the reason."""
+        self._take(self._first)
+        self._heard = time.monotonic()
+        while True:
+            if self._ends.wait(min(1.0, self._silence_s / 4)):
+                data = os.read(self._ends.read_fd, 1 << 18)
+                if not data:
+                    return self._why_ended()
+                self._take(data)
+                # Read the clock after `_take`, which may wait for files to be stored.
+                self._heard = time.monotonic()
+            elif time.monotonic() - self._heard > self._silence_s:
+                return f"nothing heard for {self._silence_s:g} s."
 
     def _take(self, data: bytes) -> None:
         # Any received byte proves that the node lives, so a ping has no content.
@@ -239,103 +165,18 @@ class AgentConnection:
                 continue
             pending = self.requests.find(header["re"]) if "re" in header else None
             if pending is None or pending.in_order:
-                self._put_inward((header, content))
+                self._inward.put((header, content))
             else:
                 self.requests.settle(header["re"], (header, content))
-        if len(self._inward) >= _WAITING:
-            self._is_paused = True
-            self._watch()
 
-    def _tick(self) -> None:
-        """Send a ping after a pause, and end the connection after a long silence."""
-        if self._has_ended:
-            return
-        now = time.monotonic()
-        if self._is_paused:
-            # Nothing is read from the node now, because its earlier files are still being stored.
-            self._heard = now
-        if now - self._heard > self._silence_s:
-            # This process may have been held up itself: bytes that arrived meanwhile prove that the node lives.
-            self._guarded(self._read)
-        if now - self._heard > self._silence_s:
-            self._end(partial(str, f"nothing heard for {self._silence_s:g} s."))
-            return
-        pause_s = ping_s(self._silence_s)
-        if now - self._sent >= pause_s:
-            self.out.put({"op": "ping"})
-        # Look again when a ping would be due, or the silence would be too long.
-        due_s = min(self._sent + pause_s, self._heard + self._silence_s) - now
-        self._hub.after(max(due_s, pause_s / 4), self._tick)
-
-    def _write_soon(self) -> None:
-        if not self.is_queued:
-            self._hub.write_soon(self)
-
-    # --- filing
-
-    def _put_inward(self, found: Frame | None) -> None:
-        with self._lock:
-            self._inward.append(found)
-            if self._is_filing:
-                return
-            self._is_filing = True
-        self._hub.file_soon(self)
-
-    def file_some(self) -> bool:
-        """Handle some frames that arrived, in a filer. Return whether more are left."""
-        for _ in range(min(_AT_A_TIME, len(self._inward))):
-            found = self._inward.popleft()
-            if found is None:
-                self.requests.end()
-                self._filed.set()
-            elif "re" in found[0]:
-                self.requests.settle(found[0]["re"], found)
+    def _file(self) -> None:
+        # No exception of `hear` may end this thread: the queue would fill up and block the reader.
+        while (found := self._inward.get()) is not None:
+            header, content = found
+            if "re" in header:
+                self.requests.settle(header["re"], (header, content))
             else:
-                self._hear(*found)
-        with self._lock:
-            self._is_filing = bool(self._inward)
-            if self._is_paused and len(self._inward) < _WAITING // 2:
-                self._hub.call(self._read_on)
-            return self._is_filing
-
-    def _read_on(self) -> None:
-        if self._is_paused and not self._has_ended:
-            self._is_paused = False
-            self._heard = time.monotonic()
-            self._watch()
-
-    # --- the end
-
-    def _end(self, why: Callable[[], str]) -> None:
-        """End the connection for the reason that `why` returns."""
-        if self._has_ended:
-            return
-        self._has_ended = True
-        ends = self._ends
-        for fd in {ends.read_fd, ends.write_fd, ends.stderr_fd} - {None}:
-            assert fd is not None
-            self._hub.forget(fd)
-        self._hub.after(_FILING_S, self.requests.end)
-        if ends.process is None:
-            self._finish(why)
-        else:
-            threading.Thread(target=self._finish, args=(why,), name="paceline-link-end", daemon=True).start()
-
-    def _finish(self, why: Callable[[], str]) -> None:
-        try:
-            # Record the reason first: threads that wake up below read `lost`.
-            text = why()
-            if not self.is_closing:
-                self.lost = f"{self._name}: {text}"
-            self.out.drop()
-            self._end_program(2.0 if self.is_closing else 0.2)
-        finally:
-            self._close_fds()
-            # None comes after all frames that arrived, so a filer handles these frames before it.
-            self._put_inward(None)
-            self._over.set()
-        if self.lost is not None:
-            self._on_lost()
+                self._hear(header, content)
 
     def _why_ended(self) -> str:
         ends = self._ends
@@ -345,6 +186,8 @@ class AgentConnection:
         torn = " in the middle of a frame" if self._frames.is_torn else ""
         told = f": {lines[-1]}" if lines else "."
         return f"its agent is gone{torn}{f' (exit code {code})' if code else ''}{told}"
+
+    # --- the end
 
     def _end_program(self, wait_s: float) -> None:
         """End the local program unless it exits within `wait_s`. The agent then detects the end of the link."""

@@ -20,7 +20,7 @@ from paceline.remote.link.copies import Copies
 from paceline.remote.link.link import Link
 from paceline.remote.link.messages import LinkError
 from paceline.remote.link.rsh_calls import RshCalls, make_remote_shell
-from paceline.remote.link.sending import all_or_error, ask_each, on_each, see_same
+from paceline.remote.link.sending import all_or_error, on_each, see_same
 from paceline.runs.folder import RunFolder
 from paceline.runs.work_dir import place
 from paceline.system.files import read_json
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from paceline.remote.link.link import Link
 
 
-#: Seconds for nodes to start their commands.
-_START_S = 20.0
 #: Seconds for which the answer whether a process is alive is reused.
 _FRESH_S = 0.3
 
@@ -154,43 +152,12 @@ class AgentNodes:
             pid, cold = link.start_worker(command, environment, str(work_dir))
         except LinkError as error:
             raise OSError(errno.EHOSTUNREACH, str(error)) from error
-        return self._noted(command, pid, cold)
-
-    def start_all(
-        self, commands: Sequence[Command], work_dir: Path, shells: Mapping[int, Mapping[str, str]]
-    ) -> list[StartedCommand | OSError]:
-        """Start commands with one request to each node. Return the results or errors of `start`.
-
-        shells: Node rank -> the environment below the commands' own.
-        """
-        of_node: dict[int, list[Command]] = {}
-        for command in commands:
-            of_node.setdefault(command.node_rank, []).append(command)
-        links = [self._links[rank] for rank in of_node]
-        asked = {self._links[rank]: _to_start(mine, str(work_dir), shells[rank]) for rank, mine in of_node.items()}
-        found: dict[int, StartedCommand | OSError] = {}
-        answers = ask_each(links, "start_all", _START_S, asked.__getitem__)
-        for mine, answer in zip(of_node.values(), answers, strict=True):
-            if isinstance(answer, Exception):
-                found |= {id(command): OSError(errno.EHOSTUNREACH, str(answer)) for command in mine}
-                continue
-            for command, told in zip(mine, answer["started"], strict=True):
-                error = OSError(*told["error"]) if "error" in told else None
-                found[id(command)] = error or self._noted(command, int(told["pid"]), str(told["cold"]))
-        return [found[id(command)] for command in commands]
-
-    def _noted(self, command: Command, pid: int, cold: str) -> StartedCommand:
-        """Note that a command runs."""
         # Pids are reused, so an earlier exit with this pid belongs to another process.
         self._started.add((command.node_rank, pid))
         self._over.discard((command.node_rank, pid))
         if self._copies is not None:
             self._copies.note_start(command.node_rank)
         return StartedCommand(command=command, pid=pid, cold=cold)
-
-    def grown(self) -> set[str] | None:
-        """Return the names of logs that grew since the last call, or None if unknown."""
-        return None if self._copies is None else self._copies.grown()
 
     def signal(self, pid: int, node_rank: int, number: int) -> bool:
         link = self._links[node_rank]
@@ -235,13 +202,13 @@ class AgentNodes:
             self._copies.fetch(self._attempt)
 
     def kill_all(self) -> None:
-        ask_each(self._living(), "kill_all", 5.0)
+        living = self._living()
+        on_each(living, lambda link: link.kill_all())
 
     def oom_kills(self) -> int:
         living = self._living()
-        for link, answer in zip(living, ask_each(living, "oom_kills", 3.0), strict=True):
-            if not isinstance(answer, Exception):
-                found = int(answer["found"])
+        for link, found in zip(living, on_each(living, lambda link: link.oom_kills()), strict=True):
+            if isinstance(found, int):
                 first, _ = self._oom_kills.get(link.name, (found, found))
                 self._oom_kills[link.name] = (first, found)
         # Count from each node's first answer, so that nodes that are lost or don't answer don't change the sum.
@@ -252,8 +219,8 @@ class AgentNodes:
             return True
         if self._copies is None:
             return False
-        told = ask_each(self._living(), "disk", 5.0, lambda link: {"path": self._run_dir})
-        return any(not isinstance(one, Exception) and one["found"][0] < REPORT_BYTES for one in told)
+        disks = on_each(self._living(), lambda link: link.disk(self._run_dir))
+        return any(isinstance(found, tuple) and found[0] < REPORT_BYTES for found in disks)
 
     def put(self, node_rank: int, path: str, data: bytes) -> None:
         try:
@@ -266,23 +233,16 @@ class AgentNodes:
         asked = [
             (node, link) for node, link in zip(self.nodes, self._links, strict=True) if not (link.lost or link.is_stuck)
         ]
-        about = {link: {"gpus": node.gpus, "workers": workers.get(node.node_rank)} for node, link in asked}
-        told = ask_each([link for _, link in asked], "load", 2.0, about.__getitem__)
-        return {
-            node.node_rank: one["found"]
-            for (node, _), one in zip(asked, told, strict=True)
-            if not isinstance(one, Exception)
-        }
+        about = {id(link): (node.gpus, workers.get(node.node_rank)) for node, link in asked}
+        told = on_each([link for _, link in asked], lambda link: link.load(*about[id(link)]))
+        return {node.node_rank: one for (node, _), one in zip(asked, told, strict=True) if isinstance(one, dict)}
 
     def disks(self, paths: Sequence[str]) -> Mapping[str, tuple[int, int, int]]:
         found = disks_here([str(self._folder.path)] if self._folder else [])
         living = [link for link in self._living() if not link.is_stuck]
-        for path in paths:
-            asked = {link: {"path": path} for link in living}
-            for link, told in zip(living, ask_each(living, "disk", 5.0, asked.__getitem__), strict=True):
-                if not isinstance(told, Exception):
-                    free, total, number = told["found"]
-                    found[f"{path} on {link.name}"] = (free, total, number)
+        for link, told in zip(living, on_each(living, lambda link: _disks_of(link, paths)), strict=True):
+            if isinstance(told, dict):
+                found |= {f"{path} on {link.name}": disk for path, disk in told.items()}
         return found
 
     def close(self) -> None:
@@ -296,8 +256,7 @@ class AgentNodes:
                 with contextlib.suppress(TargetError, EngineError):  # files that can't be fetched stay on the nodes
                     self._copies.fetch(self._attempt, is_last=True)
                 self._copies.remove()
-            asked = {link: link.begin_close() for link in self._links}
-            on_each(self._links, lambda link: link.close(asked=asked[link]))
+            on_each(self._links, lambda link: link.close())
             if self._copies is not None:
                 self._copies.close()
         finally:
@@ -317,33 +276,23 @@ class AgentNodes:
         """
         name = f"paceline-{secrets.token_hex(4)}"
         path = f"/dev/shm/{name}"
-        found = ask_each(self._links, "scratch", _START_S, lambda link: {"path": path})
+        found = on_each(self._links, lambda link: link.make_scratch(path))
         if any(isinstance(one, OSError) for one in found):
-            made = [link for link, one in zip(self._links, found, strict=True) if isinstance(one, dict)]
-            ask_each(made, "remove", _START_S, lambda link: {"path": f"/dev/shm/{name}"})
+            for link, one in zip(self._links, found, strict=True):
+                if isinstance(one, str):
+                    with contextlib.suppress(OSError, LinkError):
+                        link.remove(path)
             path = f"/tmp/{name}"
-            found = ask_each(self._links, "scratch", _START_S, lambda link: {"path": path})
-        return path, str(all_or_error(self._links, found, f"{path} can't be made")[0]["socket"])
+            found = on_each(self._links, lambda link: link.make_scratch(path))
+        return path, all_or_error(self._links, found, f"{path} can't be made")[0]
 
 
-def _to_start(commands: Sequence[Command], cwd: str, shell: Mapping[str, str]) -> dict[str, object]:
-    """Return the request to start commands on one node, with equal variables once."""
-    whole = [{**command.defaults, **shell, **command.environment} for command in commands]
-    common = dict(set(whole[0].items()).intersection(*(one.items() for one in whole[1:])))
-    return {
-        "env": common,
-        "cwd": cwd,
-        "commands": [
-            {
-                "argv": command.argv,
-                "log": str(command.log),
-                "env": dict(env.items() - common.items()),
-                "spare": command.spare,
-                "is_spare": command.is_spare,
-            }
-            for command, env in zip(commands, whole, strict=True)
-        ],
-    }
+def _disks_of(link: Link, paths: Sequence[str]) -> dict[str, tuple[int, int, int]]:
+    found = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found[path] = link.disk(path)
+    return found
 
 
 def _with_network(node: Node, link: Link) -> Node:
