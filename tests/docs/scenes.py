@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -93,6 +94,18 @@ def people(scene: Scene, patch: pytest.MonkeyPatch) -> None:
 from paceline import Workspace
 Workspace.from_config().get_default_datastore().upload("registry", "people")
 """
+
+
+@supposed_by("kubernetes")
+def a_kubeconfig(scene: Scene, patch: pytest.MonkeyPatch) -> None:
+    config = {
+        "current-context": "lab",
+        "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "me"}}],
+        "clusters": [{"name": "lab", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "me", "user": {"token": "none"}}],
+    }
+    write_tree(scene.folder, {"config": json.dumps(config)})
+    patch.setenv("KUBECONFIG", str(scene.folder / "config"))
 
 
 # --- training

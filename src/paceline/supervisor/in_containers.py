@@ -45,6 +45,8 @@ def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int
             *(f"{launch.library_dir}/paceline/{program}", *words),
         ),
         log=RunFolder(launch.run_dir).driver_log,
+        # The warm process forks workers, not other programs.
+        spare="",
     )
     if launch.prepared[command.node_rank].container is None:
         return command
