@@ -28,6 +28,9 @@ from paceline.runs.record import RunRecord
 from paceline.runs.remote_status import Channel, ExecMessage, ExecRequest
 from paceline.system.files import OwnFolder, read_json, write_json
 
+#: Seconds to wait for the workers of a run that is Starting.
+_START_S = 10.0
+
 #: Seconds between two heartbeats of this client. The supervisor ends a command after 15 seconds without a heartbeat.
 _ALIVE_S = 1.0
 #: Seconds between two polls for output: short enough that typed keys echo without a noticeable delay.
@@ -159,7 +162,11 @@ class Beside:
     ) -> None:
         self._folder = folder
         self._argv = [os.fspath(word) for word in argv]
-        _check(read.record(folder), self._argv, rank)
+        deadline = time.monotonic() + _START_S
+        # A worker may work before the supervisor has noted that the run is Running.
+        while (record := read.record(folder)).status == states.STARTING and time.monotonic() < deadline:
+            time.sleep(0.05)
+        _check(record, self._argv, rank)
         self.exit_code: int | None = None
         far = read.channel(folder)
         # Use the target's channel if it has one, else files in this folder.
