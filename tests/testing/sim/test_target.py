@@ -61,9 +61,9 @@ def test_failed_simulated_worker_is_named(run_sim):
 
 @pytest.mark.parametrize("fault", ["dead", "killed"])
 def test_lost_simulated_node_is_replaced_by_another(run_sim, fault):
-    target = {"nodes": 3, fault: 1, "seed": 3, "silence_s": 1.0, "fault_after_s": 0.5, "fault_within_s": 0.2}
+    target = {"nodes": 3, fault: 1, "seed": 3, "silence_s": 4.0, "fault_after_s": 3.0, "fault_within_s": 0.2}
     # Of three nodes the first two get the run; with this seed one of these fails, and the third takes its place.
-    run = run_sim([FIRST, {"at": 4, "exit": 0}], target=target, node_count=2, max_restarts=1)
+    run = run_sim([FIRST, {"at": 12, "exit": 0}], target=target, node_count=2, max_restarts=1)
     first, second = run.record().attempts
     assert (first.cause, run.status) == ("node_lost", "Completed")
     assert set(second.nodes) != set(first.nodes)

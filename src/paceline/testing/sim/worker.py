@@ -68,7 +68,8 @@ class SimCommands(Commands):
         self._next_pid += 1
         pid = self._next_pid
         names = [word.rpartition("/paceline/")[2] for word in argv]
-        if "worker/__main__.py" in names:
+        # A warm spare has the worker's program too, and no rank.
+        if "worker/__main__.py" in names and "PACELINE_RANK" in env:
             worker = SimWorker(self._host, pid, list(argv), env, log, functools.partial(self._note_end, pid, tag))
             self._workers[pid] = worker
             self._host.after(self._host.start_delay(), worker.start)
@@ -82,6 +83,11 @@ class SimCommands(Commands):
         else:
             raise FileNotFoundError(2, "simulated nodes have no such program", argv[0])
         return pid
+
+    def fork(
+        self, spare: str, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str
+    ) -> tuple[int, str]:
+        return self.start(argv, env=env, cwd=cwd, log=log, tag=tag), "simulated nodes have no warm spares"
 
     def run(self, request: int, argv: Sequence[str], data: bytes) -> int:
         raise FileNotFoundError(2, "simulated nodes have no such program", argv[0])
