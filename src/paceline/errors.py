@@ -10,7 +10,8 @@ classes in all source files.
     │   ├── WorkspaceError                the workspace's folder or its configuration
     │   ├── SnapshotError                 the source directory can't be copied
     │   ├── TargetError                   an unknown compute target, or one that can't hold the job
-    │   │   └── SettingError              targets.status: a setting names something that the engine lacks
+    │   │   ├── SettingError              targets.status: a setting names something that the engine lacks
+    │   │   └── ApiRefusedError           targets.kubernetes.api: the cluster's API refused a request
     │   ├── LauncherError                 the job's launcher is not installed or not supported
     │   ├── EnvironmentSpecError          the specification of an environment
     │   ├── DataError                     a datastore, a reference to data, a dataset or a credential's place

@@ -104,7 +104,7 @@ def a_kubeconfig(scene: Scene, patch: pytest.MonkeyPatch) -> None:
         "clusters": [{"name": "lab", "cluster": {"server": "https://127.0.0.1:1"}}],
         "users": [{"name": "me", "user": {"token": "none"}}],
     }
-    write_tree(scene.folder, {"config": json.dumps(config)})
+    write_tree(scene.folder, {"config": json.dumps(config), "train.py": "print('trained')\n"})
     patch.setenv("KUBECONFIG", str(scene.folder / "config"))
 
 

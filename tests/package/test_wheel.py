@@ -110,8 +110,8 @@ def test_wheel_has_type_marker_shell_files_and_pages(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         metadata = archive.read("paceline-0.1.0.dist-info/METADATA").decode().splitlines()
     assert "License-Expression: Apache-2.0 AND MIT" in metadata
-    # The source has 2.3 MB (docs/decisions/0017-docs.md), the pages and the examples 0.2 MB.
-    assert built.wheel.stat().st_size < 2_900_000
+    # The source has 2.5 MB (docs/decisions/0017-docs.md), the pages and the examples 0.2 MB, the archive's entries 0.2 MB.
+    assert built.wheel.stat().st_size < 3_100_000
 
 
 def test_a_tree_in_which_a_run_was_made_is_packed_whole(tmp_path: Path) -> None:
