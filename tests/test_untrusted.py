@@ -76,7 +76,10 @@ ALLOWED = {
         "compat/horovod/runner/task.py",
         "pickle.loads",
     ): "the same; and what this process has just pickled, to see whether it can",
-    ("functions/calls.py", "pickle.load"): "with pickle=True alone, from the run's folder, a file of this user's or root's",
+    (
+        "functions/calls.py",
+        "pickle.load",
+    ): "with pickle=True alone, from the run's folder, a file of this user's or root's",
     (
         "serving/model/runners/sklearn.py",
         "joblib.load",

@@ -517,7 +517,12 @@ def _killed_and_started_again(session: Session, outputs: Path) -> None:
     page.wait_for_selector("#log .line:has-text('said 3')")
     page.wait_for_selector("#connection", state="hidden")
     lines = page.locator("#log .line").all_inner_texts()
-    assert [line for line in lines if line.startswith(("first", "said"))] == ["first line", "said 1", "said 2", "said 3"]
+    assert [line for line in lines if line.startswith(("first", "said"))] == [
+        "first line",
+        "said 1",
+        "said 2",
+        "said 3",
+    ]
     # What the browser says of a server that is away is no fault of the page's.
     session.page.problems[:] = [text for text in page.problems if "ERR_" not in text]
 
