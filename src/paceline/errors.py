@@ -43,6 +43,7 @@ classes in all source files.
     ├── RunContextError (also RuntimeError)   a worker lacks variables of its launcher
     ├── RunFailedError (also RuntimeError)    the run has failed; `.report` says which rank, and why
     ├── CheckpointError (also RuntimeError)   a checkpoint could not be written or read
+    ├── EventsError   testing.sim.events: the events of a simulated worker
     ├── CollectivesError (also RuntimeError)   collectives.errors: an operation can't be done
     │   ├── MismatchError                 collectives.errors: the ranks asked for different things
     │   └── ShutDownError                 collectives.errors: a rank has died, or has shut its engine down

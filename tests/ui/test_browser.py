@@ -319,7 +319,7 @@ def _keyboard(session: Session, good: str) -> None:
     page.keyboard.type("baseline")
     page.keyboard.press("Enter")
     page.wait_for_url("**/?q=baseline")
-    assert page.locator("#rows tr").count() == 1
+    page.wait_for_function("() => document.querySelectorAll('#rows tr').length === 1")
     page.locator("#rows a").first.focus()
     page.keyboard.press("Enter")
     page.wait_for_selector(".chart canvas")
