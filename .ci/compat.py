@@ -85,7 +85,7 @@ class Found:
     def __str__(self) -> str:
         if self.failed:
             return f"**{len(self.failed)} of {self.passed + len(self.failed)} failed**"
-        return f"ok ({self.passed})" if self.passed else "not run"
+        return "ok" if self.passed else "not run"
 
 
 def main() -> int:

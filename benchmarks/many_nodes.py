@@ -7,7 +7,7 @@
     monitoring   what a node and a worker write of themselves in an hour
 
 The hosts are network namespaces of this machine, as in the tests, each with a /tmp and a cache of its own; they share one folder,
-in which workspace and checkpoints lie. Writes the table of docs/reference-architecture.md as well.
+in which workspace and checkpoints lie.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, program, report
+from common import program, report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.engines.hosts import Hosts
@@ -35,8 +35,6 @@ from paceline.system import processes
 
 MIB, SHARDS = 256, 16
 EXAMPLE = Path(__file__).parents[1] / "examples" / "many_nodes"
-PAGE = Path(__file__).parents[1] / "docs" / "reference-architecture.md"
-BEGIN, END = "<!-- benchmarks/many_nodes.py: begin -->\n", "<!-- benchmarks/many_nodes.py: end -->\n"
 LIMIT_S = 300.0
 
 
@@ -209,41 +207,10 @@ def main() -> None:
         met,
         **figures,
     )
-    write_page()
 
 
 def size_of_files(run: Path, *patterns: str) -> int:
     return sum(path.stat().st_size for pattern in patterns for path in run.glob(pattern) if not path.is_symlink())
-
-
-def table(result: dict[str, Any]) -> str:
-    """The page's table of what was measured, and what it was measured on."""
-    hardware = result["hardware"]
-    rows = {
-        "data, in 16 files": f"{result['data_mib']:.0f} MiB",
-        "what two nodes fetched of it, two workers on each": f"{result['cold_mib']:.0f} MiB in {result['cold_s']:.1f} s",
-        "what they fetched for the next run": f"{result['warm_mib']:.0f} MiB in {result['warm_s']:.1f} s",
-        "a step on one node": f"{result['one_node_ms']:.0f} ms",
-        "a step on two nodes, twice the rows": f"{result['two_nodes_ms']:.0f} ms",
-        "so two nodes do as much as": f"{2 * result['of_twice']:.2f} times one",
-        "a checkpoint": f"{result['checkpoint_mib']:.1f} MiB",
-        "a save holds the training for": f"{result['held_ms']:.0f} ms",
-        "from a worker's death to the first new step": f"{result['restart_s']:.1f} s",
-        "steps done twice for it": f"{result['steps_twice']:.0f}",
-        "what a node writes of itself": f"{result['node_kib_h']:,.0f} KiB an hour",
-        "logs and metrics of the run, a line every ten steps": f"{result['run_kib_h']:,.0f} KiB an hour",
-    }
-    lines = ["| measured on two nodes | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
-    machine = f"{result['date']}, {hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB"
-    return "\n".join([*lines, "", f"Measured on: {machine}; both nodes are namespaces of this one machine."]) + "\n"
-
-
-def write_page() -> None:
-    """Fills the table of the page from the result."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    result = json.loads((RESULTS / "many_nodes.json").read_text())
-    PAGE.write_text(before + BEGIN + table(result) + END + after, encoding="utf-8")
 
 
 if __name__ == "__main__":

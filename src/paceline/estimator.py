@@ -68,17 +68,15 @@ class _Script:
         conda_channels: Channels of the conda packages, also as `file://`. None: conda-forge.
         pip_packages: Packages that the script needs in addition to those of its interpreter, in pip's form.
         conda_dependencies_file: Conda's environment.yml, which replaces the lists of packages.
-        pip_requirements_file: pip's requirements file.
+        pip_requirements_file: pip's requirements file, in source_directory or the working directory.
         layered: True adds the packages to those of the interpreter, False makes an environment with only these packages. None:
             True for PyTorch, TensorFlow and SKLearn, False for Estimator.
         user_managed: Use the interpreter unchanged, without further packages.
         environment_definition: An `Environment`, instead of packages, python, image and user_managed.
         custom_docker_image: Image of the container that the workers run in.
         shm_size: Size of the container's /dev/shm, such as "2g". None: the host's is shared.
-        environment_variables: Variables of every worker, which override all others. `secret("NAME")` is read at
-            submission and never recorded.
-        inputs: Data references and datasets. `run.input_datasets[name]` is the folder. Those in script_params and arguments count
-            too.
+        environment_variables: Variables of every worker, which override all others. `secret("NAME")` is never recorded.
+        inputs: Data references and datasets, besides those of the arguments. `run.input_datasets[name]` is the folder.
         send: Files and folders of source_directory that are not copied, such as ignored data, to send to nodes that do not see
             it, whatever their size. Up to 1 GB in all is sent without it.
         max_run_duration_seconds: Time after which the run is ended as Failed: seconds, a timedelta, or a text such as "1h30m" or
@@ -90,8 +88,7 @@ class _Script:
         restart_on_exception: Also start again after an exception of the script itself.
         log_limit: How much of each worker's log is kept, its first and last parts: bytes, or such as "500MB". None or 0: all.
         notify: Notifications at the run's end: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh", or a list.
-        hang_seconds: Time without output, a metric or progress of a worker after which the run counts as hanging, and a report
-            says why. 0: never. A text such as "10m" too.
+        hang_seconds: Time without output, metrics or progress until the run counts as hanging; or such as "10m". 0: never.
         on_hang: Reaction to a hanging run: "report", "fail", or "restart" (needs max_restarts).
         warm: "auto" keeps the script's libraries loaded on each node for the next attempt; "off" starts each attempt cold.
 

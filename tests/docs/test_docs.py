@@ -9,7 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from paceline.launchers import environment, get_launcher, mpi
 from paceline.launchers.base import Launcher
 from paceline.runs import states
 from paceline.runs.failure import CAUSES, FailureReport
-from paceline.runs.record import Attempt
+from paceline.runs.record import Attempt, RunRecord
 from paceline.targets.base import Target
 from paceline.worker import ranks
 from tests.cli.conftest import Cli
@@ -504,10 +504,12 @@ def test_the_causes_of_failure_are_documented_with_their_meaning() -> None:
 
 
 @pytest.mark.promise("states-causes-failure-record-s")
-def test_the_record_is_documented() -> None:
-    rows = tables(section(RUNS, "The record"))[0]
-    assert sorted(word for name, *_ in rows for word in code_words(name)) == sorted(make_record().to_json())
-    [attempts] = [text for name, text in rows if code_words(name) == ["attempts"]]
+def test_help_and_page_have_the_fields_of_the_record() -> None:
+    explained = re.findall(r"^ *(\w+): ", str(RunRecord.__doc__), re.MULTILINE)
+    assert set(make_record().to_json()) - {"version"} <= set(explained)
+    [attempts] = [
+        text for name, text in tables(section(COMMANDS, "show"))[0] if code_words(name) == ["attempt_records"]
+    ]
     assert code_words(attempts) == list(Attempt(number=1, started_utc="").to_json())
 
 
@@ -515,21 +517,21 @@ def test_the_record_is_documented() -> None:
 
 
 @pytest.mark.promise("estimators-sdk-s-names-defaults")
-def test_the_estimators_parameters_and_defaults_are_documented() -> None:
-    written = {code_words(name)[0]: default.strip("`") for name, default, _ in tables(parameters())[0]}
-    real = {field.name: field for cls in ESTIMATORS for field in fields(cls)}
-    assert set(written) == set(real)
-    for name, field in real.items():
-        assert field.default is not MISSING
-        shown = f'"{field.default}"' if isinstance(field.default, str) else repr(field.default)
-        assert written[name] == shown, name
+def test_page_and_help_have_each_parameter_of_the_estimators() -> None:
+    written = first_column(parameters())
+    assert len(written) == len(set(written))
+    assert set(written) == {field.name for cls in ESTIMATORS for field in fields(cls)}
+    for cls in ESTIMATORS:
+        explained = re.findall(r"^ *(\w+): ", str(cls.__doc__), re.MULTILINE)
+        assert {field.name for field in fields(cls)} <= set(explained), cls
 
 
 def test_a_parameter_that_some_estimators_lack_is_documented_as_such() -> None:
-    for name, _, meaning in tables(parameters())[0]:
-        lacking = [cls for cls in ESTIMATORS if code_words(name)[0] not in {field.name for field in fields(cls)}]
-        assert ("not with `SKLearn`" in meaning) == (lacking == [SKLearn]), name
-        assert ("`TensorFlow` with `ps`" in meaning) == (lacking == [Estimator, PyTorch, SKLearn]), name
+    for names, meaning in tables(parameters())[0]:
+        for name in code_words(names):
+            lacking = [cls for cls in ESTIMATORS if name not in {field.name for field in fields(cls)}]
+            assert ("not with `SKLearn`" in meaning) == (lacking == [SKLearn]), name
+            assert ("`TensorFlow` with `ps`" in meaning) == (lacking == [Estimator, PyTorch, SKLearn]), name
 
 
 def test_the_estimators_backends_are_documented() -> None:

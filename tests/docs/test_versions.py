@@ -81,7 +81,7 @@ def test_every_python_that_is_named_for_pip_is_in_the_matrix(compat, rows):
 
 def test_no_release_is_served_on_which_a_test_failed(compat, rows):
     assert [row for row in rows if any("failed" in row[column] for column in compat.COLUMNS)] == []
-    assert all(re.fullmatch(r"ok \(\d+\)", row[column]) for row in rows for column in compat.COLUMNS)
+    assert all(row[column] == "ok" for row in rows for column in compat.COLUMNS)
 
 
 def test_the_page_names_the_bounds():
@@ -127,7 +127,7 @@ def test_junit_report_is_counted(compat):
     assert str(found["private parts"]) == "**1 of 2 failed**"
     assert list(found["private parts"].failed) == ["tests/test_torch_private.py::test_b"]
     assert str(found["examples"]) == "**1 of 1 failed**"
-    assert str(found["`mpi`"]) == "ok (1)"
+    assert str(found["`mpi`"]) == "ok"
     assert str(found["TensorParallel"]) == "not run"
 
 
