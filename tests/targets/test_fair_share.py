@@ -268,7 +268,7 @@ def test_likely_starts_follow_from_limits_and_history() -> None:
     tickets = [running(1, "r", "01234567", limit_s=HOUR_S), waiting(2, "a", gpus=8), waiting(2, "b", gpus=8, at=1.0)]
     uses = use(2, 1)
     uses[2]["typical_s"] = 600.0
-    found = expected_starts(tickets, 64, GPUS, 100.0, None, uses)
+    found = expected_starts(tickets, 64, GPUS, 100.0, uses)
     assert found == {(2, "a"): HOUR_S - 100.0, (2, "b"): HOUR_S + 500.0}
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     class Plan(TypedDict):
         """Decisions on all runs of a machine.
 
-        order: Waiting tickets in the order of service. starts: GPUs of the runs that start now. why: Reasons other than
+        order: All tickets in the order of service. starts: GPUs of the runs that start now. why: Reasons other than
         lack of room for which a run waits. leave: Running runs that an urgent run or a reservation asks to leave.
         """
 
@@ -32,13 +32,15 @@ if TYPE_CHECKING:
 
 
 if "SharePolicy" not in globals():  # on a host, the text of `shares` precedes the text of this module
-    from paceline.targets.shares import HIGH, URGENT, granted_at, ident, limit_s, share_of, stated_level
+    from paceline.targets.shares import HIGH, URGENT, granted_at, held_gpus, ident, limit_s, share_of, stated_level
 
 #: Seconds that a run without a time limit or history is expected to take.
 TYPICAL_S = 3600.0
 #: Seconds that a run keeps its share after its time limit or a request to leave, at a guess.
 _OVERTIME_S = 60.0
 _WEEK_S = 7 * 24 * 3600.0
+#: Most runs whose start is estimated.
+_EXPECTED = 50
 
 
 class Room:
@@ -58,7 +60,7 @@ class Room:
         for gpu in blocked:
             self.used[gpu] = 1.0
         for item in holders:
-            self.take(item, item["granted"].get("gpus", ()))
+            self.take(item, held_gpus(item))
 
     def take(self, ticket: "Ticket", gpus: "Sequence[str]") -> None:
         """Give a run these GPUs and its cores."""
@@ -107,16 +109,16 @@ def _by_share(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping
     running = [ticket for ticket in ranked if ticket["granted"] is not None]
     past, by_group = {}, {}  # type: dict[int, float], dict[str, float]
 
-    def charge(ticket: "Ticket", seconds: float) -> None:
-        uid, group = ticket["uid"] or 0, policy.place_of(ticket["user"])[0]
-        amount = seconds * policy.weight(ticket, levels[ident(ticket)])
+    def add(uid: int, user: str, amount: float) -> None:
+        group = policy.place_of(user)[0]
         past[uid], by_group[group] = past.get(uid, 0.0) + amount, by_group.get(group, 0.0) + amount
+
+    def charge(ticket: "Ticket", seconds: float) -> None:
+        add(ticket["uid"] or 0, ticket["user"], seconds * policy.weight(ticket, levels[ident(ticket)]))
 
     # The use of everybody counts towards their group, also of a user without a ticket now.
     for uid in sorted(uses):
-        amount = policy.decayed(uses[uid], at)
-        group = policy.place_of(uses[uid]["user"])[0]
-        past[uid], by_group[group] = amount, by_group.get(group, 0.0) + amount
+        add(uid, uses[uid]["user"], policy.decayed(uses[uid], at))
     # Charge a run for an hour in advance: a user who has just started runs must not start all others too.
     for ticket in running:
         charge(ticket, max(0.0, at - granted_at(ticket)) + TYPICAL_S)
@@ -208,9 +210,12 @@ def plan(
     levels = {
         ident(ticket): stated_level(ticket) if policy is None else level(ticket, policy, uses, at) for ticket in every
     }
-    empty = Room(cores, gpus, (), blocked)
-    room = Room(cores, gpus, holders, blocked)
-    leave = _leaving(order, holders, levels, policy, now, lambda kept: Room(cores, gpus, kept, blocked))
+
+    def room_of(kept: "Sequence[Ticket]") -> Room:
+        return Room(cores, gpus, kept, blocked)
+
+    room = room_of(holders)
+    leave = _leaving(order, holders, levels, policy, now, room_of)
     starts, why, started = {}, {}, []  # type: dict[TicketId, list[str]], dict[TicketId, str], list[Ticket]
     ends = {ident(ticket): _end(ticket, now, ident(ticket) in leave) for ticket in holders}
     first = None  # type: Ticket | None
@@ -231,7 +236,7 @@ def plan(
         takes_nothing = not ticket["cores"] and not ticket["gpu_count"]
         running = [*holders, *started]
         if found is None or not (
-            takes_nothing or first is None or _may_pass(ticket, first, running, ends, now, empty, policy)
+            takes_nothing or first is None or _may_pass(ticket, first, running, ends, now, room_of, policy)
         ):
             first = first or ticket
             continue
@@ -239,7 +244,7 @@ def plan(
         starts[key] = found
         started.append(dict(ticket, granted={"gpus": found}, granted_at=now, changed=now))
         ends[key] = _end(started[-1], now, False)
-    return {"order": order, "starts": starts, "why": why, "leave": sorted(leave)}
+    return {"order": every, "starts": starts, "why": why, "leave": sorted(leave)}
 
 
 def _end(ticket: "Ticket", now: float, is_leaving: bool) -> float:
@@ -256,14 +261,13 @@ def _may_pass(
     running: "Sequence[Ticket]",
     ends: "Mapping[TicketId, float]",
     now: float,
-    empty: Room,
+    room_of: "Callable[[Sequence[Ticket]], Room]",
     policy: "SharePolicy | None",
 ) -> bool:
     """Return whether a run can start without delaying `first`, which does not fit."""
 
     def fits_beside(stay: "list[Ticket]") -> bool:
-        room = Room(empty.cores, empty.gpus, stay, [gpu for gpu, used in empty.used.items() if used])
-        return room.fit(first) is not None
+        return room_of(stay).fit(first) is not None
 
     limit, patience_s = limit_s(ticket), 0.0 if policy is None else policy.patience_s
     if limit is not None and now + limit <= first["since"] + patience_s:
@@ -281,8 +285,7 @@ def _may_pass(
         # The ends of the other runs are unknown. Those that have passed `first` already must leave it enough room.
         stay = [one for one in running if granted_at(one) > first["since"]]
     # The run gets GPUs that `first` may not need: try it on those that stay free beside `first`.
-    room = Room(empty.cores, empty.gpus, stay, [gpu for gpu, used in empty.used.items() if used])
-    found = room.fit(ticket)
+    found = room_of(stay).fit(ticket)
     return found is not None and fits_beside([*stay, dict(ticket, granted={"gpus": found})])
 
 
@@ -314,8 +317,7 @@ def _leaving(
         gone = []  # type: list[Ticket]
         while room_of([one for one in kept if one not in gone]).fit(ticket, avoided) is None and may_go:
             gone.append(may_go.pop(0))
-        room = room_of([one for one in kept if one not in gone])
-        if room.fit(ticket, avoided) is None:
+        if room_of([one for one in kept if one not in gone]).fit(ticket, avoided) is None:
             continue
         # A run that frees nothing which the urgent run needs may stay; ask the latest choice first.
         for one in list(reversed(gone)):
@@ -330,20 +332,14 @@ def _leaving(
 
 
 def expected_starts(
-    tickets: "Sequence[Ticket]",
-    cores: int,
-    gpus: "Sequence[str]",
-    now: float,
-    policy: "SharePolicy | None" = None,
-    uses: "Mapping[int, PastUse] | None" = None,
-    most: int = 50,
+    order: "Sequence[Ticket]", cores: int, gpus: "Sequence[str]", now: float, uses: "Mapping[int, PastUse]"
 ) -> "dict[TicketId, float]":
-    """Return the likely waiting times of the first `most` waiting runs.
+    """Return the likely waiting times of the first waiting runs.
 
     Runs end by their time limits, or after the typical time of their user's earlier runs.
+
+    order: All tickets in the order of service.
     """
-    uses = uses or {}
-    every = in_order(tickets, policy, uses)
 
     def lasts(ticket: "Ticket") -> float:
         use = uses.get(ticket["uid"] or 0)
@@ -352,11 +348,11 @@ def expected_starts(
 
     running = [
         (max(granted_at(one) + (limit_s(one) or lasts(one)), now + _OVERTIME_S), one)
-        for one in every
+        for one in order
         if one["granted"] is not None
     ]
     at, found = now, {}  # type: float, dict[TicketId, float]
-    for ticket in [one for one in every if one["granted"] is None][:most]:
+    for ticket in [one for one in order if one["granted"] is None][:_EXPECTED]:
         for time_s in sorted({at, *(end for end, _ in running if end > at)}):
             room = Room(cores, gpus, [one for end, one in running if end > time_s])
             fit = room.fit(ticket)

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 if "Queue" not in globals():  # on a host, the text of these modules precedes the text of this module
     from paceline.observe.node.gpus import devices
-    from paceline.observe.node.outside import driver, used_cores, used_gpus
+    from paceline.observe.node.outside import driver, stat_fields, used_cores, used_gpus
     from paceline.system.lock_holder import holder, user_name
     from paceline.targets.fair_share import expected_starts, plan
     from paceline.targets.leases import LeasesError, Queue, gpus_named, own_pids, since
-    from paceline.targets.shares import ident
+    from paceline.targets.shares import held_gpus, ident
 
 _PARENT = "/tmp"
 _PREFIX = "paceline-leases-"
@@ -81,7 +81,7 @@ def look(given: "Ticket") -> "LeaseAnswer":
             answer["tickets"] = queue.tickets()
     answer["shares"] = describe(queue, answer)
     own = own_pids(answer["tickets"])
-    held = {gpu for one in answer["tickets"] if one["granted"] for gpu in one["granted"].get("gpus", ())}
+    held = {gpu for one in answer["tickets"] for gpu in held_gpus(one)}
     answer["outside"] = [
         *(
             "GPU %s: %s" % item
@@ -94,14 +94,15 @@ def look(given: "Ticket") -> "LeaseAnswer":
 
 
 def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
-    """Add to the tickets why each run waits, and return the shares.
+    """Put the tickets in the order of service, add why each run waits, and return the shares.
 
     A waiting run's ticket also gets the likely time until its start.
     """
     tickets, policy, uses, now = answer["tickets"], queue.policy(), queue.uses(), time.time()
     gpus = answer.get("gpus") or sorted({gpu for one in tickets for gpu in gpus_named(one)})
     decided = plan(tickets, answer["cores"], gpus, now, policy, uses)
-    starts = expected_starts(tickets, answer["cores"], gpus, now, policy, uses)
+    answer["tickets"] = tickets = decided["order"]
+    starts = expected_starts(tickets, answer["cores"], gpus, now, uses)
     for ticket in tickets:
         key = ident(ticket)
         ticket.update(
@@ -118,7 +119,7 @@ def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
                 "user": name,
                 "group": policy.place_of(name)[0],
                 "share": policy.place_of(name)[2],
-                "used": round(used[uid], 2),
+                "used_hours": round(used[uid], 2),
             }
             for uid, name in sorted(names.items())
         ]
@@ -227,12 +228,8 @@ def _is_process(ticket: "Ticket", pid_name: str, started_name: str) -> bool:
 
 def start_time(pid: int) -> str:
     """Return the start time of a process, which detects a reused pid; "" if unknown or dead."""
-    try:
-        with open("/proc/%d/stat" % pid) as file:
-            state, *others = file.read().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if state in "ZX" else others[18]
+    fields = stat_fields(pid)
+    return "" if fields is None or fields[0] in "ZX" else fields[19]
 
 
 def process_owner(pid: int) -> "int | None":

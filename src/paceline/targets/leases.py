@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         user: str
         group: str
         share: float
-        used: float
+        used_hours: float
 
     class SharesAnswer(TypedDict, total=False):
         """The path ("" without a file), owner and error of a shares file, and the shares."""
@@ -81,8 +81,16 @@ if TYPE_CHECKING:
 if "plan" not in globals():  # on a host, the text of these modules precedes the text of this module
     from paceline.observe.node.outside import used_cores
     from paceline.system.lock_holder import user_name
-    from paceline.targets.fair_share import Room, in_order, plan
-    from paceline.targets.shares import URGENT, SharePolicy, granted_at, ident, share_of, stated_level
+    from paceline.targets.fair_share import Room, plan
+    from paceline.targets.shares import (
+        URGENT,
+        SharePolicy,
+        gpu_count_held,
+        granted_at,
+        held_gpus,
+        ident,
+        stated_level,
+    )
 
 #: Most seconds between the submission time that a ticket claims and the change time of its file.
 _CLAIM_S = 60.0
@@ -148,7 +156,7 @@ class Queue:
         self.shares_error = ""
 
     def tickets(self) -> "list[Ticket]":
-        """Return the valid tickets in the order of service. Delete invalid tickets of this user."""
+        """Return the valid tickets. Delete invalid tickets of this user."""
         found = []
         for path, ticket, is_mine in self.files():
             if ticket is not None and self._is_alive(ticket):
@@ -157,7 +165,7 @@ class Queue:
                 if ticket is not None and ticket["granted"] is not None:
                     self._charge(ticket, ticket["seen"] + BEAT_S / 2)
                 forget(path)
-        return in_order(found, self.policy(), self.uses())
+        return found
 
     def files(self) -> "Iterator[tuple[str, Ticket | None, bool]]":
         """Yield (path, ticket or None if invalid, whether the file is this user's) of each file."""
@@ -238,7 +246,7 @@ class Queue:
             policy, uses, now, mine = self.policy(), self.uses(), time.time(), ident(ticket)
             everyone = [*others, ticket]
             # A GPU that has a lease is not free anyway, or its run shares it.
-            held = {gpu for one in others if one["granted"] for gpu in one["granted"].get("gpus", ())}
+            held = {gpu for one in others for gpu in held_gpus(one)}
             outside = {gpu: text for gpu, text in (blocked or {}).items() if gpu not in held}
             decided = plan(everyone, all_cores, gpus, now, policy, uses, outside, self._passed)
             why = decided["why"].get(mine, "")
@@ -247,9 +255,10 @@ class Queue:
             elif outside and mine in plan(everyone, all_cores, gpus, now, policy, uses, (), self._passed)["starts"]:
                 why = "; ".join("GPU %s: %s" % item for item in sorted(outside.items()))
             self._note_offers(decided["starts"], others, mine)
-            holders = [other for other in others if other["granted"] is not None]
-            order = [ident(one) for one in decided["order"]]
-            ahead = [one for one in decided["order"][: order.index(mine)] if ident(one) not in decided["why"]]
+            holders = [one for one in decided["order"] if one["granted"] is not None]
+            order = [one for one in decided["order"] if one["granted"] is None]
+            before = order[: [ident(one) for one in order].index(mine)]
+            ahead = [one for one in before if ident(one) not in decided["why"]]
             if mine in decided["starts"] and not why:
                 ticket["granted"] = self._with_ports(ticket, decided["starts"][mine], holders)
                 ticket["granted_at"] = now
@@ -297,7 +306,7 @@ class Queue:
         """Return a share with these GPUs and free ports, or None if too few ports are free."""
         granted = {"gpus": gpus}  # type: GrantedShare
         if self.free_ports is not None:
-            granted["ports"] = list(self.free_ports(ticket["port_count"], self.taken("ports", holders)))
+            granted["ports"] = list(self.free_ports(ticket["port_count"], taken_ports(holders)))
             if len(granted["ports"]) < ticket["port_count"]:
                 return None
         return granted
@@ -372,11 +381,6 @@ class Queue:
 
     # --- files
 
-    @staticmethod
-    def taken(what: str, holders: "Sequence[Ticket]") -> "Any":
-        """Return the set of "gpus" or "ports" that the tickets hold."""
-        return {each for item in holders if item["granted"] for each in item["granted"].get(what, ())}
-
     def write(self, ticket: "Ticket") -> None:
         """Write a ticket atomically and readable for all users, into a folder that only this user can write to."""
         write(os.path.join(self.own, ticket["key"] + ".ticket"), ticket)
@@ -398,7 +402,7 @@ class Queue:
         hours, lasted = before["hours"] if before is not None else [], max(0.0, until - start)
         typical = 0.7 * before["typical_s"] + 0.3 * lasted if before is not None else lasted
         policy, taken = self.policy() or SharePolicy({}), stated_level(ticket)
-        gpus = len(ticket["granted"].get("gpus", ())) * share_of(ticket)
+        gpus = gpu_count_held(ticket)
         rows = {row[0]: list(row) for row in hours}
         at = start
         while at < until and len(rows) < 10 * _ROWS:
@@ -447,10 +451,15 @@ def _merged(rows: "list[list[float]]", now: float) -> "list[list[float]]":
     return [found[start] for start in sorted(found)][-_ROWS:]
 
 
+def taken_ports(tickets: "Sequence[Ticket]") -> "set[int]":
+    """Return the ports that runs hold."""
+    return {port for one in tickets if one["granted"] for port in one["granted"].get("ports", ())}
+
+
 def gpus_named(ticket: "Ticket") -> "list[str]":
     """Return the GPUs that a ticket names, held or only seen."""
     seen = ticket.get("all_gpus")
-    named = [*((ticket["granted"] or {}).get("gpus") or ()), *(seen if isinstance(seen, list) else ())]
+    named = [*held_gpus(ticket), *(seen if isinstance(seen, list) else ())]
     return [gpu for gpu in named[:_COUNT] if isinstance(gpu, str)]
 
 

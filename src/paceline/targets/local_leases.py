@@ -16,7 +16,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +30,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system import locks
 from paceline.system.files import make_own, read_json
 from paceline.targets import host_leases
-from paceline.targets.leases import Queue, has_room
+from paceline.targets.leases import Queue, has_room, taken_ports
 
 if TYPE_CHECKING:
     from paceline.targets.leases import GrantedShare, LeaseAnswer, Ticket
@@ -122,8 +124,59 @@ def _own_folder() -> Path:
     return Path(f"/tmp/paceline-{os.getuid()}")
 
 
-class LocalQueue:
-    """The queue of this machine.
+class _MachineQueue(ABC):
+    """The methods that both queues of a machine share."""
+
+    def __init__(self, queue: Queue, cores: int, gpus: tuple[str, ...]) -> None:
+        self._queue, self._cores, self._gpus = queue, cores, gpus
+
+    def most_nodes(self, run_dir: Path, demands: Sequence[LocalDemand]) -> int:
+        """Return the node count of the largest demand that would fit if the run returned its lease, or 0.
+
+        demands: Alternative demands, largest first.
+
+        Raises:
+            LookupError: The run has no ticket.
+        """
+        with self._locked():
+            mine, others = self._split(run_dir)
+        return next(
+            (one.nodes for one in demands if has_room({**mine, **_asked(one)}, others, self._cores, self._gpus)), 0
+        )
+
+    def renew_ports(self, run_dir: Path) -> tuple[int, ...]:
+        """Lease other ports to the run. The run keeps its lease of cores and GPUs.
+
+        Raises:
+            TargetError: The machine has not enough free ports.
+        """
+        with self._locked():
+            mine, others = self._split(run_dir)
+            count = mine["port_count"]
+            ports = machine.free_ports(count, taken_ports([mine, *others]))
+            if len(ports) < count:
+                raise TargetError(f"no {count} ports are free on this machine. End the programs that listen on them.")
+            self._queue.mark(mine["key"], granted={**mine["granted"], "ports": ports})
+        return tuple(ports)
+
+    def _split(self, run_dir: Path) -> tuple[Ticket, list[Ticket]]:
+        """Return the run's ticket and a list of all other tickets.
+
+        Raises:
+            LookupError: The run has no ticket.
+        """
+        tickets, owners = self._queue.tickets(), (None, os.geteuid())
+        mine = next((one for one in tickets if one["uid"] in owners and one.get("run_dir") == str(run_dir)), None)
+        if mine is None:
+            raise LookupError(f"{run_dir} has no place in the queue")
+        return mine, [ticket for ticket in tickets if ticket is not mine]
+
+    @abstractmethod
+    def _locked(self) -> AbstractContextManager[None]: ...
+
+
+class LocalQueue(_MachineQueue):
+    """The queue of this machine for one user.
 
     Args:
         folder: The folder of leases, with the guard and the tickets.
@@ -132,10 +185,10 @@ class LocalQueue:
 
     def __init__(self, folder: Path, cores: int, gpus: tuple[str, ...]) -> None:
         self._guard = folder / "guard"
-        self._cores, self._gpus = cores, gpus
         own = str(folder / "tickets")
         # A group may share the folder: accept the tickets of all users who can write to the folder.
-        self._queue = Queue(own, lambda: [(None, own)], self._locked, _is_looked_after, machine.free_ports)
+        queue = Queue(own, lambda: [(None, own)], self._locked, _is_looked_after, machine.free_ports)
+        super().__init__(queue, cores, gpus)
         self._keys: dict[Path, str] = {}
 
     def enqueue(self, run_dir: Path, demand: LocalDemand, request: LeaseRequest) -> None:
@@ -176,39 +229,7 @@ class LocalQueue:
                     break
         if "granted" not in found:
             return list(found["ahead"] or found["holders"])
-        granted = found["granted"]
-        return _lease(mine, granted)
-
-    def most_nodes(self, run_dir: Path, demands: Sequence[LocalDemand]) -> int:
-        """Return the node count of the largest demand that would fit if the run returned its lease, or 0.
-
-        demands: Alternative demands, largest first.
-
-        Raises:
-            LookupError: The run has no ticket.
-        """
-        with self._locked():
-            mine, others = self._split(run_dir)
-            for demand in demands:
-                if has_room({**mine, **_asked(demand)}, others, self._cores, self._gpus):
-                    return demand.nodes
-        return 0
-
-    def renew_ports(self, run_dir: Path) -> tuple[int, ...]:
-        """Lease other ports to the run. The run keeps its lease of cores and GPUs.
-
-        Raises:
-            TargetError: The machine has not enough free ports.
-        """
-        with self._locked():
-            mine, others = self._split(run_dir)
-            count = mine["port_count"]
-            ports = machine.free_ports(count, self._queue.taken("ports", [mine, *others]))
-            if len(ports) < count:
-                raise TargetError(f"no {count} ports are free on this machine. End the programs that listen on them.")
-            mine["granted"]["ports"] = ports
-            self._queue.write(mine)
-            return tuple(ports)
+        return _lease(mine, found["granted"])
 
     def release(self, run_dir: Path) -> None:
         """Delete the run's ticket, which gives up its lease or its queue position."""
@@ -234,18 +255,6 @@ class LocalQueue:
     def note_hang(self, run_dir: Path, since: str | None) -> None:
         """Do nothing: a waiting run of the same user reads the run's own record."""
 
-    def _split(self, run_dir: Path) -> tuple[Ticket, list[Ticket]]:
-        """Return the run's ticket and a list of all other tickets.
-
-        Raises:
-            LookupError: The run has no ticket.
-        """
-        tickets = self._queue.tickets()
-        mine = next((ticket for ticket in tickets if ticket["run_dir"] == str(run_dir)), None)
-        if mine is None:
-            raise LookupError(f"{run_dir} has no place in the queue")
-        return mine, [ticket for ticket in tickets if ticket is not mine]
-
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         Path(self._queue.own).mkdir(parents=True, exist_ok=True)
@@ -257,15 +266,14 @@ class LocalQueue:
             raise TargetError(f"this machine's leases can't be read: {error}") from error
 
 
-class SharedQueue:
+class SharedQueue(_MachineQueue):
     """The queue of all users of this machine. Its methods are those of `LocalQueue`.
 
     A run's position depends on its time of submission, so its ticket is written by the supervisor that asks for a lease.
     """
 
     def __init__(self, cores: int, gpus: tuple[str, ...]) -> None:
-        self._cores, self._gpus = cores, gpus
-        self._queue = host_leases.host_queue(machine.free_ports)
+        super().__init__(host_leases.host_queue(machine.free_ports), cores, gpus)
         self._request: Ticket | None = None
 
     def enqueue(self, run_dir: Path, demand: LocalDemand, request: LeaseRequest) -> None:
@@ -300,22 +308,6 @@ class SharedQueue:
             return [{"why": found["why"]}]
         return list(found["ahead"] or found["holders"])
 
-    def most_nodes(self, run_dir: Path, demands: Sequence[LocalDemand]) -> int:
-        with self._locked():
-            mine, others = self._split(run_dir)
-        return next(
-            (one.nodes for one in demands if has_room({**mine, **_asked(one)}, others, self._cores, self._gpus)), 0
-        )
-
-    def renew_ports(self, run_dir: Path) -> tuple[int, ...]:
-        with self._locked():
-            mine, others = self._split(run_dir)
-            ports = machine.free_ports(mine["port_count"], self._queue.taken("ports", [mine, *others]))
-            if len(ports) < mine["port_count"]:
-                raise TargetError(f"no {mine['port_count']} ports are free on this machine. End programs that listen.")
-            self._queue.mark(mine["key"], granted={**mine["granted"], "ports": ports})
-        return tuple(ports)
-
     def release(self, run_dir: Path) -> None:
         with self._locked():
             self._queue.remove(lease_key(run_dir))
@@ -329,13 +321,6 @@ class SharedQueue:
     def note_hang(self, run_dir: Path, since: str | None) -> None:
         with contextlib.suppress(OSError):  # the lock is taken
             host_leases.note({"key": lease_key(run_dir), "hangs_since": since})
-
-    def _split(self, run_dir: Path) -> tuple[Ticket, list[Ticket]]:
-        tickets, key = self._queue.tickets(), lease_key(run_dir)
-        mine = next((one for one in tickets if one["key"] == key and one["uid"] == os.geteuid()), None)
-        if mine is None:
-            raise LookupError(f"{run_dir} has no place in the queue")
-        return mine, [ticket for ticket in tickets if ticket is not mine]
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The shares file of a machine , and the values that tickets state.
+"""The shares file of a machine, and the values that tickets state.
 
     {"shares": {"alice": 2, "*": 1},
      "groups": {"vision": {"share": 3, "members": ["bob", "carol"]}},
@@ -81,6 +81,16 @@ def share_of(ticket: "Ticket") -> float:
     """Return the share of each GPU that a run takes, 1 if invalid."""
     share = ticket.get("gpu_share", 1.0)
     return float(share) if isinstance(share, (int, float)) and 0 < share <= 1 else 1.0
+
+
+def held_gpus(ticket: "Ticket") -> "Sequence[str]":
+    """Return the GPUs of a run's share, none of a waiting run."""
+    return (ticket["granted"] or {}).get("gpus") or ()
+
+
+def gpu_count_held(ticket: "Ticket") -> float:
+    """Return how many GPUs a run holds, as the sum of its shares of them."""
+    return len(held_gpus(ticket)) * share_of(ticket)
 
 
 def granted_at(ticket: "Ticket") -> float:
@@ -186,7 +196,7 @@ class SharePolicy:
     def weight(self, ticket: "Ticket", level: int) -> float:
         """Return how much use a run is charged for each second."""
         default = self.gpu_weights.get("*", 1.0)
-        gpus = (ticket["granted"] or {}).get("gpus") or [""] * min(ticket["gpu_count"], 1 << 16)
+        gpus = held_gpus(ticket) or [""] * min(ticket["gpu_count"], 1 << 16)
         gpu_weight = math.fsum(self.gpu_weights.get(gpu, default) for gpu in gpus) * share_of(ticket)
         return (gpu_weight + self.core_weight * int(ticket["cores"])) * self._costs[PRIORITIES[level]]
 
@@ -204,12 +214,10 @@ class SharePolicy:
         count = ticket["gpu_count"] * share_of(ticket)
         mine = [one for one in running if one["uid"] == ticket["uid"]]
         most, week = self.limit(ticket["user"], "gpus"), self.limit(ticket["user"], "gpu_hours_a_week")
-        held = math.fsum(len(one["granted"].get("gpus", ())) * share_of(one) for one in mine)
+        held = math.fsum(map(gpu_count_held, mine))
         if count and most is not None and held + count > most + 1e-6:
             return "%s holds %g GPUs, asks for %g more, and may hold %g at once" % (ticket["user"], held, count, most)
-        hours += math.fsum(
-            len(one["granted"].get("gpus", ())) * share_of(one) * max(0.0, now - granted_at(one)) / 3600 for one in mine
-        )
+        hours += math.fsum(gpu_count_held(one) * max(0.0, now - granted_at(one)) / 3600 for one in mine)
         if count and week is not None and hours >= week:
             return "%s has used %.1f of %g GPU-hours in 7 days" % (ticket["user"], hours, week)
         return ""
@@ -217,9 +225,7 @@ class SharePolicy:
     def reserved_for_others(self, ticket: "Ticket", now: float) -> "dict[str, str]":
         """Return {GPU: reason} of the GPUs that others have reserved."""
         names = (ticket["user"], self.place_of(ticket["user"])[0].partition(" ")[2])
-        limit = ticket.get("limit_s")
-        lasts = limit if isinstance(limit, (int, float)) and limit > 0 else _AHEAD_S
-        found = {}
+        found, lasts = {}, limit_s(ticket) or _AHEAD_S
         for one in self.reservations:
             if one.who not in names and one.begins_in(now) < lasts:
                 found.update({gpu: "GPU %s is reserved for %s (%s)" % (gpu, one.who, one.when) for gpu in one.gpus})

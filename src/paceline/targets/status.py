@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import TargetError
 from paceline.system.names import counted
-from paceline.targets.shares import PRIORITIES, stated_level
+from paceline.targets.shares import PRIORITIES, held_gpus, stated_level
 
 if TYPE_CHECKING:
     from paceline.targets.leases import LeaseAnswer
@@ -72,7 +72,7 @@ def host_status(name: str, answer: LeaseAnswer) -> Status:
     tickets, gpus, cores = answer["tickets"], answer["gpus"], answer["cores"]
     shares = answer.get("shares", {})
     granted = [ticket for ticket in tickets if ticket["granted"] is not None]
-    held = {gpu for ticket in granted for gpu in ticket["granted"].get("gpus", ())}
+    held = {gpu for ticket in granted for gpu in held_gpus(ticket)}
     node = NodeStatus(
         name=name,
         cores=cores,
@@ -83,10 +83,7 @@ def host_status(name: str, answer: LeaseAnswer) -> Status:
         message=shares.get("error", ""),
         outside=tuple(answer.get("outside", ())),
         shared_by=shares.get("owner", ""),
-        shares=tuple(
-            UserUse(user=one["user"], group=one["group"], share=one["share"], used_hours=one["used"])
-            for one in shares.get("users", ())
-        ),
+        shares=tuple(UserUse(**one) for one in shares.get("users", ())),
     )
     jobs = tuple(uses(name, tickets))
     return Status(nodes=(node,), running=len(granted), queued=len(tickets) - len(granted), jobs=jobs)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 TYPE_CHECKING = False  # the name that mypy knows
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 _NVML_ERROR_INSUFFICIENT_SIZE = 7
@@ -49,14 +50,8 @@ class Nvml:
         """Return all GPUs in order."""
         import ctypes
 
-        count = ctypes.c_uint()
-        if self._library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return []
         found = []
-        for number in range(count.value):
-            device = ctypes.c_void_p()
-            if self._library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)) != 0:
-                continue
+        for number, device in self._devices():
             # nvmlUtilization_t: percent of the time with a running kernel, and with memory traffic.
             busy = (ctypes.c_uint * 2)()
             has_use = self._library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == 0
@@ -82,10 +77,9 @@ class Nvml:
         import ctypes
 
         found = {}  # type: dict[str, dict[int, int]]
-        for gpu in self.gpus():
-            device, most = ctypes.c_void_p(), ctypes.c_uint()
-            self._library.nvmlDeviceGetHandleByIndex_v2(gpu.number, ctypes.byref(device))
-            found[str(gpu.number)] = found[self._uuid(device)] = gpu.processes
+        for number, device in self._devices():
+            found[str(number)] = found[self._uuid(device)] = self._processes(device)
+            most = ctypes.c_uint()
             if self._library.nvmlDeviceGetMaxMigDeviceCount(device, ctypes.byref(most)) != 0:
                 continue
             for place in range(most.value):
@@ -93,6 +87,17 @@ class Nvml:
                 if self._library.nvmlDeviceGetMigDeviceHandleByIndex(device, place, ctypes.byref(part)) == 0:
                     found[self._uuid(part)] = self._processes(part)
         return found
+
+    def _devices(self) -> "Iterator[tuple[int, Any]]":
+        import ctypes
+
+        count = ctypes.c_uint()
+        if self._library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return
+        for number in range(count.value):
+            device = ctypes.c_void_p()
+            if self._library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)) == 0:
+                yield number, device
 
     def _uuid(self, device: "Any") -> str:
         import ctypes

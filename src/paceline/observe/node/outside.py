@@ -57,7 +57,7 @@ def used_cores(own: "Collection[int]") -> "dict[int, tuple[float, str]]":
     with open("/proc/uptime") as file:
         now = float(file.read().split()[0])
     for pid in _pids():
-        state = _stat(pid)
+        state = stat_fields(pid)
         if state is None or state[0] != "R":
             continue
         used, age = (int(state[11]) + int(state[12])) / ticks, max(now - int(state[19]) / ticks, 1.0)
@@ -71,7 +71,7 @@ def is_below(pid: int, tops: "Collection[int]") -> bool:
     for _ in range(100):
         if pid in tops:
             return True
-        state = _stat(pid) if pid > 1 else None
+        state = stat_fields(pid) if pid > 1 else None
         if state is None:
             return False
         pid = int(state[1])
@@ -88,7 +88,7 @@ def _owned(pid: int) -> str:
         return "a process that can't be seen from here"
 
 
-def _stat(pid: int) -> "list[str] | None":
+def stat_fields(pid: int) -> "list[str] | None":
     """Return the fields of /proc/<pid>/stat from the state on, or None."""
     with contextlib.suppress(OSError, UnicodeDecodeError), open("/proc/%d/stat" % pid) as file:
         return file.read().rpartition(")")[2].split()
