@@ -67,16 +67,15 @@ class LocalNodes:
 
     def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
         environment = {**command.defaults, **shell, **command.environment}
-        rank, log = str(command.node_rank), str(command.log)
-        cold = ""
-        if command.spare:
-            pid, cold = self._commands.fork(
-                command.spare, command.argv, env=environment, cwd=str(work_dir), log=log, tag=rank
-            )
-        else:
-            pid = self._commands.start(command.argv, env=environment, cwd=str(work_dir), log=log, tag=rank)
-        if command.is_spare:
-            self._commands.spares.add(pid)
+        pid, cold = self._commands.start_worker(
+            command.argv,
+            spare=command.spare,
+            is_spare=command.is_spare,
+            env=environment,
+            cwd=str(work_dir),
+            log=str(command.log),
+            tag=str(command.node_rank),
+        )
         return StartedCommand(command=command, pid=pid, cold=cold)
 
     def signal(self, pid: int, node_rank: int, number: int) -> bool:

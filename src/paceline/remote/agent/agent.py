@@ -160,14 +160,8 @@ class Agent:
 
     def _op_start(self, header: Header, data: bytes) -> Header:
         env = {**({} if header["exact"] else os.environ), **header["env"]}
-        argv, cwd, log, tag = header["argv"], header["cwd"] or None, header["log"], header["tag"]
-        cold = ""
-        if spare := header["spare"]:
-            pid, cold = self._commands.fork(spare, argv, env=env, cwd=cwd, log=log, tag=tag)
-        else:
-            pid = self._commands.start(argv, env=env, cwd=cwd, log=log, tag=tag)
-        if header["is_spare"]:
-            self._commands.spares.add(pid)
+        values = {name: header[name] for name in ("argv", "spare", "is_spare", "log", "tag")}
+        pid, cold = self._commands.start_worker(**values, env=env, cwd=header["cwd"] or None)
         return {"pid": pid, "cold": cold}
 
     def _op_run(self, header: Header, data: bytes) -> None:

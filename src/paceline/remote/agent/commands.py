@@ -48,17 +48,30 @@ class Commands:
         self._running[pid] = tag
         return pid
 
-    def fork(
-        self, spare: str, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str
+    def start_worker(
+        self,
+        argv: Sequence[str],
+        *,
+        spare: str,
+        is_spare: bool,
+        env: Mapping[str, str],
+        cwd: str | None,
+        log: str,
+        tag: str,
     ) -> tuple[int, str]:
-        """Let a warm spare fork a worker, or start it cold.
+        """Start a warm spare, or a worker, which the spare at the path `spare` forks.
 
         Returns:
-            The pid, and why the worker starts cold, or "".
+            The pid, and why a worker with a spare starts cold, or "".
 
         Raises:
             OSError: The command can't be started.
         """
+        if not spare:
+            pid = self.start(argv, env=env, cwd=cwd, log=log, tag=tag)
+            if is_spare:
+                self.spares.add(pid)
+            return pid, ""
         file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:

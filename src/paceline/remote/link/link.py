@@ -190,36 +190,16 @@ class Link(LinkFiles):
         Its environment is the agent's (empty with `exact`), updated with `env`. The exit of a tagged command goes to
         `on_tagged_end` instead of `ends`.
         """
-        return self._start(argv, env, cwd, log, exact=exact, tag=tag)[0]
+        return self._start(argv, env, cwd=cwd, log=log, exact=exact, tag=tag)[0]
 
     def start_worker(self, command: Command, env: Mapping[str, str], cwd: str) -> tuple[int, str]:
         """Start a worker or a spare. Return its pid, and why it starts cold, or ""."""
-        return self._start(
-            command.argv, env, cwd, str(command.log), exact=True, spare=command.spare, is_spare=command.is_spare
-        )
+        spare = {"spare": command.spare, "is_spare": command.is_spare}
+        return self._start(command.argv, env, cwd=cwd, log=str(command.log), exact=True, **spare)
 
-    def _start(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        cwd: str,
-        log: str,
-        *,
-        exact: bool,
-        tag: str = "",
-        spare: str = "",
-        is_spare: bool = False,
-    ) -> tuple[int, str]:
-        values = {
-            "env": dict(env),
-            "cwd": cwd,
-            "log": log,
-            "exact": exact,
-            "tag": tag,
-            "spare": spare,
-            "is_spare": is_spare,
-        }
-        answer, _ = self._connection.ask("start", b"", timeout_s=20.0, **{"argv": list(argv), **values})
+    def _start(self, argv: Sequence[str], env: Mapping[str, str], **values: object) -> tuple[int, str]:
+        request = {"argv": list(argv), "env": dict(env), "tag": "", "spare": "", "is_spare": False, **values}
+        answer, _ = self._connection.ask("start", b"", timeout_s=20.0, **request)
         return int(answer["pid"]), str(answer["cold"])
 
     def signal(self, pid: int, number: int, *, run_id: str = "", wait: bool = True) -> bool:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from paceline.job.plan import NodeSetup
 from paceline.remote.agent.commands import Commands
@@ -84,10 +84,10 @@ class SimCommands(Commands):
             raise FileNotFoundError(2, "simulated nodes have no such program", argv[0])
         return pid
 
-    def fork(
-        self, spare: str, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str
+    def start_worker(
+        self, argv: Sequence[str], *, spare: str, is_spare: bool, env: Mapping[str, str], **values: Any
     ) -> tuple[int, str]:
-        return self.start(argv, env=env, cwd=cwd, log=log, tag=tag), "simulated nodes have no warm spares"
+        return self.start(argv, env=env, **values), "simulated nodes have no warm spares" if spare else ""
 
     def run(self, request: int, argv: Sequence[str], data: bytes) -> int:
         raise FileNotFoundError(2, "simulated nodes have no such program", argv[0])
