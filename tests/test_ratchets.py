@@ -23,16 +23,16 @@ SOURCE = ROOT / "src" / "paceline"
 #: Lines and files that a feature has added since the numbers were lowered. The house itself only shrinks.
 FEATURES = {
     "daily work on results": (11_552, 49),
-    "sessions on a node": (626, 5),
+    "sessions on a node": (930, 8),
     "goodput": (850, 6),
     "checkpoints in the background": (1_224, 5),
-    "warm spares and replacement": (874, 3),
+    "warm spares and replacement": (866, 3),
     "types of the JSON": (344, 0),
     "simulated nodes": (1_157, 7),
     "kubernetes": (3_522, 16),
     "packages that an example lacks": (21, 0),
-    "a fair queue": (1_666, 5),
-    "functions and sessions": (1_622, 11),
+    "a fair queue": (1_657, 5),
+    "functions": (1_318, 8),
 }
 CEILINGS = {
     "lines": 141_065 + sum(lines for lines, _ in FEATURES.values()),

@@ -30,8 +30,8 @@ class Words:
     at_once: int
 
 
-def words_of(argv: Sequence[str]) -> Words:
-    """Parse the command line, which `submission.arguments` wrote."""
+def parsed(argv: Sequence[str]) -> Words:
+    """Parse the command line, which `PreparedFunction.run` wrote."""
     options, rest = {}, list(argv)
     while rest[0].startswith("--"):
         name = rest.pop(0)
@@ -65,7 +65,7 @@ def load(function: str) -> Callable[..., object]:
 
 
 def main(argv: Sequence[str]) -> None:
-    words = words_of(argv)
+    words = parsed(argv)
     outputs, rank = Path(os.environ["PACELINE_OUTPUT_DIR"]), int(os.environ["PACELINE_RANK"])
     function = load(words.function)
     given = calls.load(Path(words.folder), calls.CALLS, pickled=words.pickled) if words.folder else None

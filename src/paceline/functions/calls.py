@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from paceline.errors import JobError, RunStateError, UserError
-from paceline.system.files import write_json
+from paceline.system.files import write_whole
 
 #: Positional and keyword arguments.
 Call: TypeAlias = "tuple[Sequence[object], Mapping[str, object]]"
@@ -122,12 +122,15 @@ def check_sendable(name: str, value: object, *, pickled: bool) -> None:
 
     name: For the message, such as "train(): the argument 'config'".
     """
-    if not pickled:
-        if not is_json(value):
-            _encoded(name, value)
-        return
+    if pickled:
+        _pickled(name, value)
+    elif not is_json(value):
+        _encoded(name, value)
+
+
+def _pickled(name: str, value: object) -> bytes:
     try:
-        pickle.dumps(value)
+        return pickle.dumps(value)
     except Exception as error:
         raise JobError(f"{name} can't be pickled: {type(error).__name__}: {error}") from error
 
@@ -152,8 +155,7 @@ def store(folder: Path, stem: str, name: str, value: object, *, pickled: bool, l
         OSError: The file can't be written.
     """
     if pickled:
-        check_sendable(name, value, pickled=True)
-        data = pickle.dumps(value)
+        data = _pickled(name, value)
         _check_size(name, len(data), limit)
         path = folder / f"{stem}.pickle"
         # The owner of the file shows who wrote it, so no other user may write to it.
@@ -163,11 +165,10 @@ def store(folder: Path, stem: str, name: str, value: object, *, pickled: bool, l
             file.write(data)
         return path.name
     if is_json(value):
-        path = folder / f"{stem}.json"
-        if limit is not None:
-            _check_size(name, len(json.dumps(value)), limit)
-        write_json(path, value)
-        return path.name
+        text = json.dumps(value)
+        _check_size(name, len(text), limit)
+        write_whole(folder / f"{stem}.json", text + "\n")
+        return f"{stem}.json"
     from paceline.checkpoint.api import DenseArray, write_file
 
     state, arrays = _encoded(name, value)
