@@ -32,9 +32,9 @@ def queue(*, name: str | None, timeout_s: float, as_json: bool) -> None:
         print_json({"targets": [found.to_json() for found in looks]})
         return
     for found in looks:
-        status = found.status
-        for node in status.nodes if status is not None else ():
-            _print_node(found.name, node, [job for job in status.jobs if job.node == node.name] if status else [])
+        if (status := found.status) is not None:
+            for node in status.nodes:
+                _print_node(found.name, node, [job for job in status.jobs if job.node == node.name])
         if found.error:
             warn(f"paceline: {found.name}: {found.error}")
 

@@ -24,6 +24,7 @@ The code runs in Python 3.6, so that an interpreter that is too old for Paceline
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import stat
 import sys
@@ -50,8 +51,6 @@ _PREFIX = "paceline-leases-"
 _SHARES, _ROOTS_SHARES = "/var/tmp/paceline-share/shares.json", "/etc/paceline/shares.json"
 #: The folder of one's own tickets -> the queue as this process knows it.
 _queues = {}  # type: dict[str, Queue]
-#: The boot id of this machine, once it is read.
-_boot = []  # type: list[str]
 #: Timeout for the guard: longer than any program needs the guard, shorter than the time limit of a host's answer.
 _GUARD_S = 8.0
 
@@ -400,11 +399,10 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@functools.lru_cache(maxsize=1)
 def boot_id() -> str:
-    if not _boot:
-        try:
-            with open("/proc/sys/kernel/random/boot_id") as file:
-                _boot.append(file.read().strip())
-        except OSError:
-            _boot.append("")
-    return _boot[0]
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

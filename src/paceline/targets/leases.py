@@ -82,15 +82,7 @@ if "plan" not in globals():  # on a host, the text of these modules precedes the
     from paceline.observe.node.outside import used_cores
     from paceline.system.lock_holder import user_name
     from paceline.targets.fair_share import Room, plan
-    from paceline.targets.shares import (
-        URGENT,
-        SharePolicy,
-        gpu_count_held,
-        granted_at,
-        held_gpus,
-        ident,
-        stated_level,
-    )
+    from paceline.targets.shares import URGENT, SharePolicy, gpu_count_held, granted_at, held_gpus, ident, stated_level
 
 #: Most seconds between the submission time that a ticket claims and the change time of its file.
 _CLAIM_S = 60.0

@@ -85,13 +85,8 @@ class LocalTarget:
 
     def _enqueue(self, queue: LocalQueue | SharedQueue, job: Job, run_dir: Path) -> None:
         # An elastic run queues for its minimum, and takes more nodes if they are free at its turn.
-        request = LeaseRequest(
-            ports=port_count(job),
-            gpu_share=job.gpu_share,
-            priority=job.priority,
-            limit_s=job.max_run_duration_seconds,
-        )
-        queue.enqueue(run_dir, self._demand(job.resized(job.least_nodes)), request)
+        fewest = self._demand(job.resized(job.least_nodes))
+        queue.enqueue(run_dir, fewest, LeaseRequest.of_job(job, port_count(job)))
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
         queue, pause = self._queue(job), _POLL_S

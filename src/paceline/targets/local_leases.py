@@ -33,6 +33,7 @@ from paceline.targets import host_leases
 from paceline.targets.leases import Queue, has_room, taken_ports
 
 if TYPE_CHECKING:
+    from paceline.job.job import Job
     from paceline.targets.leases import GrantedShare, LeaseAnswer, Ticket
 
 #: The environment variable that replaces the folder of leases in the user's state folder.
@@ -68,6 +69,11 @@ class LeaseRequest:
     gpu_share: float = 1.0
     priority: str = "normal"
     limit_s: float | None = None
+
+    @classmethod
+    def of_job(cls, job: Job, ports: int = 0) -> LeaseRequest:
+        limit_s = job.max_run_duration_seconds
+        return cls(ports=ports, gpu_share=job.gpu_share, priority=job.priority, limit_s=limit_s)
 
     def to_ticket(self) -> Ticket:
         return {

@@ -132,7 +132,7 @@ def uses(node: str, tickets: Sequence[Mapping[str, Any]]) -> list[JobUse]:
                 user=str(ticket.get("user") or ""),
                 node=node,
                 cores=int(ticket["cores"]),
-                gpus=asked if granted is None else ", ".join(granted.get("gpus") or ()),
+                gpus=asked if granted is None else ", ".join(held_gpus(dict(ticket))),
                 is_waiting=granted is None,
                 reason=_wait_reason(ticket, waiting) if granted is None else _remark(ticket),
                 priority=PRIORITIES[stated_level(dict(ticket))],

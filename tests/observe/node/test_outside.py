@@ -28,7 +28,7 @@ def test_gpu_of_a_foreign_process_is_named_with_its_owner(
     busy: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uses = {"0": {busy.pid: 40 * 10**9}, "GPU-5a": {busy.pid: 40 * 10**9}, "1": {os.getpid(): 1}, "2": {}}
-    monkeypatch.setattr(outside, "_driver", [SimpleNamespace(processes_by_name=lambda: uses)])
+    monkeypatch.setattr(outside, "driver", lambda: SimpleNamespace(processes_by_name=lambda: uses))
     text = f"used by {getpass.getuser()}'s python"
     found = outside.used_gpus(["0", "1", "2"], {os.getpid() + 1})
     assert found["0"].startswith(text)

@@ -6,6 +6,7 @@ Hosts without Paceline run this text with their own Python, 3.6 or later: only t
 # ruff: noqa: UP031
 
 import contextlib
+import functools
 import os
 
 TYPE_CHECKING = False  # typing is slow to load
@@ -20,15 +21,12 @@ if "Nvml" not in globals():  # on a host, the text of these modules precedes the
 _BUSY_S, _BUSY_SHARE = 60.0, 0.5
 #: Most processes that a text names.
 _NAMED = 3
-#: The driver's library, once it is loaded.
-_driver = []  # type: list[Nvml | None]
 
 
+@functools.lru_cache(maxsize=1)
 def driver() -> "Nvml | None":
     """Return the driver's library, or None. The first call takes long where no driver stays loaded."""
-    if not _driver:
-        _driver.append(Nvml.begin())
-    return _driver[0]
+    return Nvml.begin()
 
 
 def used_gpus(gpus: "Sequence[str]", own: "Collection[int]") -> "dict[str, str]":

@@ -147,7 +147,7 @@ class SshTarget:
             gpus=per_node if job.use_gpu else 0,
             key=lease_key(run_dir),
             run_id=run_dir.name,
-            request=LeaseRequest(gpu_share=job.gpu_share, priority=job.priority, limit_s=job.max_run_duration_seconds),
+            request=LeaseRequest.of_job(job),
         )
         opening = Opening(
             self._set.ssh,
