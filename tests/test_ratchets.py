@@ -23,15 +23,15 @@ SOURCE = ROOT / "src" / "paceline"
 #: Lines and files that a feature has added since the numbers were lowered. The house itself only shrinks.
 FEATURES = {
     "daily work on results": (11_552, 49),
-    "sessions on a node": (930, 8),
+    "sessions on a node": (919, 8),
     "goodput": (850, 6),
-    "checkpoints in the background": (1_224, 5),
-    "warm spares and replacement": (866, 3),
+    "checkpoints in the background": (1_223, 5),
+    "warm spares and replacement": (865, 3),
     "types of the JSON": (344, 0),
     "simulated nodes": (1_157, 7),
     "kubernetes": (3_522, 16),
     "packages that an example lacks": (21, 0),
-    "a fair queue": (1_657, 5),
+    "a fair queue": (1_646, 5),
     "functions": (1_318, 8),
 }
 CEILINGS = {

@@ -445,13 +445,12 @@ def latest(folder: str | os.PathLike[str] | None = None) -> Checkpoint | None:
     place = files.folder_of(folder)
     complete = files.whole(files.parts_in(place))
     step = max(complete, default=-1)
-    kept = newest(place)
-    if kept is not None and kept[0] > step:
-        found = Checkpoint(kept[0], tuple(Path(f"/proc/self/fd/{fd}") for fd in kept[1]))
-        for fd in kept[1]:
+    kept_step, fds = newest(place) or (-1, [])
+    if kept_step > step:
+        found = Checkpoint(kept_step, tuple(Path(f"/proc/self/fd/{fd}") for fd in fds))
+        for fd in fds:
             weakref.finalize(found, os.close, fd)
         return found
-    if kept is not None:
-        for fd in kept[1]:
-            os.close(fd)
+    for fd in fds:
+        os.close(fd)
     return Checkpoint(step, tuple(place / part.name for part in complete[step])) if complete else None

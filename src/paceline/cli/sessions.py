@@ -43,19 +43,8 @@ _SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}"']
 #: Options of `run` that a session does not have: it has one worker, and its own program and limits.
 _NOT_OF_SESSIONS = frozenset(
     (
-        *(
-            "script",
-            "arguments",
-            "module",
-            "nodes",
-            "backend",
-            "ps",
-            "compute",
-            "gpu_visibility",
-            "hang_after",
-            "on_hang",
-        ),
-        *("elastic_after", "restart_on_exception", "dry_run", "yaml", "as_json"),
+        *("script", "arguments", "module", "nodes", "backend", "ps", "compute", "gpu_visibility", "hang_after"),
+        *("on_hang", "elastic_after", "restart_on_exception", "dry_run", "yaml", "as_json"),
     )
 )
 

@@ -43,7 +43,7 @@ def main(kind: str, idle_s: float) -> None:
                 copied = now
                 if notebooks.keep():
                     active = now
-            if last_activity() or attached():
+            if idle_s and (last_activity() or attached()):
                 active = now
             if idle_s and now - active > idle_s:
                 print(f"paceline: the session ends after {idle_s:g} s without activity", flush=True)

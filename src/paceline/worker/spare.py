@@ -135,12 +135,11 @@ def hand_over(argv: list[str]) -> None:
         print(f"paceline: rank {os.environ['PACELINE_RANK']} starts cold: {error.strerror or error}", file=sys.stderr)
         return
     forward_signals(pid)
-    while True:
-        try:
-            if not connection.recv(1):
-                os._exit(0)
-        except OSError:
-            os._exit(0)
+    try:
+        while connection.recv(1):
+            pass
+    finally:
+        os._exit(0)
 
 
 def forward_signals(pid: int | None) -> None:
