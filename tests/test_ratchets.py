@@ -28,7 +28,7 @@ FEATURES = {
     "checkpoints in the background": (1_223, 5),
     "warm spares and replacement": (865, 3),
     "types of the JSON": (344, 0),
-    "simulated nodes": (1_157, 7),
+    "simulated nodes": (1_158, 7),
     "kubernetes": (3_522, 16),
     "packages that an example lacks": (21, 0),
     "a fair queue": (1_646, 5),
