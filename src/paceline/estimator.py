@@ -28,6 +28,7 @@ from paceline.job.job import (
     Backend,
     GpuVisibility,
     Job,
+    OnFailure,
     OnHang,
     Priority,
     Warm,
@@ -85,6 +86,8 @@ class _Script:
         grace_period_seconds: Time between SIGTERM and SIGKILL when a run is ended.
         max_restarts: How often a run may start over after it lost a node, a worker or its launcher, was preempted or found a port
             in use.
+        on_failure: "restart" starts all workers again. "replace" starts only a lost worker again where the script allows it, and the
+            others continue (needs max_restarts and "gloo").
         restart_on_exception: Also start again after an exception of the script itself.
         log_limit: How much of each worker's log is kept, its first and last parts: bytes, or such as "500MB". None or 0: all.
         notify: Notifications at the run's end: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh", or a list.
@@ -127,6 +130,7 @@ class _Script:
     python: str | None = None
     grace_period_seconds: float | str | dt.timedelta = DEFAULT_GRACE_S
     max_restarts: int = 0
+    on_failure: OnFailure = "restart"
     restart_on_exception: bool = False
     log_limit: int | str | None = DEFAULT_LIMIT
     notify: Sequence[str] | str | None = None
@@ -229,6 +233,7 @@ class _Script:
             "max_run_duration_seconds": _seconds("max_run_duration_seconds", self.max_run_duration_seconds),
             "grace_period_seconds": _seconds("grace_period_seconds", self.grace_period_seconds),
             "max_restarts": self.max_restarts,
+            "on_failure": self.on_failure,
             "restart_on_exception": self.restart_on_exception,
             "log_limit": log_limit(self.log_limit),
             "notify": (self.notify,) if isinstance(self.notify, str) else self.notify or (),

@@ -264,6 +264,13 @@ REFUSED_BY_A_PARAMETER = """
 run t.py --gpu-visibility nod
 run t.py --gpu-share 2 --gpu
 run t.py --on-hang restrat
+run t.py --on-failure replase
+run t.py --on-failure replace
+run t.py --on-failure replace --max-restarts 1 -j 1x2 --backend mpi
+run t.py --on-failure replace --max-restarts 1 -j 1..2x2 --backend gloo
+run t.py --on-failure replace --max-restarts 1 -j 1x1 --backend gloo
+run t.py --on-failure replace --max-restarts 1 -j 1x2 --backend gloo --gpu
+run t.py --on-failure replace --max-restarts 1 -j 1x2 --backend gloo --image x
 run t.py --cores -1
 run t.py -j 1x2 --backend nccl --gpu
 run t.py --image x --conda numpy
@@ -321,6 +328,7 @@ def test_error_speaks_of_options_and_not_of_parameters_in_python(in_process: InP
         "run t.py --backend ncll": "nccl",
         "run t.py --gpu-visibility wroker": "worker",
         "run t.py --on-hang fial": "fail",
+        "run t.py --on-failure replase": "replace",
         "run t.py --input a=/tmp,partition=ran": "rank",
         "sweep run t.py --dry-run --param 'a=unifrom(0,1)' --metric m": "uniform",
         "sweep run t.py --dry-run --param a=1 --metric m --sampler gird": "grid",

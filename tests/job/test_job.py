@@ -20,6 +20,12 @@ def data(name: str, path: str = "x", **values: object) -> DataReference:
     return DataReference(name=name, sources=(Source(datastore="lab", path=path),), **values)
 
 
+REPLACE = {
+    "on_failure": "replace",
+    "max_restarts": 1,
+    "distributed_backend": "gloo",
+    "process_count_per_node": 2,
+}
 # values of a job -> what the refusal must name: the value, then the rule or the next step
 WRONG = [
     ({"entry_script": ""}, ("entry_script is missing", "relative to source_directory")),
@@ -96,6 +102,17 @@ WRONG = [
     (
         {"inputs": (data("a", path_on_compute="x", partition="node"),)},
         ("path_on_compute='x'", "as_partition(by='node')"),
+    ),
+    ({"on_failure": "replase"}, ("on_failure='replase'", "'restart' or 'replace'")),
+    ({"on_failure": "replace"}, ("on_failure='replace' with max_restarts=0", "max_restarts=3")),
+    (REPLACE | {"distributed_backend": "mpi"}, ("distributed_backend='mpi'", "it needs 'gloo'", "on_failure='restart'")),
+    (REPLACE | {"node_count": (1, 2)}, ("node_count=1..2", "starts all workers again")),
+    (REPLACE | {"process_count_per_node": 1}, ("with one worker", "no other worker")),
+    (REPLACE | {"use_gpu": True}, ("on_failure='replace' with use_gpu=True", "CPUs only")),
+    (REPLACE | {"entry_script": "run.sh"}, ("on_failure='replace' with entry_script='run.sh'", "Python")),
+    (
+        REPLACE | {"environment": Environment(docker_image="python:3.12")},
+        ("on_failure='replace' with a container image", "start again together"),
     ),
     ({"environment_variables": ["A=1"]}, ("['A=1']", "dict of strings")),
     ({"environment_variables": {"A B": "1"}}, ("'A B'", "letters, digits and '_'")),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.job.job import BACKENDS, GPU_VISIBILITIES, ON_HANG, PRIORITIES, WARM
+from paceline.job.job import BACKENDS, GPU_VISIBILITIES, ON_FAILURE, ON_HANG, PRIORITIES, WARM
 from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import experiment_of
@@ -161,6 +161,7 @@ _OFFERS: dict[str, Callable[[Workspace, str, Mapping[str, Any]], Iterable[str]]]
     "backends": lambda *_: BACKENDS,
     "gpu_visibilities": lambda *_: GPU_VISIBILITIES,
     "priorities": lambda *_: PRIORITIES,
+    "on_failure": lambda *_: ON_FAILURE,
     "on_hang": lambda *_: ON_HANG,
     "warm": lambda *_: WARM,
     "run_ids": _run_ids,

@@ -123,6 +123,7 @@ def asked(description: Mapping[str, Any]) -> Asked:
     environment = _environment(description, directory)
     # Refuse these values here, to name options of the command line: the job's own messages name parameters.
     wanting = {"--restart-on-exception": description.get("restart_on_exception")}
+    wanting["--on-failure replace"] = description.get("on_failure") == "replace"
     wanting["--on-hang restart"] = description.get("on_hang") == "restart"
     for option in (name for name, is_set in wanting.items() if is_set and not description.get("max_restarts")):
         raise JobError(f"{option} without --max-restarts: say how often, such as --max-restarts 3.")
@@ -148,7 +149,7 @@ def asked(description: Mapping[str, Any]) -> Asked:
                 "cores",
                 "max_restarts",
             ),
-            *("max_run_duration_seconds", "grace_period_seconds", "restart_on_exception"),
+            *("max_run_duration_seconds", "grace_period_seconds", "on_failure", "restart_on_exception"),
             *("hang_seconds", "on_hang", "warm", "elastic_seconds"),
         )
         if name in description

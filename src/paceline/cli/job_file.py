@@ -76,6 +76,7 @@ KEYS = {
     "max_run_duration_seconds": _SECONDS,
     "grace_period_seconds": _SECONDS,
     "max_restarts": _COUNT,
+    "on_failure": _TEXT,
     "restart_on_exception": _FLAG,
     "log_limit": _TEXT,
     "notify": _TEXTS,

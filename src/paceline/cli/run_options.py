@@ -188,6 +188,13 @@ RUN = (
         key="max_restarts",
     ),
     VerbOption(
+        "--on-failure",
+        "Workers to start again after the loss of a worker: all, or only lost ones if the script allows it. Default: restart.",
+        "restart|replace",
+        key="on_failure",
+        complete="on_failure",
+    ),
+    VerbOption(
         "--restart-on-exception/--no-restart-on-exception",
         "Restart after the script's own exceptions, too.",
         type=bool,

@@ -44,7 +44,7 @@ _SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}"']
 _NOT_OF_SESSIONS = frozenset(
     (
         *("script", "arguments", "module", "nodes", "backend", "ps", "compute", "gpu_visibility", "hang_after"),
-        *("on_hang", "elastic_after", "restart_on_exception", "dry_run", "yaml", "as_json"),
+        *("on_failure", "on_hang", "elastic_after", "restart_on_exception", "dry_run", "yaml", "as_json"),
     )
 )
 

@@ -70,6 +70,8 @@ class Engine:
         self.transport_name = joined.name
         here = joined.places[self.rank]
         self.settings = settings.chosen(here.local_size)
+        #: Number of earlier engines of this world.
+        self.generation = joined.generation
         self.local_rank, self.local_size = here.local_rank, here.local_size
         self.cross_rank, self.cross_size = here.cross_rank, here.cross_size
         #: Whether every machine has equally many ranks.
@@ -80,6 +82,11 @@ class Engine:
         self._barriers: dict[int, itertools.count[int]] = {}
         self._changes_lock = threading.Lock()
         self._set_changes = itertools.count()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether this rank has begun an operation."""
+        return self._sets.is_used
 
     def allreduce(
         self, name: str, array: Array, *, out: Array | None = None, **how: Unpack[ReductionOptions]

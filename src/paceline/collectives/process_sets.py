@@ -39,6 +39,8 @@ class ProcessSets:
         #: Callbacks, and whether each wants arrival times.
         self._observers: list[tuple[Callable[..., object], bool]] = []
         self._device_groups: dict[int, DeviceGroup] = {}
+        #: Whether this rank has begun an operation.
+        self.is_used = False
         #: Why the engine has failed, once it has.
         self._failure: str | None = None
         self._start_loop(joined.transport, 0)
@@ -54,6 +56,7 @@ class ProcessSets:
     def loop(self, number: int) -> BackgroundLoop:
         """Return the loop of a set."""
         loop = self.loops.get(number)
+        self.is_used = True
         if loop is None:
             raise ArgumentError(
                 f"rank {self._rank} is not a member of process set {number}: {list(self.members(number))}."

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.collectives import links, store_address
 from paceline.collectives.errors import CollectivesError
 from paceline.system.handshake import RUN_SECRET_VARIABLE, TAG_BYTES, is_tag, tag
+from paceline.system.run_variables import GENERATION_VARIABLE
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -209,6 +210,9 @@ def _store(
     dist: ModuleType, environ: Mapping[str, str], rank: int, host: str, port: int, timeout_s: float
 ) -> tuple[str, Store]:
     try:
+        if GENERATION_VARIABLE in environ and rank != 0 and not _answers(_stores.get((host, port))):
+            # Another process has replaced rank 0, whose store has ended.
+            _stores.pop((host, port), None)
         if (host, port) not in _stores:
             of_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
             is_master = rank == 0 and not of_agent
@@ -230,6 +234,13 @@ def _store(
             f"rank {rank} can't reach the store at MASTER_ADDR={host}, MASTER_PORT={port}: {first}. "
             "Is rank 0 running, and the port free of other programs?"
         ) from error
+
+
+def _answers(store: Store | None) -> bool:
+    try:
+        return store is not None and store.check(["paceline"]) is not None
+    except (RuntimeError, OSError):
+        return False
 
 
 class SignedStore:

@@ -19,6 +19,7 @@ from paceline.collectives import mpi
 from paceline.collectives.errors import ArgumentError, CollectivesError, LostRankError
 from paceline.collectives.liveness import PeerPlace
 from paceline.collectives.transport import Alone, Transport
+from paceline.system.run_variables import GENERATION_VARIABLE
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -28,6 +29,7 @@ _CHOICES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
 #: Variables that MPI launchers set in each process: Open MPI, MPICH and its relatives, PMIx (srun --mpi=pmix), Cray.
 _MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID")
 
+#: The next generation of each world. A worker that replaces a lost one begins with that of the ranks that wait for it.
 _generations: defaultdict[object, Iterator[int]] = defaultdict(itertools.count)
 _comm: Intracomm | None = None
 _comm_places: Sequence[PeerPlace] = ()
@@ -40,8 +42,7 @@ _lost_of_mpi: set[int] = set()
 class RankedWorld:
     """The ranks that were started together, and the transport to them.
 
-    `name` is the transport's name. `lost_ranks` is filled as ranks die. `generation` counts the earlier engines of this process
-    in this world.
+    `name` is the transport's name. `lost_ranks` is filled as ranks die. `generation` counts the earlier engines of this world.
     """
 
     name: str
@@ -121,7 +122,7 @@ def _join_gloo(environ: Mapping[str, str]) -> RankedWorld:
     rank, size, host, port = where = rendezvous.place(environ)
     if size == 1:
         return _alone(GLOO, environ)
-    if _lost[0] and _lost[1] == where:
+    if _lost[0] and _lost[1] == where and GENERATION_VARIABLE not in environ:
         names = ", ".join(map(str, sorted(_lost[0])))
         raise LostRankError(
             f"rank {names} of {size} was lost and not started again: this process still has RANK={rank}, "
@@ -129,6 +130,8 @@ def _join_gloo(environ: Mapping[str, str]) -> RankedWorld:
             "set these variables to those of the ranks that are left, and a free port, before hvd.init().",
             min(_lost[0]),
         )
+    if where[1:] not in _generations:
+        _generations[where[1:]] = itertools.count(int(environ.get(GENERATION_VARIABLE, "0")))
     generation = next(_generations[where[1:]])
     meeting = rendezvous.meet(environ, generation)
     transport = GlooTransport(meeting, range(size))

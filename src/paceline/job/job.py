@@ -68,6 +68,9 @@ DEFAULT_ELASTIC_S = 300.0
 #: Reactions to a hanging run.
 ON_HANG = ("report", "fail", "restart")
 OnHang: TypeAlias = Literal["report", "fail", "restart"]
+#: Which workers start again after the loss of a worker: all of them, or only the lost ones.
+ON_FAILURE = ("restart", "replace")
+OnFailure: TypeAlias = Literal["restart", "replace"]
 #: Whether later attempts fork their workers from a process that has loaded the script's libraries.
 WARM = ("auto", "off")
 Warm: TypeAlias = Literal["auto", "off"]
@@ -116,6 +119,8 @@ class Job:
         grace_period_seconds: Seconds between SIGTERM and SIGKILL.
         max_restarts: Number of further attempts after the loss of a node, worker or launcher, a preemption or a port
             conflict.
+        on_failure: "restart" starts all workers again. "replace" starts only lost workers again where the script allows it,
+            and the others continue; each replacement is one of `max_restarts`.
         restart_on_exception: Also restart after the script's own exception.
         notify: Notifications at the run's end, such as "mail:ann@example.com" and "slack:env:SLACK_URL".
         log_limit: Bytes to keep of each worker's log, from its beginning and its end; 0 for no limit.
@@ -160,6 +165,7 @@ class Job:
     max_run_duration_seconds: float | None = None
     grace_period_seconds: float = DEFAULT_GRACE_S
     max_restarts: int = 0
+    on_failure: OnFailure = "restart"
     restart_on_exception: bool = False
     log_limit: int = DEFAULT_LIMIT
     notify: tuple[str, ...] = ()
@@ -217,6 +223,7 @@ class Job:
             raise JobError(
                 f"environment={self.environment!r} is not an Environment. Make one with paceline.Environment(...)."
             )
+        _check_on_failure(self)
 
     @property
     def world_size(self) -> int:
@@ -377,6 +384,28 @@ def _check_on_hang(job: Job) -> None:
         raise JobError(f"on_hang={job.on_hang!r} with hang_seconds=0: a hang is never seen then. Say after how long.")
     if job.on_hang == "restart" and not job.max_restarts:
         raise JobError("on_hang='restart' with max_restarts=0: say how often, such as max_restarts=3.")
+
+
+def _check_on_failure(job: Job) -> None:
+    """Refuse jobs whose lost workers can't be replaced, whatever their script does."""
+    if job.on_failure not in ON_FAILURE:
+        near = did_you_mean(str(job.on_failure), ON_FAILURE)
+        raise JobError(f"on_failure={job.on_failure!r}: write 'restart' or 'replace'.{near}")
+    if job.on_failure == "restart":
+        return
+    if not job.max_restarts:
+        raise JobError("on_failure='replace' with max_restarts=0: say how often, such as max_restarts=3.")
+    size = range_text(*job.node_range) if job.node_range else ""
+    for is_refused, given, rule in (
+        (job.distributed_backend != "gloo", f"distributed_backend={job.distributed_backend!r}", "it needs 'gloo'"),
+        (bool(size), f"node_count={size}", "an elastic run starts all workers again at each change"),
+        (job.world_size == 1, "one worker", "no other worker would continue"),
+        (job.use_gpu, "use_gpu=True", "it works on CPUs only"),
+        (not job.is_python, f"entry_script={job.entry_script!r}", "it needs a Python script or module"),
+        (job.environment.docker_image is not None, "a container image", "workers in containers start again together"),
+    ):
+        if is_refused:
+            raise JobError(f"on_failure='replace' with {given}: {rule}. Change that, or write on_failure='restart'.")
 
 
 def _check_strings(name: str, values: object) -> None:

@@ -88,6 +88,7 @@ def of_run(launch: Launch) -> dict[str, str]:
         ),
         **({VARIABLE: launch.spare} if launch.spare else {}),
         **_of_elastic(launch),
+        **({run_variables.GENERATION_VARIABLE: "0"} if launch.job.on_failure == "replace" else {}),
     }
 
 

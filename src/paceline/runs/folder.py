@@ -227,6 +227,10 @@ class RunFolder:
         """Return the file in which a node's warm spare reports its modules and memory."""
         return self.attempt(attempt) / f"spare_{node_rank}.json"
 
+    def worker_group(self, attempt: int, rank: int) -> Path:
+        """Return the file in which a rank reports its group, if lost workers may be replaced."""
+        return self.attempt(attempt) / f"group_{rank}.json"
+
     def worker_error(self, attempt: int, rank: int) -> Path:
         """Return the file with the worker's exception, in torchelastic's format."""
         return self.attempt(attempt) / f"error_{rank}.json"

@@ -68,13 +68,21 @@ class StepEntry(TypedDict, total=False):
     reused_from: str
 
 
+class Replacement(TypedDict):
+    """Workers that started again while the others stayed: their start, their ranks, and the cause of the loss."""
+
+    started_utc: str
+    ranks: list[int]
+    cause: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
     """One launch of all workers.
 
     nodes: names by node rank. cores, gpus: allocated on all nodes together. world_size: number of workers. reason: why the
     attempt started, such as "start" or "node b was lost". exit_codes: by rank, as a shell reports them (128+n for signal n);
-    running ranks are absent.
+    running ranks are absent. replaced: workers that started again within the attempt (`on_failure="replace"`).
     """
 
     number: int
@@ -87,6 +95,7 @@ class Attempt:
     cause: str | None = None
     world_size: int | None = None
     reason: str | None = None
+    replaced: tuple[Replacement, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values, as in `state.json`."""
@@ -95,7 +104,8 @@ class Attempt:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Attempt:
         values = known_fields(cls, data)
-        values["nodes"] = tuple(values.get("nodes") or ())
+        for name in ("nodes", "replaced"):
+            values[name] = tuple(values.get(name) or ())
         return cls(**values)
 
 

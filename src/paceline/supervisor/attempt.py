@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from paceline.supervisor.in_containers import wrapped
 from paceline.supervisor.logs import make_logs
 from paceline.supervisor.node_watches import ResizeWatch
 from paceline.supervisor.prepare import remove_on_nodes
+from paceline.supervisor.replacing import Replacing
 from paceline.supervisor.spares import spare_path
 from paceline.supervisor.supervision import Outcome, Supervision
 from paceline.supervisor.watch import WorkerWatch
@@ -59,6 +60,7 @@ def run_attempt(run: Supervision, number: int) -> Outcome:
         note_hang=run.note_hang,
         resize=_resize_watch(run, launch),
         spares=run.spares,
+        replacing=_replacing(run, launch, shells),
     )
     all_ended = False
     try:
@@ -83,6 +85,13 @@ def _with_spares(run: Supervision, launch: Launch) -> Launch:
 def _note_running(run: Supervision) -> None:
     run.has_run = True
     run.to(states.RUNNING)
+
+
+def _replacing(run: Supervision, launch: Launch, shells: Sequence[Mapping[str, str]]) -> Replacing | None:
+    assert run.nodes is not None
+    if run.job.on_failure != "replace":
+        return None
+    return Replacing(launch, run.folder, run.nodes, shells, run.replacements_left, run.note_replacement)
 
 
 def _resize_watch(run: Supervision, launch: Launch) -> ResizeWatch | None:

@@ -83,7 +83,7 @@ def _attempts(run: Supervision) -> Outcome:
     number = len(run.record.attempts)  # the engine may have requeued the job after earlier attempts
     tried, fruitless, failure = _tried(run.record), 0, None
     # The engine restarts a job that it interrupted, even if no attempt is left.
-    if tried > run.job.max_restarts and number:
+    if tried + _replaced(run.record) > run.job.max_restarts and number:
         return Outcome(failure=_interrupted(run.record))
     if number:
         run.reason = "preempted"
@@ -103,6 +103,7 @@ def _attempts(run: Supervision) -> Outcome:
             ended = outcome = _as_told(run, outcome)
         else:
             number += 1
+            run.replacements_left = run.job.max_restarts + 1 - tried - _replaced(run.record)
             ended = _as_told(run, run_attempt(run, number))
             run.may_leave = False
             outcome = brought_home(run, ended)
@@ -127,10 +128,14 @@ def _attempts(run: Supervision) -> Outcome:
                 give_nodes_back(run)
                 continue
         failure = outcome.failure
-        if failure is None or not is_retried(failure, run.job) or tried > run.job.max_restarts:
+        used = tried + _replaced(run.record)
+        if failure is None or not is_retried(failure, run.job) or used > run.job.max_restarts:
             return outcome
+        whole = f"all workers start again: {outcome.whole}" if outcome.whole else ""
         say(f"attempt {tried} failed ({failure.cause}): {failure.message} Starting the next.")
-        run.reason = f"restart after {failure.cause}"
+        if whole:
+            say(f"{whole}.")
+        run.reason = f"restart after {failure.cause}{whole and f'; {whole}'}"
         if failure.cause in NODES_GONE or (run.nodes is not None and run.nodes.lost()):
             give_nodes_back(run)
         elif failure.cause == "port" and run.nodes is not None:
@@ -160,6 +165,11 @@ def _tried(record: RunRecord) -> int:
     """Return how many attempts count against `max_restarts`; an elastic run's changes of nodes do not count."""
     elastic = record.job is not None and record.job.node_range is not None
     return sum(not (elastic and attempt.cause in _OF_NODES) for attempt in record.attempts)
+
+
+def _replaced(record: RunRecord) -> int:
+    """Return how many replacements of workers count against `max_restarts`."""
+    return sum(len(attempt.replaced) for attempt in record.attempts)
 
 
 def _goes_on(run: Supervision, outcome: Outcome) -> bool:

@@ -21,7 +21,7 @@ from paceline.runs import remote_status, states, store
 from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import Attempt, Hang, Owner, RunRecord, parse_utc, utc_now
+from paceline.runs.record import Attempt, Hang, Owner, Replacement, RunRecord, parse_utc, utc_now
 from paceline.supervisor.spares import WarmSpares
 from paceline.system.files import read_json
 from paceline.targets import Nodes, Target
@@ -36,7 +36,7 @@ class Outcome:
     """The end of an attempt.
 
     stopped: the reason from outside, "cancel", "time_limit" or "preempted". stalled: the operations that its ranks waited for.
-    lost: number of lost nodes. resized: the workers ended at a checkpoint to continue with more nodes.
+    lost: number of lost nodes. whole: why all workers start again although `on_failure` is "replace". resized: the workers ended at a checkpoint to continue with more nodes.
     """
 
     exit_codes: dict[str, int] = field(default_factory=dict)
@@ -44,6 +44,7 @@ class Outcome:
     stopped: str | None = None
     stalled: str | None = None
     lost: int = 0
+    whole: str = ""
     resized: bool = False
 
 
@@ -76,6 +77,8 @@ class Supervision:
         #: Whether all workers of the attempt have started.
         self.has_run = False
         self.reason = "start"
+        #: How many replacements of workers `max_restarts` allows in this attempt.
+        self.replacements_left = 0
         #: Whether the run can return its nodes now and queue again; and why another run needs them.
         self.may_leave, self.leaves_for = False, ""
         self._asks_at = 0.0
@@ -166,6 +169,11 @@ class Supervision:
             started_utc=self.record.started_utc or now,
             size=size,
         )
+
+    def note_replacement(self, replacement: Replacement) -> None:
+        """Record workers that started again within the attempt."""
+        self._change_last_attempt(replaced=(*self.record.attempts[-1].replaced, replacement))
+        store.write(self.folder, self.record)
 
     def close_attempt(self, outcome: Outcome) -> None:
         """Record the end of the attempt, unless it is recorded already."""

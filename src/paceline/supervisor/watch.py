@@ -39,6 +39,7 @@ from paceline.supervisor.execute import ExecCommands
 from paceline.supervisor.in_containers import beside_worker, left_its_container
 from paceline.supervisor.logs import LogWatch
 from paceline.supervisor.node_watches import DiskWatch, ResizeWatch
+from paceline.supervisor.replacing import Replacing
 from paceline.supervisor.spares import WarmSpares
 from paceline.supervisor.supervision import Outcome, Wake
 from paceline.system.files import read_json
@@ -78,7 +79,7 @@ class WorkerWatch:
 
     shells: environment of each node below the commands' own. stop: polled for a reason to end. on_running: called once all
     workers have started. keeps_limits: as in `LogWatch`. warn: called with warnings for users. resize: watch for more nodes of an
-    elastic run. spares: the nodes' warm spares.
+    elastic run. spares: the nodes' warm spares. replacing: replaces lost workers; None if all workers start again after a loss.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class WorkerWatch:
         note_hang: Callable[[Hang | None], None] = lambda hang: None,
         resize: ResizeWatch | None = None,
         spares: WarmSpares | None = None,
+        replacing: Replacing | None = None,
     ) -> None:
         self._launch, self._folder, self._nodes, self._wake = launch, folder, nodes, wake
         self._shells, self._stop, self._on_running, self._warn = shells, stop, on_running, warn
@@ -119,7 +121,7 @@ class WorkerWatch:
         self._looks = Looks(launch, folder, nodes, shells, self._about, partial(beside_worker, launch, shells))
         self._hangs = HangWatch(launch, folder, self._looks, note_hang)
         self._exec = ExecCommands(launch, folder, nodes, shells, self._is_there, self._looks)
-        self._resize, self._spares = resize, spares or WarmSpares()
+        self._resize, self._spares, self._replacing = resize, spares or WarmSpares(), replacing
         self._disks = DiskWatch(nodes, [str(launch.run_dir), *outputs], warn)
         self._loads = LoadWatch(nodes, folder, launch, lambda: self._pids, self._look_where)
         # The kernel counts memory kills since boot, so store the number of earlier kills.
@@ -164,7 +166,16 @@ class WorkerWatch:
         stalled = stalled_text(self._folder.stalled(self._launch.attempt)) if stopped else None
         if self._stood is not None:
             stalled = f"{stalled} {self._stood}" if stalled else f"At its end: {self._stood}"
-        return Outcome(exit_codes=codes, failure=failure, stopped=stopped, stalled=stalled, lost=lost, resized=resized)
+        whole = self._replacing.why_not if self._replacing is not None else ""
+        return Outcome(
+            exit_codes=codes,
+            failure=failure,
+            stopped=stopped,
+            stalled=stalled,
+            lost=lost,
+            whole=whole,
+            resized=resized,
+        )
 
     # --- starting
 
@@ -198,7 +209,7 @@ class WorkerWatch:
         """Watch until all workers have ended or one has failed, or return a reason to stop."""
         while True:
             self._look()
-            if self._is_over():
+            if self._is_over() and not self._has_replaced():
                 self._end_gracefully()
                 return None
             reason = self._stop()
@@ -267,6 +278,27 @@ class WorkerWatch:
             return False
         # A worker's report may arrive after its mpirun's exit; after a kill no report comes.
         return self._launcher_code > 128 or now - self._launcher_ended > _LAUNCHER_S / 5
+
+    def _has_replaced(self) -> bool:
+        """Start lost workers again where that is possible. Return whether the attempt continues."""
+        lost = {rank for rank, code in self._exit_codes.items() if code}
+        if self._replacing is None or not lost:
+            return False
+        from paceline.supervisor.diagnosis.findings import report
+        from paceline.supervisor.diagnosis.retries import is_retried
+
+        failure = report(self._findings())
+        if failure is None or not is_retried(failure, self._launch.job):
+            return False
+        commands = {one.command.ranks[0]: one for one in self._started if one.command.ranks[0] in lost}
+        started = self._replacing.start(commands, set(self._living()), self._errors, failure.cause)
+        for rank, new in started.items():
+            self._started.remove(commands[rank])
+            self._started.append(new)
+            self._pids[rank] = new.pid
+            for known in (self._exit_codes, self._ended_at, self._peaks):
+                known.pop(rank, None)
+        return bool(started) and not self._replacing.why_not
 
     def _was_killed_here(self) -> bool:
         """Return whether SIGKILL ended a worker of this machine, so that no earlier failure of a peer is on its way."""

@@ -303,6 +303,24 @@ def kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
+def kill_session(session: int, wait_s: float = 1.0) -> None:
+    """Kill the processes below this one that belong to a session, and wait until they are gone."""
+    deadline = time.monotonic() + wait_s
+    while (left := [pid for pid in descendants(os.getpid()) if _session_of(pid) == session]) and (
+        time.monotonic() < deadline
+    ):
+        for pid in left:
+            send(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
 def reaped() -> list[tuple[int, int, int]]:
     """Reap all ended children. Return the pid, wait status and peak memory in bytes of each.
 

@@ -30,6 +30,9 @@ REQUEST_VARIABLE = "PACELINE_ELASTIC_REQUEST"
 #: Exit code of a worker that has seen the request and saved its checkpoint. Codes up to 78 are those of sysexits.h.
 EXIT_RESIZE = 79
 
+#: Number of the group that a worker joins first: 0, or more in a worker that replaces a lost one. Only with on_failure="replace".
+GENERATION_VARIABLE = "PACELINE_GENERATION"
+
 
 def nested_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
     """Return the (rank, world size) that a program inside the run gave this process, or None for a worker.

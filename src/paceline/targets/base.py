@@ -23,6 +23,8 @@ needed, script_python(links) if nodes have their own interpreters; see docs/comp
         it, `paceline exec` works only where nodes see the supervisor's folders.
     silence_s   seconds without a message after which a node is lost. When workers fail as if a node were gone, the supervisor
         waits as long. Default 15.
+    kill_session(pid, node_rank)   kill the rest of the session of a command that has ended. Without it, a lost worker is not
+        replaced alone (`on_failure="replace"`).
     note_hang(since)   record since when the run hangs (None: no longer), for runs that wait for its nodes.
     leave_reason()     return why the run has to leave its nodes for another run, or "". The supervisor then ends the workers
         and queues the run again.

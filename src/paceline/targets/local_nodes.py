@@ -113,6 +113,9 @@ class LocalNodes:
                 processes.send(pid, 9)
             time.sleep(0.005)
 
+    def kill_session(self, pid: int, node_rank: int) -> None:
+        processes.kill_session(pid)
+
     def _workers(self) -> set[int]:
         return set(processes.descendants(os.getpid())) - self._commands.spares
 

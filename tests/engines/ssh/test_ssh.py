@@ -25,6 +25,7 @@ from tests.engines.beside_azureml import check_driver
 from tests.engines.conftest import require_engine
 from tests.engines.hosts import Hosts
 from tests.engines.lab import KEEP, Lab, exit_codes, log_text, seen, wait_for_end
+from tests.engines.replacing import Training, assert_same
 from tests.helpers import make_job, wait_until
 
 TWO = {"node_count": 2, "distributed_backend": "gloo", "compute_target": "lab"}
@@ -583,3 +584,21 @@ def test_runs_share_a_gpu_of_a_host_and_an_urgent_run_gets_the_place_of_another(
     assert whole.record().attempts[0].cause == "preempted"
     assert [len(run.record().attempts) for run in halves] == [1, 1]
     assert seen(halves[0]) == seen(halves[1]) != seen(urgent)
+
+
+@pytest.mark.promise("only-lost-workers-start-again")
+@pytest.mark.parametrize("victim", [0, 2])
+def test_only_a_lost_worker_of_three_hosts_starts_again(ssh_lab: Lab, hosts: Hosts, victim: int) -> None:
+    marks = hosts.folder / f"marks_{victim}"  # all hosts see it
+    on_hosts = {"node_count": 3, "process_count_per_node": 1, "compute_target": "lab"}
+    try:
+        training = Training(ssh_lab, marks, warm="auto", **on_hosts)
+        before = training.wait_for_step()
+        hosts.run(hosts.names[victim], ["kill", "-9", str(before[victim])])
+        after = training.wait_for_step()
+        assert [old != new for old, new in zip(before, after, strict=True)] == [rank == victim for rank in range(3)]
+        assert_same(training)
+        assert [[one["ranks"] for one in attempt.replaced] for attempt in training.run.record().attempts] == [[[victim]]]
+    finally:
+        shutil.rmtree(marks, ignore_errors=True)
+        shutil.rmtree(marks.with_name("plain"), ignore_errors=True)

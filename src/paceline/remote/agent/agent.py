@@ -192,6 +192,10 @@ class Agent:
     def _op_alive(self, header: Header, data: bytes) -> Header:
         return {"ok": processes.is_alive(header["pid"])}
 
+    def _op_kill_session(self, header: Header, data: bytes) -> Header:
+        processes.kill_session(header["pid"])
+        return {}
+
     def _op_kill_all(self, header: Header, data: bytes) -> Header:
         """Kill the run's processes on this node, except warm spares."""
         return {"left": self._kill(lambda: [pid for pid in self._ours() if pid not in self._commands.spares])}

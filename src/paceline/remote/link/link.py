@@ -223,6 +223,10 @@ class Link(LinkFiles):
             found, self._ends = self._ends, []
             return found
 
+    def kill_session(self, pid: int) -> None:
+        """Kill the rest of the session of a command that has ended."""
+        self._connection.ask("kill_session", timeout_s=5.0, pid=pid)
+
     def kill_all(self) -> None:
         """Kill all processes that the agent has started."""
         self._connection.ask("kill_all", timeout_s=5.0)

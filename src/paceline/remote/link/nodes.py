@@ -205,6 +205,10 @@ class AgentNodes:
         living = self._living()
         on_each(living, lambda link: link.kill_all())
 
+    def kill_session(self, pid: int, node_rank: int) -> None:
+        with contextlib.suppress(LinkError, OSError):  # a lost node is noticed elsewhere
+            self._links[node_rank].kill_session(pid)
+
     def oom_kills(self) -> int:
         living = self._living()
         for link, found in zip(living, on_each(living, lambda link: link.oom_kills()), strict=True):

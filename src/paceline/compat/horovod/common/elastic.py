@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -16,6 +17,7 @@ from paceline.compat.horovod.common.exceptions import HorovodInternalError, Host
 from paceline.compat.horovod.common.kept_commits import KeptCommits, base_of
 from paceline.compat.horovod.common.types import KeptState
 from paceline.system import run_variables
+from paceline.worker import report
 
 T = TypeVar("T")
 
@@ -247,8 +249,11 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
         last: Exception | None = None
         base = base_of()
         state._kept_commits = None if base is None else KeptCommits(base)
+        group = Group.of_run()
         try:
-            if state._kept_commits is not None:
+            if group is not None and group.is_new:
+                group.meet(state, is_new=True)
+            elif state._kept_commits is not None:
                 _go_on(state, state._kept_commits)
             while True:
                 try:
@@ -257,8 +262,12 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
                         # Restart the engine first: `on_reset` reads the new number of ranks, and `sync` sends by it.
                         _reset(reset, last)
                         state.on_reset()
+                        if group is not None and group.meet(state, is_new=False):
+                            skip_sync = False
                     if not skip_sync:
                         state.sync()
+                    if group is not None:
+                        group.enter(state)
                     return func(state, *args, **kwargs)
                 except HorovodInternalError as error:
                     # Count only restores in a row, because a commit in between is progress.
@@ -278,8 +287,80 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
         finally:
             notification_manager.remove_listener(state)
             state._kept_commits = None
+            if group is not None:
+                group.leave()
 
     return wrapper
+
+
+class Group:
+    """This rank's place among ranks of which a lost one may be replaced alone (`paceline.supervisor.replacing`).
+
+    is_new: This process replaces a lost rank, and has not met the others yet.
+    """
+
+    #: Number of times that this process has entered the training.
+    _entries = 0
+
+    def __init__(self, first: int) -> None:
+        engine = basics.engine()
+        self.is_new = first > 0 and Group._entries == 0
+        self._why_not = ""
+        if engine.is_used:
+            self._why_not = "the ranks communicate before hvd.elastic.run, which a new rank can't repeat alone"
+        elif Group._entries:
+            self._why_not = "the script enters hvd.elastic.run several times"
+        elif engine.generation != first:
+            self._why_not = "the script calls hvd.init() several times before hvd.elastic.run"
+        elif (torch := sys.modules.get("torch.distributed")) and torch.is_available() and torch.is_initialized():
+            self._why_not = "the script has a process group of torch.distributed, which a new rank can't join"
+        Group._entries += 1
+
+    @classmethod
+    def of_run(cls) -> Group | None:
+        """Return the group of this run, or None if the run replaces no ranks."""
+        first = os.environ.get(run_variables.GENERATION_VARIABLE)
+        return None if first is None or basics.engine().transport_name != "gloo" else cls(int(first))
+
+    def meet(self, state: State, *, is_new: bool) -> bool:
+        """Let new ranks and the others meet. Return whether there are new ranks.
+
+        If the first rank is new, it adopts the last commit of another rank, because `sync` starts from the first rank.
+
+        Raises:
+            CollectivesError: A reset callback has communicated, so the ranks are at different operations.
+        """
+        if basics.engine().is_used:
+            raise CollectivesError("a callback of the state's reset communicates, which a new rank does not repeat.")
+        commits = state._kept_commits
+        number = 0 if commits is None else commits.number
+        everyone = objects.allgather_object((is_new, number), name="elastic_group")
+        if commits is not None:
+            commits.number = max(count for _, count in everyone)
+        if everyone[0][0]:
+            source = -max((count, -rank) for rank, (new, count) in enumerate(everyone) if not new)[1]
+            own = None if is_new else state.kept()
+            kept = objects.broadcast_object(own, root_rank=source, name="elastic_commit")
+            if basics.rank() == 0:
+                state.take_kept(kept)
+                state.restore()
+        return any(new for new, _ in everyone)
+
+    def enter(self, state: State) -> None:
+        """Report that this rank trains, so that a lost rank may be replaced."""
+        self.is_new = False
+        kept = state.kept()
+        # A user's own handler may keep its value elsewhere, and then hands over nothing.
+        hands_over = kept is not None and None not in kept.get("handlers", {}).values()
+        self._report(basics.engine().generation, hands_over=hands_over)
+
+    def leave(self) -> None:
+        """Report that this rank no longer trains."""
+        self._report(None, hands_over=False)
+
+    def _report(self, generation: int | None, *, hands_over: bool) -> None:
+        values = {"generation": generation, "why_not": self._why_not, "hands_over": hands_over}
+        report.write(f"group_{os.environ['PACELINE_RANK']}.json", values)
 
 
 def _go_on(state: State, commits: KeptCommits) -> None:

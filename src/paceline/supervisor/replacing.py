@@ -1,0 +1,116 @@
+"""Replace lost workers while the others stay (`on_failure="replace"`).
+
+    attempts/<k>/group_<rank>.json     {"generation", "why_not", "hands_over"}, written by each rank that trains in `hvd.elastic.run`
+
+A group is one start of the ranks' engine, and its generation counts them. The other ranks notice a loss themselves: they go back
+to their last commit and wait for the next generation. A lost rank can join it if all ranks were in the same generation.
+Otherwise the attempt ends, and all workers start again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from paceline.job.plan import Launch, StartedCommand
+from paceline.runs.driver_log import say
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import Replacement, utc_now
+from paceline.system.files import read_json
+from paceline.system.run_variables import GENERATION_VARIABLE
+from paceline.targets import Nodes
+
+
+class Replacing:
+    """The replacements of one attempt.
+
+    shells: environment of each node below the commands' own. left: how many replacements `max_restarts` allows. note: records a
+    replacement.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        folder: RunFolder,
+        nodes: Nodes,
+        shells: Sequence[Mapping[str, str]],
+        left: int,
+        note: Callable[[Replacement], None],
+    ) -> None:
+        self._launch, self._folder, self._nodes, self._shells = launch, folder, nodes, shells
+        self._left, self._note = left, note
+        #: The generation that all ranks must have reached before another loss.
+        self._least = 0
+        #: Why the last loss was not replaced.
+        self.why_not = ""
+
+    def start(
+        self, lost: Mapping[int, StartedCommand], staying: Collection[int], errors: Collection[int], cause: str
+    ) -> dict[int, StartedCommand]:
+        """Start lost workers again, and return their commands; return {} if all workers have to start again.
+
+        lost: the commands of the lost ranks. staying: the living ranks. errors: ranks whose script raised an
+        exception. cause: the cause of the loss.
+        """
+        groups = {place.rank: self._group(place.rank) for place in self._launch.places}
+        self.why_not = self._why_not(groups, lost, staying, errors)
+        if self.why_not or self._left <= 0:
+            return {}
+        generation = groups[min(staying)]["generation"] + 1
+        started: dict[int, StartedCommand] = {}
+        for rank, before in lost.items():
+            # Children of the lost worker may hold its port, or write into its log.
+            self._nodes.kill_session(before.pid, before.command.node_rank)  # type: ignore[attr-defined]
+            self._folder.worker_start(self._launch.attempt, rank).unlink(missing_ok=True)
+            variables = before.command.environment | {GENERATION_VARIABLE: str(generation)}
+            command = replace(before.command, environment=variables)
+            try:
+                shell = self._shells[command.node_rank]
+                started[rank] = self._nodes.start(command, self._launch.work_dir, shell)
+            except OSError as error:
+                self.why_not = f"rank {rank} could not be started: {error.strerror or error}"
+                return started
+            if cold := started[rank].cold:
+                say(f"rank {rank} starts cold: {cold}")
+        self._least, self._left = generation, self._left - 1
+        say(f"{_ranks(sorted(lost))} started again in group {generation} ({cause}), {_ranks(sorted(staying))} stayed")
+        self._note({"started_utc": utc_now(), "ranks": sorted(lost), "cause": cause})
+        return started
+
+    def _why_not(
+        self,
+        groups: Mapping[int, Mapping[str, Any]],
+        lost: Collection[int],
+        staying: Collection[int],
+        errors: Collection[int],
+    ) -> str:
+        if self._nodes.lost():
+            return "a node was lost"
+        if not hasattr(self._nodes, "kill_session"):
+            return "this compute target can't replace a worker"
+        for rank, group in groups.items():
+            if not group:
+                return f"rank {rank} was not in hvd.elastic.run, and a script without it can't continue after a loss"
+            if group["why_not"]:
+                return str(group["why_not"])
+            if group["generation"] is None:
+                return f"rank {rank} had left hvd.elastic.run"
+        if len({group["generation"] for group in groups.values()}) > 1 or groups[0]["generation"] < self._least:
+            return "another worker was lost before all ranks had met again"
+        if errors:
+            return f"the script of {_ranks(sorted(errors))} raised an exception"
+        if ended := sorted(groups.keys() - lost - set(staying)):
+            return f"{_ranks(ended)} had ended already"
+        if not staying:
+            return "no worker is left"
+        if 0 in lost and not groups[min(staying)]["hands_over"]:
+            return "rank 0 was lost, and no other rank can hand over a state of this class"
+        return ""
+
+    def _group(self, rank: int) -> Mapping[str, Any]:
+        return read_json(self._folder.worker_group(self._launch.attempt, rank)) or {}
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,109 @@
+"""Runs whose lost workers start again alone, while the others stay (`on_failure="replace"`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.runs import states
+from paceline.system import processes
+from paceline.system.files import read_json
+from tests.engines.lab import Lab, wait_for_end, wait_for_file
+from tests.engines.replacing import SIZE, TRAINS, Training, assert_same
+from tests.helpers import wait_until
+
+@pytest.mark.promise("only-lost-workers-start-again")
+@pytest.mark.usefixtures("torch_at_hand")
+@pytest.mark.parametrize("victims", [(0,), (1,), (2,), (1, 2), (0, 2)], ids=str)
+def test_only_lost_workers_start_again_and_the_result_is_the_same(
+    lab: Lab, tmp_path: Path, victims: tuple[int, ...]
+) -> None:
+    training = Training(lab, tmp_path / "marks")
+    before = training.wait_for_step()
+    training.kill(*(before[rank] for rank in victims))
+    after = training.wait_for_step()
+    assert [old != new for old, new in zip(before, after, strict=True)] == [rank in victims for rank in range(SIZE)]
+    assert_same(training)
+    (attempt,) = training.run.record().attempts
+    assert [(one["ranks"], one["cause"]) for one in attempt.replaced] == [([*victims], "killed")]
+    assert dict(attempt.exit_codes) == {"0": 0, "1": 0, "2": 0}
+
+
+@pytest.mark.promise("only-lost-workers-start-again")
+def test_repeated_losses_use_up_max_restarts_and_leave_no_children(lab: Lab, tmp_path: Path) -> None:
+    training = Training(lab, tmp_path / "marks", "forks", max_restarts=3, warm="auto")
+    for victim in (2, 0, 1):
+        pids = training.wait_for_step()
+        child = int((training.marks / f"child_{victim}").read_text())
+        training.kill(pids[victim])
+        wait_until(lambda child=child: not processes.is_alive(child), "the lost worker's child is killed", 60)  # type: ignore[misc]
+    training.wait_for_step()
+    (attempt,) = training.run.record().attempts
+    assert [one["ranks"] for one in attempt.replaced] == [[2], [0], [1]]
+    training.kill(training.steps(1)[-1]["pid"])
+    assert wait_for_end(training.run) == states.FAILED
+    assert training.run.failure is not None
+    assert (training.run.failure.cause, training.run.failure.rank) == ("killed", 1)
+    assert len(training.run.record().attempts) == 1
+
+
+@pytest.mark.promise("else-all-workers-start-again")
+@pytest.mark.usefixtures("torch_at_hand")
+@pytest.mark.parametrize("is_new", [True, False], ids=["the new worker", "a worker that stays"])
+def test_loss_during_a_replacement_restarts_all_workers(lab: Lab, tmp_path: Path, is_new: bool) -> None:
+    training = Training(lab, tmp_path / "marks", "slow")
+    before = training.wait_for_step()
+    training.kill(before[1])
+    new = int(wait_for_file(training.marks / "waits"))
+    training.kill(new if is_new else before[2])
+    after = training.wait_for_step()
+    assert not {*before, new} & {*after}
+    assert_same(training)
+    first, second = training.run.record().attempts
+    assert [one["ranks"] for one in first.replaced] == [[1]]
+    assert (first.cause, second.cause, second.replaced) == ("killed", None, ())
+    assert second.reason == (
+        "restart after killed; all workers start again: another worker was lost before all ranks had met again"
+    )
+
+
+#: Waits until the first attempt loses a worker.
+PLAIN = """
+import os, time
+while os.environ["PACELINE_ATTEMPT"] == "1":
+    time.sleep(0.05)
+"""
+#: What a script does that is no reason to stay, and the reason in the record.
+ALONE = (
+    (PLAIN, "rank 0 was not in hvd.elastic.run, and a script without it can't continue after a loss"),
+    (
+        TRAINS.replace('log = os.open', 'hvd.broadcast_parameters(net.state_dict(), root_rank=0)\nlog = os.open'),
+        "the ranks communicate before hvd.elastic.run, which a new rank can't repeat alone",
+    ),
+    (
+        TRAINS.replace("hvd.init()", "hvd.init()\nhvd.shutdown()\nhvd.init()"),
+        "the script calls hvd.init() several times before hvd.elastic.run",
+    ),
+)
+
+
+@pytest.mark.promise("else-all-workers-start-again")
+@pytest.mark.usefixtures("torch_at_hand")
+@pytest.mark.parametrize(("script", "reason"), ALONE, ids=["plain", "communicates", "init twice"])
+def test_other_scripts_restart_all_workers_and_the_record_says_why(
+    lab: Lab, tmp_path: Path, script: str, reason: str
+) -> None:
+    training = Training(lab, tmp_path / "marks", script=script)
+    if script == PLAIN:
+        wait_until(lambda: training.run.status == states.RUNNING, "the run is running", 60)
+        pid = read_json(training.run.folder.worker_start(1, 1))["pid"]
+    else:
+        pid = training.wait_for_step()[1]
+    training.kill(pid)
+    wait_until(lambda: len(training.run.record().attempts) == 2, "another attempt", 60)
+    first, second = training.run.record().attempts
+    assert (first.replaced, second.reason) == ((), f"restart after killed; all workers start again: {reason}")
+    assert f"all workers start again: {reason}." in training.run.folder.driver_log.read_text()
+    (training.marks / "fast").touch()
+    assert wait_for_end(training.run) == states.COMPLETED
