@@ -2,9 +2,11 @@
 
 A run of 2 to 4 workers on this machine trains in float64. Again and again a worker, drawn at random, is killed by SIGKILL. The
 next step counts from the moment at which the last rank has finished a step after the kill. The losses of all steps are those of
-a run that nobody disturbs. The scripts are plain: DistributedDataParallel with `paceline.checkpoint`, and `parallelize`.
+a run that nobody disturbs. The scripts are plain: DistributedDataParallel with `paceline.checkpoint`, `parallelize`, and
+`hvd.elastic.run`. With `--replace` only the killed worker starts again, where the script allows it.
 
-    python benchmarks/recovery.py [--kills 25] [--seed 1] [ddp_gloo ddp_mpi parallel_gloo parallel_mpi ...]
+    python benchmarks/recovery.py [--kills 25] [--seed 1] [ddp_gloo ddp_mpi parallel_gloo parallel_mpi elastic_gloo ...]
+    python benchmarks/recovery.py --replace elastic_gloo
 """
 
 from __future__ import annotations
@@ -33,9 +35,10 @@ end = int(sys.argv[2])
 rank = int(os.environ["RANK"])
 log = os.open(os.path.join(marks, f"steps_{rank}"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-def done(step, loss):
+def done(step, loss, group=0):
     values = {"step": step, "at": time.time(), "loss": float(loss), "pid": os.getpid()}
-    os.write(log, (json.dumps(values | {"attempt": int(os.environ["PACELINE_ATTEMPT"])}) + "\\n").encode())
+    attempt = 1000 * int(os.environ["PACELINE_ATTEMPT"]) + group
+    os.write(log, (json.dumps(values | {"attempt": attempt}) + "\\n").encode())
     if not os.path.exists(os.path.join(marks, "fast")):
         time.sleep(STEP_S)
 
@@ -90,6 +93,32 @@ for one in par.epoch(0):
 """.replace("EVERY", str(EVERY))
 )
 
+ELASTIC = (
+    HEAD
+    + """
+import horovod.torch as hvd
+from paceline.collectives import current
+
+hvd.init()
+net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)).double()
+optimizer = hvd.DistributedOptimizer(torch.optim.Adam(net.parameters(), 1e-3), net.named_parameters())
+
+@hvd.elastic.run
+def train(state):
+    while state.step < end:
+        x, y = batch(state.step)
+        optimizer.zero_grad()
+        loss = (net(x[rank::hvd.size()]) - y[rank::hvd.size()]).square().mean()
+        loss.backward()
+        optimizer.step()
+        state.step += 1
+        done(state.step - 1, loss.detach(), current().generation)
+        state.commit()
+
+train(hvd.elastic.TorchState(net, optimizer, step=0))
+"""
+)
+
 
 def steps(marks: Path, rank: int) -> list[dict[str, float]]:
     try:
@@ -118,7 +147,15 @@ def wait_for_spare(run: pl.Run) -> None:
 
 
 def train(
-    folder: Path, script: str, backend: str, size: int, end: int, kills: int, rng: random.Random, warm: str = "auto"
+    folder: Path,
+    script: str,
+    backend: str,
+    size: int,
+    end: int,
+    kills: int,
+    rng: random.Random,
+    warm: str = "auto",
+    on_failure: str = "restart",
 ) -> tuple[list, ...]:
     """Return the seconds from each kill to the next step, the repeated steps of each, and each rank's losses by step."""
     source, marks = folder / "source", folder / f"marks_{time.time_ns()}"
@@ -137,6 +174,7 @@ def train(
             environment_variables={"BACKEND": backend},
             max_restarts=kills,
             warm=warm,
+            on_failure=on_failure if kills else "restart",
         )
     )
     times, again, ranks = [], [], range(size)
@@ -169,9 +207,9 @@ def train(
     return times, again, [{int(one["step"]): one["loss"] for one in steps(marks, rank)} for rank in ranks]
 
 
-def measure(name: str, kills: int, seed: int) -> None:
+def measure(name: str, kills: int, seed: int, on_failure: str) -> None:
     kind, backend, *_ = name.split("_")
-    script = {"ddp": DDP, "parallel": PARALLEL}[kind]
+    script = {"ddp": DDP, "parallel": PARALLEL, "elastic": ELASTIC}[kind]
     limits = (1.5, 3.0) if kind == "ddp" else (1.0, 2.0)
     rng, times, again, differences = random.Random(seed), [], [], []
     with scratch() as folder:
@@ -181,7 +219,9 @@ def measure(name: str, kills: int, seed: int) -> None:
                 continue
             end = 200 + 60 * count
             undisturbed = train(folder, script, backend, size, end, 0, rng)
-            took, repeated, losses = train(folder, script, backend, size, end, count, rng)
+            took, repeated, losses = train(
+                folder, script, backend, size, end, count, rng, on_failure=on_failure
+            )
             times += took
             again += repeated
             assert set().union(*losses) == set(range(end)), "some step was never done"
@@ -191,7 +231,7 @@ def measure(name: str, kills: int, seed: int) -> None:
     ordered = sorted(times)
     p99 = ordered[min(len(ordered) - 1, math.ceil(0.99 * len(ordered)) - 1)]
     report(
-        f"recovery_{name}",
+        f"recovery_{name}{'_replace' if on_failure == 'replace' else ''}",
         f"a worker of 2 to 4 killed at random, with a warm process: {kind} over {backend}, from the kill to the next step of all",
         f"median at most {limits[0]:g} s, p99 {limits[1]:g} s, at most one step again, loss equal to 1e-12",
         median(times) <= limits[0] and p99 <= limits[1] and max(again) <= 1 and max(differences) <= 1e-12,
@@ -209,7 +249,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=25)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--replace", action="store_const", const="replace", default="restart", dest="on_failure")
     parser.add_argument("names", nargs="*", default=["ddp_gloo", "ddp_mpi", "parallel_gloo", "parallel_mpi"])
     given = parser.parse_args()
     for each in given.names:
-        measure(each, given.kills, given.seed)
+        measure(each, given.kills, given.seed, given.on_failure)

@@ -55,14 +55,14 @@ def train(state):
         os.write(log, (json.dumps(note) + "\\n").encode())
         state.commit()
         if not os.path.exists(f"{marks}/fast"):
-            time.sleep(0.05)
+            time.sleep(0.1)
 
 state = hvd.elastic.TorchState(net, optimizer, step=0, total=0.0)
 train(state)
 weights = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
 json.dump([state.total, *weights.tolist()], open(f"outputs/end_{hvd.rank()}.json", "w"))
 """
-SIZE, END = 3, 300
+SIZE, END = 3, 200
 #: A warm process that a fork of the tests' own one runs as could not give its forks to the supervisor (`torch_at_hand`).
 WORLD: dict[str, Any] = {
     "warm": "off",
