@@ -219,9 +219,7 @@ def measure(name: str, kills: int, seed: int, on_failure: str) -> None:
                 continue
             end = 200 + 60 * count
             undisturbed = train(folder, script, backend, size, end, 0, rng)
-            took, repeated, losses = train(
-                folder, script, backend, size, end, count, rng, on_failure=on_failure
-            )
+            took, repeated, losses = train(folder, script, backend, size, end, count, rng, on_failure=on_failure)
             times += took
             again += repeated
             assert set().union(*losses) == set(range(end)), "some step was never done"

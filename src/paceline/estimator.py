@@ -86,8 +86,8 @@ class _Script:
         grace_period_seconds: Time between SIGTERM and SIGKILL when a run is ended.
         max_restarts: How often a run may start over after it lost a node, a worker or its launcher, was preempted or found a port
             in use.
-        on_failure: "restart" starts all workers again. "replace" starts only a lost worker again where the script allows it, and the
-            others continue (needs max_restarts and "gloo").
+        on_failure: "restart" starts all workers again. "replace" starts only a lost worker again where the script allows it, and
+            the others continue (needs max_restarts and "gloo").
         restart_on_exception: Also start again after an exception of the script itself.
         log_limit: How much of each worker's log is kept, its first and last parts: bytes, or such as "500MB". None or 0: all.
         notify: Notifications at the run's end: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh", or a list.

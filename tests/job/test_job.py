@@ -105,7 +105,10 @@ WRONG = [
     ),
     ({"on_failure": "replase"}, ("on_failure='replase'", "'restart' or 'replace'")),
     ({"on_failure": "replace"}, ("on_failure='replace' with max_restarts=0", "max_restarts=3")),
-    (REPLACE | {"distributed_backend": "mpi"}, ("distributed_backend='mpi'", "it needs 'gloo'", "on_failure='restart'")),
+    (
+        REPLACE | {"distributed_backend": "mpi"},
+        ("distributed_backend='mpi'", "it needs 'gloo'", "on_failure='restart'"),
+    ),
     (REPLACE | {"node_count": (1, 2)}, ("node_count=1..2", "starts all workers again")),
     (REPLACE | {"process_count_per_node": 1}, ("with one worker", "no other worker")),
     (REPLACE | {"use_gpu": True}, ("on_failure='replace' with use_gpu=True", "CPUs only")),

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from paceline.collectives import links, store_address
 from paceline.collectives.errors import CollectivesError
 from paceline.system.handshake import RUN_SECRET_VARIABLE, TAG_BYTES, is_tag, tag
-from paceline.system.run_variables import GENERATION_VARIABLE
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -179,6 +178,11 @@ def place_to_meet(environ: Mapping[str, str], name: str) -> Meeting:
     )
 
 
+def forget_store(host: str, port: int) -> None:
+    """Connect to the store again at the next meeting, because its server has ended with rank 0."""
+    _stores.pop((host, port), None)
+
+
 def place(environ: Mapping[str, str]) -> tuple[int, int, str, int]:
     """Return the rank, the number of ranks, and the store's address and port."""
     texts = [environ.get(name) or environ.get(other, "") for name, other in _VARIABLES.items()]
@@ -210,9 +214,6 @@ def _store(
     dist: ModuleType, environ: Mapping[str, str], rank: int, host: str, port: int, timeout_s: float
 ) -> tuple[str, Store]:
     try:
-        if GENERATION_VARIABLE in environ and rank != 0 and not _answers(_stores.get((host, port))):
-            # Another process has replaced rank 0, whose store has ended.
-            _stores.pop((host, port), None)
         if (host, port) not in _stores:
             of_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
             is_master = rank == 0 and not of_agent
@@ -234,13 +235,6 @@ def _store(
             f"rank {rank} can't reach the store at MASTER_ADDR={host}, MASTER_PORT={port}: {first}. "
             "Is rank 0 running, and the port free of other programs?"
         ) from error
-
-
-def _answers(store: Store | None) -> bool:
-    try:
-        return store is not None and store.check(["paceline"]) is not None
-    except (RuntimeError, OSError):
-        return False
 
 
 class SignedStore:

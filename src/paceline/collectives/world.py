@@ -130,10 +130,19 @@ def _join_gloo(environ: Mapping[str, str]) -> RankedWorld:
             "set these variables to those of the ranks that are left, and a free port, before hvd.init().",
             min(_lost[0]),
         )
+    if 0 in _lost[0]:
+        rendezvous.forget_store(host, port)
     if where[1:] not in _generations:
         _generations[where[1:]] = itertools.count(int(environ.get(GENERATION_VARIABLE, "0")))
     generation = next(_generations[where[1:]])
-    meeting = rendezvous.meet(environ, generation)
+    try:
+        meeting = rendezvous.meet(environ, generation)
+    except CollectivesError:
+        if rank == 0 or not _lost[0] or GENERATION_VARIABLE not in environ:
+            raise
+        # Rank 0 was lost too, a moment after the rank that this one knows of.
+        rendezvous.forget_store(host, port)
+        meeting = rendezvous.meet(environ, generation)
     transport = GlooTransport(meeting, range(size))
     lost: set[int] = set()
     _lost = (lost, where)

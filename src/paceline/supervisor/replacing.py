@@ -1,6 +1,6 @@
 """Replace lost workers while the others stay (`on_failure="replace"`).
 
-    attempts/<k>/group_<rank>.json     {"generation", "why_not", "hands_over"}, written by each rank that trains in `hvd.elastic.run`
+    attempts/<k>/group_<rank>.json     {"generation", "why_not", "hands_over"} of each rank that trains in `hvd.elastic.run`
 
 A group is one start of the ranks' engine, and its generation counts them. The other ranks notice a loss themselves: they go back
 to their last commit and wait for the next generation. A lost rank can join it if all ranks were in the same generation.

@@ -36,7 +36,8 @@ class Outcome:
     """The end of an attempt.
 
     stopped: the reason from outside, "cancel", "time_limit" or "preempted". stalled: the operations that its ranks waited for.
-    lost: number of lost nodes. whole: why all workers start again although `on_failure` is "replace". resized: the workers ended at a checkpoint to continue with more nodes.
+    lost: number of lost nodes. whole: why all workers start again, if `on_failure` is "replace". resized: the
+    workers ended at a checkpoint to continue with more nodes.
     """
 
     exit_codes: dict[str, int] = field(default_factory=dict)

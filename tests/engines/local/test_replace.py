@@ -13,6 +13,7 @@ from tests.engines.lab import Lab, wait_for_end, wait_for_file
 from tests.engines.replacing import SIZE, TRAINS, Training, assert_same
 from tests.helpers import wait_until
 
+
 @pytest.mark.promise("only-lost-workers-start-again")
 @pytest.mark.usefixtures("torch_at_hand")
 @pytest.mark.parametrize("victims", [(0,), (1,), (2,), (1, 2), (0, 2)], ids=str)
@@ -78,7 +79,7 @@ while os.environ["PACELINE_ATTEMPT"] == "1":
 ALONE = (
     (PLAIN, "rank 0 was not in hvd.elastic.run, and a script without it can't continue after a loss"),
     (
-        TRAINS.replace('log = os.open', 'hvd.broadcast_parameters(net.state_dict(), root_rank=0)\nlog = os.open'),
+        TRAINS.replace("log = os.open", "hvd.broadcast_parameters(net.state_dict(), root_rank=0)\nlog = os.open"),
         "the ranks communicate before hvd.elastic.run, which a new rank can't repeat alone",
     ),
     (

@@ -598,7 +598,9 @@ def test_only_a_lost_worker_of_three_hosts_starts_again(ssh_lab: Lab, hosts: Hos
         after = training.wait_for_step()
         assert [old != new for old, new in zip(before, after, strict=True)] == [rank == victim for rank in range(3)]
         assert_same(training)
-        assert [[one["ranks"] for one in attempt.replaced] for attempt in training.run.record().attempts] == [[[victim]]]
+        assert [[one["ranks"] for one in attempt.replaced] for attempt in training.run.record().attempts] == [
+            [[victim]]
+        ]
     finally:
         shutil.rmtree(marks, ignore_errors=True)
         shutil.rmtree(marks.with_name("plain"), ignore_errors=True)

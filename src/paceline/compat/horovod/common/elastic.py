@@ -359,7 +359,7 @@ class Group:
         self._report(None, hands_over=False)
 
     def _report(self, generation: int | None, *, hands_over: bool) -> None:
-        values = {"generation": generation, "why_not": self._why_not, "hands_over": hands_over}
+        values: dict[str, object] = {"generation": generation, "why_not": self._why_not, "hands_over": hands_over}
         report.write(f"group_{os.environ['PACELINE_RANK']}.json", values)
 
 
