@@ -26,7 +26,7 @@ FEATURES = {
     "sessions on a node": (919, 8),
     "goodput": (850, 6),
     "checkpoints in the background": (1_223, 5),
-    "warm spares and replacement": (865, 3),
+    "warm spares and replacement": (1_243, 4),
     "types of the JSON": (344, 0),
     "simulated nodes": (1_158, 7),
     "kubernetes": (3_522, 16),
