@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,50 @@ def test_service_without_an_address_reports_why_it_has_no_load(tmp_path: Path) -
     watched = load.ServiceLoad(ServiceFolder(tmp_path))
     assert watched.points(ServiceRecord(name="digits", state="Stopped")) == []
     assert watched.error == "service 'digits' is Stopped and has no address yet."
+
+
+def test_history_fills_the_times_without_finer_points_and_has_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, counts = ServiceFolder(tmp_path), iter(range(0, 10**6, 60))
+    clock = [1000.0]
+    monkeypatch.setattr(load, "get", lambda *_: text(next(counts)).encode())
+    monkeypatch.setattr(load.time, "time", lambda: clock[0])
+    monkeypatch.setattr(load, "HISTORY_S", 30.0)
+    monkeypatch.setattr(load, "_PAUSE_S", 0.0)
+    history, record = load.LoadHistory(folder), ServiceRecord(name="digits", state="Healthy")
+
+    def pass_s(seconds: float, does: Callable[[], object]) -> None:
+        clock[0] += seconds
+        does()
+
+    def add() -> None:
+        history._next = 0.0
+        history.look(record)
+        history.close()
+
+    add()
+    for _ in range(3):
+        pass_s(30, add)
+    folder.load.write_bytes(folder.load.read_bytes() + b'\n{"t": 1e3, "requests_per_s": "many"}\n[1]\n{"t": 107')
+    pass_s(30, add)
+    assert [(one["t"], one["requests_per_s"]) for one in load.read_history(folder)] == [
+        (1030.0, 2.0),
+        (1060.0, 2.0),
+        (1090.0, 2.0),
+        (1120.0, 2.0),
+    ]
+    watched = load.ServiceLoad(folder)
+    watched.points(record)
+    pass_s(2, lambda: watched.points(record))
+    pass_s(28, add)
+    assert [one["t"] for one in watched.points(record)] == [1030.0, 1060.0, 1090.0, 1120.0, 1122.0, 1150.0]
+    monkeypatch.setattr(load, "_HISTORY_BYTES", 2000)
+    for _ in range(100):
+        pass_s(30, add)
+        assert folder.load.stat().st_size <= 2000
+    assert load.read_history(folder)[-1]["t"] == clock[0]
+    assert len(load.read_history(folder)) > 4
 
 
 def test_replicas_are_read_from_the_state_of_the_server(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 
 from paceline.environments.environment import Environment
 from paceline.errors import ServiceFailedError
-from paceline.services import store
+from paceline.services import load, store
 from paceline.services.folder import MARK
 from paceline.services.record import HEALTHY, STOPPED, UNHEALTHY
 from paceline.services.service import Service
@@ -43,18 +45,17 @@ def test_killed_server_is_restarted_with_the_reason(workspace: Workspace, source
 #: A guardian with less patience than it has.
 IMPATIENT = """
 import sys
-from paceline.services import server
+from paceline.services import load, server
 from paceline.services.__main__ import main
 
-server.SILENT_S = 3.0
+server.SILENT_S, load.HISTORY_S = 3.0, 0.5
 sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.promise("server-hangs-killed-started-again")
-def test_a_server_that_hangs_is_killed_and_started_again(workspace: Workspace, source: Path) -> None:
-    """Its model processes may be well; nobody was answered, and nothing ended it."""
-    service = deployed(workspace, source)
+@contextlib.contextmanager
+def _impatient_guardian(service: Service) -> Iterator[subprocess.Popen[bytes]]:
+    """Replace the supervisors of a service by an impatient one."""
     folder, first = service._folder, supervisors(service)
     with open(folder.log, "ab") as log:
         guardian = subprocess.Popen(
@@ -69,6 +70,18 @@ def test_a_server_that_hangs_is_killed_and_started_again(workspace: Workspace, s
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: store.stored(folder).owner["pid"] not in first, "the other one takes over")
         wait_until(lambda: store.stored(folder).server_pid is not None and _answers(service), "it is served again")
+        yield guardian
+    finally:
+        guardian.kill()
+        guardian.wait()
+
+
+@pytest.mark.promise("server-hangs-killed-started-again")
+def test_a_server_that_hangs_is_killed_and_started_again(workspace: Workspace, source: Path) -> None:
+    """Its model processes may be well; nobody was answered, and nothing ended it."""
+    service = deployed(workspace, source)
+    folder = service._folder
+    with _impatient_guardian(service) as guardian:
         # A model process that takes its time is no hanging server.
         assert service.run({"x": [1], "sleep": 4})["y"] == [2]
         before = store.stored(folder)
@@ -79,9 +92,21 @@ def test_a_server_that_hangs_is_killed_and_started_again(workspace: Workspace, s
         wait_until(lambda: _answers(service), "it is served again")
         service.stop()
         assert guardian.wait(timeout=120) == 0
-    finally:
-        guardian.kill()
-        guardian.wait()
+
+
+def test_supervisor_keeps_a_history_of_the_load_while_nobody_looks(workspace: Workspace, source: Path) -> None:
+    service = deployed(workspace, source)
+    with _impatient_guardian(service) as guardian:
+
+        def is_recorded() -> bool:
+            assert service.run({"x": [1]})["y"] == [2]
+            return any(point["requests_per_s"] and point["p50_ms"] for point in load.read_history(service._folder))
+
+        wait_until(is_recorded, "the requests are in the history")
+        service.stop()
+        assert guardian.wait(timeout=120) == 0
+    # A page of the stopped service still has it.
+    assert load.ServiceLoad(service._folder).points(service.record())
 
 
 def test_a_killed_model_process_is_replaced_while_the_server_goes_on(workspace: Workspace, source: Path) -> None:

@@ -3,6 +3,7 @@
 <workspace>/services/<name>/
   service.json        the record: state, revision, address; written by the holder of the lock
   events.jsonl        every change of state, append only
+  load.jsonl          the load of the last day, a point every 30 s
   wanted.json         the desired state: revision, workers, up or stopped
   wanted.lock         held while wanted.json or a revision is written
   supervisor.lock     held by the supervisor
@@ -33,6 +34,7 @@ class ServiceFolder:
 
     record = PathAttribute("service.json")
     events = PathAttribute("events.jsonl")
+    load = PathAttribute("load.jsonl")
     wanted = PathAttribute("wanted.json")
     wanted_lock = PathAttribute("wanted.lock")
     lock = PathAttribute("supervisor.lock")

@@ -5,22 +5,29 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
+from functools import lru_cache
+from typing import TypedDict, cast
 
 from paceline.errors import ServiceError
+from paceline.runs.metric_reader import parsed
 from paceline.services import client, keys
 from paceline.services.folder import ServiceFolder
 from paceline.services.record import ServiceRecord
 from paceline.serving.api import read_state
+from paceline.system.files import gone_is_fine, replacing, stamp_of
 
 _TIMEOUT_S = 2.0
 _MOST_BYTES = 1 << 20
 #: Least seconds between two samples, and most samples that are kept: half an hour.
 _PAUSE_S, _MOST = 1.5, 1200
+#: Seconds between two points of the history, and most bytes of its file. A longer file loses its first half: the rest has a day.
+HISTORY_S, _HISTORY_BYTES = 30.0, 1 << 20
 
 _LINE = re.compile(r"paceline_(?P<name>\w+)\{(?P<labels>[^{}]*)\} (?P<value>[-+.\w]+)")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -59,6 +66,69 @@ class ServerSample:
     memory_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
+class LoadHistory:
+    """The writer of a service's history of load, for the supervisor of the service."""
+
+    def __init__(self, folder: ServiceFolder) -> None:
+        self._folder = folder
+        self._before: ServerSample | None = None
+        self._next = 0.0
+        self._thread: threading.Thread | None = None
+
+    def look(self, record: ServiceRecord) -> None:
+        """Begin to take a sample if one is due. The server may answer late, so a thread waits for it."""
+        if time.monotonic() >= self._next and not (self._thread and self._thread.is_alive()):
+            self._next = time.monotonic() + HISTORY_S
+            self._thread = threading.Thread(target=self._add, args=(record,), daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Wait for a sample in progress, which takes at most two seconds."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _add(self, record: ServiceRecord) -> None:
+        try:
+            now = _sample(self._folder, record)
+        except (OSError, ServiceError):
+            return
+        before, self._before = self._before, now
+        if before is None or now.at <= before.at:
+            return
+        path = self._folder.load
+        with gone_is_fine():
+            with open(path, "ab") as file:
+                # A newline first ends a line that a full disk has cut short.
+                file.write(b"\n" + json.dumps(point(before, now), separators=(",", ":")).encode())
+            if path.stat().st_size > _HISTORY_BYTES:
+                rest = path.read_bytes()[-_HISTORY_BYTES // 2 :].partition(b"\n")[2]
+                with replacing(path) as beside:
+                    beside.write_bytes(rest)
+
+
+def read_history(folder: ServiceFolder) -> list[LoadPoint]:
+    """Return the points of a service's history of load, oldest first."""
+    return _history_at(folder, stamp_of(folder.load))
+
+
+# The page of a service asks every two seconds.
+@lru_cache(maxsize=16)
+def _history_at(folder: ServiceFolder, stamp: object) -> list[LoadPoint]:
+    try:
+        data = folder.load.read_bytes()[-2 * _HISTORY_BYTES :]
+    except OSError:
+        return []
+    return [cast("LoadPoint", one) for one in parsed(data) if _is_point(one)]
+
+
+def _is_point(value: object) -> bool:
+    """Return whether a line of a history has all numbers of a point."""
+    if not isinstance(value, dict) or LoadPoint.__annotations__.keys() - value.keys():
+        return False
+    numbers = [value[name] for name in LoadPoint.__annotations__ if value[name] is not None or not name.endswith("_ms")]
+    return all(isinstance(number, (int, float)) and math.isfinite(number) for number in numbers)
+
+
 class ServiceLoad:
     """The recent load of one service, sampled while somebody looks."""
 
@@ -74,18 +144,31 @@ class ServiceLoad:
         return self._samples[-1] if self._samples else None
 
     def points(self, record: ServiceRecord) -> list[LoadPoint]:
-        """Take a sample if one is due, and return the load since the first sample."""
+        """Take a sample if one is due. Return the load: the history, and finer points of the times with samples."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _PAUSE_S
             try:
-                self._samples.append(
-                    parse(get(self._folder, record, "/metrics").decode("utf-8", "replace"), time.time())
-                )
+                self._samples.append(_sample(self._folder, record))
                 self.error = None
             except (OSError, ServiceError) as error:
                 self.error = str(getattr(error, "reason", error))
         pairs = zip(list(self._samples), list(self._samples)[1:], strict=False)
-        return [point(before, now) for before, now in pairs if now.at > before.at]
+        # Between two longer pauses nobody looked.
+        fine = [point(before, now) for before, now in pairs if 0 < now.at - before.at < HISTORY_S]
+        times = [one["t"] for one in fine]
+
+        def is_fine(at: float) -> bool:
+            """Return whether there is a finer point in the time of a point of the history."""
+            place = bisect_right(times, at)
+            return place > 0 and times[place - 1] > at - HISTORY_S
+
+        coarse = [one for one in read_history(self._folder) if not is_fine(one["t"])]
+        return sorted([*coarse, *fine], key=lambda one: one["t"])
+
+
+def _sample(folder: ServiceFolder, record: ServiceRecord) -> ServerSample:
+    """Take a sample. The errors are those of `get`."""
+    return parse(get(folder, record, "/metrics").decode("utf-8", "replace"), time.time())
 
 
 def get(folder: ServiceFolder, record: ServiceRecord, path: str) -> bytes:

@@ -22,6 +22,7 @@ from paceline.runs import store as runs_store
 from paceline.runs.driver_log import say
 from paceline.services import keys, store
 from paceline.services.folder import ServiceFolder
+from paceline.services.load import LoadHistory
 from paceline.services.log import shorten
 from paceline.services.prepare import Preparation
 from paceline.services.record import (
@@ -82,6 +83,7 @@ class Supervisor:
         self.ready_s: float | None = None
         self.next_start_s = 0.0
         self.next_shorten_s = 0.0
+        self.history = LoadHistory(folder)
         self.keys_time = keys.changed_ns(self.folder)
         record = store.stored(folder)
         is_here = record.target == configured.LOCAL
@@ -255,6 +257,8 @@ class Supervisor:
 
     def _watch(self) -> None:
         state = HEALTHY if self.server.answers else UNHEALTHY
+        if state == HEALTHY:
+            self.history.look(self.record)
         if state != self.record.state:
             self._note(state=state)
         if (changed := keys.changed_ns(self.folder)) != self.keys_time:
@@ -288,6 +292,7 @@ class Supervisor:
             self.server.leave()
         else:
             self.server.stop()
+        self.history.close()
         if self.serving is not None:
             self.serving.stop()
         self._note(server_pid=None)

@@ -2,29 +2,37 @@
 "use strict";
 import { json, number, style } from "./ui.js";
 
-const LOOK_MS = 2000, MOST = 1200;
+const LOOK_MS = 2000, MOST = 6000;
 const CURVES = {
   rate: [["requests_per_s", "requests", 0], ["errors_per_s", "errors", 7]],
   latency: [["p50_ms", "p50", 0], ["p95_ms", "p95", 1], ["p99_ms", "p99", 3]],
   queue: [["running", "running", 2], ["waiting", "waiting", 6]],
 };
 const place = document.getElementById("load"), note = document.getElementById("load-note"), points = [];
-const plots = new Map();
+const plots = new Map(), span = document.getElementById("load-span");
+let shown = [];
+
+/** Choose the points of the last hours. */
+function choose() {
+  const from = (points.at(-1)?.t ?? 0) - 3600 * span.value;
+  shown = points.filter(one => one.t > from);
+}
 
 function makePlot(key) {
   const box = document.getElementById(`plot-${key}`), axis = { stroke: style("--soft"), grid: { stroke: style("--line2") }, ticks: { show: false } };
   plots.get(key)?.destroy();
   plots.set(key, new uPlot({
     width: box.clientWidth, height: 210, legend: { show: false }, cursor: { drag: { x: false, y: false } },
-    scales: { x: { range: (_, low, high) => [low, points.length < 2 ? low + 30 : Math.max(high, low + 30)] }, y: { range: (_, __, high) => [0, Math.max(high * 1.1, 1)] } },
+    scales: { x: { range: (_, low, high) => [low, shown.length < 2 ? low + 30 : Math.max(high, low + 30)] }, y: { range: (_, __, high) => [0, Math.max(high * 1.1, 1)] } },
     axes: [{ ...axis, space: 90, values: (_, ticks) => ticks.map(tick => new Date(1000 * tick).toLocaleTimeString()) }, { ...axis, size: 52 }],
     series: [{}, ...CURVES[key].map(([, label, at]) => ({ label, stroke: style(`--c${at}`), width: 2, spanGaps: false, points: { size: 4 } }))],
   }, data(key), box));
 }
 
-function data(key) { return [points.map(one => one.t), ...CURVES[key].map(([name]) => points.map(one => one[name]))]; }
+function data(key) { return [shown.map(one => one.t), ...CURVES[key].map(([name]) => shown.map(one => one[name]))]; }
 
 function draw() {
+  choose();
   const last = points[points.length - 1];
   for (const key of Object.keys(CURVES)) {
     plots.has(key) ? plots.get(key).setData(data(key)) : makePlot(key);
@@ -52,6 +60,7 @@ async function look() {
 
 document.addEventListener("theme", () => { for (const key of plots.keys()) makePlot(key); if (points.length) draw(); });
 new ResizeObserver(() => { for (const [key, plot] of plots) plot.setSize({ width: document.getElementById(`plot-${key}`).clientWidth, height: 210 }); }).observe(place);
+span.addEventListener("change", () => { if (points.length) draw(); });
 setInterval(look, LOOK_MS);
 look();
 
