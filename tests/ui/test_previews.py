@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import struct
 import zipfile
 from pathlib import Path
@@ -16,6 +17,7 @@ from paceline.checkpoint import files as checkpoint_files
 from paceline.runs.folder import RunFolder
 from paceline.ui import files, previews
 from paceline.ui.markup import highlighted, render_markdown
+from paceline.ui.previews import pickled
 from paceline.ui.previews.reader import read_preview
 from tests.ui.conftest import HOSTILE, Place
 from tests.ui.test_app import PAGE, Elements
@@ -127,6 +129,91 @@ def test_safetensors_numpy_and_torch_files_list_their_arrays(tmp_path: Path) -> 
     numpy.savez(several, a=numpy.zeros(3))
     assert shown(one.getvalue(), "x.npy")["blocks"][0]["rows"][0] == ["Shape", "4 × 5"]
     assert shown(several.getvalue(), "x.npz")["blocks"][0]["rows"][0][:3] == ["a.npy", "3", "<f8"]
+
+
+def saved(value: object, protocol: int) -> bytes:
+    """Return what torch.save writes."""
+    torch, file = pytest.importorskip("torch"), io.BytesIO()
+    torch.save(value, file, pickle_protocol=protocol)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_torch_file_lists_tensors_and_values_as_torch_loads_them(protocol: int) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(5, 3)).sum().backward()
+    optimizer.step()
+    shared = torch.zeros(2, 3, dtype=torch.bfloat16)
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "weight": torch.nn.Parameter(torch.zeros(7)),
+        "tagged": torch.zeros(3),
+        "nested": [(shared, shared), {5: torch.tensor(1.0)}],
+        "small": torch.zeros(2, dtype=torch.float8_e4m3fn),
+        "epoch": 3,
+        "note": HOSTILE,
+    }
+    # With an attribute, torch saves a tensor in another way.
+    state["tagged"].tag = "x"
+    tensors, values, entries = shown(saved(state, protocol), "x.pt")["blocks"]
+    expected: list[list[str]] = []
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            shape = " × ".join(map(str, value.shape)) or "one value"
+            expected.append([name, str(value.dtype).partition(".")[2], shape])
+        elif isinstance(value, (dict, list, tuple)):
+            for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+                add(f"{name}.{key}" if name else str(key), part)
+
+    add("", state)
+    assert tensors["rows"] == expected
+    assert tensors["title"].startswith(f"{len(expected)} tensors")
+    assert {("epoch", "3"), ("optimizer.param_groups.0.betas.1", "0.999")} <= {*map(tuple, values["rows"])}
+    assert any(row[0].endswith("/data.pkl") for row in entries["rows"])
+    whole = shown(saved(model, protocol), "x.pth")["blocks"][0]
+    assert ["_modules.0._parameters.weight", "float32", "4 × 3"] in whole["rows"]
+    assert shown(saved(shared, protocol), "x.pt")["blocks"][0]["rows"] == [["", "bfloat16", "2 × 3"]]
+
+
+def test_hostile_pickles_of_torch_files_are_not_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Path("owned")
+    deep = b"(" * 10_000 + b"t" * 10_000 + b"."
+    laughs = b"".join([b"\x80\x04]\x94", *(b"]\x94(h%ch%ce" % (n, n) for n in range(60)), b"."])
+    itself = b"\x80\x04]\x94h\x00a."
+    pickles = [
+        b"cos\nsystem\n(S'touch owned'\ntR.",
+        deep,
+        laughs,
+        itself,
+        b"t.",
+        b"h\x05.",
+        b"}",
+        b"",
+        b"0.",
+        b"\x8a\xff.",
+    ]
+    drawn = random.Random(1)
+    good = zipfile.ZipFile(io.BytesIO(saved({"w": pytest.importorskip("torch").zeros(2)}, 2)))
+    data = good.read(next(name for name in good.namelist() if name.endswith("data.pkl")))
+    for _ in range(300):
+        spoilt = bytearray(data)
+        for _ in range(3):
+            spoilt[drawn.randrange(len(spoilt))] = drawn.randrange(256)
+        pickles.append(bytes(spoilt))
+    for one in pickles:
+        made = io.BytesIO()
+        with zipfile.ZipFile(made, "w") as archive:
+            archive.writestr("x/data.pkl", one)
+        assert shown(made.getvalue(), "x.pt")["blocks"][-1]["rows"][0][0] == "x/data.pkl"
+    assert not here.exists()
+    monkeypatch.setattr(pickled, "_MOST_OPCODES", 20)
+    assert shown(saved({"w": 1, "x": [2] * 30}, 2), "x.pt")["notes"] == [
+        "The tensors can't be listed: its pickle has more than 20 opcodes."
+    ]
 
 
 def test_parquet_shows_schema_and_first_rows() -> None:

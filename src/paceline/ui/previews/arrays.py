@@ -13,7 +13,7 @@ from typing import IO, BinaryIO
 from paceline.data.transfer.progress import size_text
 from paceline.runs.visible import visible
 from paceline.system import safetensors
-from paceline.ui.previews import CELL, COLUMNS, ROWS, WHOLE_BYTES, FilePreview, PreviewBlock
+from paceline.ui.previews import CELL, COLUMNS, ROWS, WHOLE_BYTES, FilePreview, PreviewBlock, pickled
 
 #: Most entries of a table of contents.
 _ENTRIES = 1000
@@ -63,6 +63,7 @@ def archive(file: BinaryIO, name: str) -> FilePreview:
     with zipfile.ZipFile(file) as source:
         entries = source.infolist()
         rows = [_entry(source, one, is_numpy=is_numpy) for one in entries[:_ENTRIES]]
+        found = _torch(source)
     size = sum(one.file_size for one in entries)
     arrays_only = ["Shape", "Type"] if is_numpy else []
     block: PreviewBlock = {
@@ -71,7 +72,33 @@ def archive(file: BinaryIO, name: str) -> FilePreview:
         "columns": ["Entry", *arrays_only, "Size", "Stored"],
         "rows": rows,
     }
-    return {"blocks": [block], "notes": _cut(len(entries), "entries")}
+    return {"blocks": [*found["blocks"], block], "notes": [*found["notes"], *_cut(len(entries), "entries")]}
+
+
+def _torch(source: zipfile.ZipFile) -> FilePreview:
+    """Return the tensors and other values of an archive of `torch.save`; nothing of another archive."""
+    entry = next(
+        (one for one in source.infolist() if one.filename.count("/") == 1 and one.filename.endswith("/data.pkl")), None
+    )
+    if entry is None:
+        return {"blocks": [], "notes": []}
+    try:
+        with source.open(entry) as file:
+            data = file.read(WHOLE_BYTES + 1)
+        if len(data) > WHOLE_BYTES:
+            raise ValueError(f"its pickle has more than {size_text(WHOLE_BYTES)}")
+        found, values = pickled.tensors_of(data)
+    # `pickletools` and `zipfile` may raise anything about a malformed file, whose entries are shown all the same.
+    except Exception as error:
+        return {"blocks": [], "notes": [visible(f"The tensors can't be listed: {error}.")[:CELL]]}
+    rows = [[one.name[:CELL], one.dtype[:CELL], _shape(one.shape)] for one in found[:_ENTRIES]]
+    title = f"{len(found):,} tensors with {sum(one.count for one in found):,} values"
+    blocks: list[PreviewBlock] = []
+    if found:
+        blocks.append({"kind": "table", "title": title, "columns": ["Tensor", "Type", "Shape"], "rows": rows})
+    if values:
+        blocks.append(_pairs("Values that are no tensors", values))
+    return {"blocks": blocks, "notes": _cut(len(found), "tensors")}
 
 
 def parquet(file: BinaryIO, _: str) -> FilePreview:
