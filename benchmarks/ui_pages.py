@@ -20,8 +20,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -104,18 +105,44 @@ def _answers(port: int) -> bool:
     return False
 
 
-def seconds_to(page: Any, url: str, is_there: str) -> float:
-    """From the call of a page until this JavaScript holds on it, in a browser at rest.
+@dataclass(frozen=True)
+class Visit:
+    """Seconds until a page is there, and seconds of the processor: of the server, and of the browser's main thread."""
+
+    seconds: float
+    server_s: float
+    browser_s: float
+
+
+def visit(page: Any, url: str, is_there: str, pid: int | None = None) -> Visit:
+    """Open a page in a browser at rest, and wait until this JavaScript holds on it. pid: of the server.
 
     A browser keeps one process ready for the next page: without the rest, a page that comes after a quick one would pay for its
     start.
     """
     page.goto("about:blank")
     page.wait_for_timeout(_REST_MS)
-    before = time.perf_counter()
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    before, spent = time.perf_counter(), cpu_s(pid) if pid else 0.0
     page.goto(url, wait_until="commit")
     page.wait_for_function(is_there, polling=10, timeout=1000 * LIMIT_S)
-    return time.perf_counter() - before
+    took, spent = time.perf_counter() - before, (cpu_s(pid) if pid else 0.0) - spent
+    metrics = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+    session.detach()
+    return Visit(took, spent, metrics["TaskDuration"])
+
+
+def seconds_to(page: Any, url: str, is_there: str) -> float:
+    return visit(page, url, is_there).seconds
+
+
+def spent_s(name: str, visits: Sequence[Visit]) -> dict[str, float]:
+    """The medians of the processor's seconds, for a result."""
+    return {
+        f"{name}_server_cpu_s": median([one.server_s for one in visits]),
+        f"{name}_browser_cpu_s": median([one.browser_s for one in visits]),
+    }
 
 
 def drawn(names: tuple[str, ...], points: int) -> str:

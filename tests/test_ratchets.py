@@ -22,7 +22,7 @@ SOURCE = ROOT / "src" / "paceline"
 
 #: Lines and files that a feature has added since the numbers were lowered. The house itself only shrinks.
 FEATURES = {
-    "daily work on results": (11_552, 49),
+    "daily work on results": (11_893, 50),
     "sessions on a node": (919, 8),
     "goodput": (850, 6),
     "checkpoints in the background": (1_223, 5),

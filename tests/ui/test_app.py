@@ -13,6 +13,7 @@ from paceline.pipelines.spec import PipelineSpec, StepSpec
 from paceline.runs import states
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
+from paceline.ui import run_page
 from tests.helpers import make_job
 from tests.sweeps.made import add_trial, make_sweep
 from tests.sweeps.pictures.trials import SPEC, make_trials
@@ -205,6 +206,20 @@ def test_curves_by_rank_attempt_axis_and_window(place: Place) -> None:
         assert client.get(f"/runs/{folder.run_id}/curves?{wrong}").status_code == 400
     names = client.get(f"/runs/{folder.run_id}/curves").json()["names"]
     assert {"name": "nan", "last": "inf"}.items() <= names[1].items()
+
+
+def test_first_answer_lists_the_first_of_many_metrics(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_page, "LISTED", 30)
+    folder, client = place.run(), place.client()
+    for number in range(40):
+        log_values(folder, f"m{number}", [1.0, float(number)])
+    address = f"/runs/{folder.run_id}/curves"
+    first, rest = client.get(address).json(), client.get(f"{address}?list=all&name=").json()
+    assert [one["name"] for one in first["names"]] == [f"m{number}" for number in range(30)]
+    assert first["unlisted"] == 10
+    assert [curve["name"] for curve in first["curves"]] == [f"m{number}" for number in range(24)]
+    assert [(one["name"], one["last"]) for one in rest["names"]] == [(f"m{number}", number) for number in range(40)]
+    assert (rest["unlisted"], rest["curves"]) == (0, [])
 
 
 def test_the_log_by_rank_attempt_search_and_side(place: Place) -> None:

@@ -107,6 +107,25 @@ def test_run_is_added_by_its_name(place: Place) -> None:
     assert client.get("/compare/names", params={"q": "heron >"}).json() == []
 
 
+def test_first_answer_has_the_curves_of_the_first_metrics(place: Place) -> None:
+    runs = _runs(place, 3)
+    for folder in runs:
+        for name in ("acc", "late"):
+            log_values(folder, name, [0.5, 0.75])
+    address, client = f"/compare/curves?{_query(runs)}", place.client()
+    first = client.get(address).json()
+    assert [one["name"] for one in first["names"]] == ["loss", "acc", "late"]
+    assert [(one["name"], one["run"]) for one in first["curves"]] == [
+        (name, run) for run in range(3) for name in ("loss", "acc")
+    ]
+    assert first["more"] == 0
+    late = client.get(f"{address}&name=late").json()
+    assert [(one["name"], one["run"], one["y"]) for one in late["curves"]] == [
+        ("late", run, [0.5, 0.75]) for run in range(3)
+    ]
+    assert "more" not in late
+
+
 def test_runs_without_metrics_or_params_are_compared(place: Place) -> None:
     query = _query([place.run(job=None), place.run("b_1700000002_00000001", states.FAILED, job=None)])
     client = place.client()

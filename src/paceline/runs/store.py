@@ -413,7 +413,8 @@ def stored(folder: RunFolder) -> RunRecord:
 
 #: Path of a `job.json` -> what identifies its version, and its record without a state. Followers read a record many times.
 _known: dict[str, tuple[tuple[int, ...], RunRecord]] = {}
-_MOST_KNOWN = 64
+#: More than the page compares at once.
+_MOST_KNOWN = 256
 
 
 def _submitted(folder: RunFolder, job: Job | None = None) -> RunRecord | None:

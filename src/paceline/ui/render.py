@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -31,6 +32,8 @@ from paceline.ui.markup import RENDERED, render_markdown
 TemplateValues: TypeAlias = "dict[str, Any]"
 
 HERE = Path(__file__).parent
+#: Pause between the compilation of two templates.
+_PAUSE_S = 0.02
 STATIC = HERE / "static"
 #: Name of a third-party file of the pages -> its path.
 SHARED = {path.name: path for path in (pictures.SCRIPT, pictures.STYLE)}
@@ -89,6 +92,13 @@ def text(request: Request, template: str, **values: Any) -> str:
 def part(template: str, **values: Any) -> str:
     """Render the template of a piece, without the values that `text` adds."""
     return _templates().get_template(template).render(**values)
+
+
+def compile_templates() -> None:
+    """Compile all templates, with pauses for the requests of other threads: the first page of each kind would wait 0.1 s."""
+    for name in _templates().list_templates(extensions=["html"]):
+        _templates().get_template(name)
+        time.sleep(_PAUSE_S)
 
 
 @cache

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from paceline.job.job import Job
 from paceline.models import registry
@@ -30,6 +30,8 @@ from paceline.ui.wait_picture import WaitPicture, picture_of_hang
 MOST_RANKS = 8
 #: Number of metrics in the first response. The page requests others when they become visible.
 FIRST = 24
+#: Number of metrics in the list of the first response. With 12,000 metrics the whole list has 1.3 MB.
+LISTED = 300
 _REPORT_CHARS = 20_000
 #: Most tags and properties that a page shows, and most characters of each.
 _MOST_TAGS, _MOST_PROPERTIES, _LONGEST = 200, 2_000, 2_000
@@ -76,7 +78,8 @@ class CurveQuery:
 
     names: of metrics; empty for the first ones. ranks: None for the first ones. pixels: width of the picture. window: visible
     part of the axis. node_ranks: of curves about nodes and workers: only these nodes, and these ranks. has_bands: draw many ranks
-    as a band. lists_all: list all metrics, not only those of `names`.
+    as a band. listed: the metrics in the list: all, the first `LISTED` ones, or those of `names`. first: number of
+    drawn metrics if `names` is empty.
     """
 
     pixels: int
@@ -87,7 +90,8 @@ class CurveQuery:
     all_attempts: bool = False
     node_ranks: tuple[Collection[int], Collection[int]] | None = None
     has_bands: bool = False
-    lists_all: bool = True
+    listed: Literal["all", "first", "asked"] = "all"
+    first: int = FIRST
 
 
 class MetricJson(TypedDict):
@@ -128,11 +132,13 @@ class BandJson(CurveJson):
 class CurvesJson(TypedDict):
     """The answer to a `CurveQuery`: all metrics, and points of the requested curves.
 
-    others: number of images, tables and texts that were logged.
+    unlisted: number of metrics that the list of the first response leaves out. others: number of images, tables and texts that
+    were logged.
     """
 
     names: list[MetricJson]
     curves: list[CurveJson]
+    unlisted: int
     others: int
 
 
@@ -239,41 +245,48 @@ def curves_of(store: CurveStore, folder: RunFolder, query: CurveQuery) -> Curves
 
 
 def curves_json(curves: RunCurves, query: CurveQuery, origin_s: float = 0.0) -> CurvesJson:
-    """Return the list of all metrics, and the points of the requested metrics."""
+    """Return the list of metrics, and the points of the requested metrics."""
     by_name: dict[tuple[bool, str], list[Key]] = {}
-    for key in sorted(curves.curves, key=lambda key: (key.rank, key.attempt)):
+    # In the order in which the script logged them first.
+    for key in [*curves.curves]:
         by_name.setdefault((key.is_node, key.name), []).append(key)
-    order = {(key.is_node, key.name): number for number, key in reversed([*enumerate(curves.curves)])}
+    plain = [of for of in by_name if not of[0]]
+    nodes = sorted((of for of in by_name if of[0]), key=lambda of: _node_place(of[1]))
+    asked = set(query.names)
+    first = plain[:LISTED] if query.listed == "first" else plain
     listed: list[MetricJson] = []
     drawn: list[CurveJson] = []
-    for place, of in enumerate(sorted(by_name, key=lambda of: (of[0], _node_place(of[1]) if of[0] else (), order[of]))):
+    for place, of in enumerate([*first, *nodes]):
         is_node, name = of
-        keys = by_name[of]
-        is_asked = name in query.names
-        if not (is_asked or query.lists_all):
+        is_asked = name in asked
+        if query.listed == "asked" and not is_asked:
             continue
-        there = sorted({key.rank for key in keys})
-        last = max(keys, key=lambda key: (key.attempt, -key.rank))
-        listed.append(
-            {
-                "name": name,
-                "node": int(is_node),
-                "ranks": there,
-                "attempts": sorted({key.attempt for key in keys}),
-                "count": sum(len(curves.curves[key].ys) for key in keys),
-                "last": _last(curves.curves[last].ys),
-            }
-        )
-        if not is_asked if query.names else place >= FIRST and not is_node:
+        keys = sorted(by_name[of], key=lambda key: (key.rank, key.attempt))
+        entry = _metric_json(curves, keys)
+        listed.append(entry)
+        if not is_asked if asked else place >= query.first and not is_node:
             continue
-        chosen, is_band = _chosen_ranks(query, there, name, is_node=is_node)
+        chosen, is_band = _chosen_ranks(query, entry["ranks"], name, is_node=is_node)
         shown = [key for key in keys if key.rank in chosen]
         of_place = replace(query, axis="step", window=None) if is_node else query
         if is_band:
             drawn += _bands(curves, shown, of_place, origin_s)
         else:
             drawn += [_curve_json(curves, key, of_place, origin_s) for key in shown]
-    return {"names": listed, "curves": drawn, "others": curves.other_count}
+    return {"names": listed, "curves": drawn, "unlisted": len(plain) - len(first), "others": curves.other_count}
+
+
+def _metric_json(curves: RunCurves, keys: Sequence[Key]) -> MetricJson:
+    """Return the entry of a metric, whose keys are in order."""
+    last = max(keys, key=lambda key: (key.attempt, -key.rank)) if len(keys) > 1 else keys[0]
+    return {
+        "name": last.name,
+        "node": int(last.is_node),
+        "ranks": sorted({key.rank for key in keys}),
+        "attempts": sorted({key.attempt for key in keys}),
+        "count": sum([len(curves.curves[key].ys) for key in keys]),
+        "last": _last(curves.curves[last].ys),
+    }
 
 
 def _chosen_ranks(query: CurveQuery, there: Sequence[int], name: str, *, is_node: bool) -> tuple[Collection[int], bool]:

@@ -23,6 +23,7 @@ from paceline.errors import UserError
 from paceline.runs.page_address import announce
 from paceline.system.files import make_own
 from paceline.system.listening import listen_at
+from paceline.ui import render
 from paceline.ui.app import make_app
 from paceline.ui.config import UiConfig, ports
 from paceline.ui.guard import Token
@@ -86,6 +87,7 @@ def serve(config: UiConfig) -> int:
         threading.Thread(target=_end_with_input, daemon=True).start()
     # Switch threads more often: a thread that reads a long log would delay the event loop by 5 ms for each packet.
     sys.setswitchinterval(0.0005)
+    threading.Thread(target=render.compile_templates, daemon=True).start()
     # Exclude the objects of imported modules from garbage collection.
     gc.freeze()
     try:

@@ -61,7 +61,7 @@ class Section {
   }
 
   show() {
-    const board = this.sections.board, passing = this.entries.filter(entry => entry.node || board.passes(entry.name));
+    const board = this.sections.board, passing = board.passing(this.entries);
     this.box.hidden = passing.length === 0;
     this.head.textContent = "";
     const count = document.createElement("small");

@@ -388,15 +388,16 @@ export class Board {
 
   get isFiltered() { return Boolean(tools("filter")?.value); }
 
-  /** Whether the filter lets a metric of this name pass. */
-  passes(name) {
+  /** The metrics that the filter lets pass. */
+  passing(metrics) {
     const words = (tools("filter")?.value || "").toLowerCase().split(/\s+/);
-    return words.every(word => name.toLowerCase().includes(word));
+    return this.isFiltered ? metrics.filter(one => one.node || words.every(word => one.name.toLowerCase().includes(word))) : metrics;
   }
 
   filter() {
     if (this.sections) { this.sections.show(); return; }
-    this.all(chart => { if (!chart.isNode) chart.card.hidden = !this.passes(chart.name); });
+    const charts = [...this.charts.values()], passing = new Set(this.passing(charts));
+    for (const chart of charts) if (!chart.isNode) chart.card.hidden = !passing.has(chart);
   }
 
   /** Fetch this picture's curves soon, with those of others that are wanted. */
@@ -441,6 +442,8 @@ export class Board {
     }
     const drawn = charts || [...by.keys()].map(of => this.charts.get(of)).filter(Boolean);
     for (const chart of drawn) chart.set(by.get(`${Number(chart.isNode)}|${chart.name}`) || []);
+    // The first answer names the first of many metrics. The others wait until the first charts are drawn.
+    if (found.unlisted) this.listed(await this.read(null, { list: "all", name: "" }).catch(() => ({ names: [] })));
   }
 
   listed({ names, others }) {

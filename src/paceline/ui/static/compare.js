@@ -20,6 +20,7 @@ function go(chosen) {
 const board = new Board({
   address: metrics.dataset.curves, place: byId("charts"), nodes: null, ...legend.options,
   onListed: ({ more }) => {
+    if (more === undefined) return; // an answer about some metrics
     byId("more-metrics").hidden = !more;
     byId("more-metrics").textContent = `${more} more metrics have no chart here. The table has all.`;
   },

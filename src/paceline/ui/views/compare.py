@@ -33,8 +33,8 @@ from paceline.ui.views.listing import RunQuery, selected
 
 #: Most runs in a comparison. Some proxies refuse longer addresses.
 MOST = 200
-#: Most metrics with a chart. The table has all.
-_CHARTS = 200
+#: Most metrics with a chart. The table has all. The first response has the curves of the first ones.
+_CHARTS, _FIRST = 200, 2
 #: Most points of all curves of one chart, and fewest of one curve.
 _POINTS, _FEWEST = 12_000, 60
 #: Most names that completion offers.
@@ -129,18 +129,25 @@ def table(request: Request) -> Response:
 def curves(request: Request) -> Response:
     """Return a curve for each run and metric.
 
-    It is that of the run's lowest rank, over all attempts. A request without metrics gets their names only.
+    It is that of the run's lowest rank, over all attempts. A request without metrics gets all names, and the curves of the first
+    run's first metrics.
     """
     chosen, query = requested_runs(request), curve_query(request)
+    lists_all = not query.names
     query = replace(
         query,
-        names=query.names or ("",),
+        listed="all" if lists_all else "asked",
+        first=_FIRST,
         pixels=min(query.pixels, max(_FEWEST, _POINTS // (2 * len(chosen.folders)))),
     )
     drawn: list[dict[str, object]] = []
     listed: dict[str, run_page.MetricJson] = {}
     for place, folder in zip(chosen.places, chosen.folders, strict=True):
         one = run_page.curves_of(request.app.state.curves, folder, query)
+        if not query.names:
+            query = replace(
+                query, names=[*dict.fromkeys(curve["name"] for curve in one["curves"] if not curve["node"])] or [""]
+            )
         lowest = {entry["name"]: entry["ranks"][0] for entry in one["names"] if not entry["node"]}
         for entry in one["names"]:
             if not entry["node"]:
@@ -152,7 +159,8 @@ def curves(request: Request) -> Response:
             if not curve["node"] and curve["rank"] == lowest[curve["name"]]
         ]
     shown = [*listed.values()][:_CHARTS]
-    return as_json({"names": shown, "curves": drawn, "others": 0, "more": len(listed) - len(shown)})
+    more = {"more": len(listed) - len(shown)} if lists_all else {}
+    return as_json({"names": shown, "curves": drawn, "others": 0, **more})
 
 
 def changes(request: Request) -> Response:

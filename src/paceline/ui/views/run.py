@@ -71,11 +71,11 @@ async def live(request: Request) -> Response:
 def curves(request: Request) -> Response:
     """Return the points of the requested curves as JSON.
 
-    Query: `name` (several), `ranks`, `axis`, `from`, `to`, `px`, `attempts=all`, `node` (a number), `list=asked` (only these
-    metrics), `whole=1` (all values, not thinned).
+    Query: `name` (several), `ranks`, `axis`, `from`, `to`, `px`, `attempts=all`, `node` (a number), `list` (`asked`: only
+    these metrics; `all`: all of them; else the first ones), `whole=1` (all values, not thinned).
     """
     folder = folder_of(request)
-    query = curve_query(request)
+    query, listed = curve_query(request), request.query_params.get("list")
     if query.axis not in ("step", "time", "relative"):
         raise HTTPException(400, f"axis must be step, time or relative, got {query.axis!r}.")
     query = replace(
@@ -84,7 +84,7 @@ def curves(request: Request) -> Response:
         all_attempts=request.query_params.get("attempts") == "all",
         node_ranks=_node_ranks(folder, whole(request, "node", -1, least=-1)),
         has_bands=True,
-        lists_all=request.query_params.get("list") != "asked",
+        listed="asked" if listed == "asked" else "all" if listed == "all" else "first",
     )
     return as_json(run_page.curves_of(request.app.state.curves, folder, query))
 
