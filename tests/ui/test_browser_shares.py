@@ -14,7 +14,7 @@ import pytest
 from paceline.ui.shares import SharedLinks
 from tests.cli.conftest import Cli
 from tests.ui.conftest import Place, log_values
-from tests.ui.test_browser import _ALL, Session, findings, page  # noqa: F401 - a fixture
+from tests.ui.test_browser import _ALL, _OF_COLOURS, Session, findings, page  # noqa: F401 - a fixture
 
 
 @pytest.fixture
@@ -58,9 +58,17 @@ def test_curves_are_shown_in_a_frame_of_a_named_site(
         page.fill("input[name=origins]", origin)
         page.click("text=Make a link >> nth=-1")
         page.wait_for_selector("#shared-frame")
-        assert findings(session, "shares", _ALL) == []
-        if shown := os.environ.get("REPORT_PICTURES"):
-            page.screenshot(path=f"{shown}/shares.png", full_page=True)
+        shown = os.environ.get("REPORT_PICTURES")
+
+        def look(name: str) -> None:
+            """Examine the page in light and dark."""
+            for scheme, rules in (("light", _ALL), ("dark", _OF_COLOURS)):
+                page.emulate_media(color_scheme=scheme)
+                assert findings(session, f"{name}, {scheme}", rules) == []
+                if shown:
+                    page.screenshot(path=f"{shown}/{name}-{scheme}.png", full_page=True)
+
+        look("shares")
         page.set_viewport_size({"width": 390, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.set_viewport_size({"width": 1300, "height": 800})
@@ -83,6 +91,9 @@ def test_curves_are_shown_in_a_frame_of_a_named_site(
             if shown:
                 page.screenshot(path=f"{shown}/frame-{name}.png")
         page.frames[1].goto(f"{session.base}/shared/{token}/embed?scale=log")
+        page.goto(f"{session.base}/shared/{token}/embed")
+        page.wait_for_selector(".chart canvas")
+        look("embedded")
         assert page.problems == []
         page.goto(f"{origin}/bad.html")
         page.wait_for_function("() => document.readyState === 'complete'")

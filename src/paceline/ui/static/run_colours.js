@@ -2,10 +2,11 @@
 "use strict";
 import { isDark, style } from "./ui.js";
 
-/** A colour for each run: those of the page for the first eight, then hues far from each other, with dashes. */
+/** A colour for each run: those of the page for the first eight, then hues far from each other, with dashes. The ninth is between
+ *  green and yellow, the widest gap of the first eight. */
 export function colour(at) {
   if (at < 8) return style(`--c${at}`);
-  return `oklch(${(isDark() ? 0.72 : 0.5) + (at % 3 - 1) * 0.09} 0.15 ${Math.round(at * 137.508) % 360})`;
+  return `oklch(${(isDark() ? 0.72 : 0.5) + (at % 3 - 1) * 0.09} 0.15 ${Math.round(at * 137.508 + 100) % 360})`;
 }
 const DASHES = [undefined, [7, 4], [2, 3], [12, 4, 2, 4]];
 const dash = at => DASHES[Math.floor(at / 8) % DASHES.length];
