@@ -294,6 +294,9 @@ LAUNCHES = {
         ),
     ),
     "elastic": make_launch(make_job(node_count=(1, 2), distributed_backend="gloo")),
+    "replacement": make_launch(
+        make_job(node_count=2, distributed_backend="gloo", max_restarts=1, on_failure="replace")
+    ),
     "ps": make_launch(make_job(distributed_backend="ps", worker_count=2, parameter_server_count=1)),
 }
 
