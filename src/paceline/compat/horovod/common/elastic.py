@@ -249,7 +249,7 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
         last: Exception | None = None
         base = base_of()
         state._kept_commits = None if base is None else KeptCommits(base)
-        group = Group.of_run()
+        group = RankGroup.of_run()
         try:
             if group is not None and group.is_new:
                 group.meet(state, is_new=True)
@@ -293,7 +293,7 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
     return wrapper
 
 
-class Group:
+class RankGroup:
     """This rank's place among ranks of which a lost one may be replaced alone (`paceline.supervisor.replacing`).
 
     is_new: This process replaces a lost rank, and has not met the others yet.
@@ -304,20 +304,20 @@ class Group:
 
     def __init__(self, first: int) -> None:
         engine = basics.engine()
-        self.is_new = first > 0 and Group._entries == 0
+        self.is_new = first > 0 and RankGroup._entries == 0
         self._why_not = ""
         if engine.is_used:
             self._why_not = "the ranks communicate before hvd.elastic.run, which a new rank can't repeat alone"
-        elif Group._entries:
+        elif RankGroup._entries:
             self._why_not = "the script enters hvd.elastic.run several times"
         elif engine.generation != first:
             self._why_not = "the script calls hvd.init() several times before hvd.elastic.run"
         elif (torch := sys.modules.get("torch.distributed")) and torch.is_available() and torch.is_initialized():
             self._why_not = "the script has a process group of torch.distributed, which a new rank can't join"
-        Group._entries += 1
+        RankGroup._entries += 1
 
     @classmethod
-    def of_run(cls) -> Group | None:
+    def of_run(cls) -> RankGroup | None:
         """Return the group of this run, or None if the run replaces no ranks."""
         first = os.environ.get(run_variables.GENERATION_VARIABLE)
         return None if first is None or basics.engine().transport_name != "gloo" else cls(int(first))
