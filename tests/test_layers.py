@@ -59,6 +59,8 @@ MAY_IMPORT = {
     "models": "errors system job runs data",
     # Knows of all that lies in a workspace, and starts nothing.
     "pruning": "errors system runs environments data containers models",
+    # Knows of all that lies in a workspace, and starts nothing.
+    "backups": "errors system job runs data models.keep",
     # What workers do: on each node by the standard library alone, in the supervisor, and for readers of a run.
     "observe": "errors system job runs launchers.environment targets",
     "observe.node": "errors system",
@@ -93,7 +95,7 @@ MAY_IMPORT = {
     # The page reads a workspace, and changes what the command line changes by the same functions.
     "ui": f"{UP_TO_SUBMIT} rerun workspace sweeps pipelines models services reports cli.description cli.job_file",
     "cli": f"{UP_TO_SUBMIT} rerun estimator workspace workspace_dir pruning doctor children sweeps pipelines models "
-    "serving.api services compat reports ui trackers sessions",
+    "serving.api services compat reports ui trackers sessions backups",
     "__main__": "cli",
 }
 

@@ -67,7 +67,7 @@ def an_empty_folder(scene: Scene, patch: pytest.MonkeyPatch) -> None:
 # --- data and environments
 
 
-@supposed_by("environments", "data", "containers", "private-packages")
+@supposed_by("environments", "data", "backups", "containers", "private-packages")
 def packages_and_photos(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     make_wheel(scene.folder / "wheels", "einops", "0.8.1")
     write_tree(

@@ -10,6 +10,7 @@ import pytest
 import paceline as pl
 from paceline.data.stores.datastore import Datastore
 from paceline.data.stores.filesystem import Store, place_of
+from paceline.data.transfer import blobs
 from paceline.data.transfer.upload import put_new
 from paceline.errors import DataError, ModelChangedError, ModelError, ModelNotFoundError, TransferError
 from paceline.job.data_reference import Source
@@ -145,7 +146,7 @@ def test_concurrent_writes_of_one_name_let_one_succeed(store, workspace):
 
 @pytest.mark.promise("version-goes-another-workspace-datastore")
 def test_interrupted_push_resumes_with_remaining_files(near, model, workspace, monkeypatch):
-    real, stored = on_store.put_files, []
+    real, stored = blobs.put_files, []
 
     def broken(store, path, files, progress, **how):
         stored.append([name for name, _ in files])
@@ -153,7 +154,7 @@ def test_interrupted_push_resumes_with_remaining_files(near, model, workspace, m
         raise TransferError("the line is down")
 
     with monkeypatch.context() as patch:
-        patch.setattr(on_store, "put_files", broken)
+        patch.setattr(blobs, "put_files", broken)
         with pytest.raises(TransferError, match="the line is down"):
             on_store.push(workspace.path, model.record, LAB)
     assert on_store.listed(workspace.path, LAB) == [], "there is no version without its record"

@@ -583,6 +583,47 @@ class PrunedJson(TypedDict):
     failed: list[str]
 
 
+#: `backup list` (an array). left_out_count: files that it has not.
+BackupRow = TypedDict(
+    "BackupRow",
+    {
+        "id": str,
+        "created_utc": str,
+        "created_by": str,
+        "host": str,
+        "workspace": str,
+        "files": int,
+        "size_bytes": int,
+        "left_out_count": int,
+    },
+)
+
+
+class CreatedBackup(TypedDict):
+    """A new backup: `backup create`. stored: contents that the place had not yet; removed: by --keep."""
+
+    backup: BackupRow
+    stored: int
+    stored_bytes: int
+    left_out: list[LeftOut]
+    removed: list[str]
+    freed_bytes: int
+
+
+class RestoredBackup(TypedDict):
+    """What was restored: `backup restore`. ended: runs that are Failed now; kept: existing things."""
+
+    backup: BackupRow
+    folder: str
+    files: int
+    size_bytes: int
+    ended: list[str]
+    kept: list[str]
+
+
+#: `backup verify` and `backup remove`.
+VerifiedBackup = TypedDict("VerifiedBackup", {"backup": BackupRow, "damaged": list[str]})
+RemovedBackups = TypedDict("RemovedBackups", {"removed": list[str], "freed_bytes": int})
 #: `prune --compute`, `import` and `azureml check`.
 PrunedNodes = TypedDict("PrunedNodes", {"dry_run": bool, "nodes": list[dict[str, object]]})
 ImportedStore = TypedDict("ImportedStore", {"tracker": str, "counts": dict[str, int], "runs": list[ImportedRun]})

@@ -106,6 +106,11 @@ EXAMPLES = {
     "archive": "paceline archive brave-otter-12",
     "rm": "paceline rm brave-otter-12",
     "restore": "paceline restore brave-otter-12",
+    "backup create": "paceline backup create lab --keep 7",
+    "backup list": "paceline backup list lab",
+    "backup verify": "paceline backup verify lab",
+    "backup restore": "paceline backup restore lab --into restored",
+    "backup remove": "paceline backup remove lab --keep 3",
     "prune": "paceline prune --older-than 30d --dry-run",
     "trust": "paceline trust /group/.paceline",
     "bug-report": "paceline bug-report brave-otter-12",
@@ -114,6 +119,7 @@ EXAMPLES = {
 #: First word of a verb -> its topic in `paceline docs`, where the topic has another name.
 TOPICS = {
     "azureml": "from-azureml",
+    "backup": "backups",
     "env": "environments",
     "model": "models",
     "package": "services",

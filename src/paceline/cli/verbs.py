@@ -89,6 +89,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "archive": ("read.archive", "Leave runs out of lists."),
     "rm": ("remove.rm", "Move ended runs to the trash, which keeps them for 7 days."),
     "restore": ("remove.restore", "Bring deleted runs back from the trash, or list the trash."),
+    "backup": ("backup", "Back the workspace up to a datastore, and restore it."),
     "prune": ("remove.prune", "Remove old runs and unused snapshots, environments and data."),
     "trust": ("remove.trust", "Trust a workspace that you did not make on this machine."),
     "bug-report": ("diff.report", "Print the facts for a bug report."),

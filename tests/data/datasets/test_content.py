@@ -62,12 +62,22 @@ def test_every_other_change_changes_the_fingerprint(tmp_path, workspace, change)
 
 def test_unchanged_file_is_hashed_once(tmp_path, workspace, monkeypatch):
     write_tree(tmp_path / "one", {"a.txt": "alpha"})
+    os.utime(tmp_path / "one/a.txt", (10**9, 10**9))
     before = of_folder(tmp_path / "one", workspace)
     monkeypatch.setattr("paceline.data.datasets.content.hashlib.sha256", lambda *_: pytest.fail("read again"))
     infos = list_files([Source(path=str(tmp_path / "one"))], workspace.path)
     (found,) = with_content(infos, workspace.path)
     monkeypatch.undo()
     assert content_fingerprint([found]) == before
+
+
+def test_two_writes_within_one_clock_tick_are_two_contents(tmp_path, workspace):
+    write_tree(tmp_path / "one", {"a.txt": "alpha"})
+    times = os.stat(tmp_path / "one/a.txt")
+    before = of_folder(tmp_path / "one", workspace)
+    (tmp_path / "one/a.txt").write_text("omega")
+    os.utime(tmp_path / "one/a.txt", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert of_folder(tmp_path / "one", workspace) != before
 
 
 def test_hashes_that_can_not_be_kept_are_made_again(tmp_path, workspace):

@@ -10,10 +10,12 @@ import contextlib
 import hashlib
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from paceline.data.stores.filesystem import Store, place_of
 from paceline.data.transfer.cache import DataCache
@@ -23,6 +25,8 @@ from paceline.job.data_reference import Source
 
 _CHUNK = 1 << 20
 _AT_ONCE = 4
+#: Longest tick of a file system's clock: 2 s on FAT.
+_TICK_NS = 2 * 10**9
 #: Seconds to wait for a lock of the hash database.
 _BUSY_S = 30.0
 
@@ -36,7 +40,7 @@ def with_content(infos: Sequence[FileInfo], workspace_dir: Path) -> list[FileInf
     paths = [_local_path(info, workspace_dir) for info in infos]
     if not any(paths):
         return list(infos)
-    with _known() as known, ThreadPoolExecutor(_AT_ONCE) as pool:
+    with known_digests() as known, ThreadPoolExecutor(_AT_ONCE) as pool:
         # Threads only read and hash, both without the GIL. They never use the database connection.
         digests = pool.map(lambda path: known.digest(path) if path else None, paths)
         hashed = [replace(info, version=digest or info.version) for info, digest in zip(infos, digests, strict=True)]
@@ -72,7 +76,7 @@ def _local_path(info: FileInfo, workspace_dir: Path) -> Path | None:
         return store.local(path)
 
 
-class _Digests:
+class Digests:
     """Cached hashes of files, and new hashes that are not stored yet."""
 
     def __init__(self, database: sqlite3.Connection | None) -> None:
@@ -85,20 +89,27 @@ class _Digests:
     def digest(self, path: Path) -> str:
         try:
             with open(path, "rb") as file:
-                # Use the open file: the path may name another file by now.
-                status = os.fstat(file.fileno())
-                key = f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
-                if key not in self._known:
-                    digest = hashlib.sha256()
-                    while chunk := file.read(_CHUNK):
-                        digest.update(chunk)
-                    # Assignments are atomic, and two threads that hash one file store the same value.
-                    self._known[key] = self._new[key] = digest.hexdigest()
+                return self.of(file)
         except OSError as error:
             raise TransferError(
                 f"{str(path)!r} can't be read: {error.strerror}. Make it readable, or leave it out."
             ) from error
-        return self._known[key]
+
+    def of(self, file: IO[bytes]) -> str:
+        """Return the SHA-256 of an open file."""
+        # Use the open file: the path may name another file by now.
+        status = os.fstat(file.fileno())
+        key = _key(status)
+        if key in self._known:
+            return self._known[key]
+        digest = hashlib.sha256()
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+        # A write in the same clock tick as the last one leaves no trace in the times, so keep no hash of a new file.
+        if os.fstat(file.fileno()).st_mtime_ns == status.st_mtime_ns < time.time_ns() - _TICK_NS:
+            # Assignments are atomic, and two threads that hash one file store the same value.
+            self._known[key] = self._new[key] = digest.hexdigest()
+        return digest.hexdigest()
 
     def keep(self) -> None:
         if self._database is not None and self._new:
@@ -107,16 +118,20 @@ class _Digests:
                 self._database.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?)", self._new.items())
 
 
+def _key(status: os.stat_result) -> str:
+    return f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
+
+
 @contextlib.contextmanager
-def _known() -> Iterator[_Digests]:
+def known_digests() -> Iterator[Digests]:
     """Open `<data cache>/digests.sqlite`, or an empty cache on failure."""
     database: sqlite3.Connection | None = None
     try:
         database = sqlite3.connect(DataCache().folder / "digests.sqlite", timeout=_BUSY_S)
         database.execute("CREATE TABLE IF NOT EXISTS digests (file TEXT PRIMARY KEY, sha256 TEXT)")
-        digests = _Digests(database)
+        digests = Digests(database)
     except sqlite3.Error:
-        digests = _Digests(None)
+        digests = Digests(None)
     try:
         yield digests
     finally:

@@ -79,7 +79,7 @@ def check_upload(reference: DataReference, workspace_dir: Path) -> None:
             _put_bytes(store, b"", probe)
             # Some stores allow writing but not removing. The empty file then stays, and the run may start.
             with contextlib.suppress(Exception):
-                _remove(store, probe)
+                remove_file(store, probe)
 
 
 def upload_output(
@@ -292,6 +292,14 @@ def read_bytes(store: Store, path: str) -> bytes | None:
             return None
 
 
+def remove_file(store: Store, path: str) -> None:
+    """Remove a file. Call it in a block of `store.translating`."""
+    if store.kind == "local":
+        store.local(path).unlink()
+    else:
+        store.fs.rm_file(store.full(path))
+
+
 def _target(reference: DataReference, workspace_dir: Path) -> tuple[StoreRecord, str]:
     record, path = place_of(reference.sources[0], workspace_dir)
     return record, clean_path(path, record.title).rstrip("/")
@@ -392,13 +400,6 @@ def _put_bytes(store: Store, data: bytes, path: str) -> None:
     if store.kind == "sftp":
         store.fs.makedirs(full.rpartition("/")[0] or "/", exist_ok=True)
     store.fs.pipe_file(full, data)
-
-
-def _remove(store: Store, path: str) -> None:
-    if store.kind == "local":
-        store.local(path).unlink()
-    else:
-        store.fs.rm_file(store.full(path))
 
 
 def _beside(target: Path) -> contextlib.AbstractContextManager[Path]:

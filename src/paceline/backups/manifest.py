@@ -1,0 +1,201 @@
+"""The list of a backup's files, and the rules for a list that somebody else could have written.
+
+An entry names a file by its path in the workspace and its content by the SHA-256. A link is relative and leads to a
+path of the workspace. Tokens, keys and passwords are never in the list (`NEVER`), nor folders that Paceline makes again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from paceline.data.stores.names import check_relative, check_tree
+from paceline.data.transfer.blobs import SHA256
+from paceline.errors import DataError
+from paceline.system.serialization import known_fields, plain_fields
+
+VERSION = 1
+#: Folders of a workspace that a backup has, each with a pattern of the names in it that are no part of it.
+KEPT = {
+    "runs": r"\..*",
+    "snapshots": r"\..*",
+    "models": r"\.parts|\.lock",
+    "datasets": r"\.lock",
+    "datastores": r"\.lock",
+    "compute": r"\.lock",
+    "environments": r"(?!registered$).*",
+    "names": r".*\.lock|\.lock",
+    "pipelines": r"\.lock",
+    "views": r"\.lock",
+    "data": r"\.lock",
+}
+#: Names in the folder of a run that are secret, or belong to processes that run now.
+NEVER = re.compile(r"secrets\.json|exec_key|exec|session|lock|ballast|closing|\.incoming|\.seen-.*|\..*\.deleted.*")
+_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{8}")
+_KINDS = ("file", "folder", "link")
+
+
+class BackupEntry(NamedTuple):
+    """A file, folder or link of a backup.
+
+    Attributes:
+        kind: "file", "folder" or "link".
+        name: Path relative to the workspace.
+        mode: Permissions.
+        mtime_ns: Time of the last change.
+        size: In bytes, of a file.
+        sha256: Of a file.
+        target: Of a link: relative and normalized.
+        is_shared: Whether the file had several hard links.
+    """
+
+    kind: str
+    name: str
+    mode: int = 0o644
+    mtime_ns: int = 0
+    size: int = 0
+    sha256: str = ""
+    target: str = ""
+    is_shared: bool = False
+
+    @property
+    def unit(self) -> str:
+        """The run, snapshot, model or other thing that the entry belongs to, such as "runs/digits_1700000000_00000001"."""
+        return "/".join(self.name.split("/")[:2])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backup:
+    """A whole backup.
+
+    Attributes:
+        id: Time and random digits: ids sort by time.
+        workspace: Name of the workspace's folder.
+        files, size_bytes: Of everything that it restores.
+        left_out: Number of files that it has not.
+        manifest: SHA-256 of the list of its files, which is stored as a content.
+        manifest_bytes: Size of the list.
+    """
+
+    id: str
+    created_utc: str
+    created_by: str
+    host: str
+    workspace: str
+    files: int
+    size_bytes: int
+    left_out: int
+    manifest: str
+    manifest_bytes: int
+    version: int = field(default=VERSION)
+
+    def to_json(self) -> dict[str, object]:
+        return plain_fields(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], where: str) -> Backup:
+        """Return the backup that a document of a store describes.
+
+        Raises:
+            DataError: It is not valid, or of a newer version.
+        """
+        try:
+            backup = cls(**known_fields(cls, data))
+            texts = (backup.created_utc, backup.created_by, backup.host, backup.workspace)
+            numbers = (backup.files, backup.size_bytes, backup.left_out, backup.manifest_bytes)
+            is_valid = bool(_ID.fullmatch(backup.id)) and bool(SHA256.fullmatch(backup.manifest))
+            is_valid = is_valid and all(isinstance(text, str) for text in texts) and all(map(_is_count, numbers))
+        except (TypeError, AttributeError):
+            is_valid = False
+        if not is_valid or backup.version != VERSION:
+            raise DataError(f"a document in {where} is not a valid backup, or a newer Paceline has written it.")
+        return backup
+
+
+def is_backup_id(text: str) -> bool:
+    """Return whether a text has the form of a backup's id."""
+    return _ID.fullmatch(text) is not None
+
+
+def is_kept(name: str) -> bool:
+    """Return whether a path of the workspace may be in a backup."""
+    top, _, rest = name.partition("/")
+    if top not in KEPT:
+        return False
+    second, _, inside = rest.partition("/")
+    if second and re.fullmatch(KEPT[top], second):
+        return False
+    return top != "runs" or not inside or NEVER.fullmatch(inside.partition("/")[0]) is None
+
+
+def link_target(name: str, target: str) -> str | None:
+    """Return the normalized target of a link, or None if it leads out of the backup's folders.
+
+    Normalized targets climb first and then only descend, so no chain of such links leads out of the workspace.
+    """
+    if os.path.isabs(target) or "\0" in target or not target:
+        return None
+    folder = os.path.dirname(name)
+    meant = os.path.normpath(os.path.join(folder, target))
+    return os.path.relpath(meant, folder) if is_kept(meant) else None
+
+
+def to_bytes(entries: Iterable[BackupEntry]) -> bytes:
+    """Return the list of files as bytes."""
+    return json.dumps({"version": VERSION, "entries": [list(entry) for entry in entries]}).encode()
+
+
+def from_bytes(data: bytes, where: str) -> list[BackupEntry]:
+    """Parse a list of files.
+
+    Raises:
+        DataError: A name or a link leaves the workspace, a name occurs twice or may not be in a backup, or a size, a mode
+            or a hash is not valid.
+    """
+    try:
+        entries = [BackupEntry(*values) for values in json.loads(data)["entries"]]
+        for entry in entries:
+            _check(entry, where)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"the list of files of a backup in {where} is not valid: {error}. Name another backup."
+        ) from error
+    names = [entry.name for entry in entries]
+    if len(set(names)) != len(names):
+        raise DataError(f"the list of files of a backup in {where} names a file twice. Name another backup.")
+    # A file below a link would be written to the target of the link.
+    folders = {entry.name for entry in entries if entry.kind == "folder"}
+    check_tree([name for name in names if name not in folders], where)
+    return entries
+
+
+def _check(entry: BackupEntry, where: str) -> None:
+    check_relative(entry.name, where)
+    is_valid = (
+        entry.kind in _KINDS
+        and is_kept(entry.name)
+        and all(map(_is_count, (entry.mode, entry.mtime_ns, entry.size)))
+        and entry.mode <= 0o777
+        and entry.mtime_ns < 1 << 63
+        and isinstance(entry.is_shared, bool)
+        and ("/" in entry.name or entry.kind == "folder")
+    )
+    if entry.kind == "file":
+        is_valid = is_valid and SHA256.fullmatch(entry.sha256) is not None
+    elif entry.kind == "link":
+        is_valid = is_valid and link_target(entry.name, entry.target) == entry.target
+    if not is_valid:
+        raise DataError(
+            f"the list of files of a backup in {where} has {entry.name!r}, which no backup has. Nothing was restored: "
+            "name another backup, and find out who can write to the store."
+        )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0

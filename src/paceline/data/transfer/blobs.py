@@ -1,0 +1,164 @@
+"""Files stored by content: a folder of a datastore has each content once, under its SHA-256.
+
+A file that was stored once is not sent again, no matter in which folder or under which name it is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from paceline.data.stores.filesystem import Store, place_of
+from paceline.data.stores.names import clean_path
+from paceline.data.transfer.listing import FileInfo, list_source, path_in_store
+from paceline.data.transfer.partial import FileToFetch, Partial
+from paceline.data.transfer.progress import Meter, Progress
+from paceline.data.transfer.reading import reader_of
+from paceline.data.transfer.transfer import transfer
+from paceline.data.transfer.upload import put_files, remove_file
+from paceline.errors import DataError
+from paceline.job.data_reference import Source
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+_PLACE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)(?::(.*))?", re.DOTALL)
+_AT_ONCE = 16
+
+
+def parse_place(text: str, default_path: str) -> Source | None:
+    """Parse STORE, STORE:PATH, a URL or an absolute path; None for other texts.
+
+    default_path: The path in a datastore that is given without a path.
+    """
+    if "://" in text or text.startswith("/"):
+        return Source(path=text)
+    match = _PLACE.fullmatch(text)
+    if match is None:
+        return None
+    return Source(datastore=match[1], path=default_path if match[2] is None else match[2])
+
+
+@contextlib.contextmanager
+def opened(workspace_dir: Path, place: Source) -> Iterator[tuple[Store, str]]:
+    """Open the store of a place. Yield it with the path in it, which is empty or ends with "/"."""
+    record, path = place_of(place, workspace_dir)
+    with Store(record) as store:
+        plain = clean_path(path, store.title).rstrip("/")
+        yield store, f"{plain}/" if plain else ""
+
+
+def found_below(store: Store, place: Source, path: str) -> list[FileInfo]:
+    """List the files below a path of the store; none if the path does not exist."""
+    try:
+        return list_source(store, place, path)
+    except DataError:
+        return []
+
+
+class Blobs:
+    """The contents in a folder of an open store, as of the last `refresh`."""
+
+    def __init__(self, store: Store, place: Source, path: str) -> None:
+        self._store, self._place, self._path = store, place, path.rstrip("/")
+        self.refresh()
+
+    def refresh(self) -> None:
+        """List the contents again."""
+        found = found_below(self._store, self._place, f"{self._path}/")
+        self._infos = {info.path.rpartition("/")[2]: info for info in found}
+
+    def names(self) -> set[str]:
+        """Return the hashes of all contents."""
+        return {name for name in self._infos if SHA256.fullmatch(name)}
+
+    def size(self, sha256: str) -> int:
+        """Return the stored bytes of a content, or 0 if it is missing."""
+        return self._infos[sha256].size if sha256 in self._infos else 0
+
+    def info(self, sha256: str) -> FileInfo:
+        """Return the stored file of a content."""
+        return self._infos[sha256]
+
+    def has(self, sha256: str, size_bytes: int, *, verify: bool = False) -> bool:
+        """Return whether a content is stored with this size.
+
+        verify: Also read every byte, and compare the hash.
+        """
+        info = self._infos.get(sha256)
+        if info is None or info.size != size_bytes:
+            return False
+        if not verify:
+            return True
+        digest, path = hashlib.sha256(), path_in_store(info)
+        with self._store.translating(f"reading {path!r}"):
+            reader_of(self._store).read(path, 0, info.size, info.version, True, digest.update)
+        return digest.hexdigest() == sha256
+
+    def damaged(self, sizes: Mapping[str, int]) -> list[str]:
+        """Read these contents, and return the hashes of those that are missing or differ."""
+        with self._pool() as pool:
+            whole = pool.map(lambda item: self.has(*item, verify=True), sizes.items())
+            return [sha256 for sha256, is_whole in zip(sizes, whole, strict=True) if not is_whole]
+
+    def put(
+        self, files: Sequence[tuple[str, Path]], progress: Progress | None = None, *, are_plain: bool = False
+    ) -> None:
+        """Store files. `has` finds them after a `refresh`.
+
+        Args:
+            files: (SHA-256, file) pairs.
+            progress: Called with the progress.
+            are_plain: As for `put_files`.
+
+        Raises:
+            DataError, TransferError: The store can't be written.
+        """
+        if files:
+            put_files(self._store, self._path, files, progress, are_plain=are_plain, by_content=True)
+
+    def fetch(self, sizes: Mapping[str, int], folder: Path, progress: Progress | None = None) -> None:
+        """Fetch contents into a folder, each under its hash. The caller compares the hashes.
+
+        Contents that the folder has already, whole or in part, are not sent again.
+
+        Raises:
+            DataError, TransferError: The store can't be read.
+        """
+        jobs = [self._job(sha256, folder / sha256) for sha256 in sizes if not (folder / sha256).exists()]
+        meter = Meter(progress, sum(job.size for job in jobs), len(jobs))
+        transfer(self._store, jobs, meter)
+        meter.finish()
+
+    def remove(self, names: Collection[str]) -> None:
+        """Remove contents.
+
+        Raises:
+            TransferError: The store does not allow it.
+        """
+        paths = [path_in_store(self._infos[name]) for name in sorted(names)]
+        with self._store.translating(f"removing from {self._path!r}"), self._pool() as pool:
+            list(pool.map(lambda path: remove_file(self._store, path), paths))
+        for name in names:
+            del self._infos[name]
+
+    def _pool(self) -> ThreadPoolExecutor:
+        # One connection serves an SFTP store, and its library mixes up requests of several threads.
+        return ThreadPoolExecutor(1 if self._store.kind == "sftp" else _AT_ONCE)
+
+    def _job(self, sha256: str, target: Path) -> FileToFetch:
+        info = self._infos[sha256]
+
+        def finish(partial: Partial) -> None:
+            partial.finish(target, mode=0o600, mtime_ns=None)
+
+        return FileToFetch(
+            path=path_in_store(info),
+            size=info.size,
+            version=info.version,
+            part=target.with_name(f"{target.name}.part"),
+            place=finish,
+            is_there=target.exists,
+        )

@@ -1,0 +1,247 @@
+"""What a restore refuses, and that a killed one goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+
+import pytest
+
+from paceline.backups import restore as restoring
+from paceline.backups.create import create
+from paceline.backups.manifest import BackupEntry, from_bytes, is_kept, link_target, to_bytes
+from paceline.backups.place import open_backups, place
+from paceline.backups.restore import restore, verify
+from paceline.errors import DataError
+from paceline.runs import states, store
+from paceline.runs.folder import RunFolder
+from tests.backups.conftest import RUN, ended_run, tree
+from tests.helpers import make_run
+
+HASH = "5e" * 32
+
+
+@pytest.fixture
+def near(tmp_path):
+    return place(str(tmp_path / "near"))
+
+
+@pytest.mark.promise("hostile-backup-refused")
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [BackupEntry("file", "../out", sha256=HASH)],
+        [BackupEntry("file", "/etc/passwd", sha256=HASH)],
+        [BackupEntry("file", "runs/a/../../../out", sha256=HASH)],
+        [BackupEntry("file", ".made-here", sha256=HASH)],
+        [BackupEntry("file", "lib/0/paceline/__init__.py", sha256=HASH)],
+        [BackupEntry("file", "ui/token", sha256=HASH)],
+        [BackupEntry("file", "services/a/service.json", sha256=HASH)],
+        [BackupEntry("file", "runs/a/secrets.json", sha256=HASH)],
+        [BackupEntry("file", "runs/a/session/key", sha256=HASH)],
+        [BackupEntry("file", "runs/.new-a/job.json", sha256=HASH)],
+        [BackupEntry("file", "runs", sha256=HASH)],
+        [BackupEntry("link", "runs", target="snapshots")],
+        [BackupEntry("link", "runs/a/x", target="/etc")],
+        [BackupEntry("link", "runs/a/x", target="../../../out")],
+        [BackupEntry("link", "runs/a/x", target="../../ui/token")],
+        [
+            BackupEntry("link", "runs/a/b/c/x", target="../../../.."),
+            BackupEntry("link", "runs/a/b/c/y", target="x/../../../etc"),
+        ],
+        [BackupEntry("link", "runs/a/x", target="../b"), BackupEntry("file", "runs/a/x/evil", sha256=HASH)],
+        [BackupEntry("file", "runs/a/x", sha256=HASH), BackupEntry("file", "runs/a/x", sha256=HASH)],
+        [BackupEntry("file", "runs/a/x", sha256="../../x")],
+        [BackupEntry("file", "runs/a/x", sha256=HASH, size=-1)],
+        [BackupEntry("file", "runs/a/x", sha256=HASH, size=True)],
+        [BackupEntry("file", "runs/a/x", sha256=HASH, mode=0o4755)],
+        [BackupEntry("file", "runs/a/x", sha256=HASH, mtime_ns=1 << 70)],
+        [BackupEntry("socket", "runs/a/x")],
+        [("file",)],
+        [("file", ["runs"])],
+        "none",
+    ],
+    ids=str,
+)
+def test_entry_that_no_backup_has_is_refused(filled, near, tmp_path, entries):
+    create(filled.path, near)
+    data = to_bytes(entries) if isinstance(entries, list) else b'{"entries": 5}'
+    sha256 = hashlib.sha256(data).hexdigest()
+    (tmp_path / "near/contents" / sha256).write_bytes(data)
+    (document,) = (tmp_path / "near/backups").iterdir()
+    document.write_text(
+        json.dumps({**json.loads(document.read_text()), "manifest": sha256, "manifest_bytes": len(data)})
+    )
+    before = tree(tmp_path)
+    with pytest.raises(DataError):
+        restore(filled.path, near, into=tmp_path / "back")
+    assert tree(tmp_path) == before, "nothing was written"
+
+
+def test_links_of_a_list_climb_first_and_stay_in_the_backup():
+    assert link_target("runs/a/snapshot", "../../snapshots/5e") == "../../snapshots/5e"
+    assert link_target("runs/a/logs/x", "../attempts/./1/../1/x") == "../attempts/1/x"
+    assert link_target("runs/a/x", "../a/session/key") is None
+    assert is_kept("snapshots/5e/secrets.json"), "names of a run's own files are free elsewhere"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": "../../x"},
+        {"manifest": "../x"},
+        {"files": -1},
+        {"version": 2},
+        {"host": 5},
+        {"id": "20260101T000000Z-00000000"},
+    ],
+    ids=str,
+)
+def test_document_of_a_backup_that_is_not_valid_is_refused(filled, near, tmp_path, change):
+    create(filled.path, near)
+    (document,) = (tmp_path / "near/backups").iterdir()
+    document.write_text(json.dumps({**json.loads(document.read_text()), **change}))
+    with pytest.raises(DataError):
+        restore(filled.path, near, into=tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.promise("damaged-backup-found-and-mended")
+def test_damaged_content_is_named_not_restored_and_stored_again(filled, near, tmp_path):
+    create(filled.path, near)
+    with open_backups(filled.path, near) as backups:
+        entries = {entry.name: entry for entry in backups.entries(backups.get(None))}
+    content = tmp_path / "near/contents" / entries["data/table.csv"].sha256
+    content.write_text("x,y\n")
+    assert sorted(verify(filled.path, near)[1]) == ["data/again.csv", "data/table.csv"]
+    with pytest.raises(DataError, match=r"'data/(table|again).csv' of backup .* is damaged"):
+        restore(filled.path, near, into=tmp_path / "back")
+    assert not [name for name in os.listdir(tmp_path / "back") if name != ".restoring"]
+    assert create(filled.path, near, verify=True).stored == 1
+    assert verify(filled.path, near)[1] == []
+    restore(filled.path, near, into=tmp_path / "back")
+    assert (tmp_path / "back/data/table.csv").read_text() == "a,b\n"
+
+
+def test_content_of_a_wrong_size_is_sent_again_without_a_check(filled, near, tmp_path):
+    create(filled.path, near)
+    largest = max((tmp_path / "near/contents").iterdir(), key=lambda path: path.stat().st_size)
+    os.truncate(largest, 5)
+    assert create(filled.path, near).stored == 1
+
+
+@pytest.mark.promise("restore-replaces-nothing")
+def test_restore_replaces_nothing_of_a_workspace(filled, near, tmp_path):
+    create(filled.path, near)
+    before = tree(filled.path)
+    with pytest.raises(DataError, match="already, and a restore replaces nothing"):
+        restore(filled.path, near)
+    assert tree(filled.path) == before
+    # A new workspace that names the store alone keeps what it has.
+    shutil.move(filled.path, tmp_path / "lost")
+    (filled.path / "datastores").mkdir(parents=True)
+    (filled.path / "datastores/lab.json").write_text("mine")
+    done = restore(filled.path, near)
+    assert done.kept == ()
+    assert (filled.path / "datastores/lab.json").read_text() == "mine"
+    assert (filled.path / f"runs/{RUN}").is_dir()
+
+
+def test_a_single_run_comes_back_with_its_children_and_snapshot(filled, near, tmp_path):
+    ended_run(filled.path / "runs", f"{RUN}_0")
+    other = ended_run(filled.path / "runs", "digits_1700000005_00000005")
+    create(filled.path, near)
+    before = tree(filled.path)
+    for name in (f"runs/{RUN}", f"runs/{RUN}_0", "snapshots/5e"):
+        shutil.rmtree(filled.path / name)
+    done = restore(filled.path, near, run=RUN)
+    assert (
+        done.files
+        == len([name for name in before if name.startswith((f"runs/{RUN}", "snapshots/5e"))])
+        - len(
+            [
+                name
+                for name, (content, _) in before.items()
+                if name.startswith((f"runs/{RUN}", "snapshots/5e")) and content is None
+            ]
+        )
+        - 2
+        - 2
+    )  # two links, two locks
+    assert {name for name in before if not name.endswith("/lock")} <= set(tree(filled.path))
+    assert other.path.is_dir()
+    with pytest.raises(DataError, match="has no run"):
+        restore(filled.path, near, run="digits_17")
+
+
+@pytest.mark.promise("killed-restore-goes-on")
+@pytest.mark.parametrize("moved", [0, 1, 4])
+def test_restore_that_was_killed_while_it_moved_files_goes_on(filled, near, tmp_path, monkeypatch, moved):
+    create(filled.path, near)
+    real, left = os.rename, [moved]
+
+    def rename(source, target):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(restoring.os, "rename", rename)
+        with pytest.raises(KeyboardInterrupt):
+            restore(filled.path, near, into=tmp_path / "back")
+    assert not (tmp_path / "back/runs").exists(), "runs come last"
+    monkeypatch.setattr(restoring.Blobs, "fetch", lambda *_: pytest.fail("everything was fetched"))
+    restore(filled.path, near, into=tmp_path / "back")
+    restore_of = set(tree(tmp_path / "back"))
+    with open_backups(filled.path, near) as backups:
+        assert {entry.name for entry in backups.entries(backups.get(None))} <= restore_of
+    assert ".restoring" not in restore_of
+
+
+def test_restore_that_was_killed_while_it_fetched_does_not_fetch_again(filled, near, tmp_path, monkeypatch):
+    create(filled.path, near)
+    with monkeypatch.context() as patch:
+        patch.setattr(restoring, "_build", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            restore(filled.path, near, into=tmp_path / "back")
+    (tmp_path / "near/contents").rename(tmp_path / "near/moved")
+    fetched = []
+    monkeypatch.setattr(restoring.Blobs, "has", lambda *_: True)
+    monkeypatch.setattr(restoring.Blobs, "_job", lambda self, sha256, target: fetched.append(sha256))
+    (tmp_path / "near/contents").mkdir()
+    with open_backups(filled.path, near) as backups:
+        manifest = backups.get(None).manifest
+    shutil.copy(tmp_path / "near/moved" / manifest, tmp_path / "near/contents" / manifest)
+    restore(filled.path, near, into=tmp_path / "back")
+    assert fetched == []
+    assert (tmp_path / "back/data/table.csv").read_text() == "a,b\n"
+
+
+def test_run_that_went_on_is_failed_with_the_way_to_go_on(workspace, near, tmp_path):
+    folder, fd = make_run(workspace.path / "runs", RUN, states.RUNNING)
+    record = store.stored(folder)
+    store.replace_state(folder, dataclasses.replace(record, scratch_dir=str(folder.scratch)))
+    folder.scratch.mkdir()
+    try:
+        create(workspace.path, near)
+        assert restore(workspace.path, near, into=tmp_path / "back").ended == (RUN,)
+        assert folder.scratch.is_dir(), "the original goes on"
+    finally:
+        folder.scratch.rmdir()
+        os.close(fd)
+    restored = store.stored(RunFolder(tmp_path / f"back/runs/{RUN}"))
+    assert (restored.status, restored.failure.see) == ("Failed", f"paceline rerun --resume {RUN}")
+    assert restored.scratch_dir is None
+
+
+def test_list_of_files_goes_to_bytes_and_back():
+    entries = [
+        BackupEntry("folder", "runs"),
+        BackupEntry("file", "runs/a/\udcff", 0o600, 5, 7, HASH, is_shared=True),
+        BackupEntry("link", "runs/a/b", target="\udcff"),
+    ]
+    assert from_bytes(to_bytes(entries), "here") == entries
