@@ -34,6 +34,7 @@ FEATURES = {
     "a fair queue": (1_646, 5),
     "functions": (1_318, 8),
     "backups": (1_388, 7),
+    "frozen datasets": (341, 1),
 }
 CEILINGS = {
     "lines": 141_065 + sum(lines for lines, _ in FEATURES.values()),

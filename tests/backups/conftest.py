@@ -57,10 +57,12 @@ def ended_run(runs_dir: Path, run_id: str) -> RunFolder:
     return folder
 
 
-def tree(top: Path) -> dict[str, object]:
+def tree(top: Path) -> dict[str, tuple[bytes | str | None, int | None]]:
     """What a folder has: name -> content of a file, target of a link, None for a folder; and permissions."""
-    found: dict[str, object] = {}
+    found: dict[str, tuple[bytes | str | None, int | None]] = {}
     for path in sorted(top.rglob("*")):
-        content = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        content: bytes | str | None = (
+            os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        )
         found[path.relative_to(top).as_posix()] = (content, None if path.is_symlink() else path.stat().st_mode)
     return found

@@ -1,4 +1,4 @@
-"""data list, add, remove, ls, upload, download, cache, prune: datastores and the cache."""
+"""data list, add, remove, ls, upload, download, cache, prune, freeze, check: datastores, datasets and the cache."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from paceline.system.names import counted
 from paceline.workspace import Workspace
 
 if TYPE_CHECKING:
-    from paceline.cli.outputs import DatasetRow, StoreRow, Stores
+    from paceline.cli.outputs import CheckedDataset, DatasetRow, FrozenDataset, StoreRow, Stores
+    from paceline.data.datasets.dataset import FileDataset, TabularDataset
     from paceline.data.stores.datastore import Datastore
 
 OVERWRITE = VerbOption("--overwrite", "Replace existing files; default: keep them.", type=bool)
 PLACE = VerbOption(
     "place", "A datastore, or a folder, file or pattern of it.", "STORE[:PATH]", complete="datastores", needed=True
 )
+
+DATASET = VerbOption("dataset", "A registered dataset; default: its latest version.", "NAME[:VERSION]", needed=True)
 
 # Matches `lab` or `lab:mnist/train`. A second colon belongs to the path.
 _PLACE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)(?::(.*))?", re.DOTALL)
@@ -157,6 +160,52 @@ def prune(*, to: str) -> None:
     print(f"{size_text(removed)} removed.")
 
 
+@takes(
+    DATASET,
+    VerbOption("--to", "Place of the files; default: the folder frozen of the default datastore.", "STORE[:PATH]"),
+    JSON,
+)
+def freeze(*, dataset: str, to: str | None, as_json: bool) -> None:
+    """Keep the content of a dataset's version, so that changes of its files do not change it."""
+    found = _dataset(dataset).freeze(to)
+    (source,) = found.sources
+    place = source.path if source.datastore is None else f"{source.datastore}:{source.path}"
+    if as_json:
+        row: FrozenDataset = {
+            "name": str(found.name),
+            "version": found.version or 0,
+            "place": place,
+            "fingerprint": str(found.fingerprint),
+        }
+        print_json(row)
+        return
+    print(f"{found.name}:{found.version} is frozen in {visible(place)}")
+
+
+@takes(DATASET, JSON)
+def check(*, dataset: str, as_json: bool) -> int:
+    """Compare a dataset's files with the registered or frozen ones. Exits with 1 if they differ."""
+    found = _dataset(dataset).check()
+    if as_json:
+        row: CheckedDataset = {
+            "dataset": found.dataset,
+            "added": list(found.added),
+            "removed": list(found.removed),
+            "changed": list(found.changed),
+        }
+        print_json(row)
+    else:
+        print(visible(str(found)))
+    return int(not found)
+
+
+def _dataset(text: str) -> FileDataset | TabularDataset:
+    from paceline.data.datasets.dataset import Dataset
+
+    name, _, version = text.partition(":")
+    return Dataset.get_by_name(Workspace.from_config(create=False), name, version or "latest")
+
+
 def _place(text: str) -> tuple[Datastore, str]:
     """Return the datastore of `STORE[:PATH]`, and the path in this datastore."""
     from paceline.data.stores.datastore import Datastore
@@ -206,4 +255,6 @@ verbs = {
     "download": download,
     "cache": cache,
     "prune": prune,
+    "freeze": freeze,
+    "check": check,
 }

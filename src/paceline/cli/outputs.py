@@ -583,6 +583,11 @@ class PrunedJson(TypedDict):
     failed: list[str]
 
 
+#: `data freeze` and `data check`.
+FrozenDataset = TypedDict("FrozenDataset", {"name": str, "version": int, "place": str, "fingerprint": str})
+CheckedDataset = TypedDict(
+    "CheckedDataset", {"dataset": str, "added": list[str], "removed": list[str], "changed": list[str]}
+)
 #: `backup list` (an array). left_out_count: files that it has not.
 BackupRow = TypedDict(
     "BackupRow",

@@ -97,6 +97,8 @@ EXAMPLES = {
     "data download": "paceline data download lab:mnist ./mnist",
     "data cache": "paceline data cache",
     "data prune": "paceline data prune --to 20GB",
+    "data freeze": "paceline data freeze digits:3 --to lab",
+    "data check": "paceline data check digits:3",
     "azureml check": "paceline azureml check src",
     "azureml install": "paceline azureml install",
     "azureml uninstall": "paceline azureml uninstall",

@@ -54,6 +54,7 @@ class DataReference:
             it creates. A resumed run finds this file or folder under the same name.
         dataset: "name:version" of the files' dataset.
         fingerprint: Fingerprint of the dataset's content when it was registered.
+        frozen: Whether the files are the frozen copy of a dataset, so that a changed file fails the run.
         table: How to read a table, as the dataset's JSON; None for plain files.
         registered: For an upload, name, description and tags of the new dataset, as JSON.
 
@@ -76,6 +77,7 @@ class DataReference:
     table: str | None = None
     registered: str | None = None
     inside: str | None = None
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import paceline
-from paceline.errors import EngineError, EnvironmentBuildError, LauncherError
+from paceline.errors import DataError, EngineError, EnvironmentBuildError, LauncherError
 from paceline.job.data_reference import DataReference
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
@@ -165,6 +165,11 @@ def _input(
     elif reference.dataset is not None:
         content = content_fingerprint(with_content(list_files(here.sources, records), records))
     if reference.fingerprint and content != reference.fingerprint:
+        if reference.frozen:
+            raise DataError(
+                f"the frozen files of {reference.dataset} have changed: `paceline data check {reference.dataset}` names them. "
+                "Restore them from a backup, or register a new version."
+            )
         say(
             f"NOTE: the files of {reference.dataset} are no longer those that were there when it was registered; the run "
             "takes those of today."

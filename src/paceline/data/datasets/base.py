@@ -48,6 +48,8 @@ class AnyDataset:
     fingerprint: str | None = field(default=None, repr=False)
     #: Read options beside the steps: a table's format and its options, or the partition_format of files.
     reading: Reading = field(default_factory=Reading, repr=False)
+    #: Whether the sources are the frozen copy of a registered version.
+    is_frozen: bool = field(default=False, repr=False)
     #: "name:version" and fingerprint of the registered dataset that this one selects from.
     origin: tuple[str, str | None] | None = field(default=None, repr=False)
 
@@ -149,6 +151,24 @@ class AnyDataset:
         record = registered.describe(folder, name, version, description, changed)
         return replace(self, description=record.description, tags=dict(record.tags))
 
+    def freeze(self: D, target: str | None = None) -> D:
+        """Keep the content of this registered version, so that changes of its files do not change it.
+
+        Each content is stored once. Runs and `to_pandas_dataframe` read the frozen files from now on, and a run whose frozen
+        files have changed is refused. A frozen version is only checked.
+
+        Args:
+            target: "STORE", "STORE:PATH", a URL or an absolute path; default: `frozen` in the default datastore.
+
+        Raises:
+            DataError: The dataset is not registered, its files have changed since, or their order can't be kept.
+            TransferError: A store can't be read or written.
+        """
+        from paceline.data.datasets.freeze import freeze
+
+        folder, name, version = self._registered("freeze()")
+        return self._of(freeze(folder, registered.load(folder, name, version), target))
+
     def unregister_all_versions(self) -> None:
         """Remove all versions of this dataset's name. The data files stay in place."""
         folder, name, _ = self._registered("unregister_all_versions()")
@@ -156,6 +176,8 @@ class AnyDataset:
 
     def check(self) -> ContentCheck:
         """Compare the files with those that this version was registered with.
+
+        Of a frozen version, the frozen files are compared.
 
         Returns:
             The added, removed and changed paths. True if there are none.
@@ -167,6 +189,10 @@ class AnyDataset:
         from paceline.data.datasets.content import with_content
 
         folder, name, version = self._registered("check()")
+        if self.is_frozen:
+            from paceline.data.datasets.freeze import check_frozen
+
+            return check_frozen(folder, registered.load(folder, name, version))
         return compare(
             f"{name}:{version}",
             registered.files_then(folder, name, version),
@@ -200,6 +226,7 @@ class AnyDataset:
             # A part has the fingerprint of the whole dataset only if it reads all files.
             fingerprint=fingerprint if sources == self.sources or self.name is not None else None,
             table=self._reference_table(),
+            frozen=self.is_frozen,
         )
 
     def as_reference(self) -> DataReference:
@@ -245,7 +272,9 @@ class AnyDataset:
             id=record.id,
             description=record.description,
             tags=dict(record.tags),
-            fingerprint=record.fingerprint,
+            sources=record.sources if record.frozen is None else (record.frozen,),
+            fingerprint=record.frozen_fingerprint or record.fingerprint,
+            is_frozen=record.frozen is not None,
             origin=None,
         )
 

@@ -2,6 +2,7 @@
 
     <workspace>/datasets/<name>/<version>.json          the dataset
     <workspace>/datasets/<name>/<version>.files.json    its files at registration
+    <workspace>/datasets/<name>/<version>.frozen.json   the names and hashes of its frozen files (`freeze`)
     <workspace>/datasets/<name>/.last                   the highest version ever used
     <workspace>/datasets/.lock                          held while a version is written
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _NAME = name_rule("_. -", 200, last="_-")
 
 Then: TypeAlias = "Mapping[tuple[str | None, str], tuple[int, str]]"
+#: Name of a frozen file -> its size and SHA-256.
+FrozenFiles: TypeAlias = "Mapping[str, tuple[int, str]]"
 
 _SHOWN = 5
 
@@ -43,6 +46,8 @@ class DatasetRecord:
         kind: "file" or "tabular".
         reading: "format" and the options of a table, or the partition_format of files.
         fingerprint, file_count, size_bytes: State of the files at registration.
+        frozen: The copy of the files that is read in their place.
+        frozen_fingerprint: State of the copy.
     """
 
     name: str
@@ -58,6 +63,8 @@ class DatasetRecord:
     created_utc: str = ""
     file_count: int = 0
     size_bytes: int = 0
+    frozen: Source | None = None
+    frozen_fingerprint: str = ""
 
     @property
     def definition(self) -> tuple[object, ...]:
@@ -68,7 +75,9 @@ class DatasetRecord:
     def from_json(cls, data: Mapping[str, Any]) -> DatasetRecord:
         """Create a record from its JSON form."""
         sources = tuple(Source(**source) for source in data["sources"])
-        return cls(**{**data, "sources": sources, "steps": steps_from_json(data.get("steps"))})
+        frozen = Source(**data["frozen"]) if data.get("frozen") else None
+        steps = steps_from_json(data.get("steps"))
+        return cls(**{**data, "sources": sources, "steps": steps, "frozen": frozen})
 
 
 def check_dataset_name(name: object) -> str:
@@ -177,6 +186,34 @@ def files_then(workspace_dir: Path, name: str, version: int) -> dict[tuple[str |
     return {(datastore, where): (size, stamp) for datastore, where, size, stamp in data}
 
 
+def frozen_files(workspace_dir: Path, name: str, version: int) -> FrozenFiles:
+    """Return the frozen files of a version.
+
+    Raises:
+        DataError: The list is missing.
+    """
+    path = _frozen_path(_registry(workspace_dir), name, version)
+    data = read_json(path)
+    if not isinstance(data, dict):
+        raise DataError(f"{str(path)!r}, the list of the frozen files of dataset '{name}:{version}', is missing.")
+    return {file: (size, sha256) for file, (size, sha256) in data.items()}
+
+
+def keep_frozen(workspace_dir: Path, record: DatasetRecord, content: FrozenFiles) -> DatasetRecord:
+    """Record where the frozen files of a version are, and return its record."""
+    registry = _registry(workspace_dir)
+    with registry.locked():
+        # Description and tags may have changed meanwhile.
+        changed = replace(
+            load(workspace_dir, record.name, record.version),
+            frozen=record.frozen,
+            frozen_fingerprint=record.frozen_fingerprint,
+        )
+        write_json(_frozen_path(registry, record.name, record.version), content, sync=True)
+        registry.of(record.name).put(str(record.version), asdict(changed))
+    return changed
+
+
 def names(workspace_dir: Path) -> list[str]:
     """Return the names that have a version, sorted."""
     return _registry(workspace_dir).names()
@@ -235,6 +272,10 @@ def _registry(workspace_dir: Path) -> Versions:
 
 def _files_path(registry: Versions, name: str, version: int) -> Path:
     return registry.of(name).folder / f"{version}.files.json"
+
+
+def _frozen_path(registry: Versions, name: str, version: int) -> Path:
+    return registry.of(name).folder / f"{version}.frozen.json"
 
 
 def _number(version: object) -> int:

@@ -1,0 +1,206 @@
+"""Keep the content of a dataset's version, so that later changes of its files do not change the version.
+
+    <path>/<hash of the tree>/<name>      the files under their names, as runs read them
+    <path>/.contents/<sha256>             in a folder of this machine: each content once; the names are hard links to it
+
+The names and hashes are in `<workspace>/datasets/<name>/<version>.frozen.json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.data.datasets import registered
+from paceline.data.datasets.content import content_fingerprint, with_content
+from paceline.data.datasets.sources import LocalFile, local_files
+from paceline.data.stores.filesystem import Store, place_of
+from paceline.data.stores.names import clean_path
+from paceline.data.stores.record import default_name
+from paceline.data.transfer.blobs import found_below, parse_place
+from paceline.data.transfer.listing import FileInfo, is_single_file, list_files, path_in_store
+from paceline.data.transfer.reading import reader_of
+from paceline.data.transfer.upload import READ_ONLY, put_files, remove_file
+from paceline.errors import DataError
+from paceline.job.data_reference import Source
+from paceline.system.files import copy_file, remove_tree
+
+#: Folder of frozen datasets in a datastore, unless a path is given.
+DEFAULT_PATH = "frozen"
+_CHUNK = 1 << 20
+_AT_ONCE = 4
+
+
+def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None = None) -> registered.DatasetRecord:
+    """Store the content of a registered version, and return its changed record.
+
+    A version that is frozen already is only checked.
+
+    Args:
+        workspace_dir: Folder of the workspace.
+        record: The version.
+        to: STORE, STORE:PATH, a URL or an absolute path; default: the folder "frozen" of the default datastore.
+
+    Raises:
+        DataError: The files are not those that were registered, or their order can't be kept.
+        TransferError: A store can't be read or written.
+    """
+    name = f"{record.name}:{record.version}"
+    if record.frozen is not None:
+        if not (found := check_frozen(workspace_dir, record)):
+            raise DataError(
+                f"{found}. The frozen files in {_where(record.frozen)} have changed: register a new version."
+            )
+        return record
+    place = (
+        parse_place(to, DEFAULT_PATH)
+        if to is not None
+        else Source(datastore=default_name(workspace_dir), path=DEFAULT_PATH)
+    )
+    if place is None:
+        raise DataError(f"{to!r} is not a place for a dataset. Write STORE, STORE:PATH, a URL or an absolute path.")
+    infos = with_content(list_files(record.sources, workspace_dir), workspace_dir)
+    if not (
+        found := registered.compare(name, registered.files_then(workspace_dir, record.name, record.version), infos)
+    ):
+        raise DataError(f"{found}. Register a new version, and freeze that one.")
+    names = [info.relative for info in infos]
+    # Rows and selections follow the order of the files, which is that of their paths.
+    if names != sorted(set(names)):
+        raise DataError(
+            f"the files of dataset {name!r} would have another order or equal names in one folder. Register a dataset of one "
+            "folder or pattern, and freeze that one."
+        )
+    with local_files(record.sources, workspace_dir) as files:
+        hashes = _hashes([file.path for file in files])
+        content = {
+            file.relative: (os.stat(file.path).st_size, sha256) for file, sha256 in zip(files, hashes, strict=True)
+        }
+        tree = _tree_name(content)
+        source = replace(place, path=f"{place.path.rstrip('/')}/{tree}")
+        store_record, path = place_of(source, workspace_dir)
+        with Store(store_record) as store:
+            if store.kind in READ_ONLY:
+                raise DataError(
+                    f"nothing can be stored in {store.title}: {READ_ONLY[store.kind]}. Name another datastore."
+                )
+            _keep(store, clean_path(path, store.title), source, files, content)
+    if is_single_file(infos, record.sources, workspace_dir):
+        source = replace(source, path=f"{source.path}/{names[0]}")
+    stored = with_content(list_files([source], workspace_dir), workspace_dir)
+    frozen = replace(record, frozen=source, frozen_fingerprint=content_fingerprint(stored))
+    # A file may have changed while it was sent.
+    if not (found := _compared(workspace_dir, frozen, content)):
+        if store_record.kind != "local":
+            with Store(store_record) as store, store.translating("removing changed files"):
+                for changed in found.changed:
+                    remove_file(store, f"{path}/{changed}")
+        raise DataError(f"{found}: a file changed while it was stored. Freeze the dataset again.")
+    return registered.keep_frozen(workspace_dir, frozen, content)
+
+
+def check_frozen(workspace_dir: Path, record: registered.DatasetRecord) -> registered.ContentCheck:
+    """Read every byte of a frozen version, and compare the hashes.
+
+    Raises:
+        TransferError: The store can't be read.
+    """
+    return _compared(workspace_dir, record, registered.frozen_files(workspace_dir, record.name, record.version))
+
+
+def _compared(
+    workspace_dir: Path, record: registered.DatasetRecord, content: registered.FrozenFiles
+) -> registered.ContentCheck:
+    assert record.frozen is not None
+    store_record, _ = place_of(record.frozen, workspace_dir)
+    with Store(store_record) as store:
+        infos = list[FileInfo]()
+        with contextlib.suppress(DataError):  # nothing is there any more
+            infos = list_files([record.frozen], workspace_dir)
+        reader = reader_of(store)
+
+        def digest(number: int) -> str:
+            info, found = infos[number], hashlib.sha256()
+            with store.translating(f"reading {info.path!r}"):
+                reader.read(path_in_store(info), 0, info.size, info.version, True, found.update)
+            return found.hexdigest()
+
+        with ThreadPoolExecutor(1 if store.kind == "sftp" else _AT_ONCE) as pool:
+            hashes = list(pool.map(digest, range(len(infos))))
+    read = [
+        replace(info, path=info.relative, datastore=None, version=sha) for info, sha in zip(infos, hashes, strict=True)
+    ]
+    return registered.compare(
+        f"{record.name}:{record.version}", {(None, name): one for name, one in content.items()}, read
+    )
+
+
+def _keep(store: Store, path: str, source: Source, files: Sequence[LocalFile], content: registered.FrozenFiles) -> None:
+    """Store the files below a path of the store, if they are not there yet."""
+    if store.kind == "local":
+        _keep_here(store.local(path), files, content)
+        return
+    there = {path_in_store(info): info.size for info in found_below(store, source, f"{path}/")}
+    missing = [file for file in files if there.get(f"{path}/{file.relative}") != content[file.relative][0]]
+    put_files(store, path, [(file.relative, file.path) for file in missing])
+
+
+def _keep_here(tree: Path, files: Sequence[LocalFile], content: registered.FrozenFiles) -> None:
+    if tree.exists():
+        return
+    contents, beside = tree.parent / ".contents", tree.with_name(f".new-{secrets.token_hex(4)}")
+    try:
+        contents.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            kept, target = contents / content[file.relative][1], beside / file.relative
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy = kept.with_name(f".{kept.name}.{secrets.token_hex(4)}")
+            if not kept.exists():
+                copy_file(os.fspath(file.path), os.fspath(copy))
+                if _hashes([copy]) != [kept.name]:
+                    copy.unlink()
+                    raise DataError(f"{file.relative!r} changed while it was stored. Freeze the dataset again.")
+                os.chmod(copy, 0o444)
+                os.rename(copy, kept)
+            try:
+                os.link(kept, target)
+            except OSError:  # the file system has no hard links
+                copy_file(os.fspath(kept), os.fspath(target))
+        with contextlib.suppress(FileExistsError):
+            # Of two processes that freeze the same files, the first one wins.
+            os.rename(beside, tree)
+    except OSError as error:
+        raise DataError(
+            f"{str(tree)!r} can't be written: {error.strerror}. Make room, or name another place."
+        ) from error
+    finally:
+        remove_tree(beside)
+
+
+def _hashes(paths: Sequence[Path]) -> list[str]:
+    def digest(path: Path) -> str:
+        found = hashlib.sha256()
+        with open(path, "rb", buffering=0) as file:
+            while chunk := file.read(_CHUNK):
+                found.update(chunk)
+        return found.hexdigest()
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(digest, paths))
+
+
+def _tree_name(content: registered.FrozenFiles) -> str:
+    digest = hashlib.sha256(b"paceline frozen 1\0")
+    for name, (size, sha256) in sorted(content.items()):
+        digest.update(f"{name}\0{size}\0{sha256}\0\0".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _where(source: Source) -> str:
+    return repr(f"{source.datastore}:{source.path}" if source.datastore is not None else source.path)
