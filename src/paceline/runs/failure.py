@@ -25,7 +25,7 @@ CAUSES = {
     "time_limit": "the run took longer than max_run_duration_seconds",
     "supervisor": "the run's supervisor was killed",
     "reboot": "the machine was restarted",
-    "restored": "the run went on when the backup was made from which it was restored",
+    "restored": "it went on when its backup was made",
     "not_started": "the submitting program or the supervisor was killed before the run was queued",
     "not_completed": "the program that logged the run ended without complete()",
     "prepare": "the run could not be prepared",
