@@ -83,7 +83,10 @@ MAY_IMPORT = {
     "workspace_dir": "errors",
     # A supervisor of its own, which starts a server by a command line and tells it what to serve by a file.
     "services": f"{UP_TO_SUBMIT} models serving.api serving.__main__",
-    "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps pipelines models services reports rerun ui.report",
+    "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps pipelines models services reports rerun ui.report "
+    "schedules",
+    # Decides what starts; the command line submits it. Python adds a schedule by the command line, too.
+    "schedules": "errors system job runs data models",
     # It runs in a service's own environment, with what a service needs.
     "serving": "errors system",
     # A plain program as a run of its own.
@@ -95,7 +98,7 @@ MAY_IMPORT = {
     # The page reads a workspace, and changes what the command line changes by the same functions.
     "ui": f"{UP_TO_SUBMIT} rerun workspace sweeps pipelines models services reports cli.description cli.job_file",
     "cli": f"{UP_TO_SUBMIT} rerun estimator workspace workspace_dir pruning doctor children sweeps pipelines models "
-    "serving.api services compat reports ui trackers sessions backups",
+    "serving.api services compat reports ui trackers sessions backups schedules",
     "__main__": "cli",
 }
 
@@ -103,6 +106,7 @@ MAY_IMPORT = {
 THIRD_PARTY = {
     "pathspec": "snapshot",
     "click": "cli",
+    "cronsim": "schedules",
     "rich": "cli sweeps",
     "tomli": "workspace_dir environments",
     **dict.fromkeys(("uv", "rattler"), "environments"),

@@ -17,6 +17,7 @@ classes in all source files.
     │   ├── DataError                     a datastore, a reference to data, a dataset or a credential's place
     │   ├── SweepError                    a space, a sampler, a policy or another part of a sweep
     │   ├── PipelineError                 a step, data, a parameter or the graph of a pipeline
+    │   ├── ScheduleError                 a time, an event or another part of a schedule, or its timer
     │   ├── ModelError                    a model's name, version, alias or files
     │   │   └── ModelNotFoundError (also LookupError)   no such model, version or alias
     │   ├── ServingError                  a served model, or a scoring script
@@ -147,6 +148,10 @@ class ModelNotFoundError(ModelError, LookupError):
 
 class ServingError(UserError):
     """A wrong model, setting or scoring script of a server."""
+
+
+class ScheduleError(UserError):
+    """A wrong value of a schedule, or a machine without a timer."""
 
 
 class ServiceError(UserError):

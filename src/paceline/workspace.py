@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.estimator import _Script as Script
     from paceline.job.data_reference import DataReference
     from paceline.job.environment import EnvironmentSpec
+    from paceline.job.template import Templates
     from paceline.models.model import Model
     from paceline.pipelines.pipeline import Pipeline
     from paceline.pipelines.pipeline_run import PipelineRun
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from paceline.reports.compare import RunTable
     from paceline.runs.search.saved_views import SavedViews
     from paceline.runs.trash import DeletedRun
+    from paceline.schedules.schedule import Schedules
     from paceline.services.record import ServingOptions
     from paceline.services.service import DeployOptions, Models, Service
     from paceline.snapshot import Progress
@@ -155,6 +157,20 @@ class Workspace:
         from paceline.runs.search.saved_views import SavedViews
 
         return SavedViews(self._path)
+
+    @property
+    def templates(self) -> Templates:
+        """The job files that the workspace keeps by name, for `paceline run --template NAME`."""
+        from paceline.job.template import Templates
+
+        return Templates(self._path)
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules of the workspace by name, which start runs at times and after events; `add` makes one."""
+        from paceline.schedules.schedule import Schedules
+
+        return Schedules(self._path)
 
     @property
     def experiments(self) -> dict[str, Experiment]:

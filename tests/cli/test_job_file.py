@@ -27,7 +27,25 @@ def descriptions(draw: st.DrawFn, folder: Path) -> dict[str, Any]:
         said = {"source_directory": str(folder), "entry_module": "pkg.train"}
     optional: dict[str, st.SearchStrategy[Any]] = {
         "arguments": st.lists(
-            WORDS | st.sampled_from(["yes", "1:30", "0o17", "3.10", "null", "~", "- a", "#", "=", "2x2"])
+            WORDS
+            | st.sampled_from(
+                [
+                    "yes",
+                    "1:30",
+                    "0o17",
+                    "3.10",
+                    "null",
+                    "~",
+                    "- a",
+                    "#",
+                    "=",
+                    "2x2",
+                    "${lr}",
+                    "$${lr:0.1}",
+                    "a${b:}c",
+                    "${RANK}",
+                ]
+            )
         ),
         "experiment": st.sampled_from(["no", "on", "e1", "1e3"]),
         "display_name": WORDS.filter(bool),

@@ -64,6 +64,19 @@ def an_empty_folder(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     patch.chdir(scene.folder)
 
 
+@supposed_by("schedules")
+def a_job_file_and_no_timer_of_this_machine(scene: Scene, patch: pytest.MonkeyPatch) -> None:
+    table = scene.folder / "table"
+    write_program(scene.folder / "bin" / "systemctl", "#!/bin/sh\nexit 1\n")
+    crontab = f'#!/bin/sh\nif [ "$1" = -l ]; then cat {table}; else cat > {table}; fi\n'
+    write_program(scene.folder / "bin" / "crontab", crontab)
+    patch.setenv("PATH", f"{scene.folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    job = "entry_script: train.py\nscript_params:\n  --lr: ${lr:0.1}\n"
+    write_tree(scene.folder, {"table": "", "train.py": "print('trained')\n", "job.yaml": job})
+    _, lock = make_run(scene.folder / ".paceline" / "runs", "train_1700000000_00000000", states.COMPLETED)
+    os.close(lock)
+
+
 # --- data and environments
 
 

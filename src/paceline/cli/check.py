@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.cli.common import print_json
-from paceline.cli.description import Asked, asked, combined
+from paceline.cli.description import Asked, asked
 from paceline.cli.options import JSON, Given, VerbOption, takes
 from paceline.cli.run_options import RUN, words
 from paceline.cli.view import RunView
@@ -69,7 +69,7 @@ def _wanted(given: Given) -> Asked:
     if file is not None:
         from paceline.cli import job_file
 
-        description = combined(job_file.read(file), description)
+        description = job_file.under(file, description)
     if "compute_target" in description and description["compute_target"] != "local":
         raise JobError(
             f"{file} runs on {description['compute_target']!r}; `paceline check` compares on this machine. Leave compute_target "

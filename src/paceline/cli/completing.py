@@ -138,6 +138,14 @@ def _run_states(workspace: Workspace, incomplete: str, *_: object) -> Iterable[s
     return [state.lower() for state in states.ALL] if incomplete[:1].islower() else states.ALL
 
 
+def _templates(workspace: Workspace, *_: object) -> Iterable[str]:
+    return workspace.templates
+
+
+def _schedules(workspace: Workspace, *_: object) -> Iterable[str]:
+    return workspace.schedules
+
+
 def _topics(*_: object) -> Iterable[str]:
     from paceline.cli.verb_help import page_files
 
@@ -170,6 +178,8 @@ _OFFERS: dict[str, Callable[[Workspace, str, Mapping[str, Any]], Iterable[str]]]
     "targets": _targets,
     "services": _services,
     "tags": _tags,
+    "templates": _templates,
+    "schedules": _schedules,
     "topics": _topics,
     "environments": _environments,
     "datastores": _datastores,

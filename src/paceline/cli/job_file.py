@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.data_options import absolute_word
+from paceline.cli.description import combined
+from paceline.cli.parameters import escaped, fill
 from paceline.cli.run_options import RUN
 from paceline.errors import JobError
 from paceline.estimator import argument_words
@@ -102,15 +104,35 @@ _OPTIONS = {
 }
 
 
-def read(path: Path, sections: Collection[str] = (), *, text: str | None = None) -> dict[str, Any]:
+def read(
+    path: Path,
+    sections: Collection[str] = (),
+    *,
+    text: str | None = None,
+    parameters: Mapping[str, str] | None = None,
+    offered: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Return the description (`paceline.cli.description`) in a job file.
 
     Relative paths start from the file's folder, the default source folder. `sections` are further keys, whose values
-    YAML reads. `text` is the content of a file that need not exist.
+    YAML reads. `text` is the content of a file that need not exist. `parameters` and `offered` are values for
+    `paceline.cli.parameters`.
     """
-    found = of_node(path, composed(path, text), sections)
+    node = composed(path, text)
+    fill(path, node, parameters or {}, offered)
+    found = of_node(path, node, sections)
     found.setdefault("source_directory", str(path.parent))
     return found
+
+
+def under(file: Path, options: Mapping[str, Any], sections: Collection[str] = ()) -> dict[str, Any]:
+    """Return the job of a file or template, below `options`.
+
+    `file` and `options` come from `paceline.cli.run_options.words`.
+    """
+    above = dict(options)
+    text, parameters = above.pop("text", None), above.pop("parameters", None)
+    return combined(read(file, sections, text=text, parameters=parameters), above)
 
 
 def composed(path: Path, text: str | None = None) -> Any:
@@ -123,10 +145,15 @@ def composed(path: Path, text: str | None = None) -> Any:
     except OSError as error:
         raise JobError(f"{str(path)!r} can't be read: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise JobError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}.") from None
+        hint = ' A ${...} inside of [ ] or { } needs quotes: "${lr:0.1}".' if "${" in (text or _text_of(path)) else ""
+        raise JobError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}.{hint}") from None
     if not isinstance(node, yaml.MappingNode):
         raise JobError(f"{str(path)!r} is not a job. Write keys and values, such as `entry_script: train.py`.")
     return node
+
+
+def _text_of(path: Path) -> str:
+    return path.read_bytes().decode("utf-8", "replace")
 
 
 def of_node(path: Path, node: Any, sections: Collection[str] = ()) -> dict[str, Any]:
@@ -164,7 +191,7 @@ def text(description: Mapping[str, Any]) -> str:
             "tag:yaml.org,2002:str", value, style=None if value.isprintable() else '"'
         ),
     )
-    values = {key: description[key] for key in KEYS if key in description}
+    values = {key: escaped(description[key]) for key in KEYS if key in description}
     # Set a very large width: PyYAML would break a long text over several lines.
     return str(yaml.dump(values, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1000))
 

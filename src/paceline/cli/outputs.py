@@ -633,3 +633,68 @@ RemovedBackups = TypedDict("RemovedBackups", {"removed": list[str], "freed_bytes
 PrunedNodes = TypedDict("PrunedNodes", {"dry_run": bool, "nodes": list[dict[str, object]]})
 ImportedStore = TypedDict("ImportedStore", {"tracker": str, "counts": dict[str, int], "runs": list[ImportedRun]})
 UsesOfAzure = TypedDict("UsesOfAzure", {"uses": list[dict[str, object]], "counts": dict[str, int]})
+
+
+class TemplateRow(TypedDict):
+    """A job file that the workspace keeps: `template list`. A parameter without a default has null."""
+
+    name: str
+    path: str
+    parameters: dict[str, str | None]
+
+
+class TemplateDetails(TemplateRow):
+    """A template with its text: `template show`."""
+
+    text: str
+
+
+class MissedTimes(TypedDict):
+    """Times of a schedule that have started no run of their own."""
+
+    count: int
+    first_utc: str
+    last_utc: str
+
+
+class OccurrenceRow(TypedDict):
+    """A time, version or ended run of a schedule, or a call by hand: `schedule run`."""
+
+    kind: str
+    what: str
+    time_utc: str
+    status: str
+    run_id: str | None
+    run_status: str | None
+    reason: str
+    late: bool
+    missed: MissedTimes | None
+
+
+class ScheduleRow(TypedDict):
+    """A schedule with its last occurrence: `schedule list`, `schedule add`."""
+
+    name: str
+    when: str
+    cron: str | None
+    time_zone: str | None
+    on_dataset: list[str]
+    on_model: list[str]
+    after: list[str]
+    ended: str
+    job: str
+    parameters: dict[str, str]
+    overlap: str
+    missed: str
+    user: str
+    paused: bool
+    state: str
+    next_utc: str | None
+    waiting: int
+    last: OccurrenceRow | None
+
+
+class ScheduleDetails(ScheduleRow):
+    """A schedule with its last occurrences, the newest first: `schedule show`."""
+
+    occurrences: list[OccurrenceRow]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.common import folder_of, key_value, print_json
-from paceline.cli.description import Asked, asked, combined, read_env_files
+from paceline.cli.description import Asked, asked, read_env_files
 from paceline.cli.options import Given, takes
 from paceline.cli.run_options import RERUN, nodes_of
 from paceline.cli.summary import print_submitted, summary
@@ -41,7 +41,7 @@ def begin(
     if file is not None:
         from paceline.cli import job_file
 
-        description = combined(job_file.read(file), description)
+        description = job_file.under(file, description)
     wanted = asked(description)
     if given["dry_run"]:
         from paceline.cli.dry_run import print_file, print_plan

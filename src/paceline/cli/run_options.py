@@ -55,9 +55,14 @@ BACKEND = VerbOption(
 #: Options of `run`, in the order of `--help`.
 RUN = (
     VerbOption("script", "Python script or any program to run, or a job file (.yaml).", type=Path),
-    VerbOption("arguments", "The script's own arguments, behind `--`.", type=list),
+    VerbOption(
+        "arguments", "Values of a job file's parameters, as lr=0.1; behind `--` the script's own arguments.", type=list
+    ),
     VerbOption(
         "-m --module", "Run a module, as `python -m` does, in place of a script.", "MODULE", section="What runs"
+    ),
+    VerbOption(
+        "--template", "Run a job file that the workspace keeps: `paceline template`.", "NAME", complete="templates"
     ),
     VerbOption(
         "-j --nodes",
@@ -280,7 +285,8 @@ def words(given: Given) -> tuple[Path | None, dict[str, Any]]:
 
     `given` maps options to values, or None for options left out. Paths become absolute, because a file may hold them.
     """
-    file, found = _entry(given["script"], given["source"], given["module"], given["arguments"] or [])
+    entry = given["script"], given["source"], given["module"], given["arguments"] or []
+    file, found = _entry(*entry) if given.get("template") is None else _template(given)
     if given["nodes"] is not None:
         found["node_count"], found["process_count_per_node"] = nodes_of(given["nodes"])
     found |= _environment(given["env"])
@@ -355,12 +361,49 @@ def _entry(
         raise JobError(f"there is no script {str(script)!r} here ({Path.cwd()}). Give the path of a Python file.")
     # A job file has its own source folder.
     if script.suffix in (".yaml", ".yml"):
-        return script.absolute(), found | ({"source_directory": str(source.absolute())} if source is not None else {})
+        return script.absolute(), _for_file(str(script), source, arguments)
     place = _project(script, source)
     name = os.path.relpath(os.path.realpath(script), place["source_directory"])
     if name.split(os.sep)[0] == "..":
         raise JobError(f"{str(script)!r} is outside of --source {str(source)!r}. Name a folder that holds the script.")
     return None, found | place | {"entry_script": _file_name(name)}
+
+
+def _template(given: Given) -> tuple[Path, dict[str, Any]]:
+    from paceline.job.template import Templates
+    from paceline.workspace_dir import configured
+
+    name, script = given["template"], given["script"]
+    if given["module"] is not None or (script is not None and script.suffix in (".yaml", ".yml")):
+        other = script if given["module"] is None else f"-m {given['module']}"
+        raise JobError(f"--template {name} and {other}: only one can run. Leave one out.")
+    found = Templates(Path(os.path.abspath(configured().expanduser()))).find(name)
+    # Without a script, the first word is a value of a parameter, or an argument behind `--`.
+    words = [*([str(script)] if script is not None else []), *(given["arguments"] or [])]
+    return found.path, {**_for_file(f"--template {name}", given["source"], words), "text": found.text}
+
+
+def _for_file(file: str, source: Path | None, words: list[str]) -> dict[str, Any]:
+    parameters, arguments = values_and_arguments(file, words)
+    found: dict[str, Any] = {"parameters": parameters} if parameters else {}
+    if arguments:
+        found["arguments"] = arguments
+    return found | ({"source_directory": str(source.absolute())} if source is not None else {})
+
+
+def values_and_arguments(file: str, words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the values of parameters, and the script's arguments."""
+    # The parser drops the `--`, so only the command line tells which words came after it.
+    behind = len(sys.argv) - sys.argv.index("--") - 1 if "--" in sys.argv else 0
+    count = max(0, len(words) - behind)
+    parameters: dict[str, str] = {}
+    for word in words[:count]:
+        name, equals, parameters[name] = word.partition("=")
+        if not (name and equals):
+            raise JobError(
+                f"{word!r} behind {file} is not NAME=VALUE, a value of a parameter. Put arguments of the script behind `--`."
+            )
+    return parameters, words[count:]
 
 
 def _project(script: Path | None, source: Path | None) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.children import child
 from paceline.cli import job_file
 from paceline.cli.common import folder_of, print_fields, print_json, print_table, refuse, with_children
-from paceline.cli.description import Asked, asked, combined
+from paceline.cli.description import Asked, asked
 from paceline.cli.options import DETACH, JSON, VerbOption, takes
 from paceline.cli.run_options import words
 from paceline.cli.summary import print_submitted, summary
@@ -59,9 +59,8 @@ def run(**given: Any) -> int:
     file, description = words(given)
     section: Any = {}
     if file is not None:
-        in_file = job_file.read(file, sections=("sweep",))
-        section = in_file.pop("sweep", {})
-        description = combined(in_file, description)
+        description = job_file.under(file, description, sections=("sweep",))
+        section = description.pop("sweep", {})
     wrong = not isinstance(section, dict)
     refuse(SweepError, (wrong, f"{str(file)!r}: sweep takes keys and values, such as `metric: accuracy`."))
     wanted, sweep = asked(description), spec(given, section, file, _former)

@@ -34,7 +34,11 @@ SHOWING = frozenset(
             "download",
             "bug-report",
         ),
-        *(f"{verb} {word}" for verb in ("model", "service", "env", "data") for word in ("list", "show")),
+        *(
+            f"{verb} {word}"
+            for verb in ("model", "service", "env", "data", "template", "schedule")
+            for word in ("list", "show")
+        ),
         *("sweep show", "sweep best", "pipeline show", "service logs"),
     }
 )
@@ -51,6 +55,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "dev": ("sessions.dev", "Start a session on a node: JupyterLab, a shell, or ssh."),
     "sweep": ("sweep", "Tune hyperparameters over many runs."),
     "pipeline": ("pipeline", "Run steps in the order of their data."),
+    "template": ("template", "Keep job files by name, which run with other values."),
+    "schedule": ("schedule", "Start runs at times, on new versions and after other runs."),
     "status": ("read.status", "Show the state of a run."),
     "list": ("read.list_runs", "List the workspace's runs, newest first."),
     "show": ("read.show", "Show a run: its job, attempts, metrics, files, and failure."),

@@ -5,7 +5,6 @@ https://www.freedesktop.org/software/systemd/man/latest/systemd.service.html
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from paceline.errors import ServiceError
 from paceline.services.folder import ServiceFolder
 from paceline.system.detached_process import library_dir
 from paceline.system.names import is_one_line
+from paceline.system.systemd import plain, unit_path, word
 
 #: Seconds until systemd kills the service: more than `drain_s`, so that open requests are answered.
 _STOP_S = 120
@@ -24,8 +24,7 @@ def name(folder: ServiceFolder) -> str:
 
 def path(folder: ServiceFolder) -> Path:
     """Return the unit file's path in the user's systemd configuration."""
-    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-    return Path(config) / "systemd" / "user" / name(folder)
+    return unit_path(name(folder))
 
 
 def text(folder: ServiceFolder) -> str:
@@ -42,15 +41,15 @@ def text(folder: ServiceFolder) -> str:
 Description=Paceline service {folder.name}
 After=network-online.target
 # False once the service is deleted.
-ConditionPathExists={_plain(str(folder.record))}
+ConditionPathExists={plain(str(folder.record))}
 
 [Service]
-ExecStart={" ".join(map(_word, words))}
-Environment={_word(f"PYTHONPATH={library_dir(folder.workspace_dir)}")}
-Environment={_word(f"PACELINE_SUPERVISOR={folder.name}")}
-WorkingDirectory={_plain(str(folder.path))}
-StandardOutput=append:{_plain(str(folder.log))}
-StandardError=append:{_plain(str(folder.log))}
+ExecStart={" ".join(map(word, words))}
+Environment={word(f"PYTHONPATH={library_dir(folder.workspace_dir)}")}
+Environment={word(f"PACELINE_SUPERVISOR={folder.name}")}
+WorkingDirectory={plain(str(folder.path))}
+StandardOutput=append:{plain(str(folder.log))}
+StandardError=append:{plain(str(folder.log))}
 # `paceline service stop` ends it for good, with exit code 0.
 Restart=on-failure
 RestartSec=1
@@ -71,13 +70,3 @@ def instructions(folder: ServiceFolder) -> list[str]:
         f"  systemctl --user enable --now {name(folder)}",
         "  loginctl enable-linger      # so that it is started without a login",
     ]
-
-
-def _plain(value: str) -> str:
-    """Escape the percent signs in a value that extends to the end of its line."""
-    return value.replace("%", "%%")
-
-
-def _word(value: str) -> str:
-    quoted = value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-    return f'"{quoted}"'

@@ -1,0 +1,470 @@
+"""schedule add, list, show, run, pause, resume, remove, tick: start runs at times, on new versions and after other runs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.children.child import is_cut_off
+from paceline.cli import job_file
+from paceline.cli.common import age, print_fields, print_json, print_list, print_table, warn
+from paceline.cli.description import Asked, asked
+from paceline.cli.options import JSON, VerbOption, takes
+from paceline.cli.run_options import values_and_arguments
+from paceline.errors import PacelineError, ScheduleError
+from paceline.runs import read, store, tags_and_properties
+from paceline.runs.folder import RunFolder
+from paceline.runs.ids import experiment_of, is_trial, new_run_id
+from paceline.runs.record import utc_now, utc_text
+from paceline.runs.visible import visible
+from paceline.schedules import tick as ticking
+from paceline.schedules import timer, times
+from paceline.schedules.occurrences import DATASET, HAND, MISSED, MODEL, STARTED, TIME, WAITING, Occurrence
+from paceline.schedules.schedule import COMPLETED, ONCE, QUEUE, Schedule, Schedules
+from paceline.submit import check, check_source, submit_again
+from paceline.system.files import age_s
+from paceline.system.names import counted, did_you_mean
+from paceline.workspace import Workspace
+
+if TYPE_CHECKING:
+    from paceline.cli.outputs import MissedTimes, OccurrenceRow, ScheduleDetails, ScheduleRow
+
+NAME = VerbOption("name", "The schedule.", complete="schedules", needed=True)
+#: Seconds without a call of the timer after which `list` warns.
+_SILENT_S = 300.0
+_SHOWN = 20
+
+
+@takes(
+    VerbOption(
+        "words",
+        "A cron expression as one word, such as '0 3 * * *'; a job file (.yaml); values of its parameters, as lr=0.1; behind "
+        "`--` the script's arguments.",
+        "[CRON] [JOB.yaml] [NAME=VALUE]...",
+        list,
+    ),
+    VerbOption("--name", "Name of the schedule; default: that of the file or template.", "NAME"),
+    VerbOption(
+        "--template", "Run this template in place of a job file.", "NAME", complete="templates", section="What runs"
+    ),
+    VerbOption(
+        "--on-dataset", "Run on each new version of a dataset; may be repeated.", "DATASET", list, section="When"
+    ),
+    VerbOption(
+        "--on-model", "Run on each new version of a model; may be repeated.", "MODEL", list, complete="model_names"
+    ),
+    VerbOption(
+        "--after",
+        "Run after each run of an experiment, or after one run, has ended; may be repeated.",
+        "EXPERIMENT|RUN",
+        list,
+        complete="experiments",
+    ),
+    VerbOption("--ended", "With --after: how the run has ended: completed, failed or any. Default: completed.", "HOW"),
+    VerbOption("--time-zone", "Time zone of the cron expression; default: this machine's.", "ZONE"),
+    VerbOption(
+        "--overlap",
+        "While a run of the schedule goes on: queue lets the next one wait, skip does not start it. Default: queue.",
+        "RULE",
+        section="In which case",
+    ),
+    VerbOption(
+        "--missed",
+        "After times at which the machine was off: once starts one run for all of them, skip none. Default: once.",
+        "RULE",
+    ),
+    VerbOption(
+        "--timer",
+        "What looks at the schedules each minute: systemd, cron, or none for a program of yours. Default: auto.",
+        "KIND",
+    ),
+    JSON,
+)
+def add(
+    *,
+    words: list[str],
+    name: str | None,
+    template: str | None,
+    on_dataset: list[str],
+    on_model: list[str],
+    after: list[str],
+    ended: str | None,
+    time_zone: str | None,
+    overlap: str | None,
+    missed: str | None,
+    timer: str | None,
+    as_json: bool,
+) -> None:
+    """Start runs of a job file at times, on new versions, or after other runs."""
+    rest = list(words or ())
+    cron = rest.pop(0) if rest and times.is_expression(rest[0]) else None
+    file = None
+    if template is None:
+        if not rest or Path(rest[0]).suffix not in (".yaml", ".yml"):
+            given = f", got {rest[0]!r}" if rest else ""
+            raise ScheduleError(
+                f"name a job file that ends with .yaml{given}, or --template NAME: paceline schedule add '0 3 * * *' job.yaml. "
+                "A cron expression is one word, so put it in quotes."
+            )
+        file = os.path.abspath(rest.pop(0))
+    parameters, arguments = values_and_arguments(file or f"--template {template}", rest)
+    zone = time_zone or times.local_zone()
+    if ended is not None and not after:
+        raise ScheduleError(f"--ended {ended} belongs to --after, which names an experiment or a run.")
+    workspace = Workspace.from_config()
+    experiments, runs = _awaited(workspace, after or [])
+    schedule = Schedule(
+        name=name or (template if template is not None else Path(str(file)).stem),
+        cron=times.check(cron, zone) if cron else None,
+        time_zone=zone if cron else None,
+        on_dataset=tuple(on_dataset or ()),
+        on_model=tuple(on_model or ()),
+        after=(*experiments, *runs),
+        ended=ended or COMPLETED,
+        overlap=overlap or QUEUE,
+        missed=missed or ONCE,
+        file=file,
+        template=template,
+        parameters=parameters,
+        arguments=tuple(arguments) if arguments else None,
+        created_utc=utc_now(),
+        search_path=os.environ.get("PATH", ""),
+        versions=_versions(workspace.path, on_dataset or [], on_model or []),
+    )
+    _check_job(schedule, workspace.path)
+    _add(workspace, schedule, experiments, timer or "auto", as_json=as_json)
+
+
+def _add(workspace: Workspace, schedule: Schedule, experiments: list[str], kind: str, *, as_json: bool) -> None:
+    schedules = workspace.schedules
+    if schedule.name in schedules:
+        schedules.save(schedule, ())  # raises the error of a name that is taken
+    kind = timer.install(workspace.path, kind)
+    schedules.save(schedule, _ended(workspace.runs_dir, experiments))
+    if as_json:
+        print_json(_row(schedules, schedule))
+        return
+    print(f"Schedule {schedule.name}: {visible(schedule.when)} runs {visible(schedule.job)}")
+    if (time := schedule.next_time(_now())) is not None:
+        print(f"Next:      {_local(time, schedule)}")
+    print(f"Timer:     {kind}. `paceline schedule show {schedule.name}` says what it has started.")
+    if advice := timer.advice(kind):
+        warn(f"paceline: {advice}")
+
+
+def _awaited(workspace: Workspace, names: list[str]) -> tuple[list[str], list[str]]:
+    """Return the experiments and run ids behind these names."""
+    known = {experiment_of(run_id) for run_id in store.ids(workspace.runs_dir)} - {None}
+    experiments, runs = [], []
+    for name in names:
+        if name in known:
+            experiments.append(name)
+            continue
+        try:
+            runs.append(store.find(workspace.runs_dir, name).run_id)
+        except PacelineError:
+            hint = did_you_mean(name, [one for one in known if one])
+            raise ScheduleError(
+                f"--after {name!r} is neither an experiment with runs nor a run.{hint} `paceline list` shows both."
+            ) from None
+    return experiments, runs
+
+
+def _versions(workspace_dir: Path, datasets: list[str], models: list[str]) -> dict[str, int]:
+    """Return the latest versions, which start nothing."""
+    names = [*((DATASET, name) for name in datasets), *((MODEL, name) for name in models)]
+    return {f"{kind}:{name}": max(ticking.versions(workspace_dir, kind, name), default=0) for kind, name in names}
+
+
+def _ended(runs_dir: Path, experiments: list[str]) -> list[str]:
+    """Return the runs of these experiments that have ended already."""
+    ids = [one for one in store.ids(runs_dir) if experiment_of(one) in experiments and not is_trial(one)]
+    return [record.run_id for record in read.records_of(runs_dir, ids) if record.is_terminal]
+
+
+def _check_job(schedule: Schedule, workspace_dir: Path) -> None:
+    """Refuse a wrong job, and secrets of the present shell."""
+    wanted = _wanted(schedule, workspace_dir, "now")
+    check_source(wanted.job, wanted.directory, workspace_dir)
+    check(wanted.job, workspace_dir)
+    for name, place in wanted.job.secrets.items():
+        if place.startswith("env:") and name not in wanted.values:
+            raise ScheduleError(
+                f"the secret {name} comes from a variable of your shell ({place}), which a timer does not have. Name a file "
+                "or a keyring in the job file, as `env_file: .env` or `secrets: {NAME: keyring:service/user}`."
+            )
+
+
+def _wanted(schedule: Schedule, workspace_dir: Path, what: str) -> Asked:
+    path, text = Path(schedule.file or ""), None
+    if schedule.template is not None:
+        template = Workspace(workspace_dir, create=False).templates.find(schedule.template)
+        path, text = template.path, template.text
+    found = job_file.read(path, text=text, parameters=schedule.parameters, offered={"trigger": what})
+    if schedule.arguments is not None:
+        found["arguments"] = list(schedule.arguments)
+    return asked(found)
+
+
+def _start(workspace_dir: Path) -> Callable[[Schedule, Occurrence, Callable[[str], None]], None]:
+    """Return the function that submits a run."""
+
+    def start(schedule: Schedule, occurrence: Occurrence, keep: Callable[[str], None]) -> None:
+        tags: Mapping[str, Any] = {ticking.TAG: schedule.name, "trigger": occurrence.what or "by hand"}
+        if schedule.search_path:
+            # cron gives its programs a short PATH.
+            os.environ["PATH"] = schedule.search_path
+        if occurrence.run_id is not None:
+            folder = RunFolder(workspace_dir / "runs" / occurrence.run_id)
+            if folder.path.exists():
+                # A submission was killed. Unless its run has begun, complete it now.
+                read.record(folder)
+                if is_cut_off(folder):
+                    keep(occurrence.run_id)
+                    tags_and_properties.set_tags(folder.notes, tags)
+                    submit_again(folder, _wanted(schedule, workspace_dir, occurrence.what).values)
+                return
+        wanted = _wanted(schedule, workspace_dir, occurrence.what)
+        run_id = new_run_id(wanted.experiment)
+        keep(run_id)
+        wanted.tags.update(tags)
+        wanted.submit(run_id=run_id, workspace_dir=workspace_dir)
+
+    return start
+
+
+@takes()
+def tick() -> int:
+    """Start due runs. A timer calls this each minute."""
+    workspace_dir = Workspace.from_config(create=False).path
+    problems = ticking.tick(workspace_dir, _start(workspace_dir))
+    for text in problems:
+        print(f"paceline: {visible(text, lines=True)}", file=sys.stderr)
+    return int(bool(problems))
+
+
+@takes(NAME, JSON)
+def run(*, name: str, as_json: bool) -> None:
+    """Start a run of a schedule now, also while it is paused."""
+    workspace = Workspace.from_config(create=False)
+    done = ticking.start_now(workspace.schedules, name, _start(workspace.path))
+    if as_json:
+        print_json(_occurrence(done))
+        return
+    print(done.run_id)
+    print(f"Follow it:  paceline logs -f {done.run_id}", file=sys.stderr)
+
+
+@takes(JSON)
+def list_schedules(*, as_json: bool) -> None:
+    """List the schedules of the workspace, with their next times and last runs."""
+    schedules = Workspace.from_config(create=False).schedules
+    print_list(
+        [_row(schedules, one) for one in schedules.values()],
+        {
+            "SCHEDULE": lambda row: row["name"],
+            "WHEN": lambda row: row["when"],
+            "NEXT": lambda row: (
+                _local(dt.datetime.fromisoformat(row["next_utc"]), schedules[row["name"]]) if row["next_utc"] else "-"
+            ),
+            "LAST": lambda row: age(row["last"]["time_utc"]) if row["last"] else "-",
+            "RUN": lambda row: (row["last"]["run_id"] if row["last"] else None) or "-",
+            "STATE": lambda row: row["state"],
+        },
+        as_json=as_json,
+        to_json=lambda row: row,
+        none="There is no schedule. `paceline schedule add '0 3 * * *' job.yaml` makes one.",
+    )
+    if len(schedules):
+        _warn_of_silence(schedules)
+
+
+def _warn_of_silence(schedules: Schedules) -> None:
+    """Warn if no timer has looked for minutes."""
+    if not any(schedules.is_own(name) for name in schedules):
+        return
+    try:
+        kind = timer.installed(schedules.workspace_dir)
+    except ScheduleError:
+        kind = None
+    path = schedules.tick_path
+    newest = max(dt.datetime.fromisoformat(one.created_utc.replace("Z", "+00:00")) for one in schedules.values())
+    is_new = (_now() - newest).total_seconds() < _SILENT_S
+    if is_new or (path.exists() and age_s(path) < _SILENT_S):
+        return
+    since = (
+        f"since {utc_text(dt.datetime.fromtimestamp(path.stat().st_mtime, dt.timezone.utc))}"
+        if path.exists()
+        else "yet"
+    )
+    what = {"systemd": "See `systemctl --user list-timers`.", "cron": "Is cron running on this machine?"}
+    text = what.get(
+        kind or "", "This machine has no timer for them: add a schedule here, or call `paceline schedule tick`."
+    )
+    warn(f"paceline: no timer has looked at these schedules {since}. {text}")
+
+
+@takes(NAME, JSON)
+def show(*, name: str, as_json: bool) -> None:
+    """Show a schedule, its runs, and its missed times."""
+    schedules = Workspace.from_config(create=False).schedules
+    schedule = schedules.find(name)
+    row, latest = _row(schedules, schedule), schedules.occurrences(name).latest(_SHOWN)
+    if as_json:
+        found: ScheduleDetails = {**row, "occurrences": [_occurrence(one) for one in latest]}
+        print_json(found)
+        return
+    next_time = schedule.next_time(_now())
+    print_fields(
+        [
+            ("Schedule", schedule.name),
+            ("When", schedule.when),
+            ("Job", schedule.job),
+            ("Next", _local(next_time, schedule) if next_time else ""),
+            ("State", row["state"]),
+            ("Overlap", schedule.overlap),
+            ("Missed", f"{schedule.missed}{_missed_text(latest, schedule)}" if schedule.cron else ""),
+            ("User", schedule.user),
+        ]
+    )
+    if latest:
+        print()
+        print_table(
+            ("WHAT", "STATE", "RUN", "WHY"),
+            [
+                (_what(one, schedule), one.run_status or one.status, one.run_id or "-", _why(one, schedule))
+                for one in latest
+            ],
+        )
+    _warn_of_silence(schedules)
+
+
+@takes(NAME)
+def pause(*, name: str) -> None:
+    """Start nothing until the schedule is resumed. Active runs go on."""
+    Workspace.from_config(create=False).schedules.pause(name)
+    print(f"Schedule {name} is paused. `paceline schedule resume {name}` resumes it.")
+
+
+@takes(NAME)
+def resume(*, name: str) -> None:
+    """Resume a paused schedule. What came during the pause starts nothing."""
+    schedules = Workspace.from_config(create=False).schedules
+    passed = ticking.resume(schedules, name)
+    during = f" {counted(passed, 'time or event')} of the pause starts nothing." if passed else ""
+    time = schedules.find(name).next_time(_now())
+    print(f"Schedule {name} is resumed.{during}" + (f" Next: {_local(time, schedules[name])}" if time else ""))
+
+
+@takes(NAME)
+def remove(*, name: str) -> None:
+    """Remove a schedule. Its runs stay, and go on."""
+    workspace = Workspace.from_config(create=False)
+    schedules = workspace.schedules
+    schedules.remove(name)
+    if not any(schedules.is_own(one) for one in schedules):
+        timer.remove(workspace.path)
+    print(f"Schedule {name} is removed.")
+
+
+def _row(schedules: Schedules, schedule: Schedule) -> ScheduleRow:
+    found = schedules.occurrences(schedule.name)
+    latest, waiting = found.latest(_SHOWN), [one for one in found.open() if one.status == WAITING]
+    next_time = schedule.next_time(_now())
+    return {
+        "name": schedule.name,
+        "when": schedule.when,
+        "cron": schedule.cron,
+        "time_zone": schedule.time_zone,
+        "on_dataset": list(schedule.on_dataset),
+        "on_model": list(schedule.on_model),
+        "after": list(schedule.after),
+        "ended": schedule.ended,
+        "job": schedule.job,
+        "parameters": dict(schedule.parameters),
+        "overlap": schedule.overlap,
+        "missed": schedule.missed,
+        "user": schedule.user,
+        "paused": schedule.is_paused,
+        "state": _state(schedule, latest, waiting),
+        "next_utc": next_time.isoformat() if next_time else None,
+        "waiting": len(waiting),
+        "last": _occurrence(latest[0]) if latest else None,
+    }
+
+
+def _state(schedule: Schedule, latest: list[Occurrence], waiting: list[Occurrence]) -> str:
+    parts = ["paused"] if schedule.is_paused else []
+    if waiting:
+        parts.append(f"{len(waiting)} waiting")
+    if latest:
+        parts.append(latest[0].run_status or {STARTED: "running"}.get(latest[0].status, latest[0].status))
+        if latest[0].missed_count:
+            parts.append(f"{latest[0].missed_count} times missed")
+    return ", ".join(dict.fromkeys(parts)) or "-"
+
+
+def _occurrence(one: Occurrence) -> OccurrenceRow:
+    first, last = one.missed_first or "", one.missed_last or ""
+    missed: MissedTimes = {"count": one.missed_count, "first_utc": first, "last_utc": last}
+    return {
+        "kind": one.kind,
+        "what": one.what,
+        "time_utc": one.time_utc,
+        "status": one.status,
+        "run_id": one.run_id,
+        "run_status": one.run_status,
+        "reason": one.reason,
+        "late": one.is_late,
+        "missed": missed if one.missed_count else None,
+    }
+
+
+def _what(one: Occurrence, schedule: Schedule) -> str:
+    if one.kind == TIME:
+        return _local(dt.datetime.fromisoformat(one.what), schedule)
+    return "by hand" if one.kind == HAND else f"{one.kind} {one.what}"
+
+
+def _why(one: Occurrence, schedule: Schedule) -> str:
+    parts = [one.reason] if one.reason else []
+    if one.is_late and one.status != MISSED:
+        parts.append(f"late, at {_local(dt.datetime.fromisoformat(one.time_utc), schedule)}")
+    if one.missed_count and one.missed_first and one.missed_last:
+        first, last = (
+            _local(dt.datetime.fromisoformat(text), schedule) for text in (one.missed_first, one.missed_last)
+        )
+        parts.append(
+            f"{counted(one.missed_count, 'time')} missed before: {first if first == last else f'{first} to {last}'}"
+        )
+    return "; ".join(parts) or "-"
+
+
+def _missed_text(latest: list[Occurrence], schedule: Schedule) -> str:
+    count = sum(one.missed_count + (one.status == MISSED) for one in latest)
+    return f"; {counted(count, 'time')} missed among the last {len(latest)}" if count else ""
+
+
+def _local(time: dt.datetime, schedule: Schedule) -> str:
+    """Return a time in the zone of the schedule."""
+    return times.shown(time, schedule.time_zone or times.local_zone())
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.timezone.utc)
+
+
+verbs = {
+    "add": add,
+    "list": list_schedules,
+    "show": show,
+    "run": run,
+    "pause": pause,
+    "resume": resume,
+    "remove": remove,
+    "tick": tick,
+}

@@ -1,0 +1,26 @@
+"""The timer's program: look at the schedules of a workspace, and start `paceline schedule tick` if something is due."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from paceline.schedules.tick import is_due
+
+
+def main() -> int:
+    """Run `paceline schedule tick` in place of this program if a schedule has something to do."""
+    workspace_dir = Path(sys.argv[1])
+    if not (workspace_dir / "schedules").is_dir():
+        print(f"paceline: there are no schedules in {str(workspace_dir)!r}.", file=sys.stderr)
+        return 1
+    if not is_due(workspace_dir):
+        return 0
+    os.environ["PACELINE_WORKSPACE"] = str(workspace_dir)
+    # A program of its own: the command line reads job files, and takes longer to load than this look.
+    os.execv(sys.executable, [sys.executable, "-m", "paceline", "schedule", "tick"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

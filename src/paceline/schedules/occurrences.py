@@ -1,0 +1,139 @@
+"""Occurrences of a schedule: times, versions and ended runs, each of which starts at most one run.
+
+    <folder>/open/<key>.json     waits, or its run goes on
+    <folder>/done/<key>.json     over; renamed from `open`
+
+A process owns an occurrence once it has created its file, which fails if the file exists. So no occurrence is taken twice,
+after a kill at any time, and the file says how far its run came.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.system.files import names_in
+from paceline.system.registry import Documents
+
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,250}")
+#: Times that are over and kept for `paceline schedule show`. Those of versions and runs stay: they mark those as taken.
+KEPT = 200
+
+WAITING, STARTED, SKIPPED, MISSED, FAILED = "waiting", "started", "skipped", "missed", "failed"
+TIME, DATASET, MODEL, RUN, HAND = "time", "dataset", "model", "run", "hand"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occurrence:
+    """Something that starts a schedule's run.
+
+    Attributes:
+        kind: "time", "dataset", "model", "run", or "hand" for `paceline schedule run`.
+        what: The time in UTC, "name:version", or the id of the run that has ended.
+        status: "waiting", "started", "skipped", "missed" or "failed".
+        run_id: The run that it starts, from shortly before the submission on.
+        run_status: The state in which that run ended.
+        reason: Why it is skipped, has failed, or waits.
+        is_late: It came more than five minutes after its time: the machine, or its timer, was off.
+        missed_count: Earlier times that start no run of their own, from `missed_first` to `missed_last`.
+    """
+
+    key: str
+    kind: str
+    what: str
+    time_utc: str
+    status: str = WAITING
+    run_id: str | None = None
+    run_status: str | None = None
+    reason: str = ""
+    is_late: bool = False
+    missed_count: int = 0
+    missed_first: str | None = None
+    missed_last: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+class Occurrences:
+    """The occurrences of one schedule, in files below `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._open = Documents(folder / "open", _KEY)
+        self._done = Documents(folder / "done", _KEY)
+
+    def keys(self, kind: str) -> set[str]:
+        """Return the taken keys of a kind."""
+        return {key for key in (*self._open.names(), *self._done.names()) if key.startswith(f"{kind}-")}
+
+    def claim(self, occurrence: Occurrence) -> bool:
+        """Take an occurrence. Return False if it is taken."""
+        key = occurrence.key
+        if self._done.path(key).exists():
+            return False
+        try:
+            self._open.add(key, occurrence.to_json())
+        except FileExistsError:
+            return False
+        # Another process may have finished it since the check above.
+        if self._done.path(key).exists():
+            self._open.remove(key)
+            return False
+        return True
+
+    def keep(self, occurrence: Occurrence) -> None:
+        """Write the present state of an open occurrence."""
+        self._open.put(occurrence.key, occurrence.to_json())
+
+    def finish(self, occurrence: Occurrence) -> None:
+        """Write the last state of an occurrence."""
+        self.keep(occurrence)
+        self._done.folder.mkdir(exist_ok=True)
+        os.replace(self._open.path(occurrence.key), self._done.path(occurrence.key))
+
+    def open(self) -> list[Occurrence]:
+        """Return open occurrences, oldest first."""
+        return _read(self._open, self._open.names())
+
+    def latest(self, count: int) -> list[Occurrence]:
+        """Return the last occurrences, newest first."""
+        found = [*_read(self._done, self._done.names()), *self.open()]
+        return sorted(found, key=_age, reverse=True)[:count]
+
+    def prune(self) -> None:
+        """Remove old times, and unfinished files of killed processes.
+
+        The caller holds the lock.
+        """
+        times = [key for key in self._done.names() if key.startswith(f"{TIME}-")]
+        for key in times[:-KEPT]:
+            self._done.remove(key)
+        for folder in (self._open.folder, self._done.folder):
+            for name in names_in(folder):
+                if name.startswith("."):
+                    (folder / name).unlink(missing_ok=True)
+
+
+def _read(documents: Documents, keys: list[str]) -> list[Occurrence]:
+    found = [_of_json(documents.read(key)) for key in keys]
+    return sorted((one for one in found if one is not None), key=_age)
+
+
+def _age(occurrence: Occurrence) -> tuple[str, str]:
+    return occurrence.time_utc, occurrence.key
+
+
+def _of_json(data: object) -> Occurrence | None:
+    """Return an occurrence, or None for a damaged file."""
+    if not isinstance(data, Mapping):
+        return None
+    known = {field.name: data[field.name] for field in dataclasses.fields(Occurrence) if field.name in data}
+    try:
+        return Occurrence(**known)
+    except TypeError:
+        return None

@@ -1,0 +1,353 @@
+"""Schedules of a workspace: their times, events and job files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime as dt
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.errors import ScheduleError
+from paceline.runs.record import parse_utc, user_name
+from paceline.schedules import times
+from paceline.schedules.occurrences import HAND, TIME, Occurrence, Occurrences
+from paceline.system import locks, processes
+from paceline.system.files import read_json, write_json
+from paceline.system.names import did_you_mean, name_rule, some
+from paceline.system.registry import Documents
+
+NAME = name_rule("_-", 80)
+QUEUE, SKIP = OVERLAPS = ("queue", "skip")
+ONCE, _ = MISSED_RULES = ("once", "skip")
+COMPLETED, FAILED, ANY = ENDS = ("completed", "failed", "any")
+#: Seconds to wait for another process that works on the schedules: it may be copying the source of a run.
+_PATIENCE_S = 120.0
+_RUN_KEY = re.compile(r"[^A-Za-z0-9_. -]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A job file or template with the times and events that start it.
+
+    Attributes:
+        cron: Five fields of a cron expression, or None.
+        time_zone: Time zone of `cron`, such as "Europe/Berlin".
+        on_dataset, on_model: Names whose new versions start a run.
+        after: An experiment whose ended runs start a run each, or the id of one run.
+        ended: How a run of `after` must have ended: "completed", "failed" or "any".
+        file: The job file, read at each start, or None.
+        template: The template, read at each start, or None.
+        parameters: Values of the file's parameters.
+        arguments: Arguments of the script that replace those of the file, or None.
+        overlap: While a run of the schedule goes on: "queue" lets the next one wait, "skip" does not start it.
+        missed: After times without a timer: "once" starts one run for all of them, "skip" none.
+        is_paused: Nothing starts.
+    """
+
+    name: str
+    cron: str | None = None
+    time_zone: str | None = None
+    on_dataset: tuple[str, ...] = ()
+    on_model: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    ended: str = COMPLETED
+    file: str | None = None
+    template: str | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] | None = None
+    overlap: str = QUEUE
+    missed: str = ONCE
+    user: str = field(default_factory=user_name)
+    created_utc: str = ""
+    is_paused: bool = False
+    search_path: str = ""
+    #: "model:digits" or "dataset:mnist" -> the latest version when the schedule was added.
+    versions: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ScheduleError(
+                f"the schedule's name {self.name!r} must begin with a letter or digit and have only letters, digits, '_' "
+                "and '-', at most 80 characters."
+            )
+        if not (self.cron or self.on_dataset or self.on_model or self.after):
+            raise ScheduleError(
+                "say when: a cron expression such as '0 3 * * *', or --on-dataset, --on-model or --after with a name."
+            )
+        if (self.file is None) == (self.template is None):
+            raise ScheduleError("name one job: a job file (job.yaml), or --template NAME.")
+        for option, value, known in (
+            ("--overlap", self.overlap, OVERLAPS),
+            ("--missed", self.missed, MISSED_RULES),
+            ("--ended", self.ended, ENDS),
+        ):
+            if value not in known:
+                raise ScheduleError(f"{option} {value!r} must be one of {', '.join(known)}.")
+
+    @property
+    def when(self) -> str:
+        """The times and events as a text, such as "0 3 * * * (Europe/Berlin)"."""
+        parts = [f"{self.cron} ({self.time_zone})"] if self.cron else []
+        parts += [f"dataset {name}" for name in self.on_dataset] + [f"model {name}" for name in self.on_model]
+        return ", ".join([*parts, *(f"after {name}" for name in self.after)])
+
+    @property
+    def job(self) -> str:
+        """The job file or template, with the values of its parameters."""
+        words = [
+            self.file or f"--template {self.template}",
+            *(f"{key}={value}" for key, value in self.parameters.items()),
+        ]
+        return " ".join([*words, *(["--", *self.arguments] if self.arguments is not None else [])])
+
+    def next_time(self, now: dt.datetime) -> dt.datetime | None:
+        """Return the next time in UTC, or None."""
+        return times.next_time(self.cron, self.time_zone or "UTC", now) if self.cron and not self.is_paused else None
+
+
+class Schedules(Mapping[str, Schedule]):
+    """The schedules of a workspace by name.
+
+    `[name]` raises KeyError for an unknown name.
+
+    Args:
+        workspace_dir: The workspace's folder.
+
+    Examples:
+        >>> schedules = pl.Workspace.from_config().schedules
+        >>> schedules.add("0 3 * * *", "job.yaml", name="nightly", parameters={"lr": 0.2})
+        >>> schedules.pause("nightly")
+    """
+
+    def __init__(self, workspace_dir: Path) -> None:
+        self.workspace_dir = workspace_dir
+        self._folder = workspace_dir / "schedules"
+        self._documents = Documents(self._folder, NAME)
+
+    def __getitem__(self, name: str) -> Schedule:
+        if (found := self._read(name)) is None:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (name for name in self._documents.names() if self._read(name) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def find(self, name: str) -> Schedule:
+        """Return a schedule.
+
+        Raises:
+            ScheduleError: There is no such schedule.
+        """
+        if (found := self._read(name)) is None:
+            raise ScheduleError(
+                f"there is no schedule {name!r}.{did_you_mean(name, self)} Schedules are: {some([*self], 10) or 'none'}. "
+                "`paceline schedule add` makes one."
+            )
+        return found
+
+    def add(
+        self,
+        cron: str | None,
+        file: str | os.PathLike[str] | None = None,
+        *,
+        name: str | None = None,
+        template: str | None = None,
+        parameters: Mapping[str, object] | None = None,
+        arguments: Sequence[str] | None = None,
+        on_dataset: Sequence[str] = (),
+        on_model: Sequence[str] = (),
+        after: Sequence[str] = (),
+        ended: str | None = None,
+        time_zone: str | None = None,
+        overlap: str = QUEUE,
+        missed: str = ONCE,
+        timer: str = "auto",
+    ) -> Schedule:
+        """Add a schedule, and return it.
+
+        Args:
+            cron: Cron expression such as "0 3 * * *", or None.
+            file: Job file, or None with `template`.
+            name: Name of the schedule; default: that of the file or template.
+            template: Name of a template.
+            parameters: Values of the file's parameters.
+            arguments: Arguments of the script, in place of the file's.
+            on_dataset: Datasets whose new versions start a run.
+            on_model: Models whose new versions start a run.
+            after: Experiments or runs whose ends start a run.
+            ended: "completed", "failed" or "any": how a run of `after` must have ended. Default: "completed".
+            time_zone: Time zone of `cron`; default: this machine's.
+            overlap: "queue" or "skip", while a run of the schedule goes on.
+            missed: "once" or "skip", for times without a timer.
+            timer: "auto", "systemd", "cron" or "none".
+
+        Raises:
+            ScheduleError: A value is wrong; the message is that of the command line.
+        """
+        words = [*([cron] if cron else []), *([os.fspath(file)] if file is not None else [])]
+        words += [f"{key}={value}" for key, value in (parameters or {}).items()]
+        options = {"--name": name, "--template": template, "--time-zone": time_zone}
+        options |= {"--ended": ended, "--overlap": overlap, "--missed": missed, "--timer": timer}
+        given = [word for option, value in options.items() if value is not None for word in (option, value)]
+        for option, values in (("--on-dataset", on_dataset), ("--on-model", on_model), ("--after", after)):
+            given += [word for value in values for word in (option, value)]
+        behind = ["--", *arguments] if arguments is not None else []
+        command = [sys.executable, "-m", "paceline", "schedule", "add", "--json", *given, *words, *behind]
+        environment = {**os.environ, "PACELINE_WORKSPACE": str(self.workspace_dir)}
+        try:
+            done = processes.said_by(command, timeout_s=300, environment=environment)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ScheduleError(f"the schedule could not be added: {error}.") from error
+        if done.returncode != 0:
+            raise ScheduleError(done.stderr.strip().removeprefix("paceline: error: "))
+        return self.find(json.loads(done.stdout)["name"])
+
+    def pause(self, name: str) -> None:
+        """Start nothing until `resume`.
+
+        Raises:
+            ScheduleError: There is no such schedule, it is paused, or it can't be written.
+        """
+        with self.locked():
+            if self.find(name).is_paused:
+                raise ScheduleError(
+                    f"schedule {name!r} is paused already. `paceline schedule resume {name}` resumes it."
+                )
+            write_json(self.folder(name) / "paused.json", True, sync=True)
+
+    def remove(self, name: str) -> None:
+        """Remove a schedule. Its runs stay, and go on.
+
+        Raises:
+            ScheduleError: There is no such schedule, or it can't be removed.
+        """
+        with self.locked():
+            self.find(name)
+            self._documents.remove(name)
+            shutil.rmtree(self.folder(name), ignore_errors=True)
+
+    def save(self, schedule: Schedule, ended_runs: Sequence[str]) -> None:
+        """Write a new schedule. Former `ended_runs` start nothing.
+
+        Raises:
+            ScheduleError: The name is taken, or the workspace can't be written.
+        """
+        with self.locked():
+            if schedule.name in self._documents.names():
+                raise ScheduleError(
+                    f"a schedule {schedule.name!r} exists already. Choose another --name, or remove it: "
+                    f"paceline schedule remove {schedule.name}"
+                )
+            folder = self.folder(schedule.name)
+            # A removal that was killed may have left the occurrences of another schedule with this name.
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            write_json(folder / "before.json", [*ended_runs], sync=True)
+            document = {key: value for key, value in dataclasses.asdict(schedule).items() if key != "is_paused"}
+            self._documents.add(schedule.name, {"version": 1, **document})
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Exclude the timer and other changes during a `with` block.
+
+        Raises:
+            ScheduleError: Another process holds the lock for too long, or the workspace can't be written.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            fd = locks.take_within(self.lock_path, _PATIENCE_S)
+        except OSError as error:
+            raise ScheduleError(f"{str(self._folder)!r} can't be written: {error.strerror}.") from error
+        if fd is None:
+            raise ScheduleError(
+                f"another process has been starting scheduled runs for {_PATIENCE_S:.0f} s. Try again, or see "
+                "`paceline schedule list`."
+            )
+        try:
+            yield
+        finally:
+            os.close(fd)
+
+    def folder(self, name: str) -> Path:
+        """Return the folder with a schedule's occurrences."""
+        return self._folder / name
+
+    def occurrences(self, name: str) -> Occurrences:
+        """Return the occurrences of a schedule."""
+        return Occurrences(self.folder(name))
+
+    def ended_before(self, name: str) -> set[str]:
+        """Return the runs that ended before the schedule was added."""
+        found = read_json(self.folder(name) / "before.json")
+        return set(found) if isinstance(found, list) else set()
+
+    def is_own(self, name: str) -> bool:
+        """Return whether this user has added the schedule."""
+        try:
+            return self._documents.path(name).stat().st_uid == os.geteuid()
+        except OSError:
+            return False
+
+    @property
+    def lock_path(self) -> Path:
+        return self._folder / ".lock-timer"
+
+    @property
+    def tick_path(self) -> Path:
+        """The file with the time of the timer's last call."""
+        return self._folder / ".ticked"
+
+    def _read(self, name: str) -> Schedule | None:
+        found = self._documents.read(name) if NAME.fullmatch(name) else None
+        if not isinstance(found, dict) or found.get("version") != 1:
+            return None
+        known = {one.name: found[one.name] for one in dataclasses.fields(Schedule) if one.name in found}
+        lists = ("on_dataset", "on_model", "after", "arguments")
+        tuples = {key: tuple(known[key]) for key in lists if known.get(key) is not None}
+        try:
+            is_paused = (self.folder(name) / "paused.json").exists()
+            return Schedule(**{**known, **tuples, "name": name, "is_paused": is_paused})
+        except (TypeError, ScheduleError):
+            return None
+
+
+def since(schedule: Schedule, occurrences: Occurrences) -> dt.datetime:
+    """Return the time up to which all times are taken."""
+    keys = occurrences.keys(TIME)
+    return max([parse_utc(schedule.created_utc), *(_time_of(key) for key in keys)])
+
+
+def time_occurrence(due: times.Due, now: dt.datetime, *, late_s: float) -> Occurrence:
+    """Return the occurrence of the latest due time."""
+    earlier = [one.isoformat() for one in due.earlier or ()]
+    return Occurrence(
+        key=f"{TIME}-{due.last:%Y%m%dT%H%M%SZ}",
+        kind=TIME,
+        what=due.last.isoformat(),
+        time_utc=now.isoformat(),
+        is_late=(now - due.last).total_seconds() > late_s,
+        missed_count=due.count,
+        missed_first=earlier[0] if earlier else None,
+        missed_last=earlier[1] if earlier else None,
+    )
+
+
+def named_occurrence(kind: str, what: str, now: dt.datetime) -> Occurrence:
+    """Return the occurrence of a version, an ended run, or a call by hand."""
+    text = now.strftime("%Y%m%dT%H%M%S.%fZ") if kind == HAND else what.replace(":", "-")
+    return Occurrence(key=f"{kind}-{_RUN_KEY.sub('_', text)}", kind=kind, what=what, time_utc=now.isoformat())
+
+
+def _time_of(key: str) -> dt.datetime:
+    return dt.datetime.strptime(f"{key.partition('-')[2]}+0000", "%Y%m%dT%H%M%SZ%z")

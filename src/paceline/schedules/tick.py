@@ -1,0 +1,301 @@
+"""One look at all schedules, which the timer takes each minute: new events, and the runs that they start.
+
+    new times, versions, ended runs ── claim ── waiting ──┬── started ── ended
+                                                          └── skipped, missed, failed
+
+Everything follows from files, so a look that was killed is made up for by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime as dt
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from paceline.errors import EngineError, PacelineError, RunNotFoundError, ScheduleError
+from paceline.runs import read, store, tags_and_properties
+from paceline.runs.folder import RunFolder
+from paceline.runs.ids import experiment_of, is_trial
+from paceline.runs.record import parse_utc
+from paceline.schedules import times
+from paceline.schedules.occurrences import (
+    DATASET,
+    FAILED,
+    HAND,
+    MISSED,
+    MODEL,
+    RUN,
+    SKIPPED,
+    STARTED,
+    TIME,
+    WAITING,
+    Occurrence,
+)
+from paceline.schedules.schedule import ANY, ONCE, SKIP, Schedule, Schedules, named_occurrence, since, time_occurrence
+from paceline.system import locks
+from paceline.system.files import gone_is_fine
+
+#: Starts the run of an occurrence. It passes the run's id to the function before it submits. A failure is a PacelineError.
+Start = Callable[[Schedule, Occurrence, Callable[[str], None]], None]
+#: A time that is handled later than this was missed: timers tick each minute, and may be slow on a busy machine.
+LATE_S = 300.0
+#: How long a start is tried again if a scheduler, a host or a store does not answer.
+_PATIENCE_S = 3600.0
+#: The tag of a run that names its schedule.
+TAG = "schedule"
+
+
+def tick(workspace_dir: Path, start: Start, now: dt.datetime | None = None) -> list[str]:
+    """Start the due runs of this user, and return error sentences.
+
+    If another process does the same, return at once.
+    """
+    schedules = Schedules(workspace_dir)
+    if not schedules.lock_path.parent.is_dir() or (fd := locks.take(schedules.lock_path)) is None:
+        return []
+    problems: list[str] = []
+    try:
+        with gone_is_fine():
+            schedules.tick_path.touch()
+        for name in schedules:
+            if schedules.is_own(name):
+                try:
+                    problems += _Look(schedules, schedules[name], now).take(start)
+                except (PacelineError, OSError, KeyError) as error:
+                    problems.append(f"schedule {name}: {error}")
+    finally:
+        os.close(fd)
+    return problems
+
+
+def is_due(workspace_dir: Path) -> bool:
+    """Return whether `tick` has something to do."""
+    schedules = Schedules(workspace_dir)
+    with gone_is_fine():
+        schedules.tick_path.touch()
+    return any(schedules.is_own(name) and _Look(schedules, schedules[name]).is_due() for name in schedules)
+
+
+def start_now(schedules: Schedules, name: str, start: Start) -> Occurrence:
+    """Start a run of a schedule by hand.
+
+    Raises:
+        PacelineError: There is no such schedule, or the run can't be submitted.
+    """
+    with schedules.locked():
+        look = _Look(schedules, schedules.find(name))
+        made = named_occurrence(HAND, "", look.now)
+        look.kept.claim(made)
+        done = look.begin(made, start)
+    if done.status != STARTED:
+        raise ScheduleError(f"schedule {name!r} could not start a run: {done.reason}")
+    return done
+
+
+def resume(schedules: Schedules, name: str) -> int:
+    """Resume a schedule, and return the number of skipped events.
+
+    Raises:
+        ScheduleError: There is no such schedule, or it is not paused.
+    """
+    with schedules.locked():
+        schedule = schedules.find(name)
+        if not schedule.is_paused:
+            raise ScheduleError(f"schedule {name!r} is not paused. `paceline schedule pause {name}` pauses it.")
+        look = _Look(schedules, schedule)
+        count = 0
+        for one in look.new():
+            passed = dataclasses.replace(one, status=SKIPPED, reason="the schedule was paused")
+            if look.kept.claim(passed):
+                count += 1 + one.missed_count
+                look.kept.finish(passed)
+        (schedules.folder(name) / "paused.json").unlink(missing_ok=True)
+    return count
+
+
+class _Look:
+    """A look at one schedule."""
+
+    def __init__(self, schedules: Schedules, schedule: Schedule, now: dt.datetime | None = None) -> None:
+        self.now = now or dt.datetime.now(dt.timezone.utc)
+        self.kept = schedules.occurrences(schedule.name)
+        self._schedules, self._schedule = schedules, schedule
+        self._workspace_dir = schedules.workspace_dir
+        self._runs_dir = self._workspace_dir / "runs"
+
+    def is_due(self) -> bool:
+        is_free, waiting = True, []
+        for one in self.kept.open():
+            if one.status == WAITING:
+                waiting.append(one)
+            elif one.status != STARTED or self._end(one) is not None:
+                return True
+            else:
+                is_free = False
+        if self._schedule.is_paused:
+            return False
+        may_start = any(is_free or one.run_id is not None for one in waiting)
+        return may_start or any(True for _ in self.new())
+
+    def take(self, start: Start) -> list[str]:
+        going = self._going()
+        if self._schedule.is_paused:
+            return []
+        for one in self.new():
+            self._claim(one)
+        problems = []
+        for one in self._waiting():
+            # An interrupted start is completed first, also beside another run.
+            if going and one.run_id is None:
+                if self._schedule.overlap == SKIP:
+                    self.kept.finish(dataclasses.replace(one, status=SKIPPED, reason=f"run {going[0]} was going on"))
+                elif one.reason != (reason := f"waits for the end of run {going[0]}"):
+                    self.kept.keep(dataclasses.replace(one, reason=reason))
+                continue
+            done = self.begin(one, start)
+            if done.status == STARTED and done.run_id is not None:
+                going.append(done.run_id)
+            elif done.reason:
+                problems.append(f"schedule {self._schedule.name}, {done.kind} {done.what}: {done.reason}")
+        self.kept.prune()
+        return problems
+
+    def begin(self, occurrence: Occurrence, start: Start) -> Occurrence:
+        """Start the run of an open occurrence, and return its new state."""
+        now = occurrence
+
+        def keep(run_id: str) -> None:
+            nonlocal now
+            now = dataclasses.replace(now, run_id=run_id, reason="")
+            self.kept.keep(now)
+
+        try:
+            start(self._schedule, occurrence, keep)
+        except EngineError as error:
+            age = (self.now - parse_utc(occurrence.time_utc)).total_seconds()
+            if occurrence.kind != HAND and age < _PATIENCE_S:
+                tried = dataclasses.replace(now, reason=f"will be tried again: {error}")
+                self.kept.keep(tried)
+                return tried
+            now = dataclasses.replace(now, status=FAILED, reason=str(error))
+        except PacelineError as error:
+            now = dataclasses.replace(now, status=FAILED, reason=str(error))
+        else:
+            now = dataclasses.replace(now, status=STARTED, reason="")
+            self.kept.keep(now)
+            return now
+        self.kept.finish(now)
+        return now
+
+    def _going(self) -> list[str]:
+        """Return the active runs, and record the ends of others."""
+        going = []
+        for one in self.kept.open():
+            if one.status == STARTED and (status := self._end(one)) is not None:
+                self.kept.finish(dataclasses.replace(one, run_status=status))
+            elif one.status == STARTED:
+                going.append(one.run_id or "")
+            elif one.status != WAITING:
+                self.kept.finish(one)  # a look was killed before it did so
+        return going
+
+    def _end(self, occurrence: Occurrence) -> str | None:
+        """Return the final state of a run, or None."""
+        try:
+            record = read.record(RunFolder(self._runs_dir / (occurrence.run_id or "")))
+        except RunNotFoundError:
+            return "deleted"
+        return record.status if record.is_terminal else None
+
+    def _claim(self, occurrence: Occurrence) -> None:
+        """Take a new occurrence, with its final decision."""
+        if reason := self._passes_over(occurrence):
+            occurrence = dataclasses.replace(occurrence, status=SKIPPED, reason=reason)
+        elif occurrence.is_late and self._schedule.missed != ONCE:
+            occurrence = dataclasses.replace(
+                occurrence, status=MISSED, reason="the machine or the timer was off at that time"
+            )
+        if self.kept.claim(occurrence) and occurrence.status != WAITING:
+            self.kept.finish(occurrence)
+
+    def _waiting(self) -> list[Occurrence]:
+        """Return waiting occurrences, with the latest time alone."""
+        waiting = [one for one in self.kept.open() if one.status == WAITING]
+        times_now = [one for one in waiting if one.kind == TIME and one.run_id is None]
+        # A run that takes longer than the interval would never catch up with all of its times.
+        for one in times_now[:-1]:
+            self.kept.finish(
+                dataclasses.replace(one, status=SKIPPED, reason="the next time came before it could start")
+            )
+        return [one for one in waiting if one not in times_now[:-1]]
+
+    def new(self) -> Iterator[Occurrence]:
+        """Yield new times, versions and ended runs."""
+        schedule = self._schedule
+        if schedule.cron:
+            found = times.due(schedule.cron, schedule.time_zone or "UTC", since(schedule, self.kept), self.now)
+            if found is not None:
+                yield time_occurrence(found, self.now, late_s=LATE_S)
+        for kind, names in ((DATASET, schedule.on_dataset), (MODEL, schedule.on_model)):
+            taken = self.kept.keys(kind) if names else set()
+            for name in names:
+                for version in versions(self._workspace_dir, kind, name):
+                    one = named_occurrence(kind, f"{name}:{version}", self.now)
+                    if version > schedule.versions.get(f"{kind}:{name}", 0) and one.key not in taken:
+                        yield one
+        if schedule.after:
+            yield from self._ended_runs()
+
+    def _ended_runs(self) -> Iterator[Occurrence]:
+        taken, before = self.kept.keys(RUN), self._schedules.ended_before(self._schedule.name)
+        for run_id in reversed(store.ids(self._runs_dir)):
+            is_awaited = run_id in self._schedule.after
+            if not is_awaited and (is_trial(run_id) or experiment_of(run_id) not in self._schedule.after):
+                continue
+            one = named_occurrence(RUN, run_id, self.now)
+            if one.key in taken or (run_id in before and not is_awaited):
+                continue
+            with contextlib.suppress(RunNotFoundError):
+                if read.record(RunFolder(self._runs_dir / run_id)).is_terminal:
+                    yield one
+
+    def _passes_over(self, occurrence: Occurrence) -> str:
+        """Return why an occurrence starts nothing, or ""."""
+        if occurrence.kind == RUN:
+            status = store.stored(RunFolder(self._runs_dir / occurrence.what)).status
+            if self._schedule.ended != ANY and status.lower() != self._schedule.ended:
+                return f"it ended as {status}"
+        # A run that a schedule has started must not start the next one, without an end.
+        made_by = occurrence.what if occurrence.kind == RUN else self._made_by(occurrence)
+        if made_by is None:
+            return ""
+        tags = tags_and_properties.read(RunFolder(self._runs_dir / made_by).notes).tags
+        return "it is the work of this schedule" if tags.get(TAG) == self._schedule.name else ""
+
+    def _made_by(self, occurrence: Occurrence) -> str | None:
+        if occurrence.kind != MODEL:
+            return None
+        from paceline.models import registry
+
+        name, _, version = occurrence.what.rpartition(":")
+        record = registry.versions_of(self._workspace_dir).read(name, int(version))
+        run_id = (record.get("run") or {}).get("run_id") if isinstance(record, dict) else None
+        return run_id if isinstance(run_id, str) else None
+
+
+def versions(workspace_dir: Path, kind: str, name: str) -> list[int]:
+    """Return the versions of a dataset or model, ascending.
+
+    Raises:
+        DataError, ModelError: The name is wrong.
+    """
+    if kind == DATASET:
+        from paceline.data.datasets import registered
+
+        return registered.versions(workspace_dir, registered.check_dataset_name(name))
+    from paceline.models import names, registry
+
+    return registry.versions_of(workspace_dir).versions(names.check_model_name(name))
