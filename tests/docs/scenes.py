@@ -73,7 +73,8 @@ def a_job_file_and_no_timer_of_this_machine(scene: Scene, patch: pytest.MonkeyPa
     patch.setenv("PATH", f"{scene.folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
     job = "entry_script: train.py\nscript_params:\n  --lr: ${lr:0.1}\n"
     write_tree(scene.folder, {"table": "", "train.py": "print('trained')\n", "job.yaml": job})
-    _, lock = make_run(scene.folder / ".paceline" / "runs", "train_1700000000_00000000", states.COMPLETED)
+    workspace = paceline.Workspace(scene.folder / ".paceline")
+    _, lock = make_run(workspace.runs_dir, "train_1700000000_00000000", states.COMPLETED)
     os.close(lock)
 
 
