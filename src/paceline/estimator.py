@@ -84,8 +84,8 @@ class _Script:
             Slurm's "1-12:00:00". None: no limit.
         python: Interpreter that runs the script, or that its environment is made from. None: the one that submits.
         grace_period_seconds: Time between SIGTERM and SIGKILL when a run is ended.
-        max_restarts: How often a run may start over after it lost a node, a worker or its launcher, was preempted or found a port
-            in use.
+        max_restarts: How often a run may start over after it lost a node, a worker or its launcher, or found a port in use.
+            An attempt after a preemption does not count.
         on_failure: "restart" starts all workers again. "replace" starts only a lost worker again where the script allows it, and
             the others continue (needs max_restarts and "gloo").
         restart_on_exception: Also start again after an exception of the script itself.

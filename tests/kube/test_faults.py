@@ -56,7 +56,7 @@ def api_away(cluster: Cluster, *flags: str) -> Iterator[None]:
 @pytest.mark.parametrize("how", ["eviction", "drain", "preemption"])
 def test_disrupted_worker_saves_a_checkpoint_and_goes_on_elsewhere(cluster: Cluster, lab: KubeLab, how: str) -> None:
     lab.add(cpus_per_worker=1.2)  # so that each pod has a node, and one node is free
-    run = lab.submit(COUNTS, **SHORT)
+    run = lab.submit(COUNTS, **{**SHORT, "max_restarts": 0})
     wait_for_attempt(run, 1)
     pod = pods_of(lab, run)[1]
     node = node_of(lab, pod)
@@ -72,8 +72,8 @@ def test_disrupted_worker_saves_a_checkpoint_and_goes_on_elsewhere(cluster: Clus
         cluster.uncordon(node)
         cluster.kubectl("delete", "pod/urgent", "priorityclass/urgent", "--ignore-not-found", "--grace-period=1")
 
-    assert causes(run) == ["node_lost", None]
-    assert "Kubernetes ends its pod" in run.folder.driver_log.read_text()
+    assert causes(run) == ["preempted", None]
+    assert f"Kubernetes ends pod {pod.rpartition('-')[0]}" in run.folder.driver_log.read_text()
     assert "attempt 1 was told to end" in run.folder.rank_log(1, 1).read_text()
     assert "attempt 2 goes on from 0" not in log_text(run, 1)
 
@@ -101,12 +101,23 @@ def _urgent(cluster: Cluster, node: str) -> tuple[dict[str, object], dict[str, o
 
 
 def test_run_begins_again_when_its_supervisor_pod_is_evicted(cluster: Cluster, lab: KubeLab) -> None:
-    run = lab.submit(COUNTS, **SHORT)
+    run = lab.submit(COUNTS, **{**SHORT, "max_restarts": 0})
     wait_for_attempt(run, 1)
 
     cluster.evict(pods_of(lab, run)[0])
 
     assert wait_for_end(run) == "Completed"
+    assert causes(run) == ["preempted", None]
+
+
+def test_eviction_of_a_run_with_one_pod_spends_a_restart(cluster: Cluster, lab: KubeLab) -> None:
+    run = lab.submit(COUNTS, arguments=["100"], max_restarts=1)
+    wait_for_attempt(run, 1, ranks=1)
+
+    cluster.evict(pods_of(lab, run)[0])
+
+    assert wait_for_end(run) == "Completed"
+    assert causes(run) == ["node_lost", None]
 
 
 # --- nodes

@@ -4,6 +4,8 @@ PLAN is a JSON list, an entry for each time that nodes are asked for: their name
 
     {"name": "a"}                     a node on this machine
     {"name": "a", "is_lost": true}    it is lost once the script has made outputs/lose
+    {"name": "a", "leaves": "text"}   it is taken away for this reason once the script has made outputs/lose, or at once if
+                                      "at_once" is true
     {"name": "a", "cut_for_s": 2}     with a second one, c, that goes silent then, which is noticed so long after the first
                                       worker's exception
     {"name": "a", "keeps": "text"}    its files can't be fetched, for this reason
@@ -60,6 +62,7 @@ class Nodes(LocalNodes):
     def __init__(self, planned, run_dir, *given) -> None:
         super().__init__(*given)
         self._planned, self._run_dir = planned, run_dir
+        self.leave_reason = self.take_away
 
     def shell(self, node_rank):
         return dict(os.environ) if "cut_for_s" in self._planned else None
@@ -72,6 +75,10 @@ class Nodes(LocalNodes):
         noticed = self._run_dir / "attempts/1/error_0.json"
         is_over = noticed.exists() and time.time() - noticed.stat().st_mtime > self._planned["cut_for_s"]
         return {1: "c: nothing heard for 15 s"} if is_over else {}
+
+    def take_away(self) -> str:
+        is_due = self._planned.get("at_once") or (self._run_dir / "outputs/lose").exists()
+        return self._planned.get("leaves", "") if is_due else ""
 
     def ended(self):
         is_cut = "cut_for_s" in self._planned and self._is_cut()

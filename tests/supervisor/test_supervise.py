@@ -37,6 +37,8 @@ if attempt == "1":
     time.sleep(600)
 open("outputs/seen", "w").write(open("left").read())
 """
+#: As WAITS, but SIGTERM does not end its first attempt.
+IGNORES = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{WAITS}"
 LOSES = """
 import os, time
 if os.environ["PACELINE_ATTEMPT"] == "1":
@@ -98,6 +100,7 @@ def attempts(record) -> list[tuple[int, str | None, tuple[str, ...]]]:
 
 A, B = {"name": "a"}, {"name": "b"}
 LOST = {"name": "a", "is_lost": True}
+TAKEN = {"name": "a", "leaves": "the node is drained"}
 
 
 #: Stops itself, and has something to save when it is told to end.
@@ -245,13 +248,52 @@ def test_preempted_run_is_queued_and_continues(tmp_path):
     assert (stage.folder.outputs / "seen").read_text() == "12"
 
 
-def test_an_interrupted_run_without_restarts_ends_as_preempted(tmp_path):
-    stage = Stage(tmp_path, WAITS, is_of_engine=True)
+def test_preemption_by_the_engine_needs_no_restart(tmp_path):
+    stage = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=0)
     stage.interrupt(signal.SIGTERM, A)
-    record = stage.see_through(B)
+    assert attempts(stage.see_through(B)) == [(1, "preempted", ("a",)), (2, None, ("b",))]
+
+
+def test_nodes_taken_away_need_no_restart(tmp_path):
+    stage = Stage(tmp_path, LOSES, max_restarts=0)
+    record = stage.see_through(TAKEN, B)
+    assert attempts(record) == [(1, "preempted", ("a",)), (2, None, ("b",))]
+    assert record.attempts[1].reason == "preempted: the node is drained"
+    assert stage.told() == ["gave a", "took a", "gave b", "took b", "released"]
+
+
+def test_node_lost_after_its_announced_end_is_a_preemption(tmp_path):
+    record = Stage(tmp_path, LOSES, max_restarts=0).see_through({**LOST, **TAKEN}, B)
+    assert attempts(record) == [(1, "preempted", ("a",)), (2, None, ("b",))]
+
+
+def test_run_ends_after_ten_preemptions_before_its_workers_started(tmp_path):
+    record = Stage(tmp_path, LOSES, max_restarts=3).see_through(*[{**TAKEN, "at_once": True}] * 10)
     assert (record.status, record.exit_code, record.failure.cause) == (states.FAILED, 75, "preempted")
+    assert "10 times in a row" in record.failure.message
+    assert "the node is drained" in record.failure.message
+
+
+def test_attempt_interrupted_before_the_kill_of_its_supervisor_is_preempted(tmp_path):
+    stage = Stage(tmp_path, IGNORES, is_of_engine=True, max_restarts=0, grace_period_seconds=600)
+    process = stage.start(A)
+    worker = stage.worker()
+    process.send_signal(signal.SIGTERM)
+    wait_until(lambda: stage.record().attempts[0].cause == "interrupted", "the interruption is recorded")
+    process.kill()
+    process.wait(60)
+    processes.send(worker, signal.SIGKILL)
+    assert attempts(stage.see_through(B)) == [(1, "preempted", ("a",)), (2, None, ("b",))]
+
+
+def test_lost_node_of_the_supervisor_needs_a_restart(tmp_path):
+    stage = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=0)
+    stage.interrupt(signal.SIGKILL, A)
+    processes.send(stage.worker(), signal.SIGKILL)
+    record = stage.see_through(B)
+    assert (record.status, record.exit_code, record.failure.cause) == (states.FAILED, 75, "node_lost")
     assert "max_restarts=0 allows no further attempt" in record.failure.message
-    assert stage.told() == ["gave a", "took a", "released", "released"]
+    assert stage.told() == ["gave a", "released"]
 
 
 def test_supervisor_after_a_killed_one_starts_the_next_attempt(tmp_path):
@@ -261,7 +303,7 @@ def test_supervisor_after_a_killed_one_starts_the_next_attempt(tmp_path):
     # Whatever moment it was: a link that was being replaced may be there.
     (stage.folder.logs / ".rank_0.log").symlink_to("nowhere")
     record = stage.see_through(B)
-    assert attempts(record) == [(1, "preempted", ("a",)), (2, None, ("b",))]
+    assert attempts(record) == [(1, "node_lost", ("a",)), (2, None, ("b",))]
     assert record.attempts[0].ended_utc is not None
     assert record.status == states.COMPLETED
 

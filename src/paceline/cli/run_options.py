@@ -187,7 +187,7 @@ RUN = (
     ),
     VerbOption(
         "--max-restarts",
-        "Most restarts after a lost node or worker, preemption, or a port in use.",
+        "Most restarts after a lost node or worker, or a port in use; a preemption is no restart.",
         "N",
         int,
         key="max_restarts",

@@ -117,8 +117,8 @@ class Job:
         files: Path in the working directory -> text of a file there, which replaces a file of the source.
         max_run_duration_seconds: Limit from the start of the first attempt; None for no limit.
         grace_period_seconds: Seconds between SIGTERM and SIGKILL.
-        max_restarts: Number of further attempts after the loss of a node, worker or launcher, a preemption or a port
-            conflict.
+        max_restarts: Number of further attempts after the loss of a node, worker or launcher, or a port conflict. An
+            attempt after a preemption does not count.
         on_failure: "restart" starts all workers again. "replace" starts only lost workers again where the script allows it,
             and the others continue; each replacement is one of `max_restarts`.
         restart_on_exception: Also restart after the script's own exception.

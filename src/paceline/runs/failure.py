@@ -38,6 +38,11 @@ CAUSES = {
     "trials": "of a sweep, so many trials failed, one could not be submitted, or none logged the primary metric",
 }
 
+#: Causes after which a run needs other nodes.
+NODES_GONE = frozenset({"node_lost", "preempted"})
+#: Prefix of the reason of an attempt that follows a preemption.
+PREEMPTED = "preempted: "
+
 #: The exit code of timeout(1).
 EXIT_TIME_LIMIT = 124
 #: EX_TEMPFAIL of sysexits.h: a retry may succeed.

@@ -19,6 +19,8 @@ from paceline.runs.failure import (
     EXIT_CANCELED,
     EXIT_PREEMPTED,
     EXIT_TIME_LIMIT,
+    NODES_GONE,
+    PREEMPTED,
     FailureReport,
     logs_command,
     signal_name,
@@ -29,7 +31,7 @@ from paceline.runs.run_data import unlink_inputs
 from paceline.runs.store import remove_containers
 from paceline.supervisor.attempt import run_attempt
 from paceline.supervisor.diagnosis.evidence import alone_text
-from paceline.supervisor.diagnosis.retries import NODES_GONE, is_retried
+from paceline.supervisor.diagnosis.retries import is_retried
 from paceline.supervisor.logs import shorten_logs
 from paceline.supervisor.outputs import brought_home, settle_links, with_outputs_stored
 from paceline.supervisor.prepare import clean_nodes, give_nodes_back, hold_nodes
@@ -38,11 +40,11 @@ from paceline.system import processes
 from paceline.system.files import read_json
 from paceline.targets import target_of_run
 
-#: Causes of an attempt's end that do not count as a restart of an elastic run.
-_OF_NODES = frozenset({*NODES_GONE, "resized"})
+#: Causes of an attempt's end that do not count as a restart: of any run, and of an elastic run.
+_FREE, _FREE_IF_ELASTIC = frozenset({"preempted"}), frozenset({*NODES_GONE, "resized"})
 #: After a restart for more nodes that brought none, the pause before the next one doubles, to at least this.
 _IN_VAIN_S = 60.0
-#: How many times in a row an elastic run may lose nodes before all its workers have started.
+#: How many times in a row a run may lose its nodes without a restart that counts, before all its workers have started.
 _FRUITLESS = 10
 #: Exit codes of workers that a signal ended, and how many seconds later the supervisor may get its own signal.
 _KILLED = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
@@ -79,17 +81,17 @@ def _attempts(run: Supervision) -> Outcome:
     Raises:
         UserError: The run never had nodes, or the environment has no mpirun.
     """
-    run.note_preemption()
+    run.note_engine_restart()
     number = len(run.record.attempts)  # the engine may have requeued the job after earlier attempts
     tried, fruitless, failure = _tried(run.record), 0, None
     # The engine restarts a job that it interrupted, even if no attempt is left.
     if tried + _replaced(run.record) > run.job.max_restarts and number:
         return Outcome(failure=_interrupted(run.record))
     if number:
-        run.reason = "preempted"
+        run.reason = run.record.attempts[-1].cause or "preempted"
     while True:
         tried += 1
-        run.has_run, run.may_leave, run.leaves_for = False, True, ""
+        run.may_leave_now()
         try:
             outcome = hold_nodes(run) if run.nodes is None else None
         except (TargetError, EngineError) as error:
@@ -113,7 +115,10 @@ def _attempts(run: Supervision) -> Outcome:
         if outcome.stopped == "preempted":
             # The run did not fail, so this is none of its restarts. It resumes from its checkpoint.
             tried -= 1
-            run.reason = f"preempted: {run.leaves_for}"
+            fruitless = 0 if run.has_run else fruitless + 1
+            if fruitless == _FRUITLESS:
+                return Outcome(failure=_preempted_in_vain(run.record, run.leaves_for))
+            run.reason = f"{PREEMPTED}{run.leaves_for}"
             say(f"{run.leaves_for}. The run returns its nodes, waits in the queue and resumes.")
             give_nodes_back(run)
             continue
@@ -143,11 +148,13 @@ def _attempts(run: Supervision) -> Outcome:
 
 
 def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
-    """Return the outcome without a failure that only results from the engine ending the whole job."""
+    """Return the outcome without a failure that only results from the engine ending the whole job, or taking a node away."""
     failure = outcome.failure
     if failure is None or (failure.cause not in NODES_GONE and failure.exit_code not in _KILLED):
         return outcome
     told = _told_to_end(run)
+    if told is None and run.has_to_leave():
+        told = "preempted"
     return outcome if told is None else dataclasses.replace(outcome, failure=None, stopped=told)
 
 
@@ -162,9 +169,10 @@ def _told_to_end(run: Supervision) -> str | None:
 
 
 def _tried(record: RunRecord) -> int:
-    """Return how many attempts count against `max_restarts`; an elastic run's changes of nodes do not count."""
+    """Return how many attempts count against `max_restarts`: preemptions and an elastic run's changes of nodes do not."""
     elastic = record.job is not None and record.job.node_range is not None
-    return sum(not (elastic and attempt.cause in _OF_NODES) for attempt in record.attempts)
+    free = _FREE_IF_ELASTIC if elastic else _FREE
+    return sum(attempt.cause not in free for attempt in record.attempts)
 
 
 def _replaced(record: RunRecord) -> int:
@@ -212,11 +220,23 @@ def _interrupted(record: RunRecord) -> FailureReport:
     """Return the report of a run that its engine restarted when no attempt was left."""
     last = record.attempts[-1]
     return FailureReport(
-        cause="preempted",
-        message=f"Attempt {last.number} was interrupted: the engine took its nodes away or lost them. "
+        cause="node_lost",
+        message=f"Attempt {last.number} was interrupted: the node of its supervisor was lost. "
         f"max_restarts={record.job.max_restarts if record.job else 0} allows no further attempt.",
         exit_code=EXIT_PREEMPTED,
         attempt=last.number,
+        see=logs_command(record.run_id),
+    )
+
+
+def _preempted_in_vain(record: RunRecord, why: str) -> FailureReport:
+    """Return the report of a run whose nodes were taken away too often before all its workers had started."""
+    return FailureReport(
+        cause="preempted",
+        message=f"{_FRUITLESS} times in a row the run lost its nodes before all its workers had started, the last time since "
+        f"{why}. Submit it again when the nodes are free, or with a higher priority.",
+        exit_code=EXIT_PREEMPTED,
+        attempt=len(record.attempts) or None,
         see=logs_command(record.run_id),
     )
 

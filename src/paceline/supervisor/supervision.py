@@ -27,7 +27,7 @@ from paceline.system.files import read_json
 from paceline.targets import Nodes, Target
 from paceline.targets.configured import LOCAL
 
-#: Seconds between two questions whether a more urgent run needs the nodes.
+#: Seconds between two questions whether the nodes are taken away.
 _ASK_S = 1.0
 
 
@@ -185,11 +185,24 @@ class Supervision:
         )
         self._change_last_attempt(ended_utc=utc_now(), exit_codes=outcome.exit_codes, cause=cause)
 
-    def note_preemption(self) -> None:
-        """Record that a preemption ended the last attempt, and the engine started the run again."""
-        self.close_attempt(Outcome(stopped="preempted"))
-        if self.record.attempts and self.record.attempts[-1].cause == "interrupted":
-            self._change_last_attempt(cause="preempted")
+    def note_engine_restart(self) -> None:
+        """Record how the last attempt ended, after which the engine started the run again.
+
+        A preemption sends SIGTERM first. Without it, the supervisor's node was lost.
+        """
+        if not self.record.attempts:
+            return
+        last = self.record.attempts[-1]
+        if last.cause == "interrupted":
+            self._change_last_attempt(cause="preempted", ended_utc=last.ended_utc or utc_now())
+        else:
+            self.close_attempt(Outcome(stopped="node_lost"))
+
+    def _note_interruption(self) -> None:
+        """Record at once that the engine interrupts the attempt: SIGKILL may follow before its end is recorded."""
+        if self.record.attempts and self.record.attempts[-1].ended_utc is None and not self.record.attempts[-1].cause:
+            self._change_last_attempt(cause="interrupted")
+            store.write(self.folder, self.record)
 
     def _change_last_attempt(self, **changes: Any) -> None:
         *earlier, last = self.record.attempts
@@ -233,16 +246,24 @@ class Supervision:
         The reasons are those of `cancel_reason`, the run's own "time_limit", and "preempted".
         """
         if (reason := self.cancel_reason()) is not None:
+            if reason == "interrupted":
+                self._note_interruption()
             return reason
         if self._deadline is not None and time.monotonic() > self._deadline:
             return "time_limit"
-        return "preempted" if self.may_leave and self._has_to_leave() else None
-
-    def _has_to_leave(self) -> bool:
-        """Ask the nodes, once a second, whether a more urgent run needs them."""
-        ask = getattr(self.nodes, "leave_reason", None)
-        if ask is not None and not self.leaves_for and time.monotonic() >= self._asks_at:
+        if self.may_leave and self.nodes is not None and time.monotonic() >= self._asks_at:
             self._asks_at = time.monotonic() + _ASK_S
+            self.has_to_leave()
+        return "preempted" if self.may_leave and self.leaves_for else None
+
+    def may_leave_now(self) -> None:
+        """Begin an attempt: from now on the run can return its nodes and queue again."""
+        self.has_run, self.may_leave, self.leaves_for, self._asks_at = False, True, "", 0.0
+
+    def has_to_leave(self) -> bool:
+        """Ask the nodes whether they are taken away, such as for a more urgent run."""
+        ask = getattr(self.nodes, "leave_reason", None)
+        if ask is not None and not self.leaves_for:
             with contextlib.suppress(TargetError, EngineError, OSError):  # the queue can't be read now
                 self.leaves_for = ask()
         return bool(self.leaves_for)

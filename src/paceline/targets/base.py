@@ -26,8 +26,8 @@ needed, script_python(links) if nodes have their own interpreters; see docs/comp
     kill_session(pid, node_rank)   kill the rest of the session of a command that has ended. Without it, a lost worker is not
         replaced alone (`on_failure="replace"`).
     note_hang(since)   record since when the run hangs (None: no longer), for runs that wait for its nodes.
-    leave_reason()     return why the run has to leave its nodes for another run, or "". The supervisor then ends the workers
-        and queues the run again.
+    leave_reason()     return why the run has to leave its nodes, such as for another run, or "". The supervisor then ends the
+        workers and queues the run again, which is none of its restarts.
     on_news     a callback without arguments, called from any thread when a command on a node has ended. Without it, the
         supervisor polls.
 """

@@ -11,8 +11,6 @@ from paceline.runs.failure import FailureReport
 RETRIED = frozenset({"node_lost", "preempted", "port", "killed", "launcher"})
 #: Causes that usually occur again, retried only with `restart_on_exception`.
 RETRIED_IF_ASKED = frozenset({"exception", "memory"})
-#: Causes after which the run releases its nodes and requests others.
-NODES_GONE = frozenset({"node_lost", "preempted"})
 
 _OF_SOURCE = frozenset({"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"})
 _FRAME = re.compile(r'^  File "([^"]*)", line \d+, in (.+)$', re.MULTILINE)

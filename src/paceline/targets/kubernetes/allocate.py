@@ -33,20 +33,17 @@ _SETTLE_S = 2.0
 
 
 class PodNodes(AgentNodes):
-    """Nodes with links, of which Kubernetes may announce that it ends their pods."""
+    """Nodes with links, whose pods Kubernetes may take away after a warning."""
 
     gathering: PodGathering
     #: Completion index of the pod of each node rank.
     indexes: tuple[int, ...] = ()
 
-    def lost(self) -> dict[int, str]:
+    def leave_reason(self) -> str:
+        """Return which pods Kubernetes ends, or ""."""
         leaving = self.gathering.leaving
-        told = {
-            rank: f"Kubernetes ends its pod, {self.nodes[rank].name}: an eviction, a preemption or a drained node"
-            for rank, index in enumerate(self.indexes)
-            if index in leaving
-        }
-        return told | super().lost()
+        names = [node.name for node, index in zip(self.nodes, self.indexes, strict=True) if index in leaving]
+        return f"Kubernetes ends pod {', '.join(names)}: an eviction, a preemption or a drained node" if names else ""
 
 
 class PodGathering:

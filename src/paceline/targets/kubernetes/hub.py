@@ -91,6 +91,8 @@ class Hub:
         self._agents: dict[int, tuple[Connection, Noted]] = {}
         self._supervisor: socket.socket | None = None
         self._answer: dict[str, object] | None = None
+        #: Ranks of the pods that have got the answer.
+        self._told: set[int] = set()
         self._readers = 0
         self._is_copied = threading.Event()
         #: Set once the run has ended, so that readers get its final record.
@@ -112,23 +114,32 @@ class Hub:
         self._has_run.set()
         threading.Thread(target=listening.accept_each, args=(local, self._serve_supervisor), daemon=True).start()
 
-    def attempts(self, limit_s: float) -> int:
-        """Return how many attempts the other pods remember."""
+    def attempts(self, limit_s: float) -> tuple[int, int]:
+        """Return how many attempts the other pods remember, and how many of them a preemption of index 0 ended."""
         deadline = time.monotonic() + limit_s
         while not self._agents and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         with self._guard:
-            return max((int(request["attempts"]) for _, request in self._agents.values()), default=0)
+            told = [(int(request["attempts"]), int(request["preempted"])) for _, request in self._agents.values()]
+        return max(told, default=(0, 0))
 
-    def end(self, *, is_over: bool) -> None:
+    def end(self, *, is_over: bool, is_preempted: bool = False) -> None:
         """Send the other pods away: their exit code tells Kubernetes whether to replace them."""
         with self._guard:
             self._answer = {"over": True} if is_over else {"give_back": True} if self.gives_back else None
+            if self._answer is None and is_preempted:
+                self._answer = {"preempted": True}
             waiting, self._agents = self._agents, {}
         if is_over:
             self._final.set()
-        for connection, _ in waiting.values():
-            self._dismiss(connection)
+        for rank, (connection, _) in waiting.items():
+            self._dismiss(rank, connection)
+
+    def wait_for_others(self, limit_s: float) -> None:
+        """Wait until all other pods know the answer of `end`."""
+        deadline = time.monotonic() + limit_s
+        while len(self._told) < self._ticket.node_count - 1 and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
 
     def receive(self, archive: Path, size: int) -> None:
         """Let readers write the run's files into `archive`, up to `size` bytes."""
@@ -174,16 +185,17 @@ class Hub:
                 earlier = self._agents.pop(int(request["rank"]), None)
                 self._agents[int(request["rank"])] = (connection, request)
         if self._answer is not None:
-            self._dismiss(connection)
+            self._dismiss(int(request["rank"]), connection)
             return
         if earlier is not None:
             earlier[0].close()
         self._deliver()
 
-    def _dismiss(self, connection: Connection) -> None:
+    def _dismiss(self, rank: int, connection: Connection) -> None:
         with contextlib.suppress(OSError), connection:
             if self._answer is not None:
                 connection.send_bytes(message(self._answer))
+                self._told.add(rank)
 
     def _deliver(self) -> None:
         """Pass the connections of waiting pods to the supervisor, if it is there."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.errors import EngineError, PacelineError
 from paceline.runs import states
+from paceline.runs.failure import NODES_GONE, PREEMPTED
 from paceline.runs.folder import RunFolder
+from paceline.runs.record import Attempt
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus
 from paceline.runs.store import replace_state, stored
 from paceline.targets.kubernetes import readers, reasons
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
 Note = Callable[..., None]
 _WAITING = (states.NOT_STARTED, states.QUEUED)
-#: Causes of failures that the supervisor knows as lost nodes only.
-NODES_GONE = frozenset({"node_lost", "preempted"})
 #: Seconds for which the answer about one run counts, while it is new and later.
 _NEW_S, _FRESH_S, _OLD_S = 0.3, 3.0, 60.0
 
@@ -93,14 +93,31 @@ def _note_ends(noted: Noted, pods: Sequence[Pod], note: Note) -> None:
 
 
 def explain(folder: RunFolder, noted: Noted) -> None:
-    """Add the last pod's end, which pods can't know, to the failure of an ended run."""
+    """Add the ends of pods, which pods can't know, to the attempts and the failure of an ended run."""
     record, ends = stored(folder), list((noted.get("ends") or {}).values())
-    if record.status != states.FAILED or record.failure is None or record.failure.cause not in NODES_GONE or not ends:
+    if not record.is_terminal or not ends:
         return
+    explained = replace(record, attempts=tuple(_explained(record.attempts, [said for _, said in ends])))
     cause, said = ends[-1]
-    if said not in record.failure.message:
-        failure = replace(record.failure, cause=cause, message=f"{said} {record.failure.message}")
-        replace_state(folder, replace(record, failure=failure))
+    if (failure := record.failure) and failure.cause in NODES_GONE and said not in failure.message:
+        failure = replace(failure, cause=cause, message=f"{said} {failure.message}")
+        explained = replace(explained, failure=failure)
+    if explained != record:
+        replace_state(folder, explained)
+
+
+def _explained(attempts: Sequence[Attempt], ends: list[str]) -> Iterator[Attempt]:
+    """Yield attempts that name the reason of the preemption before them. Each of `ends` explains one."""
+    names: tuple[str, ...] = ()
+    for attempt in attempts:
+        if (attempt.reason or "").startswith(PREEMPTED):
+            # A pod's name is that of its node, which is its hostname, and a random suffix.
+            said = next((one for one in ends if one.startswith(tuple(f"Pod {name}-" for name in names))), None)
+            if said is not None:
+                ends.remove(said)
+                attempt = replace(attempt, reason=f"{PREEMPTED}{said.rstrip('.')}")  # noqa: PLW2901
+        names = attempt.nodes
+        yield attempt
 
 
 def _status(cluster: Cluster, folder: RunFolder, job: BatchJob, pods: Sequence[Pod]) -> JobStatus:

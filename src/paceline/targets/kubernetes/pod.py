@@ -46,7 +46,8 @@ from paceline.targets.kubernetes.ticket import Noted, PodTicket
 
 _TICK_S = 0.1
 _LIVE_S = 1.0
-#: Seconds for readers that are connected to fetch the end, and for a reader to come if the log can't hold the files.
+#: Seconds for connected readers to fetch the end, or for other pods to hear of a preemption; and for a reader to come if the
+#: log can't hold the files.
 _LAST_S, _LINGER_S = 5.0, 1800.0
 _PAUSE_S = 0.3
 #: The longest examination, after which a forgotten pod ends.
@@ -100,11 +101,13 @@ class PodLeader:
         self._watch(pulled)
         status = (read_json(self._folder.state) or {}).get("status")
         has_ended = status in states.TERMINAL
-        self._hub.end(is_over=has_ended)
+        self._hub.end(is_over=has_ended, is_preempted=self._told_to_end)
         if has_ended or self._ticket.live:
             self._print_rest(pulled)
         if has_ended:
             self._hub.wait_for_readers(_LAST_S)
+        elif self._told_to_end:
+            self._hub.wait_for_others(_LAST_S)
         return 0 if has_ended else messages.EXIT_AGAIN
 
     def _fetch(self) -> bool:
@@ -134,13 +137,15 @@ class PodLeader:
     def _note_lost_attempts(self) -> None:
         """Record the attempts of earlier pods of index 0, whose records were lost with them.
 
-        A pod that gave its place back began no attempt, so the other pods count attempts: they outlive index 0.
+        A pod that gave its place back began no attempt, so the other pods count attempts and preemptions: they outlive index 0.
         """
-        failures = int(self._about[FAILURES_VARIABLE] or 0)
+        failures, preempted = int(self._about[FAILURES_VARIABLE] or 0), 0
         if failures and self._ticket.node_count > 1:
-            failures = min(failures, self._hub.attempts(_MEET_S))
+            attempts, preempted = self._hub.attempts(_MEET_S)
+            failures = min(failures, attempts)
         record, now = store.stored(self._folder), utc_now()
-        lost = [Attempt(number=n + 1, started_utc=now, ended_utc=now, cause="preempted") for n in range(failures)]
+        causes = ["node_lost"] * (failures - preempted) + ["preempted"] * preempted
+        lost = [Attempt(number=n + 1, started_utc=now, ended_utc=now, cause=cause) for n, cause in enumerate(causes)]
         if lost:
             store.replace_state(self._folder, replace(record, attempts=tuple(lost)))
 
@@ -231,8 +236,8 @@ class PodFollower:
         self._told_to_end = False
         #: The highest incarnation of index 0 that was met: an older one may still run beside its replacement.
         self._incarnation = 0
-        #: How often this pod was an agent.
-        self._attempts = 0
+        #: How often this pod was an agent, and the numbers of the attempts that a preemption of index 0 ended.
+        self._attempts, self._preempted = 0, set[int]()
 
     def run(self) -> int:
         signal.signal(signal.SIGTERM, self._leave)
@@ -272,8 +277,14 @@ class PodFollower:
         return connection
 
     def _about(self) -> Noted:
-        about = {"rank": self._index, "hostname": socket.gethostname(), "attempts": self._attempts}
-        return {"what": "agent", "address": self._address, **about}
+        counts = {"attempts": self._attempts, "preempted": len(self._preempted)}
+        return {
+            "what": "agent",
+            "rank": self._index,
+            "hostname": socket.gethostname(),
+            "address": self._address,
+            **counts,
+        }
 
     def _wait(self, connection: Connection) -> Noted:
         """Return the answer of index 0, or {} without one."""
@@ -283,6 +294,8 @@ class PodFollower:
                     reap(None)
                     continue
                 answer: Noted = json.loads(connection.recv_bytes(1 << 16))
+                if "preempted" in answer and self._attempts:
+                    self._preempted.add(self._attempts)
                 if "incarnation" not in answer:
                     return answer
                 if answer["incarnation"] < self._incarnation:

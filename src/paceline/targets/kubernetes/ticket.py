@@ -2,9 +2,10 @@
 
 Connections to index 0 begin with proofs of the run's key (`paceline.system.handshake`), then a JSON request:
 
-    {"what": "agent", "rank": 1, ...}    of another pod, with "attempts": how
-                                         often it was an agent. Answers: {"incarnation": N}, later {"go": true}, after which the
-                                         connection is that of an agent, or {"over": true}, or {"give_back": true}
+    {"what": "agent", "rank": 1, ...}    of another pod, with "attempts": how often it was an agent, and "preempted": how often
+                                         a preemption of index 0 ended that. Answers: {"incarnation": N}, later {"go": true},
+                                         after which the connection is that of an agent, or {"over": true}, {"give_back": true},
+                                         or {"preempted": true}: Kubernetes takes index 0 away
     {"what": "leaving", "rank": 1}       Kubernetes ends the pod of this rank
     {"what": "pull"}                     of a reader. Then for each {"known": ...}: frames of changes, the last has "over"
     {"what": "exec", "request": ...}     of `paceline exec`. Then lists of messages both ways

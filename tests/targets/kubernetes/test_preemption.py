@@ -1,0 +1,88 @@
+"""A pod that Kubernetes takes away: the other pods remember it for the next index 0, and a reader adds the reason."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import pytest
+
+from paceline.runs import states, store
+from paceline.runs.failure import FailureReport
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import Attempt
+from paceline.targets.kubernetes.hub import Hub
+from paceline.targets.kubernetes.look import explain
+from paceline.targets.kubernetes.pod import PodFollower
+from paceline.targets.kubernetes.ticket import PodTicket
+from tests.engines.container_lab import free_ports
+from tests.helpers import make_run
+
+LIMIT_S = 30.0
+
+
+def ticket() -> PodTicket:
+    (port,) = free_ports(1)
+    texts = {"run_id": "r", "job": "j", "workspace": "w", "key": secrets.token_hex(32), "library": "l"}
+    numbers = {"port": port, "node_count": 2, "upload_bytes": 0, "source_parts": 0, "gang_wait_s": 300.0}
+    return PodTicket(**texts, **numbers, silence_s=15.0, live=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("is_preempted", "remembered"), [(True, (1, 1)), (False, (1, 0))])
+def test_next_index_0_learns_from_another_pod_whether_the_last_was_preempted(
+    tmp_path: Path, is_preempted: bool, remembered: tuple[int, int]
+) -> None:
+    first, second = ticket(), ticket()
+    follower = PodFollower(first, 1, "127.0.0.1")
+    follower._attempts = 1  # it was an agent once
+    old = Hub(first, RunFolder(tmp_path))
+    with follower._connect("127.0.0.1", follower._about()) as connection:
+        assert old.attempts(LIMIT_S) == (1, 0)
+        old.end(is_over=False, is_preempted=is_preempted)
+        follower._wait(connection)
+    if is_preempted:
+        old.wait_for_others(LIMIT_S)
+        assert old._told == {1}
+
+    follower._ticket = second
+    new = Hub(second, RunFolder(tmp_path))
+    with follower._connect("127.0.0.1", follower._about()):
+        assert new.attempts(LIMIT_S) == remembered
+
+
+def test_reader_adds_the_reason_of_a_preemption_to_the_next_attempt(tmp_path: Path) -> None:
+    times = {"started_utc": "2026-11-29T05:00:00.000Z", "ended_utc": "2026-11-29T05:01:00.000Z"}
+    generic = "preempted: Kubernetes ends pod pl-a-1-10: an eviction, a preemption or a drained node"
+    attempts = (
+        Attempt(number=1, nodes=("pl-a-1-0", "pl-a-1-10"), cause="preempted", **times),
+        Attempt(number=2, nodes=("pl-a-1-0", "pl-a-1-10"), reason=generic, cause="preempted", **times),
+        Attempt(number=3, nodes=("pl-a-1-0", "pl-a-1-10"), reason=generic, **times),
+    )
+    folder, fd = make_run(tmp_path / "runs", status=states.COMPLETED, attempts=attempts)
+    os.close(fd)
+    # Only one of the two ends was seen, and another run's pod has almost the same name.
+    said = [
+        "Pod pl-a-1-1-x: it was evicted (y).",
+        "Pod pl-a-1-10-abc: it was preempted by a pod of higher priority (z).",
+    ]
+
+    explain(folder, {"ends": {str(number): ["preempted", text] for number, text in enumerate(said)}})
+
+    assert [attempt.reason for attempt in store.stored(folder).attempts] == [
+        None,
+        f"preempted: {said[1][:-1]}",
+        generic,
+    ]
+
+
+def test_reader_gives_a_lost_run_the_cause_of_its_pods_end(tmp_path: Path) -> None:
+    failure = FailureReport(cause="node_lost", message="The node was lost.")
+    folder, fd = make_run(tmp_path / "runs", status=states.FAILED, failure=failure)
+    os.close(fd)
+
+    explain(folder, {"ends": {"u": ["preempted", "Pod p: it was evicted (drain)."]}})
+
+    found = store.stored(folder).failure
+    assert found is not None
+    assert (found.cause, found.message) == ("preempted", "Pod p: it was evicted (drain). The node was lost.")
