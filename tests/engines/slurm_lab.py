@@ -13,14 +13,13 @@ import os
 import re
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.engines import hosts as hosts_module
+from tests.engines.daemons import Daemons
 from tests.engines.hosts import Hosts
 
 _NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol")
@@ -49,10 +48,10 @@ class SlurmLab:
         self.folder = hosts.folder / "slurm"
         self.environment: dict[str, str] = {"SLURM_CONF": str(self.folder / "slurm.conf")}
         self._accounting = accounting
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._port, self._dbd_port = _free_port(), _free_port()
         for name in ("log", "state", "munge", "spool"):
             (self.folder / name).mkdir(parents=True)
+        self._daemons = Daemons(self.folder / "log", limit_s=_WAIT_S, environment=self.environment)
         (self.folder / "munge").chmod(0o711)
         conf = self._conf(cores) + settings
         (self.folder / "slurm.conf").write_text(conf)
@@ -82,8 +81,7 @@ class SlurmLab:
         # Jobs first: a slurmstepd outlives its slurmd.
         with contextlib.suppress(subprocess.SubprocessError, OSError):
             self.run("scancel", "--user=root", check=False, timeout=60)
-        for name in reversed(list(self._running)):
-            self._stop(name)
+        self._daemons.stop_all()
 
     # Its programs
 
@@ -109,16 +107,17 @@ class SlurmLab:
     def settle(self) -> None:
         """End all jobs and wait until their nodes are free."""
         self.run("scancel", "--user=root", check=False)
-        self._until(lambda: not self.run("squeue", "-h").strip(), "all jobs have ended")
+        self._daemons.until(lambda: not self.run("squeue", "-h").strip(), "all jobs have ended")
         self.wait_for_nodes("idle")
 
     def wait_for_nodes(self, state: str) -> None:
-        self._until(
+        self._daemons.until(
             lambda: (
                 {line.strip() for line in self.run("sinfo", "-h", "-N", "-o", "%T", check=False).splitlines()}
                 == {state}
             ),
             f"all nodes are {state}",
+            lambda: self.run("sinfo", check=False),
         )
 
     @property
@@ -128,7 +127,7 @@ class SlurmLab:
 
     def told(self) -> str:
         """The last that its programs have written, and what it says of its nodes and jobs; short, as reports are cut off."""
-        logs = [self._tail(name, 3000) for name in ("slurmctld.log", "slurmd*.log")]
+        logs = [self._daemons.tail(name, 3000) for name in ("slurmctld.log", "slurmd*.log")]
         asked = (
             ["scontrol", "-o", "show", "node"],
             ["squeue", "-t", "all", "-o", "%i %T %r %R begins=%S nodes=%N"],
@@ -139,34 +138,36 @@ class SlurmLab:
     # What happens to it
 
     def stop_controller(self) -> None:
-        self._stop("slurmctld")
+        self._daemons.stop("slurmctld")
 
     def start_controller(self, *, is_first: bool = False) -> None:
-        self._spawn("slurmctld", [_find("slurmctld") or "", "-D", *(["-c"] if is_first else [])])
+        self._daemons.start("slurmctld", [_find("slurmctld") or "", "-D", *(["-c"] if is_first else [])])
         if is_first:
             return
-        self._until(lambda: "UP" in self.run("scontrol", "ping", check=False), "the controller answers")
+        self._daemons.until(lambda: "UP" in self.run("scontrol", "ping", check=False), "the controller answers")
 
     def start_node(self, name: str) -> None:
         for part in ("spool", "tmp"):
             (self.folder / part / name).mkdir(parents=True, exist_ok=True)
-        self._spawn(
+        self._daemons.start(
             f"slurmd-{name}", self.hosts.words(name, ["env", *self._words(), _find("slurmd") or "", "-D", "-N", name])
         )
 
     def kill_node(self, name: str) -> None:
         """Let the host crash, all that runs on it at once."""
         self.hosts.kill(name)
-        self._stop(f"slurmd-{name}")
+        self._daemons.stop(f"slurmd-{name}")
 
     def boot_node(self, name: str) -> None:
         self.hosts.boot(name)
         # A job that ended meanwhile is COMPLETING there until Slurm takes the node for lost; of one that is back before, Slurm
         # asks for the job's end again only after a minute.
-        self._until(lambda: self._is_down(name), f"Slurm has noticed that {name} is lost")
+        self._daemons.until(lambda: self._is_down(name), f"Slurm has noticed that {name} is lost")
         # What Slurm could not tell the node it says again for some seconds, such as that a job's steps are to end there. The job
         # may have begun anew by then, and its new step would be ended.
-        self._until(lambda: re.search(r"Agent count:\s+0\n", self.run("sdiag", check=False)), "Slurm waits for no node")
+        self._daemons.until(
+            lambda: re.search(r"Agent count:\s+0\n", self.run("sdiag", check=False)), "Slurm waits for no node"
+        )
         # ReturnToService=2 takes the node back as soon as this registers.
         self.start_node(name)
 
@@ -184,8 +185,8 @@ class SlurmLab:
         (folder / "key").chmod(0o400)
         names = {"key-file": "key", "socket": "sock", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         options = [f"--{option}={folder / name}" for option, name in names.items()]
-        self._spawn("munged", [_find("munged") or "", "--force", "--foreground", *options])
-        self._until((folder / "sock").exists, "munged is there")
+        self._daemons.start("munged", [_find("munged") or "", "--force", "--foreground", *options])
+        self._daemons.until((folder / "sock").exists, "munged is there")
 
     def _start_accounting(self) -> None:
         data, run = self.folder / "db", self.folder / "dbrun"
@@ -203,7 +204,7 @@ class SlurmLab:
                 check=True,
             )
         port = _free_port()
-        self._spawn(
+        self._daemons.start(
             "mariadbd",
             [
                 *(_find("mariadbd") or "", "--no-defaults", "--user=mysql", f"--datadir={data}", f"--socket={run}/s"),
@@ -212,7 +213,7 @@ class SlurmLab:
             ],
         )
         client = ["mariadb", "--no-defaults", "-S", f"{run}/s", "-e"]
-        self._until(lambda: _succeeds([*client, "select 1"]), "the database answers")
+        self._daemons.until(lambda: _succeeds([*client, "select 1"]), "the database answers")
         grants = "".join(
             f"create user slurm@'{host}' identified by 'x'; grant all on slurm_acct.* to slurm@'{host}';"
             for host in ("127.0.0.1", "localhost")
@@ -226,45 +227,10 @@ class SlurmLab:
             f"LogFile={self.folder}/log/slurmdbd.log\nPidFile={self.folder}/log/slurmdbd.pid\n"
         )
         conf.chmod(0o600)
-        self._spawn("slurmdbd", [_find("slurmdbd") or "", "-D"])
+        self._daemons.start("slurmdbd", [_find("slurmdbd") or "", "-D"])
         # The controller does not start without it.
         command = ["sacctmgr", "-n", "list", "cluster"]
-        self._until(lambda: _succeeds(command, {**os.environ, **self.environment}), "slurmdbd answers")
-
-    def _spawn(self, name: str, argv: Sequence[str]) -> None:
-        with (self.folder / "log" / f"{name}.out").open("ab") as file:
-            self._running[name] = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *argv],
-                env={**os.environ, **self.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-                cwd="/",
-            )
-
-    def _stop(self, name: str) -> None:
-        process = self._running.pop(name, None)
-        if process is None:
-            return
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-    def _until(self, condition: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + _WAIT_S
-        while not condition():
-            dead = [name for name, process in self._running.items() if process.poll() is not None]
-            assert not dead, f"{dead} ended; see {self._tail(dead[0])}"
-            assert time.monotonic() < deadline, f"{what}: not within {_WAIT_S} s; {self.run('sinfo', check=False)}"
-            time.sleep(0.05)
-
-    def _tail(self, name: str, length: int = 1500) -> str:
-        paths = sorted((self.folder / "log").glob(f"{name}*"))
-        return "\n".join(f"{path.name}:\n{path.read_text(errors='replace')[-length:]}" for path in paths)
+        self._daemons.until(lambda: _succeeds(command, {**os.environ, **self.environment}), "slurmdbd answers")
 
     def _conf(self, cores: int) -> str:
         folder, hosts = self.folder, self.hosts

@@ -20,11 +20,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from paceline.system import processes
 from tests.engines.container_lab import free_ports
+from tests.engines.daemons import Daemons
 from tests.engines.hosts import Hosts
 from tests.kube import programs
 
@@ -97,7 +98,7 @@ class Cluster(Access):
     def __init__(self, hosts: Hosts, *, gpus: int = 2) -> None:
         self.hosts, self.folder, self.nodes, self.gpus = hosts, hosts.folder, hosts.names, gpus
         self._pki = self.folder / "pki"
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._daemons = Daemons(self.folder / "log", limit_s=_WAIT_S, cwd=self.folder)
         network = int(hosts.own_address.split(".")[2])
         self._pods = {name: f"10.78.{network}.{64 * index}/26" for index, name in enumerate(self.nodes)}
         self._services = f"10.77.{network}.0/24"
@@ -122,17 +123,17 @@ class Cluster(Access):
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in reversed(list(self._running)):
-            self._stop(name)
+        for name in self.nodes:
+            self._stop_kubelet_and_containerd(name)
+        self._daemons.stop_all()
         for name in self.nodes:
             self.hosts.kill(name)
         _remove_groups(self._group)
 
     def told(self) -> str:
         """Return the last lines of all logs, and what the cluster says of its nodes, pods and events."""
-        logs = [f"{path.name}:\n{path.read_text(errors='replace')[-1500:]}" for path in self._logs()]
         asked = (("get", "nodes"), ("get", "jobs,pods", "-o", "wide"), ("get", "events", "--sort-by=.lastTimestamp"))
-        return "\n".join([*logs, *(self.kubectl(*words, check=False)[-4000:] for words in asked)])
+        return "\n".join([self._daemons.tail(""), *(self.kubectl(*words, check=False)[-4000:] for words in asked)])
 
     # --- Faults
 
@@ -146,19 +147,20 @@ class Cluster(Access):
 
     def stop_kubelet(self, node: str) -> None:
         """Kill the kubelet of a node. The node's pods go on."""
-        self._stop(f"kubelet-{node}")
+        self._daemons.stop(f"kubelet-{node}", child_too=True)
 
     def start_kubelet(self, node: str) -> None:
         """Start a node's kubelet, and wait until its node is ready."""
         argv = [str(programs.program("plane")), "kubelet", f"--config={self.folder}/{node}.yaml"]
         argv += [f"--kubeconfig={self.folder}/{node}.conf", f"--hostname-override={node}"]
-        self._spawn(f"kubelet-{node}", self.hosts.words(node, [*argv, f"--node-ip={self.hosts.addresses[node]}"]))
+        self._daemons.start(
+            f"kubelet-{node}", self.hosts.words(node, [*argv, f"--node-ip={self.hosts.addresses[node]}"])
+        )
 
     def kill_node(self, node: str) -> None:
         """Let a node crash with all its pods."""
         self.hosts.kill(node)
-        for part in ("kubelet", "containerd"):
-            self._stop(f"{part}-{node}")
+        self._stop_kubelet_and_containerd(node)
 
     def boot_node(self, node: str) -> None:
         """Start a node that has crashed, and wait until it is ready."""
@@ -168,13 +170,12 @@ class Cluster(Access):
 
     def stop_api(self) -> None:
         """Stop the API server at once: a graceful end takes it 10 s."""
-        self._running["api"].kill()
-        self._stop("api")
+        self._daemons.stop("api", number=signal.SIGKILL)
 
     def start_api(self, *flags: str) -> None:
         """Start the API server with more flags, and wait until it answers."""
         pki, own = self._pki, self.hosts.own_address
-        self._spawn(
+        self._daemons.start(
             "api",
             [
                 *(str(programs.program("plane")), "apiserver", f"--etcd-servers={self._etcd[0]}"),
@@ -189,7 +190,9 @@ class Cluster(Access):
                 *("--kubelet-preferred-address-types=InternalIP", f"--cert-dir={self.folder}", *flags),
             ],
         )
-        self._until(lambda: self.kubectl("get", "--raw=/readyz", check=False) == "ok", "the API server is ready")
+        self._daemons.until(
+            lambda: self.kubectl("get", "--raw=/readyz", check=False) == "ok", "the API server is ready"
+        )
 
     def compact(self) -> None:
         """Compact etcd: watches from older versions get 410."""
@@ -227,7 +230,7 @@ class Cluster(Access):
             found = self.kubectl("get", "nodes", f"--output={path}", check=False)
             return found.split() == ["True"] * len(self.nodes)
 
-        self._until(are_ready, "all nodes are ready")
+        self._daemons.until(are_ready, "all nodes are ready")
         for node in self.nodes:
             self.patch_gpus(node, self.gpus)
 
@@ -238,7 +241,7 @@ class Cluster(Access):
         config = programs.kueue_module() / "config" / "components"
         self.kubectl("apply", "--server-side", f"--filename={config}/crd/bases")
         served = ("get", "--raw=/apis/kueue.x-k8s.io/v1beta2")
-        self._until(lambda: '"workloads"' in self.kubectl(*served, check=False), "Kueue's resources are served")
+        self._daemons.until(lambda: '"workloads"' in self.kubectl(*served, check=False), "Kueue's resources are served")
         for role in ("localqueue-viewer-role", "workload-viewer-role"):
             path = config / "rbac" / f"{role.replace('-', '_')}.yaml"
             self.kubectl("apply", "--server-side", f"--filename={path}")
@@ -268,7 +271,7 @@ class Cluster(Access):
         argv += [f"--kubeconfig={self.kubeconfig(ADMIN)}", "--feature-gates=VisibilityOnDemand=false"]
         layers = f"lowerdir=/etc,upperdir={own}/etc,workdir={own}/work"
         script = f'mount -t overlay overlay -o {layers} /etc && exec "$@"'
-        self._spawn("kueue", ["unshare", "--mount", "sh", "-c", script, "kueue", *argv])
+        self._daemons.start("kueue", ["unshare", "--mount", "sh", "-c", script, "kueue", *argv])
         version = "kueue.x-k8s.io/v1beta2"
         quotas = [{"name": name, "nominalQuota": "4"} for name in ("cpu", GPU)]
         quotas.append({"name": "memory", "nominalQuota": "16Gi"})
@@ -293,12 +296,12 @@ class Cluster(Access):
         )
         is_active = "jsonpath={.status.conditions[?(@.type=='Active')].status}"
         asked = ("get", "localqueue", QUEUE, f"--output={is_active}")
-        self._until(lambda: self.kubectl(*asked, check=False) == "True", "the queue is active")
+        self._daemons.until(lambda: self.kubectl(*asked, check=False) == "True", "the queue is active")
 
     def stop_kueue(self) -> None:
         """Stop Kueue, and remove its queue, which runs would find."""
         self.kubectl("delete", "localqueue", QUEUE)
-        self._stop("kueue")
+        self._daemons.stop("kueue")
 
     # --- Start
 
@@ -310,7 +313,7 @@ class Cluster(Access):
         self._make_keys()
         self._write_pod_template()
         data, urls = self.folder / "etcd", self._etcd
-        self._spawn(
+        self._daemons.start(
             "etcd",
             [
                 *(str(programs.program("etcd")), f"--data-dir={data}", "--unsafe-no-fsync"),
@@ -323,7 +326,7 @@ class Cluster(Access):
             self._start_containerd(node)
         self.start_api()
         plane = str(programs.program("plane"))
-        self._spawn(
+        self._daemons.start(
             "controllers",
             [
                 *(plane, "controllers", f"--kubeconfig={self.folder}/controllers.conf", "--leader-elect=false"),
@@ -332,12 +335,12 @@ class Cluster(Access):
             ],
         )
         scheduler = ["scheduler", f"--kubeconfig={self.folder}/scheduler.conf", "--leader-elect=false"]
-        self._spawn("scheduler", [plane, *scheduler, "--secure-port=0"])
+        self._daemons.start("scheduler", [plane, *scheduler, "--secure-port=0"])
         (self.folder / "Corefile").write_text(
             f".:53 {{\n bind {self.hosts.own_address}\n errors\n kubernetes cluster.local {{\n"
             f"  kubeconfig {self.kubeconfig(ADMIN)} test\n }}\n}}\n"
         )
-        self._spawn("dns", [str(programs.program("dns")), "-conf", f"{self.folder}/Corefile"])
+        self._daemons.start("dns", [str(programs.program("dns")), "-conf", f"{self.folder}/Corefile"])
         for node in self.nodes:
             self._import_images(node)
             self.start_kubelet(node)
@@ -348,7 +351,11 @@ class Cluster(Access):
             self.kubectl("create", "rolebinding", role, f"--role={role}", f"--user={NARROW}")
         self.wait_for_nodes()
         account = ("get", "serviceaccount", "default", "--output=name")
-        self._until(lambda: self.kubectl(*account, check=False), "the namespace's account is there")
+        self._daemons.until(lambda: self.kubectl(*account, check=False), "the namespace's account is there")
+
+    def _stop_kubelet_and_containerd(self, node: str) -> None:
+        for part in ("kubelet", "containerd"):
+            self._daemons.stop(f"{part}-{node}", child_too=True)
 
     def _start_node(self, node: str) -> None:
         self._start_containerd(node)
@@ -367,11 +374,13 @@ class Cluster(Access):
         run(node, ["ip", "route", "replace", "default", "via", self.hosts.own_address])
         self._make_group(node)
         self._write_node(node)
-        self._spawn(f"containerd-{node}", self.hosts.words(node, ["containerd", "-c", f"{self.folder}/{node}.toml"]))
+        self._daemons.start(
+            f"containerd-{node}", self.hosts.words(node, ["containerd", "-c", f"{self.folder}/{node}.toml"])
+        )
 
     def _import_images(self, node: str) -> None:
         ctr = ["ctr", "--namespace=k8s.io"]
-        self._until(lambda: self._answers(node, [*ctr, "version"]), f"containerd of {node} answers")
+        self._daemons.until(lambda: self._answers(node, [*ctr, "version"]), f"containerd of {node} answers")
         for image in programs.images():
             self.hosts.run(node, [*ctr, "images", "import", str(image)], timeout=120)
 
@@ -493,47 +502,6 @@ class Cluster(Access):
     def _openssl(self, *words: str) -> None:
         done = subprocess.run(["openssl", *words], cwd=self._pki, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"openssl {words}: {done.stderr}"
-
-    # --- Processes
-
-    def _spawn(self, name: str, argv: Sequence[str]) -> None:
-        assert name not in self._running, f"{name} is running"
-        with (self.folder / "log" / name).open("ab") as file:
-            self._running[name] = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *argv],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-                cwd=self.folder,
-            )
-
-    def _stop(self, name: str) -> None:
-        """End a program; on a host, it is the child of nsenter."""
-        process = self._running.pop(name, None)
-        if process is None:
-            return
-        with contextlib.suppress(OSError, ValueError):
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            if name.startswith(("kubelet", "containerd")):
-                os.kill(int(children[0]), signal.SIGTERM)
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-    def _until(self, condition: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + _WAIT_S
-        while not condition():
-            dead = [name for name, process in self._running.items() if process.poll() is not None]
-            assert not dead, f"{dead} ended: {(self.folder / 'log' / dead[0]).read_text()[-3000:]}"
-            assert time.monotonic() < deadline, f"{what}: not within {_WAIT_S} s"
-            time.sleep(0.1)
-
-    def _logs(self) -> list[Path]:
-        return sorted((self.folder / "log").iterdir())
 
 
 def _remove_groups(name: str = "") -> None:

@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,26 +42,38 @@ _GO = {
     "dns": ("dns", "."),
     "kueue": ("kueue", "sigs.k8s.io/kueue/cmd/kueue"),
 }
-_NEEDED = {"go": "Go 1.25 or later (https://go.dev/dl)"} | {
-    name: f"Debian's package {package}"
-    for name, package in {
-        "containerd": "containerd",
-        "ctr": "containerd",
-        "runc": "runc",
-        "openssl": "openssl",
-        "debootstrap": "debootstrap",
-    }.items()
+#: The first version of Go that builds all programs.
+_GO_VERSION = (1, 25)
+#: Program -> Debian's package.
+_NEEDED = {
+    **{"containerd": "containerd", "ctr": "containerd", "runc": "runc", "openssl": "openssl", "ip": "iproute2"},
+    **{"debootstrap": "debootstrap", "/usr/sbin/sshd": "openssh-server", "ssh": "openssh-client"},
+    **{"unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux"},
+    f"{CNI}/bridge": "containernetworking-plugins",
 }
+#: Ability of the kernel -> a command that needs it.
+_PROBES = {
+    "network namespaces with bridges": "ip link add k0 type bridge && ip link add k1 type veth peer name k2",
+    "overlay mounts": "mount -t tmpfs none /mnt && cd /mnt && mkdir l u w m "
+    "&& mount -t overlay none -o lowerdir=l,upperdir=u,workdir=w m",
+    "control groups": "for top in /sys/fs/cgroup /sys/fs/cgroup/memory; do [ ! -e $top/cgroup.procs ] "
+    "|| { mkdir $top/paceline-probe-$$ && rmdir $top/paceline-probe-$$; } || exit; done; mountpoint -q /sys/fs/cgroup",
+}
+#: The exit code of a test that this machine can't run, as Automake has it.
+LACKING = 77
 
 
 def missing() -> str | None:
-    """Return what this machine lacks for a cluster, in words, or None."""
-    if os.geteuid() != 0:
-        return "root, for namespaces and containers"
-    lacking = [f"`{name}` ({source})" for name, source in _NEEDED.items() if shutil.which(name) is None]
-    if not (CNI / "bridge").exists():
-        lacking.append(f"{CNI}/bridge (Debian's package containernetworking-plugins)")
-    return ", ".join(lacking) or hosts.missing()
+    """Return what this machine lacks for a cluster and how to get it, or None."""
+    lacking = [] if os.geteuid() == 0 else ["root: run this as root, or in a container with --privileged"]
+    if (found := _go_version()) < _GO_VERSION:
+        has = f"this machine has {'.'.join(map(str, found))}" if found else "this machine has none"
+        lacking.append(f"Go {'.'.join(map(str, _GO_VERSION))} or later ({has}): https://go.dev/dl")
+    if packages := sorted({package for name, package in _NEEDED.items() if shutil.which(name) is None}):
+        lacking.append(f"Debian's packages: apt-get install {' '.join(packages)}")
+    if not lacking:
+        lacking += _lacking_abilities()
+    return "; ".join(lacking) or None
 
 
 def program(name: str) -> Path:
@@ -97,6 +110,25 @@ def kueue_module() -> Path:
 
 
 # Helpers
+
+
+def _go_version() -> tuple[int, ...]:
+    """Return the version of Go, such as (1, 26), or () without Go."""
+    if shutil.which("go") is None:
+        return ()
+    said = subprocess.run(["go", "env", "GOVERSION"], cwd="/", capture_output=True, text=True, check=False).stdout
+    return tuple(map(int, re.findall(r"\d+", said)[:2]))
+
+
+def _lacking_abilities() -> Iterator[str]:
+    for ability, script in _PROBES.items():
+        words = ["unshare", "--net", "--mount", "sh", "-ec", script]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+            yield f"{ability} ({said}): use a machine, or a container with --privileged, whose kernel has them"
+    if why := hosts.missing():
+        yield why
 
 
 @contextlib.contextmanager
@@ -191,10 +223,10 @@ def _pack(name: str, folder: Path, path: Path, command: Sequence[str]) -> None:
 
 
 def main() -> int:
-    """Build everything. Return 1, and say why, where this machine lacks something."""
+    """Build everything. Return `LACKING`, and say why, where this machine lacks something."""
     if lacking := missing():
         print(f"`make kube` needs {lacking}. Another cluster: make kube KUBECONFIG=FILE", file=sys.stderr)
-        return 1
+        return LACKING
     for name in (*_GO, "etcd"):
         program(name)
     images()

@@ -16,13 +16,12 @@ from collections.abc import Iterable
 
 from paceline.system.frames import FrameBuffer, frame
 from paceline.system.handshake import is_tag, tag
+from paceline.system.listening import keep_alive
 
 _HELLO = struct.Struct("!I32s")
 _READ_BYTES = 1 << 16
 #: Seconds until a connection that has not sent its rank is closed, because it may come from a foreign process.
 _HELLO_S = 5.0
-#: These options together detect after about 25 s that the other machine has silently vanished.
-_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 class PeerLink:
@@ -35,10 +34,7 @@ class PeerLink:
         self._socket = connected
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE:
-            if hasattr(socket, name):
-                self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        keep_alive(self._socket, probes=3)
         # Guards `_out`: a header stays together with its content, and no bytes are added while the kernel reads it
         # (Python raises BufferError if a bytearray is resized while it is in use).
         self._sending = threading.Lock()

@@ -26,7 +26,7 @@ from paceline.runs.failure import EXIT_CANCELED, EXIT_PREEMPTED, EXIT_TIME_LIMIT
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks
-from paceline.system.files import read_json
+from paceline.system.files import read_json, write_json
 from paceline.system.lazy_import import from_above
 
 #: A shared file system shows a job's last files after a delay.
@@ -268,6 +268,11 @@ def channel(folder: RunFolder) -> Channel | None:
 def engine(folder: RunFolder) -> dict[str, Any]:
     """Return the notes on the run's job: "engine", "job_id" and keys that the target adds."""
     return dict(read_json(folder.engine) or {})
+
+
+def note_engine(folder: RunFolder, kind: str, **values: Any) -> None:
+    """Add to the notes on the run's job, which a target of this kind keeps."""
+    write_json(folder.engine, {**engine(folder), "engine": kind, **values}, sync=True)
 
 
 class ExecRequest(TypedDict, total=False):

@@ -46,6 +46,14 @@ def listen_at(host: str, port: int, backlog: int) -> socket.socket:
     return made
 
 
+def keep_alive(sock: socket.socket, *, idle_s: int = 10, interval_s: int = 5, probes: int = 4) -> None:
+    """Detect after `idle_s + probes * interval_s` that the other machine has silently vanished."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", idle_s), ("TCP_KEEPINTVL", interval_s), ("TCP_KEEPCNT", probes)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 def accept_each(
     listener: socket.socket, greet: Callable[[socket.socket], None], is_closed: Callable[[], bool] = lambda: False
 ) -> None:

@@ -25,8 +25,7 @@ LIMIT_S = 30.0
 def ticket() -> PodTicket:
     (port,) = free_ports(1)
     texts = {"run_id": "r", "job": "j", "workspace": "w", "key": secrets.token_hex(32), "library": "l"}
-    numbers = {"port": port, "node_count": 2, "upload_bytes": 0, "source_parts": 0, "gang_wait_s": 300.0}
-    return PodTicket(**texts, **numbers, silence_s=15.0, live=False)  # type: ignore[arg-type]
+    return PodTicket(**texts, port=port, node_count=2, gang_wait_s=300.0, silence_s=15.0)
 
 
 @pytest.mark.parametrize(("is_preempted", "remembered"), [(True, (1, 1)), (False, (1, 0))])

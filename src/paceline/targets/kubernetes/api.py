@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TypeVar, cast
 
 import httpx2
@@ -76,23 +76,13 @@ class Cluster:
             EngineError: The API does not answer.
             ApiRefusedError: The user may not read the object.
         """
-        try:
-            return self._json("GET", self.path(kind, name))
-        except ApiRefusedError as error:
-            if error.code == 404:
-                return None
-            raise
+        return _unless_missing(lambda: self._json("GET", self.path(kind, name)))
 
     def annotations(self, kind: str, name: str) -> dict[str, str] | None:
         """Return an object's annotations without its content, or None if it does not exist."""
         accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-        try:
-            found = self.request("GET", self.path(kind, name), {}, headers={"accept": accept}).json()
-        except ApiRefusedError as error:
-            if error.code == 404:
-                return None
-            raise
-        return dict(found.get("metadata", {}).get("annotations") or {})
+        found = _unless_missing(lambda: self.request("GET", self.path(kind, name), {}, headers={"accept": accept}))
+        return None if found is None else dict(found.json().get("metadata", {}).get("annotations") or {})
 
     def items(self, kind: str, **params: str) -> list[Json]:
         """Return all objects of a kind that the selectors in `params` select."""
@@ -120,23 +110,11 @@ class Cluster:
 
     def delete(self, kind: str, name: str) -> None:
         """Delete an object and the objects that it owns, if it exists."""
-        try:
-            self.request("DELETE", self.path(kind, name), {"propagationPolicy": "Background"})
-        except ApiRefusedError as error:
-            if error.code != 404:
-                raise
+        _unless_missing(lambda: self.request("DELETE", self.path(kind, name), {"propagationPolicy": "Background"}))
 
     def log(self, pod: str, container: str) -> bytes:
         """Return the log of a pod's container."""
         return self.request("GET", f"{self.path('pods', pod)}/log", {"container": container}).content
-
-    def follow_log(self, pod: str, container: str) -> Iterator[str]:
-        """Yield the lines of a container's log until it ends or the connection breaks."""
-        timeout = httpx2.Timeout(_TIMEOUT_S, read=None)
-        params = {"container": container, "follow": "true"}
-        with self._http.stream("GET", f"{self.path('pods', pod)}/log", params=params, timeout=timeout) as response:
-            if response.status_code == 200:
-                yield from response.iter_lines()
 
     def may(self, verb: str, resource: str, group: str = "") -> bool:
         """Return whether the user may do this in the namespace; every user may ask."""
@@ -258,6 +236,15 @@ class Cluster:
             )
         hint = f" `paceline compute doctor` prints the Role to ask for ({self.namespace})." if code == 403 else ""
         return ApiRefusedError(f"{self.title}: {said.rstrip('.')}.{hint}", code)
+
+
+def _unless_missing(call: Callable[[], T]) -> T | None:
+    try:
+        return call()
+    except ApiRefusedError as error:
+        if error.code != 404:
+            raise
+    return None
 
 
 @functools.lru_cache(maxsize=8)

@@ -136,9 +136,6 @@ def examined(cluster: Cluster, settings: KubernetesSettings, count: int, workspa
         key=key,
         library=library_digest(library),
         node_count=count,
-        upload_bytes=0,
-        source_parts=0,
-        live=False,
         gang_wait_s=settings.gang_wait_s,
         silence_s=settings.silence_s,
     )

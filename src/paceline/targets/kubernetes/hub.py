@@ -254,7 +254,7 @@ class Hub:
             is_final = self._final.is_set()
             piece: list[bytes] = []
             size = 0
-            for one in (*pulled.frames(is_final=is_final),) if not is_final else pulled.frames(is_final=True):
+            for one in pulled.frames(is_final=is_final):
                 piece.append(one)
                 size += len(one)
                 if size >= _MESSAGE_BYTES:

@@ -17,11 +17,13 @@ from paceline.runs.record import Attempt
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus
 from paceline.runs.store import replace_state, stored
 from paceline.targets.kubernetes import readers, reasons
-from paceline.targets.kubernetes.manifests import CONTAINER, SECRETS_ANNOTATION, WORKSPACE_LABEL, port_of
+from paceline.targets.kubernetes.manifests import SECRETS_ANNOTATION, WORKSPACE_LABEL, port_of
 from paceline.targets.kubernetes.objects import BatchJob, ClusterEvent, Pod, condition_of
 from paceline.targets.kubernetes.ticket import Noted
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from paceline.runs.remote_status import Channel
     from paceline.targets.kubernetes.api import Cluster
 Note = Callable[..., None]
@@ -75,7 +77,7 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
     ended = reasons.ended_index_0(pods)
     if ended is not None and pod is None and not readers.has_all(folder):
         with contextlib.suppress(PacelineError):  # its node may be gone, and its log with it
-            readers.read_log(cluster, folder, ended["metadata"]["name"], ended["metadata"]["uid"], CONTAINER)
+            readers.read_log(cluster, folder, ended)
     if readers.has_all(folder):
         return JobStatus(state=RUNNING)
     return _status(cluster, folder, job, pods)
@@ -172,12 +174,11 @@ def _without_job(folder: RunFolder, noted: Noted) -> JobStatus:
 
 def _update(cluster: Cluster, folder: RunFolder, pod: Pod, noted: Noted) -> None:
     """Update the run's folder here from a running pod, if possible."""
-    name = pod["metadata"]["name"]
     try:
         if not noted.get("forwards"):
-            readers.read_log(cluster, folder, name, pod["metadata"]["uid"], CONTAINER)
+            readers.read_log(cluster, folder, pod)
             return
-        mirror = readers.PodMirror(readers.connect(cluster, name, port_of(folder.run_id), _key(folder)))
+        mirror = readers.PodMirror(_connected(cluster, folder, pod))
     except (PacelineError, OSError):
         return  # its first process does not listen yet, or the API is away
     try:
@@ -195,8 +196,7 @@ def cancel_in_pod(cluster: Cluster, folder: RunFolder, noted: Noted, request: No
         pod = reasons.running_index_0(_seen(cluster, str(noted["job_id"]), time.time()).pods)
         if pod is None:
             return False
-        connection = readers.connect(cluster, pod["metadata"]["name"], port_of(folder.run_id), _key(folder))
-        with connection:
+        with _connected(cluster, folder, pod) as connection:
             readers.request_cancel(connection, request)
         return True
     except (EngineError, OSError, EOFError):
@@ -208,7 +208,7 @@ def upload(cluster: Cluster, folder: RunFolder, noted: Noted, archive: Path) -> 
     pod = reasons.running_index_0(_seen(cluster, str(noted["job_id"]), 0.0).pods)
     if pod is None:
         return False
-    with readers.connect(cluster, pod["metadata"]["name"], port_of(folder.run_id), _key(folder)) as connection:
+    with _connected(cluster, folder, pod) as connection:
         readers.send_archive(connection, archive)
     return True
 
@@ -223,7 +223,7 @@ def channel(cluster: Cluster, folder: RunFolder, noted: Noted) -> Channel:
     pod = reasons.running_index_0(_seen(cluster, str(noted["job_id"]), 0.0).pods)
     if pod is None:
         raise EngineError(f"run {folder.run_id} has no pod that runs at the moment. `paceline status` says why.")
-    return readers.PodChannel(readers.connect(cluster, pod["metadata"]["name"], port_of(folder.run_id), _key(folder)))
+    return readers.PodChannel(_connected(cluster, folder, pod))
 
 
 def remove_sources(cluster: Cluster, workspace: str, job: str, names: Sequence[str]) -> None:
@@ -253,11 +253,13 @@ def _seen(cluster: Cluster, name: str, submitted: float) -> SeenJob:
     return seen
 
 
-def _key(folder: RunFolder) -> str:
+def _connected(cluster: Cluster, folder: RunFolder, pod: Pod) -> Connection:
+    """Return a connection to a pod of a run. It raises as `readers.connect` does."""
     try:
-        return folder.exec_key.read_text(encoding="ascii")
+        key = folder.exec_key.read_text(encoding="ascii")
     except OSError as error:
         raise EngineError(
             f"run {folder.run_id}: its key, {folder.exec_key}, can't be read: {error.strerror}. Run this as the user that "
             "submitted the run."
         ) from error
+    return readers.connect(cluster, pod["metadata"]["name"], port_of(folder.run_id), key)

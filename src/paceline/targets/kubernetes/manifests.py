@@ -85,7 +85,7 @@ def port_of(run_id: str) -> int:
 
 def job_manifest(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Manifest:
     """Return the manifest of a run's Job."""
-    labels = _labels(settings, names)
+    labels = _labels(settings, names.workspace)
     if settings.queue:
         labels["kueue.x-k8s.io/queue-name"] = settings.queue
     return {
@@ -121,29 +121,16 @@ def job_manifest(job: Job, settings: KubernetesSettings, names: ObjectNames) -> 
 
 def service_manifest(settings: KubernetesSettings, names: ObjectNames, owner: str) -> Manifest:
     """Return the manifest of the headless Service that gives the pods names."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _owned(settings, names, owner),
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {"batch.kubernetes.io/job-name": names.job},
-        },
-    }
+    selector: Json = {"batch.kubernetes.io/job-name": names.job}
+    spec: Json = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _owned(settings, names, owner), "spec": spec}
 
 
 def start_manifest(
     settings: KubernetesSettings, names: ObjectNames, owner: str, files: Mapping[str, bytes]
 ) -> Manifest:
     """Return the manifest of a run's own Secret."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "immutable": True,
-        "metadata": _owned(settings, names, owner),
-        "data": {name: base64.b64encode(data).decode() for name, data in files.items()},
-    }
+    return _secret(_owned(settings, names, owner), files)
 
 
 def content_manifest(
@@ -151,19 +138,13 @@ def content_manifest(
 ) -> Manifest:
     """Return the manifest of a Secret with one of `count` parts."""
     annotations = {**settings.annotation, PARTS_ANNOTATION: str(count)}
-    labels = {
-        **settings.label,
-        "app.kubernetes.io/managed-by": "paceline",
-        KIND_LABEL: kind,
-        WORKSPACE_LABEL: workspace,
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "immutable": True,
-        "metadata": {"name": name, "labels": _json(labels), "annotations": _json(annotations)},
-        "data": {"part": base64.b64encode(data).decode()},
-    }
+    labels = {**_labels(settings, workspace), KIND_LABEL: kind}
+    return _secret({"name": name, "labels": _json(labels), "annotations": _json(annotations)}, {"part": data})
+
+
+def _secret(metadata: Manifest, files: Mapping[str, bytes]) -> Manifest:
+    data: Json = {name: base64.b64encode(content).decode() for name, content in files.items()}
+    return {"apiVersion": "v1", "kind": "Secret", "immutable": True, "metadata": metadata, "data": data}
 
 
 def parts_of(data: bytes) -> Sequence[bytes]:
@@ -257,18 +238,18 @@ def _pod(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Manifest
     }
     annotations = {**_NO_EVICTION, **_NO_SIDECARS, **settings.annotation, RUN_ANNOTATION: names.run_id}
     # Istio reads a label, earlier versions an annotation.
-    labels = {**_labels(settings, names), "sidecar.istio.io/inject": "false"}
+    labels = {**_labels(settings, names.workspace), "sidecar.istio.io/inject": "false"}
     return {"metadata": {"labels": _json(labels), "annotations": _json(annotations)}, "spec": spec}
 
 
-def _labels(settings: KubernetesSettings, names: ObjectNames) -> dict[str, str]:
-    return {**settings.label, "app.kubernetes.io/managed-by": "paceline", WORKSPACE_LABEL: names.workspace}
+def _labels(settings: KubernetesSettings, workspace: str) -> dict[str, str]:
+    return {**settings.label, "app.kubernetes.io/managed-by": "paceline", WORKSPACE_LABEL: workspace}
 
 
 def _owned(settings: KubernetesSettings, names: ObjectNames, owner: str) -> Manifest:
     return {
         "name": names.job,
-        "labels": _json(_labels(settings, names)),
+        "labels": _json(_labels(settings, names.workspace)),
         "annotations": _json({**settings.annotation, RUN_ANNOTATION: names.run_id}),
         "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": names.job, "uid": owner}],
     }

@@ -23,32 +23,22 @@ class PodCondition(TypedDict, total=False):
     status: str
     reason: str
     message: str
-    lastTransitionTime: str
 
 
-class ContainerWait(TypedDict, total=False):
-    """The reason why a container has not started."""
-
-    reason: str
-    message: str
-
-
-class ContainerEnd(TypedDict, total=False):
-    """The end of a container."""
+class ContainerReason(TypedDict, total=False):
+    """The reason why a container has not started, or how it ended."""
 
     exitCode: int
-    signal: int
     reason: str
     message: str
-    finishedAt: str
 
 
 class ContainerState(TypedDict, total=False):
     """The state of a container, under one of these keys."""
 
-    waiting: ContainerWait
+    waiting: ContainerReason
     running: dict[str, str]
-    terminated: ContainerEnd
+    terminated: ContainerReason
 
 
 class ContainerStatus(TypedDict, total=False):
@@ -65,23 +55,14 @@ class PodStatus(TypedDict, total=False):
     phase: str
     reason: str
     message: str
-    startTime: str
     conditions: list[PodCondition]
     containerStatuses: list[ContainerStatus]
-    initContainerStatuses: list[ContainerStatus]
-
-
-class PodSpec(TypedDict, total=False):
-    """The node of a pod."""
-
-    nodeName: str
 
 
 class Pod(TypedDict, total=False):
     """A pod."""
 
     metadata: ObjectMeta
-    spec: PodSpec
     status: PodStatus
 
 
@@ -96,8 +77,6 @@ class BatchJobStatus(TypedDict, total=False):
     """The status of a Job."""
 
     conditions: list[PodCondition]
-    active: int
-    ready: int
 
 
 class BatchJob(TypedDict, total=False):

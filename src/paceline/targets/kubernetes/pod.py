@@ -38,7 +38,7 @@ from paceline.system import processes
 from paceline.system.files import read_json, write_json
 from paceline.system.handshake import prove_as_client, prove_as_server
 from paceline.system.links import entries
-from paceline.system.listening import accept_each
+from paceline.system.listening import accept_each, keep_alive
 from paceline.targets.kubernetes import ticket as messages
 from paceline.targets.kubernetes.hub import Hub, Pulled, listen
 from paceline.targets.kubernetes.manifests import ADDRESS_VARIABLE, CODE, FAILURES_VARIABLE, START, TOP
@@ -172,7 +172,7 @@ class PodLeader:
         """Reap children until the supervisor has ended."""
         printed = time.monotonic()
         while True:
-            if reap(self._supervisor):
+            if has_reaped(self._supervisor):
                 self._supervisor = None
                 return
             if self._hub.gives_back:
@@ -255,7 +255,7 @@ class PodFollower:
                     alone_since = time.monotonic()
             if time.monotonic() - alone_since > self._ticket.gang_wait_s + _LONELY_S:
                 return messages.EXIT_AGAIN
-            reap(None)
+            processes.reap()
             time.sleep(_PAUSE_S)
         return messages.EXIT_AGAIN
 
@@ -291,7 +291,7 @@ class PodFollower:
         with contextlib.suppress(OSError, EOFError, ValueError):
             while not self._told_to_end:
                 if not connection.poll(_PAUSE_S):
-                    reap(None)
+                    processes.reap()
                     continue
                 answer: Noted = json.loads(connection.recv_bytes(1 << 16))
                 if "preempted" in answer and self._attempts:
@@ -311,7 +311,7 @@ class PodFollower:
         process.returncode = 0
         self._agent = process.pid
         connection.close()
-        while not reap(self._agent):
+        while not has_reaped(self._agent):
             time.sleep(_TICK_S)
         self._agent = None
 
@@ -339,7 +339,7 @@ def serve_agents(ticket: PodTicket) -> int:
     threading.Thread(target=accept_each, args=(listener, serve), daemon=True).start()
     deadline = time.monotonic() + _EXAMINED_S
     while time.monotonic() < deadline:
-        reap(None)
+        processes.reap()
         time.sleep(_TICK_S)
     return 0
 
@@ -351,18 +351,6 @@ def _extract(packed: IO[bytes], folder: Path) -> None:
         archive.extractall(folder)
 
 
-def reap(awaited: int | None) -> bool:
+def has_reaped(awaited: int | None) -> bool:
     """Reap all ended children, orphans among them. Return whether `awaited` is among them."""
-    found = False
-    with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-            found |= ended == awaited
-    return found
-
-
-def keep_alive(sock: socket.socket) -> None:
-    """Detect within half a minute that the other machine is gone."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return any(pid == awaited for pid, _ in processes.reap())

@@ -26,12 +26,14 @@ from paceline.runs.remote_status import ExecMessage, ExecRequest
 from paceline.system import locks
 from paceline.system.files import read_json, write_json
 from paceline.system.handshake import prove_as_client
+from paceline.targets.kubernetes.manifests import CONTAINER
 from paceline.targets.kubernetes.ticket import Noted, message, parts_in
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
     from paceline.targets.kubernetes.api import Cluster
+    from paceline.targets.kubernetes.objects import Pod
 
 #: Seconds for which a mirrored folder counts as up to date.
 _FRESH_S = 0.5
@@ -121,7 +123,7 @@ class PodMirror:
         self._connection.close()
 
 
-def read_log(cluster: Cluster, folder: RunFolder, pod: str, uid: str, container: str) -> None:
+def read_log(cluster: Cluster, folder: RunFolder, pod: Pod) -> None:
     """Update the run's folder here by the parts in a pod's log.
 
     Raises:
@@ -130,9 +132,9 @@ def read_log(cluster: Cluster, folder: RunFolder, pod: str, uid: str, container:
     with _updating(folder) as told:
         if told is None:
             return
-        lines = cluster.log(pod, container).decode(errors="replace").splitlines()
-        if told.get("pod") != uid:
-            told |= {"pod": uid, "part": -1}
+        lines = cluster.log(pod["metadata"]["name"], CONTAINER).decode(errors="replace").splitlines()
+        if told.get("pod") != pod["metadata"]["uid"]:
+            told |= {"pod": pod["metadata"]["uid"], "part": -1}
         for number, data in parts_in(lines):
             if number > told["part"]:
                 with _applying(folder, told) as replica:

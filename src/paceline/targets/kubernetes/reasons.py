@@ -6,14 +6,14 @@ The texts of conditions and events are Kubernetes', which people can search for;
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.targets.kubernetes.manifests import CONTAINER
 from paceline.targets.kubernetes.objects import (
     BatchJob,
     ClusterEvent,
-    ContainerEnd,
+    ContainerReason,
     Pod,
     condition_of,
     container_of,
@@ -70,8 +70,8 @@ def waits_for(job: BatchJob, pods: Sequence[Pod], events: Sequence[ClusterEvent]
             return f"{head}{why}"
     if len(current) < count and (refusal := refused(events)):
         return f"{head}{refusal}"
-    if again := [pod for pod in pods if _is_over(pod)]:
-        end = ended(max(again, key=lambda pod: pod["metadata"].get("creationTimestamp", "")))
+    if (last := _newest(filter(_is_over, pods))) is not None:
+        end = ended(last)
         if len(current) < count and end is not None:
             return f"{head}Kubernetes starts a pod again: {end.message}"
     return f"{head}the pods are being created" if len(started) < count else f"{head}the run begins"
@@ -127,7 +127,7 @@ def ended(pod: Pod) -> End | None:
     return _of_container(name, done)
 
 
-def _of_container(name: str, done: ContainerEnd) -> End | None:
+def _of_container(name: str, done: ContainerReason) -> End | None:
     code, reason, text = done.get("exitCode", 0), done.get("reason", ""), done.get("message", "")
     complaints = [line[len(COMPLAINT) :] for line in text.splitlines() if line.startswith(COMPLAINT)]
     if complaints:
@@ -197,17 +197,17 @@ def last_digest(pods: Sequence[Pod]) -> str | None:
 
 def running_index_0(pods: Sequence[Pod]) -> Pod | None:
     """Return the newest pod of index 0 whose container runs and that Kubernetes does not end."""
-    found = [
-        pod
-        for pod in pods
-        if index_of(pod) == 0
-        and "running" in container_of(pod, CONTAINER)
-        and "deletionTimestamp" not in pod["metadata"]
-    ]
-    return max(found, key=lambda pod: pod["metadata"].get("creationTimestamp", ""), default=None)
+    return _newest(pod for pod in _pods_of_index_0(pods, "running") if "deletionTimestamp" not in pod["metadata"])
 
 
 def ended_index_0(pods: Sequence[Pod]) -> Pod | None:
     """Return the pod of index 0 that ended last."""
-    found = [pod for pod in pods if index_of(pod) == 0 and "terminated" in container_of(pod, CONTAINER)]
-    return max(found, key=lambda pod: pod["metadata"].get("creationTimestamp", ""), default=None)
+    return _newest(_pods_of_index_0(pods, "terminated"))
+
+
+def _pods_of_index_0(pods: Sequence[Pod], state: str) -> Iterator[Pod]:
+    return (pod for pod in pods if index_of(pod) == 0 and state in container_of(pod, CONTAINER))
+
+
+def _newest(pods: Iterable[Pod]) -> Pod | None:
+    return max(pods, key=lambda pod: pod["metadata"].get("creationTimestamp", ""), default=None)

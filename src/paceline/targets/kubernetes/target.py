@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import socket
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from paceline.errors import EngineError, TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Node, preview_ports
 from paceline.remote.staging.stage_out_local import is_over, settle
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import RunRecord
-from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus, engine, is_copy
+from paceline.runs.record import RunRecord, user_name
+from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus, engine, is_copy, note_engine
 from paceline.system import locks
-from paceline.system.files import read_json, write_json
+from paceline.system.files import read_json
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.kubernetes.manifests import ObjectNames, job_manifest, job_name, workspace_label
 from paceline.targets.kubernetes.readers import has_all
@@ -98,7 +97,7 @@ class KubernetesTarget:
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
         self._job = job
-        self._note(RunFolder(run_dir), submitting=time.time(), mirrored=True)
+        note_engine(RunFolder(run_dir), self.kind, submitting=time.time(), mirrored=True)
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         """Create the run's Job.
@@ -112,14 +111,15 @@ class KubernetesTarget:
         forwards = self._may_forward(cluster, run_dir.parent.parent)
         workspace = _workspace(run_dir.parent.parent)
         # A repetition after an answer that was lost finds its own Job and fails, which `release` then deletes.
-        self._note(folder, job_id=job_name(folder.run_id), server=cluster.server, forwards=forwards)
+        note_engine(folder, self.kind, job_id=job_name(folder.run_id), server=cluster.server, forwards=forwards)
         sent = cluster.patiently(
             lambda: submit(cluster, self._job, settings, folder, library_dir, workspace, live=not forwards),
             _PATIENCE_S,
             lambda text: print(text, file=sys.stderr),
         )
-        self._note(
+        note_engine(
             folder,
+            self.kind,
             submitted=time.time(),
             uid=sent.uid,
             secrets=sorted(name for path, name in sent.names.secrets.items() if path.startswith("source.")),
@@ -152,7 +152,7 @@ class KubernetesTarget:
                 f"{self._checked.title}: context {self._checked.context!r} now names the cluster at {cluster.server}, and run "
                 f"{folder.run_id} is on {noted.get('server')}. Restore the context, or cancel the run with --force."
             )
-        found = look.look(cluster, folder, noted, lambda **values: self._note(folder, **values))
+        found = look.look(cluster, folder, noted, lambda **values: note_engine(folder, self.kind, **values))
         if has_all(folder) or found.state == GONE:
             look.explain(folder, engine(folder))
             self._remove(folder, noted)
@@ -251,14 +251,7 @@ class KubernetesTarget:
         cluster.delete("jobs", str(noted["job_id"]))
         remove_sources(cluster, _workspace(folder.path.parent.parent), str(noted["job_id"]), noted.get("secrets") or [])
 
-    def _note(self, folder: RunFolder, **values: Any) -> None:
-        write_json(folder.engine, {**engine(folder), "engine": self.kind, **values}, sync=True)
-
 
 def _workspace(path: Path) -> str:
     """Return the label of a workspace's objects."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return workspace_label(f"{user}@{socket.gethostname()}:{path.absolute()}")
+    return workspace_label(f"{user_name()}@{socket.gethostname()}:{path.absolute()}")

@@ -59,11 +59,11 @@ class PodTicket:
     key: str
     library: str
     node_count: int
-    upload_bytes: int
-    source_parts: int
-    live: bool
     gang_wait_s: float
     silence_s: float
+    upload_bytes: int = 0
+    source_parts: int = 0
+    live: bool = False
 
     def to_json(self) -> Noted:
         return asdict(self)

@@ -18,7 +18,7 @@ from paceline.remote.staging.stage_out_local import is_over, settle
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
-from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus, engine
+from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus, engine, note_engine
 from paceline.system import locks
 from paceline.system.detached_process import library_dir as library_dir_of
 from paceline.system.files import read_json, write_json
@@ -112,7 +112,7 @@ class SlurmTarget:
     def enqueue(self, job: Job, run_dir: Path) -> None:
         """Record that Slurm manages the run from now on; `start_supervisor` submits the job."""
         self._job = job
-        self._note(RunFolder(run_dir), user=submission.user_here(), submitting=time.time())
+        note_engine(RunFolder(run_dir), self.kind, user=submission.user_here(), submitting=time.time())
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         """Submit the run's script.
@@ -139,7 +139,9 @@ class SlurmTarget:
         folders = [RunFolder(run_dir) for run_dir in run_dirs]
         array = Array.of([folder.run_id for folder in folders], at_once)
         for folder, task in zip(folders, array.tasks, strict=True):
-            self._note(folder, user=submission.user_here(), submitting=time.time(), array=array.name, task=task)
+            note_engine(
+                folder, self.kind, user=submission.user_here(), submitting=time.time(), array=array.name, task=task
+            )
         placed = [self._place(folder, library_dir) for folder in folders]
         user, run_dir_there, library_there = placed[0]
         script = array_text(
@@ -153,7 +155,7 @@ class SlurmTarget:
         array_id = submission.submit(self._scheduler, script, name=job_name(array.name), user=user, tell=_tell)
         job_ids = [f"{array_id}_{task}" for task in array.tasks]
         for folder, job_id in zip(folders, job_ids, strict=True):
-            self._note(folder, job_id=job_id, submitted=time.time())
+            note_engine(folder, self.kind, job_id=job_id, submitted=time.time())
         self._query(folders[0], user).remember(array_id, *job_ids)
 
     def check_controller(self) -> None:
@@ -187,7 +189,7 @@ class SlurmTarget:
         """Submit a script, and record the job's number."""
         job_id = submission.submit(self._scheduler, script, name=job_name(folder.run_id), user=user, tell=_tell)
         # If the submitter is killed before this line, the job is found by its name (`_look_by_name`).
-        self._note(folder, job_id=job_id, submitted=time.time())
+        note_engine(folder, self.kind, job_id=job_id, submitted=time.time())
         self._query(folder, user).remember(job_id)
 
     def _place(self, folder: RunFolder, library_dir: Path) -> tuple[str, str, str]:
@@ -196,7 +198,7 @@ class SlurmTarget:
             return submission.user_here(), str(folder.path.absolute()), str(library_dir.absolute())
         has_secrets = folder.secrets.exists()
         there = self._login().push(folder, library_dir)
-        self._note(folder, user=there.user, run_dir=there.run_dir, has_secrets=has_secrets, mirrored=True)
+        note_engine(folder, self.kind, user=there.user, run_dir=there.run_dir, has_secrets=has_secrets, mirrored=True)
         return there.user, there.run_dir, there.library_dir
 
     def release(self, run_dir: Path) -> None:
@@ -242,7 +244,7 @@ class SlurmTarget:
         """Remove a run's secrets from the cluster behind the login host, if its supervisor may not have done so."""
         if self.settings.login is not None and noted.get("has_secrets"):
             self._login().remove(f"{noted['run_dir']}/{folder.secrets.name}")
-            self._note(folder, has_secrets=False)
+            note_engine(folder, self.kind, has_secrets=False)
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
         """Cancel the job. If it runs, its supervisor reads `cancel.json` and gives the workers their grace period."""
@@ -282,7 +284,7 @@ class SlurmTarget:
         self._scheduler = Scheduler(self._title, replace(self.settings, login=None))
         folder = RunFolder(run_dir)
         if engine(folder).get("job_id") != job_id:
-            self._note(folder, job_id=job_id, submitted=time.time())
+            note_engine(folder, self.kind, job_id=job_id, submitted=time.time())
         workspace = run_dir.parent.parent
         try:
             # Give a lost node a brief chance: perhaps only its agent was killed.
@@ -418,7 +420,7 @@ class SlurmTarget:
             return waits
         job = query.job_named(job_name(noted.get("array") or folder.run_id), noted.get("task"))
         if job is not None:
-            self._note(folder, job_id=job.job_id, submitted=since)
+            note_engine(folder, self.kind, job_id=job.job_id, submitted=since)
             return look_of(job, run_dir=str(folder.path))
         if time.time() - since < PATIENCE_S:
             return waits
@@ -429,9 +431,6 @@ class SlurmTarget:
     def _query(self, folder: RunFolder, user: str | None) -> Query:
         """Return the `Query` for a user's jobs, by default this user's."""
         return Query(answers_dir(folder.path.parent.parent), self._scheduler, str(user or submission.user_here()))
-
-    def _note(self, folder: RunFolder, **values: Any) -> None:
-        write_json(folder.engine, {**engine(folder), "engine": self.kind, **values}, sync=True)
 
 
 def _is_newer(path: Path, time_s: float) -> bool:

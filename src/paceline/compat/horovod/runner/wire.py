@@ -136,11 +136,7 @@ def _prepared(connected: socket.socket) -> socket.socket:
     connected.settimeout(None)
     # Otherwise a small message would wait until the previous one was acknowledged.
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A host that silently vanishes is detected after about a minute.
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, name):
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    listening.keep_alive(connected, idle_s=20, interval_s=10)
     return connected
 
 

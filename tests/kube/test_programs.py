@@ -1,0 +1,40 @@
+"""`make kube` says what a machine lacks and how to get it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kube import programs
+
+
+def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(programs.shutil, "which", lambda name: None if name in ("go", "ctr", "runc") else name)
+    lacking = programs.missing()
+    assert lacking is not None
+    root, go, packages = lacking.split("; ")
+    assert root.startswith("root: run this as root")
+    assert go == "Go 1.25 or later (this machine has none): https://go.dev/dl"
+    assert packages == "Debian's packages: apt-get install containerd runc"
+
+
+def test_old_go_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "_go_version", lambda: (1, 19))
+    assert "Go 1.25 or later (this machine has 1.19)" in (programs.missing() or "")
+
+
+def test_missing_ability_of_the_kernel_is_named_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    if programs.shutil.which("unshare") is None or programs.os.geteuid() != 0:
+        pytest.skip("needs root and unshare")
+    monkeypatch.setattr(programs, "_go_version", lambda: programs._GO_VERSION)
+    monkeypatch.setattr(programs, "_NEEDED", {})
+    monkeypatch.setattr(programs, "_PROBES", {"overlay mounts": "echo no overlay >&2; false"})
+    assert (programs.missing() or "").startswith("overlay mounts (no overlay): use a machine")
+
+
+def test_lacking_machine_has_an_exit_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(programs, "missing", lambda: "root")
+    assert programs.main() == programs.LACKING
+    assert "`make kube` needs root" in capsys.readouterr().err
