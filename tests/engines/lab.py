@@ -164,9 +164,9 @@ def wait_for_file(path: Path) -> str:
     return path.read_text()
 
 
-def wait_for_end(run: pl.Run) -> str:
+def wait_for_end(run: pl.Run, limit_s: float = 100) -> str:
     """The state in which the run ends. Looks more often than `wait_for_completion`, which hundreds of tests would feel."""
-    wait_until(lambda: run.record().is_terminal, "the run has ended", 100)
+    wait_until(lambda: run.record().is_terminal, "the run has ended", limit_s)
     return run.status
 
 

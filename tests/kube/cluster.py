@@ -34,7 +34,7 @@ ADMIN, EDITOR, NARROW = "admin", "editor", "narrow"
 GPU = "nvidia.com/gpu"
 #: The namespace's queue of Kueue.
 QUEUE = "queue"
-_WAIT_S = 90.0
+_WAIT_S = 300.0
 #: Certificate -> its subject.
 _SUBJECTS = {
     "api": "/CN=kube-apiserver",
@@ -73,7 +73,7 @@ class Access:
         """Return the kubeconfig of a user."""
         return self.kubeconfigs[user]
 
-    def kubectl(self, *words: str, user: str = ADMIN, check: bool = True, stdin: str = "", timeout: float = 60) -> str:
+    def kubectl(self, *words: str, user: str = ADMIN, check: bool = True, stdin: str = "", timeout: float = 180) -> str:
         """Return the output of a command of kubectl in the namespace."""
         access = [f"--kubeconfig={self.kubeconfig(user)}", f"--namespace={self.namespace}"]
         argv = [*programs.kubectl(), *access, *words]
@@ -210,7 +210,7 @@ class Cluster(Access):
 
     def drain(self, node: str) -> None:
         """Drain a node as its administrator does, and wait until its pods have gone."""
-        self.kubectl("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data", timeout=180)
+        self.kubectl("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data", timeout=400)
 
     def uncordon(self, node: str) -> None:
         """Let a drained node take pods again."""
@@ -382,7 +382,7 @@ class Cluster(Access):
         ctr = ["ctr", "--namespace=k8s.io"]
         self._daemons.until(lambda: self._answers(node, [*ctr, "version"]), f"containerd of {node} answers")
         for image in programs.images():
-            self.hosts.run(node, [*ctr, "images", "import", str(image)], timeout=120)
+            self.hosts.run(node, [*ctr, "images", "import", str(image)], timeout=400)
 
     def _answers(self, node: str, argv: Sequence[str]) -> bool:
         return self.hosts.run(node, argv, check=False).returncode == 0

@@ -10,7 +10,8 @@ import paceline as pl
 from paceline.runs.remote_status import engine
 from paceline.targets import configured
 from paceline.targets.configured import Configured
-from tests.engines.lab import Lab, wait_for_end
+from tests.engines import lab as engines
+from tests.engines.lab import Lab
 from tests.helpers import wait_until
 from tests.kube.cluster import EDITOR, Access
 
@@ -83,7 +84,12 @@ class KubeLab(Lab):
             found = self.access.names("jobs,pods,services,secrets")
             return [one for one in found if any(name in one for name in names)]
 
-        wait_until(lambda: not left(), f"nothing of {names} is left in the namespace", 90)
+        wait_until(lambda: not left(), f"nothing of {names} is left in the namespace", 240)
+
+
+def wait_for_end(run: pl.Run) -> str:
+    """Return the state in which the run ends: pods and their replacements take their time on a busy machine."""
+    return engines.wait_for_end(run, 500)
 
 
 def pods_of(lab: KubeLab, run: pl.Run) -> dict[int, str]:
@@ -102,7 +108,7 @@ def node_of(lab: KubeLab, pod: str) -> str:
     return lab.access.kubectl("get", "pod", pod, "--output=jsonpath={.spec.nodeName}")
 
 
-def wait_for_attempt(run: pl.Run, number: int, ranks: int = 2, timeout_s: float = 120) -> None:
+def wait_for_attempt(run: pl.Run, number: int, ranks: int = 2, timeout_s: float = 300) -> None:
     """Return once all ranks of an attempt have printed something."""
 
     def has_begun() -> bool:

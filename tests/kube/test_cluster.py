@@ -14,7 +14,7 @@ import pytest
 from tests.helpers import wait_until
 from tests.kube.cluster import ADMIN, EDITOR, GPU, NARROW, Access, Cluster, leavings
 
-pytestmark = [pytest.mark.kube, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_users_have_the_rights_of_their_roles(
 def test_pod_with_gpu_runs_this_python_and_finds_another_pod_by_name(cluster: Cluster) -> None:
     cluster.apply(*_job(cluster, "pair", "import socket, torch; print(socket.gethostbyname('pair-0.pair'))"))
     try:
-        cluster.kubectl("wait", "--for=condition=Complete", "job/pair", "--timeout=90s", timeout=100)
+        cluster.kubectl("wait", "--for=condition=Complete", "job/pair", "--timeout=300s", timeout=320)
         pods = json.loads(cluster.kubectl("get", "pods", "--selector=app=pair", "--output=json"))["items"]
         addresses = [pod["status"]["podIP"] for pod in sorted(pods, key=lambda pod: pod["metadata"]["name"])]
 
@@ -97,4 +97,4 @@ def test_killed_cluster_leaves_nothing(cluster: Cluster) -> None:
         os.kill(process.pid, signal.SIGKILL)
 
     # A folder and empty control groups stay until the next start.
-    wait_until(lambda: not leavings(folder), "the killed cluster has gone", 60)
+    wait_until(lambda: not leavings(folder), "the killed cluster has gone", 180)

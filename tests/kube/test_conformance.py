@@ -18,7 +18,7 @@ from paceline.testing.targets import TargetConformance, TargetUnderTest
 from tests.helpers import wait_until
 from tests.kube.cluster import NARROW, Access
 
-pytestmark = [pytest.mark.kube, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(900)]
 
 
 class Kubernetes(TargetUnderTest):
@@ -28,7 +28,7 @@ class Kubernetes(TargetUnderTest):
     has_queue = False
     has_outputs_early = False
     never_fits: Mapping[str, Any] = {"node_count": 1_000_000, "distributed_backend": "gloo"}
-    slack_s = 60.0
+    slack_s = 180.0
 
     def __init__(self, folder: Path, access: Access, user: str) -> None:
         super().__init__(folder, is_shared=False)
@@ -52,7 +52,7 @@ class Kubernetes(TargetUnderTest):
 
         # Kubernetes deletes what a Job owns a moment after the Job.
         with contextlib.suppress(AssertionError):  # the suite says what is left
-            wait_until(lambda: not found(), f"the objects of {name} are gone", 20)
+            wait_until(lambda: not found(), f"the objects of {name} are gone", 60)
         return [*super().left(run), *found()]
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 import paceline as pl
-from tests.engines.lab import wait_for_end
 from tests.kube.cluster import Cluster
-from tests.kube.lab import COUNTS, TWO, KubeLab, pods_of
+from tests.kube.lab import COUNTS, TWO, KubeLab, pods_of, wait_for_end
 
 pytest.importorskip("paceline.targets.kubernetes", reason="needs the compute target kubernetes")
 
@@ -36,26 +35,8 @@ def _delete(cluster: Cluster, node: str, pods: list[str]) -> None:
         cluster.kubectl("delete", "pod", pod, "--grace-period=0", "--force", check=False)
 
 
-def _drain(cluster: Cluster, node: str, pods: list[str]) -> None:
-    cluster.drain(node)
-    cluster.uncordon(node)
-
-
-def _stop_kubelet(cluster: Cluster, node: str, pods: list[str]) -> None:
-    cluster.stop_kubelet(node)
-    time.sleep(20)
-    cluster.start_kubelet(node)
-
-
-def _crash(cluster: Cluster, node: str, pods: list[str]) -> None:
-    cluster.kill_node(node)
-    cluster.boot_node(node)
-
-
-def _cut(cluster: Cluster, node: str, pods: list[str]) -> None:
-    cluster.cut(node)
-    time.sleep(60)
-    cluster.heal(node)
+def _compact(cluster: Cluster, node: str, pods: list[str]) -> None:
+    cluster.compact()
 
 
 def _stop_api(cluster: Cluster, node: str, pods: list[str]) -> None:
@@ -64,14 +45,27 @@ def _stop_api(cluster: Cluster, node: str, pods: list[str]) -> None:
     cluster.start_api()
 
 
-def _compact(cluster: Cluster, node: str, pods: list[str]) -> None:
-    cluster.compact()
+def _undone(begin: str, pause_s: float, end: str) -> Callable[[Cluster, str, list[str]], None]:
+    """Return a fault of a node that two methods of the cluster begin and end."""
+
+    def fault(cluster: Cluster, node: str, pods: list[str]) -> None:
+        getattr(cluster, begin)(node)
+        time.sleep(pause_s)
+        getattr(cluster, end)(node)
+
+    return fault
 
 
-_KINDS: tuple[Callable[[Cluster, str, list[str]], None], ...] = (
-    *(_evict, _delete, _drain, _stop_kubelet),
-    *(_crash, _cut, _stop_api, _compact),
-)
+_KINDS: Mapping[str, Callable[[Cluster, str, list[str]], None]] = {
+    "evict": _evict,
+    "delete": _delete,
+    "compact": _compact,
+    "stop_api": _stop_api,
+    "drain": _undone("drain", 0, "uncordon"),
+    "stop_kubelet": _undone("stop_kubelet", 20, "start_kubelet"),
+    "crash": _undone("kill_node", 0, "boot_node"),
+    "cut": _undone("cut", 60, "heal"),
+}
 
 
 def test_random_faults_lose_no_run(cluster: Cluster, tmp_path: Path) -> None:
@@ -81,13 +75,13 @@ def test_random_faults_lose_no_run(cluster: Cluster, tmp_path: Path) -> None:
         folder.mkdir()
         lab = KubeLab(folder, cluster)
         run: pl.Run = lab.submit(COUNTS, arguments=["150"], max_restarts=5, **TWO)
-        after_s, kind = chance.uniform(0, 20), chance.choice(_KINDS)
+        after_s, kind = chance.uniform(0, 20), chance.choice(list(_KINDS))
         time.sleep(after_s)
-        story = f"seed {SEED}, fault {number}: {kind.__name__} after {after_s:.1f} s"
+        story = f"seed {SEED}, fault {number}: {kind} after {after_s:.1f} s"
         pods = list(pods_of(lab, run).values())
         chance.shuffle(pods)
 
-        kind(cluster, chance.choice(cluster.nodes), pods)
+        _KINDS[kind](cluster, chance.choice(cluster.nodes), pods)
 
         assert wait_for_end(run) == "Completed", f"{story}: {run.record().failure}"
         lab.close()
