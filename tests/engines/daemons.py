@@ -54,10 +54,10 @@ class Daemons:
             process.kill()
             process.wait()
 
-    def stop_all(self) -> None:
-        """End all programs, the last one first."""
+    def stop_all(self, *, number: int = signal.SIGTERM) -> None:
+        """End all programs by a signal, the last one first."""
         for name in reversed(list(self._running)):
-            self.stop(name)
+            self.stop(name, number=number)
 
     def until(self, condition: Callable[[], object], what: str, about: Callable[[], str] = lambda: "") -> None:
         """Wait until a condition holds. Fail at once if a program has ended, and after the limit with the text of `about`."""

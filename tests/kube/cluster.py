@@ -124,10 +124,8 @@ class Cluster(Access):
 
     def __exit__(self, *_: object) -> None:
         for name in self.nodes:
-            self._stop_kubelet_and_containerd(name)
-        self._daemons.stop_all()
-        for name in self.nodes:
-            self.hosts.kill(name)
+            self.hosts.kill(name)  # with all that runs on it
+        self._daemons.stop_all(number=signal.SIGKILL)
         _remove_groups(self._group)
 
     def told(self) -> str:

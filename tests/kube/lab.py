@@ -16,7 +16,8 @@ from tests.helpers import wait_until
 from tests.kube.cluster import EDITOR, Access
 
 TWO = {"node_count": 2, "distributed_backend": "gloo"}
-#: Starts again from the last checkpoint, says so, and counts steps until it is told to end, then until `end` exists.
+#: Counts the steps of its first argument, from the last checkpoint on. Attempts before the second argument never end so: a fault
+#: has to end them.
 COUNTS = """
     import os, signal, sys, time
     rank, attempt = os.environ["PACELINE_RANK"], os.environ["PACELINE_ATTEMPT"]
@@ -32,7 +33,8 @@ COUNTS = """
         print(f"attempt {attempt} was told to end", flush=True)
         sys.exit(75)
     signal.signal(signal.SIGTERM, leave)
-    while step < int(sys.argv[1]):
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    while step < int(sys.argv[1]) or int(attempt) < first:
         time.sleep(0.1)
         step += 1
         if step % 5 == 0:

@@ -19,9 +19,10 @@ pytest.importorskip("paceline.targets.kubernetes", reason="needs the compute tar
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(1200)]
 
-#: A run that takes half a minute, and one that no fault here outlasts: two minutes.
+#: A run that takes half a minute, one of two minutes, and one whose first attempt lasts until a fault ends it.
 SHORT: Mapping[str, Any] = {"arguments": ["300"], "max_restarts": 2, **TWO}
 LONG: Mapping[str, Any] = {"arguments": ["1200"], "max_restarts": 2, **TWO}
+UNTIL_A_FAULT: Mapping[str, Any] = {"arguments": ["50", "2"], "max_restarts": 0, **TWO}
 
 
 def causes(run: pl.Run) -> list[str | None]:
@@ -56,7 +57,7 @@ def api_away(cluster: Cluster, *flags: str) -> Iterator[None]:
 @pytest.mark.parametrize("how", ["eviction", "drain", "preemption"])
 def test_disrupted_worker_saves_a_checkpoint_and_goes_on_elsewhere(cluster: Cluster, lab: KubeLab, how: str) -> None:
     lab.add(cpus_per_worker=1.2)  # so that each pod has a node, and one node is free
-    run = lab.submit(COUNTS, **{**SHORT, "max_restarts": 0})
+    run = lab.submit(COUNTS, **UNTIL_A_FAULT)
     wait_for_attempt(run, 1)
     pod = pods_of(lab, run)[1]
     node = node_of(lab, pod)
@@ -101,7 +102,7 @@ def _urgent(cluster: Cluster, node: str) -> tuple[dict[str, object], dict[str, o
 
 
 def test_run_begins_again_when_its_supervisor_pod_is_evicted(cluster: Cluster, lab: KubeLab) -> None:
-    run = lab.submit(COUNTS, **{**SHORT, "max_restarts": 0})
+    run = lab.submit(COUNTS, **UNTIL_A_FAULT)
     wait_for_attempt(run, 1)
 
     cluster.evict(pods_of(lab, run)[0])
@@ -111,7 +112,7 @@ def test_run_begins_again_when_its_supervisor_pod_is_evicted(cluster: Cluster, l
 
 
 def test_eviction_of_a_run_with_one_pod_spends_a_restart(cluster: Cluster, lab: KubeLab) -> None:
-    run = lab.submit(COUNTS, arguments=["100"], max_restarts=1)
+    run = lab.submit(COUNTS, arguments=["50", "2"], max_restarts=1)
     wait_for_attempt(run, 1, ranks=1)
 
     cluster.evict(pods_of(lab, run)[0])
@@ -125,7 +126,7 @@ def test_eviction_of_a_run_with_one_pod_spends_a_restart(cluster: Cluster, lab: 
 
 def test_elastic_run_goes_on_without_a_node_that_is_cut_off(cluster: Cluster, lab: KubeLab) -> None:
     lab.add(cpus_per_worker=1.2, silence_s=5)
-    run = lab.submit(COUNTS, **{**LONG, "arguments": ["600"], "node_count": "1..2"})
+    run = lab.submit(COUNTS, **{**UNTIL_A_FAULT, "node_count": "1..2"})
     wait_for_attempt(run, 1)
     node = node_of(lab, pods_of(lab, run)[1])
 
