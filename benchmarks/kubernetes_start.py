@@ -6,6 +6,8 @@
 
 The cluster is that of the tests (`make kube`): three nodes on this machine. Pods have this interpreter and its packages by
 host paths. Each worker prints the times, and the last worker's counts. A pod runs once its first process has started.
+
+    python benchmarks/kubernetes_start.py [ROUNDS]
 """
 
 from __future__ import annotations
@@ -200,6 +202,7 @@ def main() -> None:
     if lack := programs.missing():
         print(f"skipped kubernetes: this machine lacks {lack}")
         return
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
     #: Processes that wanted a core in the last minute, before the cluster: others' work makes both sides slower.
     load = round(os.getloadavg()[0], 1)
     with sides() as both:
@@ -210,7 +213,7 @@ def main() -> None:
             measured[side].append(times)
             return times.step
 
-        lines = in_turn(ROUNDS, lambda: one("ours", SCRIPT, 2), lambda: one("torchrun", SCRIPT, 2))
+        lines = in_turn(rounds, lambda: one("ours", SCRIPT, 2), lambda: one("torchrun", SCRIPT, 2))
         figures = {"ours_s": median(lines[0]), "torchrun_s": median(lines[1])}
         report(
             "kubernetes_first_line",
@@ -219,12 +222,12 @@ def main() -> None:
             figures["ours_s"] <= 1.8,
             **figures,
             ratio=figures["ours_s"] / figures["torchrun_s"],
-            rounds=ROUNDS,
+            rounds=rounds,
             load_before=load,
         )
         for found in measured.values():
             found.clear()
-        steps = in_turn(ROUNDS, lambda: one("ours", TRAINING, 3), lambda: one("torchrun", TRAINING, 3))
+        steps = in_turn(rounds, lambda: one("ours", TRAINING, 3), lambda: one("torchrun", TRAINING, 3))
     figures = {"ours_s": median(steps[0]), "torchrun_s": median(steps[1])}
     ratio = figures["ours_s"] / figures["torchrun_s"]
     report(
@@ -234,7 +237,7 @@ def main() -> None:
         ratio <= 0.8,
         **figures,
         ratio=ratio,
-        rounds=ROUNDS,
+        rounds=rounds,
         load_before=load,
     )
     # The first round does not count.
@@ -251,7 +254,7 @@ def main() -> None:
             figure <= target,
             ours_s=figure,
             torchrun_s=other,
-            rounds=ROUNDS,
+            rounds=rounds,
             load_before=load,
         )
 

@@ -29,7 +29,7 @@ FEATURES = {
     "warm spares and replacement": (1_243, 4),
     "types of the JSON": (344, 0),
     "simulated nodes": (1_158, 7),
-    "kubernetes": (3_491, 16),
+    "kubernetes": (3_482, 16),
     "preemptions without a restart": (49, 0),
     "packages that an example lacks": (21, 0),
     "a fair queue": (1_646, 5),

@@ -12,12 +12,13 @@ from paceline.runs import states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt
+from paceline.targets.kubernetes import allocate, hub
 from paceline.targets.kubernetes.hub import Hub
 from paceline.targets.kubernetes.look import explain
 from paceline.targets.kubernetes.pod import PodFollower
 from paceline.targets.kubernetes.ticket import PodTicket
 from tests.engines.container_lab import free_ports
-from tests.helpers import make_run
+from tests.helpers import make_run, wait_until
 
 LIMIT_S = 30.0
 
@@ -85,3 +86,21 @@ def test_reader_gives_a_lost_run_the_cause_of_its_pods_end(tmp_path: Path) -> No
     found = store.stored(folder).failure
     assert found is not None
     assert (found.cause, found.message) == ("preempted", "Pod p: it was evicted (drain). The node was lost.")
+
+
+def test_supervisor_learns_which_pod_kubernetes_takes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (hub, allocate):
+        monkeypatch.setattr(module, "HUB_SOCKET", str(tmp_path / "hub.sock"))
+    described = ticket()
+    served = Hub(described, RunFolder(tmp_path))
+    served.begin()
+    gathering = allocate.PodGathering(described)
+    names = {0: "pl-a-1-0", 1: "pl-a-1-1"}
+    wait_until(lambda: served._supervisor is not None, "the supervisor is connected")
+    assert gathering.leave_reason(names) == ""
+
+    PodFollower(described, 1, "127.0.0.1")._connect("127.0.0.1", {"what": "leaving", "rank": 1}).close()
+
+    wait_until(lambda: gathering.leave_reason(names), "the supervisor knows")
+    assert gathering.leave_reason(names).startswith("Kubernetes ends pod pl-a-1-1: an eviction")
+    assert gathering.leave_reason({0: "pl-a-1-0"}) == ""

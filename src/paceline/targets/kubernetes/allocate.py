@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -30,20 +31,6 @@ _OWN_VARIABLES = (TICKET_VARIABLE, SUPERVISOR_VARIABLE, ADDRESS_VARIABLE)
 _LINK_S = 30.0
 #: Seconds in which an elastic run that has enough pods waits for further ones.
 _SETTLE_S = 2.0
-
-
-class PodNodes(AgentNodes):
-    """Nodes with links, whose pods Kubernetes may take away after a warning."""
-
-    gathering: PodGathering
-    #: Completion index of the pod of each node rank.
-    indexes: tuple[int, ...] = ()
-
-    def leave_reason(self) -> str:
-        """Return which pods Kubernetes ends, or ""."""
-        leaving = self.gathering.leaving
-        names = [node.name for node, index in zip(self.nodes, self.indexes, strict=True) if index in leaving]
-        return f"Kubernetes ends pod {', '.join(names)}: an eviction, a preemption or a drained node" if names else ""
 
 
 class PodGathering:
@@ -91,6 +78,11 @@ class PodGathering:
             chosen = sorted(self._pods)[:count]
             return {index: self._pods.pop(index) for index in chosen}
 
+    def leave_reason(self, names: Mapping[int, str]) -> str:
+        """Return which of these pods Kubernetes takes away, or ""."""
+        gone = [name for index, name in names.items() if index in self.leaving]
+        return f"Kubernetes ends pod {', '.join(gone)}: an eviction, a preemption or a drained node" if gone else ""
+
     def _hear(self) -> None:
         with contextlib.suppress(OSError):
             while True:
@@ -126,7 +118,7 @@ def ticket() -> PodTicket:
 
 def gather(
     gathering: PodGathering, job: Job, settings: KubernetesSettings, library: Path, waiting: Waiting
-) -> PodNodes | None:
+) -> AgentNodes | None:
     """Wait for the run's pods. Return None once `waiting` returns True.
 
     Raises:
@@ -150,7 +142,8 @@ def gather(
                     undo.callback(link.close)
                     links[index], told[index] = link, taken[index][1]
         nodes = _nodes(links, told, job, settings)
-        nodes.gathering = gathering
+        names = {index: node.name for index, node in zip(sorted(links), nodes.nodes, strict=True)}
+        nodes.leave_reason = functools.partial(gathering.leave_reason, names)
         undo.pop_all()
     return nodes
 
@@ -168,7 +161,7 @@ def _open(ends: Ends, name: str, library: Path, settings: KubernetesSettings) ->
     return Link.over(ends, name=name, library_dir=library, folder=TOP, timeout_s=_LINK_S, silence_s=settings.silence_s)
 
 
-def _nodes(links: Mapping[int, Link], told: Mapping[int, Noted], job: Job, settings: KubernetesSettings) -> PodNodes:
+def _nodes(links: Mapping[int, Link], told: Mapping[int, Noted], job: Job, settings: KubernetesSettings) -> AgentNodes:
     cores = max(1, int(settings.cpus_per_worker * job.process_count_per_node))
     wanted = settings.gpus_per_worker * job.process_count_per_node
     nodes = []
@@ -184,9 +177,7 @@ def _nodes(links: Mapping[int, Link], told: Mapping[int, Noted], job: Job, setti
         nodes.append(Node(node_rank=rank, name=links[index].name, address=address, cores=cores, gpus=gpus))
     ordered = [links[index] for index in sorted(links)]
     python = None if os.sep not in settings.python else settings.python
-    found = PodNodes(ordered, tuple(nodes), port_count(job), folder=TOP, python=python)
-    found.indexes = tuple(sorted(links))
-    return found
+    return AgentNodes(ordered, tuple(nodes), port_count(job), folder=TOP, python=python)
 
 
 def _shell(environment: Mapping[str, str]) -> dict[str, str]:
