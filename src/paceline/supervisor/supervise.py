@@ -148,7 +148,7 @@ def _attempts(run: Supervision) -> Outcome:
 
 
 def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
-    """Return the outcome without a failure that only results from the engine ending the whole job, or taking a node away."""
+    """Return the outcome without a failure that the engine has caused."""
     failure = outcome.failure
     if failure is None or (failure.cause not in NODES_GONE and failure.exit_code not in _KILLED):
         return outcome
@@ -169,7 +169,7 @@ def _told_to_end(run: Supervision) -> str | None:
 
 
 def _tried(record: RunRecord) -> int:
-    """Return how many attempts count against `max_restarts`: preemptions and an elastic run's changes of nodes do not."""
+    """Return how many attempts count against `max_restarts`."""
     elastic = record.job is not None and record.job.node_range is not None
     free = _FREE_IF_ELASTIC if elastic else _FREE
     return sum(attempt.cause not in free for attempt in record.attempts)
@@ -230,7 +230,7 @@ def _interrupted(record: RunRecord) -> FailureReport:
 
 
 def _preempted_in_vain(record: RunRecord, why: str) -> FailureReport:
-    """Return the report of a run whose nodes were taken away too often before all its workers had started."""
+    """Return the report of a run that was preempted too often."""
     return FailureReport(
         cause="preempted",
         message=f"{_FRUITLESS} times in a row the run lost its nodes before all its workers had started, the last time since "

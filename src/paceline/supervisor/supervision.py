@@ -199,7 +199,7 @@ class Supervision:
             self.close_attempt(Outcome(stopped="node_lost"))
 
     def _note_interruption(self) -> None:
-        """Record at once that the engine interrupts the attempt: SIGKILL may follow before its end is recorded."""
+        """Record at once that the engine interrupts the attempt: SIGKILL may follow."""
         if self.record.attempts and self.record.attempts[-1].ended_utc is None and not self.record.attempts[-1].cause:
             self._change_last_attempt(cause="interrupted")
             store.write(self.folder, self.record)
@@ -257,7 +257,7 @@ class Supervision:
         return "preempted" if self.may_leave and self.leaves_for else None
 
     def may_leave_now(self) -> None:
-        """Begin an attempt: from now on the run can return its nodes and queue again."""
+        """Allow the run to return its nodes and queue again."""
         self.has_run, self.may_leave, self.leaves_for, self._asks_at = False, True, "", 0.0
 
     def has_to_leave(self) -> bool:

@@ -115,7 +115,7 @@ class Hub:
         threading.Thread(target=listening.accept_each, args=(local, self._serve_supervisor), daemon=True).start()
 
     def attempts(self, limit_s: float) -> tuple[int, int]:
-        """Return how many attempts the other pods remember, and how many of them a preemption of index 0 ended."""
+        """Return how many attempts and preemptions the other pods remember."""
         deadline = time.monotonic() + limit_s
         while not self._agents and time.monotonic() < deadline:
             time.sleep(_LOOK_S)

@@ -95,7 +95,7 @@ def _note_ends(noted: Noted, pods: Sequence[Pod], note: Note) -> None:
 
 
 def explain(folder: RunFolder, noted: Noted) -> None:
-    """Add the ends of pods, which pods can't know, to the attempts and the failure of an ended run."""
+    """Add the ends of pods, which pods can't know, to an ended run."""
     record, ends = stored(folder), list((noted.get("ends") or {}).values())
     if not record.is_terminal or not ends:
         return
@@ -109,7 +109,7 @@ def explain(folder: RunFolder, noted: Noted) -> None:
 
 
 def _explained(attempts: Sequence[Attempt], ends: list[str]) -> Iterator[Attempt]:
-    """Yield attempts that name the reason of the preemption before them. Each of `ends` explains one."""
+    """Yield attempts with the reasons of preemptions. Each of `ends` explains one."""
     names: tuple[str, ...] = ()
     for attempt in attempts:
         if (attempt.reason or "").startswith(PREEMPTED):
