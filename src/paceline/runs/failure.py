@@ -40,8 +40,6 @@ CAUSES = {
 
 #: Causes after which a run needs other nodes.
 NODES_GONE = frozenset({"node_lost", "preempted"})
-#: Prefix of the reason of an attempt that follows a preemption.
-PREEMPTED = "preempted: "
 
 #: The exit code of timeout(1).
 EXIT_TIME_LIMIT = 124

@@ -20,7 +20,6 @@ from paceline.runs.failure import (
     EXIT_PREEMPTED,
     EXIT_TIME_LIMIT,
     NODES_GONE,
-    PREEMPTED,
     FailureReport,
     logs_command,
     signal_name,
@@ -118,7 +117,7 @@ def _attempts(run: Supervision) -> Outcome:
             fruitless = 0 if run.has_run else fruitless + 1
             if fruitless == _FRUITLESS:
                 return Outcome(failure=_preempted_in_vain(run.record, run.leaves_for))
-            run.reason = f"{PREEMPTED}{run.leaves_for}"
+            run.reason = f"preempted: {run.leaves_for}"
             say(f"{run.leaves_for}. The run returns its nodes, waits in the queue and resumes.")
             give_nodes_back(run)
             continue

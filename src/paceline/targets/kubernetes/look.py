@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from paceline.errors import EngineError, PacelineError
 from paceline.runs import states
-from paceline.runs.failure import NODES_GONE, PREEMPTED
+from paceline.runs.failure import NODES_GONE
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
 Note = Callable[..., None]
 _WAITING = (states.NOT_STARTED, states.QUEUED)
+#: Prefix of an attempt's reason, by the supervisor.
+_PREEMPTED = "preempted: "
 #: Seconds for which the answer about one run counts, while it is new and later.
 _NEW_S, _FRESH_S, _OLD_S = 0.3, 3.0, 60.0
 
@@ -112,12 +114,12 @@ def _explained(attempts: Sequence[Attempt], ends: list[str]) -> Iterator[Attempt
     """Yield attempts with the reasons of preemptions. Each of `ends` explains one."""
     names: tuple[str, ...] = ()
     for attempt in attempts:
-        if (attempt.reason or "").startswith(PREEMPTED):
+        if (attempt.reason or "").startswith(_PREEMPTED):
             # A pod's name is that of its node, which is its hostname, and a random suffix.
             said = next((one for one in ends if one.startswith(tuple(f"Pod {name}-" for name in names))), None)
             if said is not None:
                 ends.remove(said)
-                attempt = replace(attempt, reason=f"{PREEMPTED}{said.rstrip('.')}")  # noqa: PLW2901
+                attempt = replace(attempt, reason=f"{_PREEMPTED}{said.rstrip('.')}")  # noqa: PLW2901
         names = attempt.nodes
         yield attempt
 
