@@ -49,6 +49,8 @@ def test_run_on_simulated_nodes_has_logs_and_metrics_of_each_rank(run_sim, tmp_p
     assert logs(run, tmp_path) == [f"rank {rank} of 6 on sim{rank // 2}\n{steps}" for rank in range(6)]
     assert run.get_metrics("loss") == {"loss": [0.5] * 6}
     assert not list(Path("/tmp").glob(f"paceline-{run.id[-8:]}*"))
+    # The socket of a simulated agent has no number.
+    assert not [path for path in Path("/dev/shm").glob("paceline-*/rsh") if "/agent\n" in path.read_text()]
 
 
 def test_failed_simulated_worker_is_named(run_sim):

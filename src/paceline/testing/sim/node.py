@@ -325,8 +325,12 @@ class SimAgent(Agent):
         return {"found": 0}
 
     def _op_scratch(self, header: Header, data: bytes) -> Header:
-        # Nothing on a simulated node needs a socket for the remote shell.
+        # No process on a simulated node needs the folder or the socket for the remote shell.
+        self._scratch.append(header["path"])
         return {"socket": f"{header['path']}/agent"}
+
+    def _op_file(self, header: Header, data: bytes) -> Header:
+        return {} if os.path.dirname(header["path"]) in self._scratch else self._files.op_file(header, data)
 
 
 def _replaced(value: Any, old: str, new: str) -> Any:
