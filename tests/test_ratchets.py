@@ -34,7 +34,7 @@ FEATURES = {
     "packages that an example lacks": (21, 0),
     "a fair queue": (1_646, 5),
     "functions": (1_318, 8),
-    "backups": (1_388, 7),
+    "backups": (1_389, 7),
     "frozen datasets": (341, 1),
     "parameters and templates": (437, 3),
     "schedules": (1_743, 9),
@@ -50,7 +50,7 @@ CEILINGS = {
     "marks in docstrings and comments": 1.1,
     "marks in docs": 1.1,
     # 60,000, and the pages of later features: schedules, parameters, templates and backups.
-    "words in docs": 60_000 + 1_714,
+    "words in docs": 60_000 + 1_721,
     "marks in the command line's help": 0.0,
     "marks in error texts": 0.2,
     "marks in the page": 0.0,

@@ -17,11 +17,12 @@ __all__ = ["cli"]
 def test_a_workspace_is_lost_and_comes_back(cli: Cli) -> None:
     cli("run", cli.script("print('one')"))
     (run_id,) = cli.run_ids()
-    near = str(cli.folder / "near")
+    near = str(cli.folder / "near/backups")
     assert "there is no backup" in cli("backup", "list", near).stdout.lower()
     made = cli.json("backup", "create", near)
     assert (made["removed"], made["left_out"]) == ([], [])
     assert [row["id"] for row in cli.json("backup", "list", near)] == [made["backup"]["id"]]
+    assert cli.json("backup", "list", str(cli.folder / "near")) == []
     assert cli.json("backup", "verify", near)["damaged"] == []
     os.rename(cli.folder / ".paceline", cli.folder / "lost")
 
@@ -37,13 +38,13 @@ def test_a_workspace_is_lost_and_comes_back(cli: Cli) -> None:
 
     second = cli("backup", "create", near, "--keep", 1).stdout
     assert f"Removed {made['backup']['id']}" in second
-    content = cli.folder / "near/contents" / hashlib.sha256(b"print('one')").hexdigest()
+    content = cli.folder / "near/backups/contents" / hashlib.sha256(b"print('one')").hexdigest()
     content.write_bytes(b"")
     assert "/train.py\n" in cli("backup", "verify", near, code=1).stdout
     (row,) = cli.json("backup", "list", near)
     assert "name backups to remove, or give --keep N" in cli("backup", "remove", near, code=2).stderr
     assert cli.json("backup", "remove", near, row["id"])["removed"] == [row["id"]]
-    assert not list((cli.folder / "near/contents").iterdir())
+    assert not list((cli.folder / "near/backups/contents").iterdir())
 
 
 def test_a_missing_workspace_or_backup_is_named(cli: Cli, tmp_path: Path) -> None:

@@ -86,6 +86,13 @@ def test_schedule_is_paused_resumed_run_by_hand_and_removed(lab: Cli) -> None:
     assert "there is no schedule 'one'" in lab("schedule", "pause", "one", code=2).stderr
 
 
+def test_run_by_hand_has_a_trigger(lab: Cli) -> None:
+    add(lab, "@daily", "job.yaml")
+    started = lab("schedule", "run", "job").stdout.strip()
+    assert lab.wait(started) == "Completed"
+    assert (lab.run_folder(started) / "logs" / "rank_0.log").read_text() == "--lr 0.1 --because by hand\n"
+
+
 @pytest.mark.promise("schedule-triggers")
 def test_new_versions_and_ended_runs_start_runs(lab: Cli) -> None:
     lab.script("import paceline as pl, sys; pl.Dataset.File.from_files(sys.argv[1]).register(pl.Workspace.from_config(),"

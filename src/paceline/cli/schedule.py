@@ -214,7 +214,8 @@ def _start(workspace_dir: Path) -> Callable[[Schedule, Occurrence, Callable[[str
     """Return the function that submits a run."""
 
     def start(schedule: Schedule, occurrence: Occurrence, keep: Callable[[str], None]) -> None:
-        tags: Mapping[str, Any] = {ticking.TAG: schedule.name, "trigger": occurrence.what or "by hand"}
+        what = occurrence.what or "by hand"
+        tags: Mapping[str, Any] = {ticking.TAG: schedule.name, "trigger": what}
         if schedule.search_path:
             # cron gives its programs a short PATH.
             os.environ["PATH"] = schedule.search_path
@@ -226,9 +227,9 @@ def _start(workspace_dir: Path) -> Callable[[Schedule, Occurrence, Callable[[str
                 if is_cut_off(folder):
                     keep(occurrence.run_id)
                     tags_and_properties.set_tags(folder.notes, tags)
-                    submit_again(folder, _wanted(schedule, workspace_dir, occurrence.what).values)
+                    submit_again(folder, _wanted(schedule, workspace_dir, what).values)
                 return
-        wanted = _wanted(schedule, workspace_dir, occurrence.what)
+        wanted = _wanted(schedule, workspace_dir, what)
         run_id = new_run_id(wanted.experiment)
         keep(run_id)
         wanted.tags.update(tags)
