@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
 import paceline
 from paceline.parallel import (
@@ -155,7 +156,11 @@ def check_reads_its_own_part_alone(ranks: Ranks, sizes: tuple[int, ...] = (2,)) 
                 own += count
             whole = sum(value.nbytes for value in source.state_dict().values())
             assert folders[-1].bytes_read == own, strategy
-            assert own < 0.7 * whole, strategy
+            # How a pipeline is cut follows the measured times of its blocks, so a single worker's part may be larger.
+            parts: list[int] = [0] * ranks.size
+            dist.all_gather_object(parts, own)
+            assert sum(parts) < 0.7 * ranks.size * whole, strategy
+            assert max(parts) < whole, strategy
     finally:
         module.Folder = Folder
 
