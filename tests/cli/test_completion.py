@@ -29,6 +29,7 @@ def test_verbs_and_options_are_offered(gallery: Gallery) -> None:
     assert completed(gallery, "paceline s", 1) == [
         "submit",
         "sweep",
+        "schedule",
         "status",
         "show",
         "stacks",

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import zoneinfo
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
 
 _SHORT = {
     "@hourly": "0 * * * *",
@@ -122,16 +125,18 @@ def local_zone() -> str:
         pass
     for name in filter(None, names):
         try:
-            return zoneinfo.ZoneInfo(name).key
-        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+            return _zone(name).key
+        except ScheduleError:
             continue
     return "UTC"
 
 
-def _zone(name: str) -> zoneinfo.ZoneInfo:
+def _zone(name: str) -> ZoneInfo:
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # few verbs need it
+
     try:
-        return zoneinfo.ZoneInfo(name)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ScheduleError(
             f"time zone {name!r} is not known here. Write a name such as Europe/Berlin or UTC; if the machine has no time "
             "zones: pip install tzdata."
