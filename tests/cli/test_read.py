@@ -210,6 +210,7 @@ def test_show_as_json(gallery: Gallery) -> None:
         "cause",
         "world_size",
         "reason",
+        "replaced",
     ]
     failure = gallery.json("show", gallery.bad)["failure"]
     assert list(failure) == FAILURE_KEYS
