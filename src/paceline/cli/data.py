@@ -166,7 +166,7 @@ def prune(*, to: str) -> None:
     JSON,
 )
 def freeze(*, dataset: str, to: str | None, as_json: bool) -> None:
-    """Keep the content of a dataset's version, so that changes of its files do not change it."""
+    """Keep the content of a dataset's version."""
     found = _dataset(dataset).freeze(to)
     (source,) = found.sources
     place = source.path if source.datastore is None else f"{source.datastore}:{source.path}"

@@ -99,7 +99,7 @@ def add(
     timer: str | None,
     as_json: bool,
 ) -> None:
-    """Start runs of a job file at times, on new versions, or after other runs."""
+    """Start runs of a job file at times or after events."""
     rest = list(words or ())
     cron = rest.pop(0) if rest and times.is_expression(rest[0]) else None
     file = None
@@ -262,7 +262,7 @@ def run(*, name: str, as_json: bool) -> None:
 
 @takes(JSON)
 def list_schedules(*, as_json: bool) -> None:
-    """List the schedules of the workspace, with their next times and last runs."""
+    """List the schedules with their next times and last runs."""
     schedules = Workspace.from_config(create=False).schedules
     print_list(
         [_row(schedules, one) for one in schedules.values()],
