@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import JobError
-from paceline.system.names import did_you_mean, name_rule, some
-from paceline.system.registry import Documents
+from paceline.system.names import name_rule
+from paceline.system.registry import Documents, NamedDocuments
 
 _NAME = name_rule("._-", 80)
 
@@ -28,7 +28,7 @@ class Template:
     text: str
 
 
-class Templates(Mapping[str, Template]):
+class Templates(NamedDocuments[Template]):
     """The templates of a workspace by name.
 
     `[name]` raises KeyError for an unknown name.
@@ -43,32 +43,10 @@ class Templates(Mapping[str, Template]):
         ['nightly']
     """
 
+    _error, _title, _advice = JobError, "template", "`paceline template add NAME job.yaml` keeps one."
+
     def __init__(self, workspace_dir: Path) -> None:
         self._documents = Documents(workspace_dir / "templates", _NAME)
-
-    def __getitem__(self, name: str) -> Template:
-        if (found := self._read(name)) is None:
-            raise KeyError(name)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        yield from (name for name in self._documents.names() if self._read(name) is not None)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def find(self, name: str) -> Template:
-        """Return a template.
-
-        Raises:
-            JobError: There is no such template.
-        """
-        if (found := self._read(name)) is None:
-            raise JobError(
-                f"there is no template {name!r}.{did_you_mean(name, self)} Templates are: {some([*self], 10) or 'none'}. "
-                "`paceline template add NAME job.yaml` keeps one."
-            )
-        return found
 
     def save(self, name: str, path: str | os.PathLike[str], *, replace: bool = False) -> Template:
         """Keep a copy of a job file under a name.
@@ -113,6 +91,9 @@ class Templates(Mapping[str, Template]):
             self._documents.remove(name)
         except OSError as error:
             raise JobError(f"the template {name!r} can't be removed: {error.strerror}.") from error
+
+    def _names(self) -> Iterable[str]:
+        return self._documents.names()
 
     def _read(self, name: str) -> Template | None:
         found = self._documents.read(name) if _NAME.fullmatch(name) else None

@@ -9,11 +9,10 @@ after a kill at any time, and the file says how far its run came.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ class Occurrence:
     missed_last: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return asdict(self)
 
 
 class Occurrences:
@@ -132,7 +131,7 @@ def _of_json(data: object) -> Occurrence | None:
     """Return an occurrence, or None for a damaged file."""
     if not isinstance(data, Mapping):
         return None
-    known = {field.name: data[field.name] for field in dataclasses.fields(Occurrence) if field.name in data}
+    known = {field.name: data[field.name] for field in fields(Occurrence) if field.name in data}
     try:
         return Occurrence(**known)
     except TypeError:

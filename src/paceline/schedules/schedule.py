@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime as dt
 import json
 import os
@@ -11,8 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from paceline.errors import ScheduleError
@@ -21,8 +20,8 @@ from paceline.schedules import times
 from paceline.schedules.occurrences import HAND, TIME, Occurrence, Occurrences
 from paceline.system import locks, processes
 from paceline.system.files import read_json, write_json
-from paceline.system.names import did_you_mean, name_rule, some
-from paceline.system.registry import Documents
+from paceline.system.names import name_rule
+from paceline.system.registry import Documents, NamedDocuments
 
 NAME = name_rule("_-", 80)
 QUEUE, SKIP = OVERLAPS = ("queue", "skip")
@@ -113,7 +112,7 @@ class Schedule:
         return times.next_time(self.cron, self.time_zone or "UTC", now) if self.cron and not self.is_paused else None
 
 
-class Schedules(Mapping[str, Schedule]):
+class Schedules(NamedDocuments[Schedule]):
     """The schedules of a workspace by name.
 
     `[name]` raises KeyError for an unknown name.
@@ -127,34 +126,12 @@ class Schedules(Mapping[str, Schedule]):
         >>> schedules.pause("nightly")
     """
 
+    _error, _title, _advice = ScheduleError, "schedule", "`paceline schedule add` makes one."
+
     def __init__(self, workspace_dir: Path) -> None:
         self.workspace_dir = workspace_dir
         self._folder = workspace_dir / "schedules"
         self._documents = Documents(self._folder, NAME)
-
-    def __getitem__(self, name: str) -> Schedule:
-        if (found := self._read(name)) is None:
-            raise KeyError(name)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        yield from (name for name in self._documents.names() if self._read(name) is not None)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def find(self, name: str) -> Schedule:
-        """Return a schedule.
-
-        Raises:
-            ScheduleError: There is no such schedule.
-        """
-        if (found := self._read(name)) is None:
-            raise ScheduleError(
-                f"there is no schedule {name!r}.{did_you_mean(name, self)} Schedules are: {some([*self], 10) or 'none'}. "
-                "`paceline schedule add` makes one."
-            )
-        return found
 
     def add(
         self,
@@ -254,7 +231,7 @@ class Schedules(Mapping[str, Schedule]):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             write_json(folder / "before.json", [*ended_runs], sync=True)
-            document = {key: value for key, value in dataclasses.asdict(schedule).items() if key != "is_paused"}
+            document = {key: value for key, value in asdict(schedule).items() if key != "is_paused"}
             self._documents.add(schedule.name, {"version": 1, **document})
 
     @contextlib.contextmanager
@@ -308,11 +285,14 @@ class Schedules(Mapping[str, Schedule]):
         """The file with the time of the timer's last call."""
         return self._folder / ".ticked"
 
+    def _names(self) -> Iterable[str]:
+        return self._documents.names()
+
     def _read(self, name: str) -> Schedule | None:
         found = self._documents.read(name) if NAME.fullmatch(name) else None
         if not isinstance(found, dict) or found.get("version") != 1:
             return None
-        known = {one.name: found[one.name] for one in dataclasses.fields(Schedule) if one.name in found}
+        known = {one.name: found[one.name] for one in fields(Schedule) if one.name in found}
         lists = ("on_dataset", "on_model", "after", "arguments")
         tuples = {key: tuple(known[key]) for key in lists if known.get(key) is not None}
         try:

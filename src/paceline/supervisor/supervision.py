@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import select
 import signal
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.errors import EngineError, TargetError
@@ -105,7 +104,7 @@ class Supervision:
     def waiting(self, text: str) -> bool:
         """Record the reason to wait. Return whether the run must stop waiting."""
         if text != self.record.waiting_for:
-            self.record = dataclasses.replace(self.record, waiting_for=text)
+            self.record = replace(self.record, waiting_for=text)
             store.write(self.folder, self.record)
         return self.stop_reason() is not None
 
@@ -113,12 +112,12 @@ class Supervision:
         """Record a warning once; the run continues."""
         if text not in self.record.warnings:
             say(f"warning: {text}")
-            self.record = dataclasses.replace(self.record, warnings=(*self.record.warnings, text))
+            self.record = replace(self.record, warnings=(*self.record.warnings, text))
             store.write(self.folder, self.record)
 
     def note_hang(self, hang: Hang | None) -> None:
         """Record a hang, or with None the end of a hang."""
-        self.record = dataclasses.replace(self.record, hang=hang)
+        self.record = replace(self.record, hang=hang)
         store.write(self.folder, self.record)
         # Tell other users who wait for the shared hosts. The call uses a thread, because a host may not answer.
         if (note := getattr(self.nodes, "note_hang", None)) is not None:
@@ -137,7 +136,7 @@ class Supervision:
 
     def note_growth(self, text: str) -> None:
         """Record that an elastic run will continue with more nodes."""
-        self.record = dataclasses.replace(self.record, size=f"{self.record.size}, {text}")
+        self.record = replace(self.record, size=f"{self.record.size}, {text}")
         store.write(self.folder, self.record)
 
     def owner(self) -> Owner:
@@ -206,8 +205,8 @@ class Supervision:
 
     def _change_last_attempt(self, **changes: Any) -> None:
         *earlier, last = self.record.attempts
-        last = dataclasses.replace(last, **changes)
-        self.record = dataclasses.replace(self.record, attempts=(*earlier, last))
+        last = replace(last, **changes)
+        self.record = replace(self.record, attempts=(*earlier, last))
 
     # --- reasons to stop
 

@@ -20,14 +20,16 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from paceline.system import locks
 from paceline.system.files import names_in, read_json, write_json, write_whole
+from paceline.system.names import did_you_mean, some
 
+_T = TypeVar("_T")
 _VERSION = re.compile(r"[1-9][0-9]*")
 #: Error numbers of file systems without hard links.
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
@@ -98,6 +100,50 @@ class Documents:
     def remove(self, name: str) -> None:
         """Remove the document of this name, if it exists."""
         self.path(name).unlink(missing_ok=True)
+
+
+class NamedDocuments(Mapping[str, _T]):
+    """Documents that users keep by name, as objects. A damaged document counts as missing.
+
+    `[name]` raises KeyError for an unknown name.
+    """
+
+    #: For the error of `find`: its class, what a document is called, and how a user makes one.
+    _error: ClassVar[type[Exception]]
+    _title: ClassVar[str]
+    _advice: ClassVar[str]
+
+    def __getitem__(self, name: str) -> _T:
+        if (found := self._read(name)) is None:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (name for name in self._names() if self._read(name) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def find(self, name: str) -> _T:
+        """Return the object with this name.
+
+        Raises:
+            UserError: There is none.
+        """
+        if (found := self._read(name)) is None:
+            raise self._error(
+                f"there is no {self._title} {name!r}.{did_you_mean(name, self)} {self._title.capitalize()}s are: "
+                f"{some([*self], 10) or 'none'}. {self._advice}"
+            )
+        return found
+
+    def _names(self) -> Iterable[str]:
+        """Return the names of all documents, also of damaged ones, sorted."""
+        raise NotImplementedError
+
+    def _read(self, name: str) -> _T | None:
+        """Return the object, or None if its document is missing or damaged."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -212,8 +258,7 @@ class VersionFolders(Versions):
 
         Raises:
             FileExistsError: The version exists.
-            FileExistsError: This version exists.
-        OSError: The folder can't be written or renamed.
+            OSError: The folder can't be written or renamed.
         """
         home = self.folder / name
         home.mkdir(parents=True, exist_ok=True)

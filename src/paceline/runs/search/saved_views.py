@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import parse_qs
 
 from paceline.errors import UserError
 from paceline.runs.search.fields import quoted, split_fields
-from paceline.system.files import read_json, write_json
-from paceline.system.names import did_you_mean, name_rule, some
+from paceline.system.files import names_in, read_json, write_json
+from paceline.system.names import name_rule
+from paceline.system.registry import NamedDocuments
 
 #: Pages that have views.
 PAGES = ("runs", "compare", "run")
@@ -115,7 +116,7 @@ def _is_layout(text: str) -> bool:
     return isinstance(layout, dict) and all(isinstance(layout.get(key), list) for key in ("pinned", "folded"))
 
 
-class SavedViews(Mapping[str, SavedView]):
+class SavedViews(NamedDocuments[SavedView]):
     """The views of a workspace by name, one JSON file each.
 
     `[name]` raises KeyError for an unknown name.
@@ -130,36 +131,10 @@ class SavedViews(Mapping[str, SavedView]):
         ['failed']
     """
 
+    _error, _title, _advice = UserError, "view", "The page of `paceline ui` saves them."
+
     def __init__(self, workspace_dir: Path) -> None:
         self._folder = workspace_dir / "views"
-
-    def __getitem__(self, name: str) -> SavedView:
-        if (found := self._read(name)) is None:
-            raise KeyError(name)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        try:
-            names = sorted(path.stem for path in self._folder.iterdir() if path.suffix == ".json")
-        except OSError:
-            return
-        yield from [name for name in names[:_MOST] if self._read(name) is not None]
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def find(self, name: str) -> SavedView:
-        """Return a view.
-
-        Raises:
-            UserError: There is no such view.
-        """
-        if (found := self._read(name)) is None:
-            raise UserError(
-                f"there is no view {name!r}.{did_you_mean(name, self)} Views are: {some([*self], 10) or 'none'}. "
-                "The page of `paceline ui` saves them."
-            )
-        return found
 
     def save(self, view: SavedView, *, replace: bool = False) -> None:
         """Save a view.
@@ -199,6 +174,10 @@ class SavedViews(Mapping[str, SavedView]):
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.json"
+
+    def _names(self) -> Iterable[str]:
+        stems = (name.removesuffix(".json") for name in names_in(self._folder) if name.endswith(".json"))
+        return sorted(stems)[:_MOST]
 
     def _read(self, name: str) -> SavedView | None:
         """Return the view, or None if its file is missing or damaged: other programs may write a shared folder."""
