@@ -79,11 +79,10 @@ class Backups:
     def all(self) -> list[Backup]:
         """Return all whole backups, oldest first."""
         found = found_below(self.store, self.source, f"{self.path}backups/")
-        paths = [path_in_store(info) for info in found]
-        ids = [path.rpartition("/")[2].removesuffix(".json") for path in paths]
+        paths = {path_in_store(info) for info in found}
+        ids = {path.rpartition("/")[2].removesuffix(".json") for path in paths}
         # Files in folders of this folder are those of another place.
-        own = [one for one, path in zip(ids, paths, strict=True) if is_backup_id(one) and path == self._document(one)]
-        whole = [self._read(backup_id) for backup_id in own]
+        whole = [self._read(one) for one in ids if is_backup_id(one) and self._document(one) in paths]
         return sorted(whole, key=lambda backup: (backup.created_utc, backup.id))
 
     def get(self, backup_id: str | None) -> Backup:

@@ -76,6 +76,14 @@ def _local_path(info: FileInfo, workspace_dir: Path) -> Path | None:
         return store.local(path)
 
 
+def hash_rest(file: IO[bytes]) -> str:
+    """Return the SHA-256 of an open file, from its position to its end."""
+    digest = hashlib.sha256()
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
 class Digests:
     """Cached hashes of files, and new hashes that are not stored yet."""
 
@@ -102,14 +110,12 @@ class Digests:
         key = _key(status)
         if key in self._known:
             return self._known[key]
-        digest = hashlib.sha256()
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
+        sha256 = hash_rest(file)
         # A write in the same clock tick as the last one leaves no trace in the times, so keep no hash of a new file.
         if os.fstat(file.fileno()).st_mtime_ns == status.st_mtime_ns < time.time_ns() - _TICK_NS:
             # Assignments are atomic, and two threads that hash one file store the same value.
-            self._known[key] = self._new[key] = digest.hexdigest()
-        return digest.hexdigest()
+            self._known[key] = self._new[key] = sha256
+        return sha256
 
     def keep(self) -> None:
         if self._database is not None and self._new:

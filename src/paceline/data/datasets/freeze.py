@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.data.datasets import registered
-from paceline.data.datasets.content import content_fingerprint, with_content
+from paceline.data.datasets.content import content_fingerprint, hash_rest, with_content
 from paceline.data.datasets.sources import LocalFile, local_files
 from paceline.data.stores.filesystem import Store, place_of
 from paceline.data.stores.names import clean_path
 from paceline.data.stores.record import default_name
-from paceline.data.transfer.blobs import found_below, parse_place
+from paceline.data.transfer.blobs import found_below, hash_stored, parse_place
 from paceline.data.transfer.listing import FileInfo, is_single_file, list_files, path_in_store
 from paceline.data.transfer.reading import reader_of
 from paceline.data.transfer.upload import READ_ONLY, put_files, remove_file
@@ -33,7 +33,6 @@ from paceline.system.files import copy_file, remove_tree
 
 #: Folder of frozen datasets in a datastore, unless a path is given.
 DEFAULT_PATH = "frozen"
-_CHUNK = 1 << 20
 _AT_ONCE = 4
 
 
@@ -124,15 +123,8 @@ def _compared(
         with contextlib.suppress(DataError):  # nothing is there any more
             infos = list_files([record.frozen], workspace_dir)
         reader = reader_of(store)
-
-        def digest(number: int) -> str:
-            info, found = infos[number], hashlib.sha256()
-            with store.translating(f"reading {info.path!r}"):
-                reader.read(path_in_store(info), 0, info.size, info.version, True, found.update)
-            return found.hexdigest()
-
         with ThreadPoolExecutor(1 if store.kind == "sftp" else _AT_ONCE) as pool:
-            hashes = list(pool.map(digest, range(len(infos))))
+            hashes = list(pool.map(lambda info: hash_stored(store, reader, info), infos))
     read = [
         replace(info, path=info.relative, datastore=None, version=sha) for info, sha in zip(infos, hashes, strict=True)
     ]
@@ -185,11 +177,8 @@ def _keep_here(tree: Path, files: Sequence[LocalFile], content: registered.Froze
 
 def _hashes(paths: Sequence[Path]) -> list[str]:
     def digest(path: Path) -> str:
-        found = hashlib.sha256()
         with open(path, "rb", buffering=0) as file:
-            while chunk := file.read(_CHUNK):
-                found.update(chunk)
-        return found.hexdigest()
+            return hash_rest(file)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(digest, paths))

@@ -6,6 +6,7 @@ A file that was stored once is not sent again, no matter in which folder or unde
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from paceline.data.stores.names import clean_path
 from paceline.data.transfer.listing import FileInfo, list_source, path_in_store
 from paceline.data.transfer.partial import FileToFetch, Partial
 from paceline.data.transfer.progress import Meter, Progress
-from paceline.data.transfer.reading import reader_of
+from paceline.data.transfer.reading import Reader, reader_of
 from paceline.data.transfer.transfer import transfer
 from paceline.data.transfer.upload import put_files, remove_file
 from paceline.errors import DataError
@@ -58,6 +59,20 @@ def found_below(store: Store, place: Source, path: str) -> list[FileInfo]:
         return []
 
 
+def hash_stored(store: Store, reader: Reader, info: FileInfo) -> str:
+    """Read a file of the store, and return its SHA-256.
+
+    reader: One for all files, because each one of S3 has a client of its own.
+
+    Raises:
+        TransferError: The file can't be read.
+    """
+    digest, path = hashlib.sha256(), path_in_store(info)
+    with store.translating(f"reading {path!r}"):
+        reader.read(path, 0, info.size, info.version, True, digest.update)
+    return digest.hexdigest()
+
+
 class Blobs:
     """The contents in a folder of an open store, as of the last `refresh`."""
 
@@ -92,10 +107,7 @@ class Blobs:
             return False
         if not verify:
             return True
-        digest, path = hashlib.sha256(), path_in_store(info)
-        with self._store.translating(f"reading {path!r}"):
-            reader_of(self._store).read(path, 0, info.size, info.version, True, digest.update)
-        return digest.hexdigest() == sha256
+        return hash_stored(self._store, self._reader, info) == sha256
 
     def damaged(self, sizes: Mapping[str, int]) -> list[str]:
         """Read these contents, and return the hashes of those that are missing or differ."""
@@ -143,6 +155,11 @@ class Blobs:
             list(pool.map(lambda path: remove_file(self._store, path), paths))
         for name in names:
             del self._infos[name]
+
+    @functools.cached_property
+    def _reader(self) -> Reader:
+        with self._store.translating("reading"):
+            return reader_of(self._store)
 
     def _pool(self) -> ThreadPoolExecutor:
         # One connection serves an SFTP store, and its library mixes up requests of several threads.
