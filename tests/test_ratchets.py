@@ -37,7 +37,7 @@ FEATURES = {
     "backups": (1_389, 7),
     "frozen datasets": (341, 1),
     "parameters and templates": (437, 3),
-    "schedules": (1_748, 9),
+    "schedules": (1_742, 9),
 }
 CEILINGS = {
     "lines": 141_065 + sum(lines for lines, _ in FEATURES.values()),
