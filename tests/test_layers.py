@@ -85,8 +85,9 @@ MAY_IMPORT = {
     "services": f"{UP_TO_SUBMIT} models serving.api serving.__main__",
     "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps pipelines models services reports rerun ui.report "
     "schedules",
-    # Decides what starts; the command line submits it. Python adds a schedule by the command line, too.
-    "schedules": "errors system job runs data models",
+    # Job files, and the jobs that they describe: for the command line, the page and schedules.
+    "job_files": f"{UP_TO_SUBMIT} estimator workspace_dir",
+    "schedules": f"{UP_TO_SUBMIT} models children job_files",
     # It runs in a service's own environment, with what a service needs.
     "serving": "errors system",
     # A plain program as a run of its own.
@@ -96,9 +97,9 @@ MAY_IMPORT = {
     # A run's job submitted again: the command line and the page do it by the same function.
     "rerun": f"{UP_TO_SUBMIT} sweeps",
     # The page reads a workspace, and changes what the command line changes by the same functions.
-    "ui": f"{UP_TO_SUBMIT} rerun workspace sweeps pipelines models services reports cli.description cli.job_file",
+    "ui": f"{UP_TO_SUBMIT} rerun workspace sweeps pipelines models services reports job_files",
     "cli": f"{UP_TO_SUBMIT} rerun estimator workspace workspace_dir pruning doctor children sweeps pipelines models "
-    "serving.api services compat reports ui trackers sessions backups schedules",
+    "serving.api services compat reports ui trackers sessions backups schedules job_files",
     "__main__": "cli",
 }
 
@@ -116,8 +117,8 @@ THIRD_PARTY = {
     "cryptography": "targets",
     # The requests to a Kubernetes cluster.
     **dict.fromkeys(("httpx2", "lightkube", "msgspec", "websockets"), "targets"),
-    "yaml": "environments compat cli models trackers targets",
-    "dotenv": "cli",
+    "yaml": "environments compat job_files cli models trackers targets",
+    "dotenv": "job_files",
     **dict.fromkeys(("fsspec", "s3fs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),
     **dict.fromkeys(("torch", "numpy"), "checkpoint data torch_private collectives torch_mpi compat parallel serving"),
     "mpi4py": "collectives torch_mpi compat",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cli.data_options import data_words
 from paceline.errors import DataError, JobError
 from paceline.job.data_reference import DataReference, Source
+from paceline.job_files.data_words import data_words
 
 
 def lab(name: str, path: str, **values: object) -> DataReference:

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.cli import job_file
-from paceline.cli.description import asked, combined, whole
+from paceline.cli.options import VerbOption
+from paceline.cli.run_options import RUN
 from paceline.errors import JobError
+from paceline.job_files import job_file
+from paceline.job_files.description import asked, combined, whole
 from tests.cli.conftest import Cli
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
@@ -193,3 +195,9 @@ def test_command_line_overrides_the_job_file_and_mappings_are_merged() -> None:
         "secrets": {"B": "env:B"},
         "environment_variables": {"A": "1"},
     }
+
+
+@pytest.mark.parametrize("option", [option for option in RUN if option.key in job_file.KEYS], ids=lambda one: one.name)
+def test_a_key_that_is_named_like_its_option_leads_to_the_right_key(option: VerbOption) -> None:
+    """Each option of `paceline run` that has a key in job files."""
+    assert job_file.OPTIONS.get(option.name, option.name) == option.key

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import job_file
 from paceline.errors import JobError
+from paceline.job_files import job_file
 from tests.cli.conftest import Cli
 
 FILE = """

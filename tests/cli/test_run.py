@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
-from paceline.cli.description import Asked
 from paceline.cli.dry_run import print_plan
 from paceline.job.job import Job
+from paceline.job_files.description import Asked
 from paceline.targets import local
 from tests.cli.conftest import Cli
 from tests.cli.test_read import SUMMARY_KEYS

@@ -10,17 +10,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.cli.common import print_json
-from paceline.cli.description import Asked, asked
 from paceline.cli.options import JSON, Given, VerbOption, takes
 from paceline.cli.run_options import RUN, words
 from paceline.cli.view import RunView
 from paceline.errors import JobError
+from paceline.job_files.description import Asked, asked
 from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name
 from paceline.runs.visible import visible
 from paceline.system.files import read_json
 from paceline.system.units import size_text
+from paceline.workspace import Workspace
 
 if TYPE_CHECKING:
     from paceline.cli.outputs import StepComparison
@@ -67,7 +68,7 @@ def check(**given: Any) -> int:
 def _wanted(given: Given) -> Asked:
     file, description = words({option.name: option.default for option in RUN} | dict(given))
     if file is not None:
-        from paceline.cli import job_file
+        from paceline.job_files import job_file
 
         description = job_file.under(file, description)
     if "compute_target" in description and description["compute_target"] != "local":
@@ -124,7 +125,7 @@ def _run(wanted: Asked, request: Mapping[str, object], made: list[RunFolder]) ->
         tags={**wanted.tags, "check": "one process" if "against" not in request else "several"},
         display_name=None,
     )
-    made.append(labelled.submit())
+    made.append(labelled.submit(Workspace.from_config().path))
     return made[-1]
 
 

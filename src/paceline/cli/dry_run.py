@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli import job_file
 from paceline.cli.common import print_json
-from paceline.cli.description import Asked, whole
 from paceline.cli.summary import not_copied_json
 from paceline.job.job import Job
 from paceline.job.plan import Launch, NodeSetup
 from paceline.job.secret_values import HIDDEN, shown
 from paceline.job.sizes import range_text
+from paceline.job_files import job_file
+from paceline.job_files.description import Asked, whole
 from paceline.launchers import environment, get_launcher
 from paceline.runs.visible import visible
 from paceline.runs.work_dir import place

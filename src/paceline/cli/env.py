@@ -140,7 +140,7 @@ def build(**given: Any) -> None:
     if environment.needs_build:
         built = _store(workspace).ensure(environment, _base(environment), _say)
     if name is not None:
-        environment = registry.register(environment, workspace)
+        environment = registry.register(environment, workspace.path)
         _say(f"registered as {name!r}, version {environment.version}")
     if given["as_json"]:
         print_json({"environment": environment.to_json(), "built": built.to_json() if built is not None else None})

@@ -46,7 +46,7 @@ class VerbOption:
         type: Type of the value: str, int, float, bool, Path, `Duration()`, a function that parses a text; list for the
             texts of an option that may be repeated.
         name: Of the verb's parameter; default: the first long word.
-        key: Key in a job file (`paceline.cli.job_file`) that gets the value unchanged.
+        key: Key in a job file (`paceline.job_files.job_file`) that gets the value unchanged.
         complete: Function of `paceline.cli.completing` that offers values. By default names of files are offered.
         needed: Whether the argument is required.
         least: Lower bound of a number.

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.children import child
-from paceline.cli import job_file
 from paceline.cli.common import key_value, print_fields, print_json, print_table, with_children
-from paceline.cli.description import Asked, asked, combined
 from paceline.cli.options import DETACH, JSON, VerbOption, takes
 from paceline.cli.run_options import NAME
 from paceline.cli.summary import print_submitted, summary
 from paceline.errors import PipelineError
 from paceline.job.data_reference import PATH_VARIABLES
+from paceline.job_files import job_file
+from paceline.job_files.description import Asked, asked, combined
 from paceline.pipelines import pipeline_run
 from paceline.pipelines.data import PipelineData, check_parameters
 from paceline.pipelines.pipeline import Pipeline

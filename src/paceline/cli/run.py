@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.common import folder_of, key_value, print_json
-from paceline.cli.description import Asked, asked, read_env_files
 from paceline.cli.options import Given, takes
 from paceline.cli.run_options import RERUN, nodes_of
 from paceline.cli.summary import print_submitted, summary
 from paceline.cli.view import RunView, print_end
 from paceline.errors import JobError, ModelError
 from paceline.job.sizes import range_text
+from paceline.job_files.description import Asked, asked, read_env_files
 from paceline.rerun import RerunChanges
 from paceline.rerun import rerun as rerun_job
 from paceline.runs import read, states, tags_and_properties
@@ -39,7 +39,7 @@ def begin(
     if given["yaml"] and not given["dry_run"]:
         raise JobError("--yaml belongs to --dry-run: together they print the job as a file that `paceline run` takes.")
     if file is not None:
-        from paceline.cli import job_file
+        from paceline.job_files import job_file
 
         description = job_file.under(file, description)
     wanted = asked(description)
@@ -99,7 +99,7 @@ def _run_meant(text: str) -> str:
 
 def _submit(wanted: Asked, run_id: str | None) -> RunFolder:
     progress = _HashingProgress()
-    folder = wanted.submit(progress=progress, run_id=run_id)
+    folder = wanted.submit(Workspace.from_config().path, progress=progress, run_id=run_id)
     progress.clear()
     return folder
 

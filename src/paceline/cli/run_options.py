@@ -463,7 +463,7 @@ def _of_command(command: list[str], root: str) -> dict[str, Any]:
 def _inputs(given: list[str] | None) -> list[str]:
     if not given:
         return []
-    from paceline.cli.data_options import absolute_word
+    from paceline.job_files.data_words import absolute_word
 
     return [absolute_word("--input", word) for word in given]
 

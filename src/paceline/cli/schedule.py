@@ -5,29 +5,22 @@ from __future__ import annotations
 import datetime as dt
 import os
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from paceline.children.child import is_cut_off
-from paceline.cli import job_file
 from paceline.cli.common import age, print_fields, print_json, print_list, print_table, warn
-from paceline.cli.description import Asked, asked
 from paceline.cli.options import JSON, VerbOption, takes
 from paceline.cli.run_options import values_and_arguments
-from paceline.errors import PacelineError, ScheduleError
-from paceline.runs import read, store, tags_and_properties
-from paceline.runs.folder import RunFolder
-from paceline.runs.ids import experiment_of, is_trial, new_run_id
-from paceline.runs.record import utc_now, utc_text
+from paceline.errors import ScheduleError
+from paceline.runs.record import utc_text
 from paceline.runs.visible import visible
 from paceline.schedules import tick as ticking
 from paceline.schedules import timer, times
-from paceline.schedules.occurrences import DATASET, HAND, MISSED, MODEL, STARTED, TIME, WAITING, Occurrence
-from paceline.schedules.schedule import COMPLETED, ONCE, QUEUE, Schedule, Schedules
-from paceline.submit import check, check_source, submit_again
+from paceline.schedules.occurrences import HAND, MISSED, STARTED, TIME, WAITING, Occurrence
+from paceline.schedules.schedule import ONCE, QUEUE, Schedule, Schedules
+from paceline.schedules.start import start
 from paceline.system.files import age_s
-from paceline.system.names import counted, did_you_mean
+from paceline.system.names import counted
 from paceline.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -112,137 +105,45 @@ def add(
             )
         file = os.path.abspath(rest.pop(0))
     parameters, arguments = values_and_arguments(file or f"--template {template}", rest)
-    zone = time_zone or times.local_zone()
-    if ended is not None and not after:
-        raise ScheduleError(f"--ended {ended} belongs to --after, which names an experiment or a run.")
     workspace = Workspace.from_config()
-    experiments, runs = _awaited(workspace, after or [])
-    schedule = Schedule(
-        name=name or (template if template is not None else Path(str(file)).stem),
-        cron=times.check(cron, zone) if cron else None,
-        time_zone=zone if cron else None,
-        on_dataset=tuple(on_dataset or ()),
-        on_model=tuple(on_model or ()),
-        after=(*experiments, *runs),
-        ended=ended or COMPLETED,
-        overlap=overlap or QUEUE,
-        missed=missed or ONCE,
-        file=file,
+    schedules = workspace.schedules
+    schedule = schedules.add(
+        cron,
+        file,
+        name=name,
         template=template,
         parameters=parameters,
-        arguments=tuple(arguments) if arguments else None,
-        created_utc=utc_now(),
-        search_path=os.environ.get("PATH", ""),
-        versions=_versions(workspace.path, on_dataset or [], on_model or []),
+        arguments=arguments or None,
+        on_dataset=on_dataset or (),
+        on_model=on_model or (),
+        after=after or (),
+        ended=ended,
+        time_zone=time_zone,
+        overlap=overlap or QUEUE,
+        missed=missed or ONCE,
+        timer=timer or "auto",
     )
-    _check_job(schedule, workspace.path)
-    _add(workspace, schedule, experiments, timer or "auto", as_json=as_json)
-
-
-def _add(workspace: Workspace, schedule: Schedule, experiments: list[str], kind: str, *, as_json: bool) -> None:
-    schedules = workspace.schedules
-    if schedule.name in schedules:
-        schedules.save(schedule, ())  # raises the error of a name that is taken
-    kind = timer.install(workspace.path, kind)
-    schedules.save(schedule, _ended(workspace.runs_dir, experiments))
     if as_json:
         print_json(_row(schedules, schedule))
-        return
+    else:
+        _print_added(schedule, workspace.path)
+
+
+def _print_added(schedule: Schedule, workspace_dir: Path) -> None:
+    kind = timer.installed(workspace_dir) or timer.NONE
     print(f"Schedule {schedule.name}: {visible(schedule.when)} runs {visible(schedule.job)}")
     if (time := schedule.next_time(_now())) is not None:
         print(f"Next:      {_local(time, schedule)}")
     print(f"Timer:     {kind}. `paceline schedule show {schedule.name}` says what it has started.")
-    if advice := timer.advice(kind):
-        warn(f"paceline: {advice}")
-
-
-def _awaited(workspace: Workspace, names: list[str]) -> tuple[list[str], list[str]]:
-    """Return the experiments and run ids behind these names."""
-    known = {experiment_of(run_id) for run_id in store.ids(workspace.runs_dir)} - {None}
-    experiments, runs = [], []
-    for name in names:
-        if name in known:
-            experiments.append(name)
-            continue
-        try:
-            runs.append(store.find(workspace.runs_dir, name).run_id)
-        except PacelineError:
-            hint = did_you_mean(name, [one for one in known if one])
-            raise ScheduleError(
-                f"--after {name!r} is neither an experiment with runs nor a run.{hint} `paceline list` shows both."
-            ) from None
-    return experiments, runs
-
-
-def _versions(workspace_dir: Path, datasets: list[str], models: list[str]) -> dict[str, int]:
-    """Return the latest versions, which start nothing."""
-    names = [*((DATASET, name) for name in datasets), *((MODEL, name) for name in models)]
-    return {f"{kind}:{name}": max(ticking.versions(workspace_dir, kind, name), default=0) for kind, name in names}
-
-
-def _ended(runs_dir: Path, experiments: list[str]) -> list[str]:
-    """Return the runs of these experiments that have ended already."""
-    ids = [one for one in store.ids(runs_dir) if experiment_of(one) in experiments and not is_trial(one)]
-    return [record.run_id for record in read.records_of(runs_dir, ids) if record.is_terminal]
-
-
-def _check_job(schedule: Schedule, workspace_dir: Path) -> None:
-    """Refuse a wrong job, and secrets of the present shell."""
-    wanted = _wanted(schedule, workspace_dir, "now")
-    check_source(wanted.job, wanted.directory, workspace_dir)
-    check(wanted.job, workspace_dir)
-    for name, place in wanted.job.secrets.items():
-        if place.startswith("env:") and name not in wanted.values:
-            raise ScheduleError(
-                f"the secret {name} comes from a variable of your shell ({place}), which a timer does not have. Name a file "
-                "or a keyring in the job file, as `env_file: .env` or `secrets: {NAME: keyring:service/user}`."
-            )
-
-
-def _wanted(schedule: Schedule, workspace_dir: Path, what: str) -> Asked:
-    path, text = Path(schedule.file or ""), None
-    if schedule.template is not None:
-        template = Workspace(workspace_dir, create=False).templates.find(schedule.template)
-        path, text = template.path, template.text
-    found = job_file.read(path, text=text, parameters=schedule.parameters, offered={"trigger": what})
-    if schedule.arguments is not None:
-        found["arguments"] = list(schedule.arguments)
-    return asked(found)
-
-
-def _start(workspace_dir: Path) -> Callable[[Schedule, Occurrence, Callable[[str], None]], None]:
-    """Return the function that submits a run."""
-
-    def start(schedule: Schedule, occurrence: Occurrence, keep: Callable[[str], None]) -> None:
-        what = occurrence.what or "by hand"
-        tags: Mapping[str, Any] = {ticking.TAG: schedule.name, "trigger": what}
-        if schedule.search_path:
-            # cron gives its programs a short PATH.
-            os.environ["PATH"] = schedule.search_path
-        if occurrence.run_id is not None:
-            folder = RunFolder(workspace_dir / "runs" / occurrence.run_id)
-            if folder.path.exists():
-                # A submission was killed. Unless its run has begun, complete it now.
-                read.record(folder)
-                if is_cut_off(folder):
-                    keep(occurrence.run_id)
-                    tags_and_properties.set_tags(folder.notes, tags)
-                    submit_again(folder, _wanted(schedule, workspace_dir, what).values)
-                return
-        wanted = _wanted(schedule, workspace_dir, what)
-        run_id = new_run_id(wanted.experiment)
-        keep(run_id)
-        wanted.tags.update(tags)
-        wanted.submit(run_id=run_id, workspace_dir=workspace_dir)
-
-    return start
+    if hint := timer.advice(kind):
+        warn(f"paceline: {hint}")
 
 
 @takes()
 def tick() -> int:
     """Start due runs. A timer calls this each minute."""
     workspace_dir = Workspace.from_config(create=False).path
-    problems = ticking.tick(workspace_dir, _start(workspace_dir))
+    problems = ticking.tick(workspace_dir, start(workspace_dir))
     for text in problems:
         print(f"paceline: {visible(text, lines=True)}", file=sys.stderr)
     return int(bool(problems))
@@ -252,7 +153,7 @@ def tick() -> int:
 def run(*, name: str, as_json: bool) -> None:
     """Start a run of a schedule now, also while it is paused."""
     workspace = Workspace.from_config(create=False)
-    done = ticking.start_now(workspace.schedules, name, _start(workspace.path))
+    done = ticking.start_now(workspace.schedules, name, start(workspace.path))
     if as_json:
         print_json(_occurrence(done))
         return

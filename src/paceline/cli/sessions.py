@@ -17,11 +17,11 @@ from pathlib import Path
 
 from paceline.cli.cancel import end, execute
 from paceline.cli.common import folder_of, warn
-from paceline.cli.description import asked
 from paceline.cli.options import DETACH, JSON, NAMED_RUN, Duration, Given, VerbOption, takes
 from paceline.cli.run_options import RUN, words
 from paceline.cli.summary import print_submitted
 from paceline.errors import JobError, RunStateError
+from paceline.job_files.description import asked
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import state_text

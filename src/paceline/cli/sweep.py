@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from paceline.children import child
-from paceline.cli import job_file
 from paceline.cli.common import folder_of, print_fields, print_json, print_table, refuse, with_children
-from paceline.cli.description import Asked, asked
 from paceline.cli.options import DETACH, JSON, VerbOption, takes
 from paceline.cli.run_options import words
 from paceline.cli.summary import print_submitted, summary
 from paceline.cli.sweep_options import AGAIN, QUIET, SWEEP, params, spec
 from paceline.errors import SweepError
 from paceline.job.job import Job
+from paceline.job_files import job_file
+from paceline.job_files.description import Asked, asked
 from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli import job_file
 from paceline.cli.common import print_fields, print_json, print_list
 from paceline.cli.options import JSON, VerbOption, takes
-from paceline.cli.parameters import found_in
 from paceline.errors import JobError
 from paceline.job.secret_values import looks_secret
 from paceline.job.template import Template
+from paceline.job_files import job_file
+from paceline.job_files.parameters import found_in
 from paceline.runs.visible import visible
 from paceline.workspace import Workspace
 

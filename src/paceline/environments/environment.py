@@ -74,7 +74,7 @@ Examples:
         Raises:
             EnvironmentSpecError: The environment has no name.
         """
-        return registry.register(self, workspace)
+        return registry.register(self, workspace.path)
 
     @classmethod
     def get(cls, workspace: Workspace, name: str, version: int | None = None) -> Environment:
@@ -88,9 +88,9 @@ Examples:
         Raises:
             EnvironmentSpecError: The workspace has no such environment or version.
         """
-        return registry.get(cls, workspace, name, version)
+        return registry.get(cls, workspace.path, name, version)
 
     @classmethod
     def list(cls, workspace: Workspace) -> dict[str, Environment]:
         """Return the latest version of every environment in the workspace, by name."""
-        return registry.all_latest(cls, workspace)
+        return registry.all_latest(cls, workspace.path)

@@ -9,7 +9,6 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import EnvironmentSpecError
 from paceline.job.environment import Spec
@@ -19,7 +18,7 @@ from paceline.system.names import did_you_mean
 from paceline.system.registry import Versions
 
 
-def register(environment: Spec, workspace: Any) -> Spec:
+def register(environment: Spec, workspace_dir: Path) -> Spec:
     """Register an environment in a workspace, and return it with its version.
 
     If the latest version is equal, return that version.
@@ -36,7 +35,7 @@ def register(environment: Spec, workspace: Any) -> Spec:
             f"environment {name!r} has a value for {secrets[0]}, which looks like a secret, and registering would write it down. "
             f'Leave it out and give it to each run: pl.secret("{secrets[0]}") in environment_variables, or --env {secrets[0]}.'
         )
-    registry = _registry(workspace)
+    registry = _registry(workspace_dir)
     try:
         with registry.locked():
             if known := registry.versions(name):
@@ -52,19 +51,19 @@ def register(environment: Spec, workspace: Any) -> Spec:
     return replace(environment, version=version)
 
 
-def get(kind: type[Spec], workspace: Any, name: str, version: int | None = None) -> Spec:
+def get(kind: type[Spec], workspace_dir: Path, name: str, version: int | None = None) -> Spec:
     """Return a registered environment, by default its latest version, as a `kind`.
 
     Raises:
         EnvironmentSpecError: The environment does not exist. The message lists those that exist.
     """
     check_name(name)
-    registry = _registry(workspace)
+    registry = _registry(workspace_dir)
     versions = registry.versions(name)
     if not versions:
         known = ", ".join(registry.names()) or "none"
         raise EnvironmentSpecError(
-            f"no environment {name!r} is registered in {str(workspace.path)!r}.{did_you_mean(name, registry.names())} "
+            f"no environment {name!r} is registered in {str(workspace_dir)!r}.{did_you_mean(name, registry.names())} "
             f"There are: {known}. `paceline env build --name {name} ...` registers one."
         )
     if version is not None and version not in versions:
@@ -73,9 +72,9 @@ def get(kind: type[Spec], workspace: Any, name: str, version: int | None = None)
     return _load(kind, registry, name, versions[-1] if version is None else version)
 
 
-def all_latest(kind: type[Spec], workspace: Any) -> dict[str, Spec]:
+def all_latest(kind: type[Spec], workspace_dir: Path) -> dict[str, Spec]:
     """Return the latest version of each registered environment, sorted by name."""
-    return {name: get(kind, workspace, name) for name in _registry(workspace).names()}
+    return {name: get(kind, workspace_dir, name) for name in _registry(workspace_dir).names()}
 
 
 def existing(python: str | os.PathLike[str]) -> str:
@@ -101,8 +100,8 @@ def existing(python: str | os.PathLike[str]) -> str:
     return str(path)
 
 
-def _registry(workspace: Any) -> Versions:
-    return Versions(Path(workspace.path) / "environments" / "registered", NAME)
+def _registry(workspace_dir: Path) -> Versions:
+    return Versions(workspace_dir / "environments" / "registered", NAME)
 
 
 def _load(kind: type[Spec], registry: Versions, name: str, version: int) -> Spec:

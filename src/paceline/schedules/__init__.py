@@ -3,5 +3,5 @@
     systemd's timer, or cron ── each minute ── python -m paceline.schedules ── if something is due ── paceline schedule tick
 
 `times` knows cron expressions, `occurrences` keeps events and their runs, `tick` decides, `timer` installs the entry
-in systemd or cron. `paceline.cli.schedule` submits the runs, because it reads job files.
+in systemd or cron. `start` submits the runs, for `paceline schedule tick`.
 """

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from paceline.errors import ScheduleError
-from paceline.runs.record import parse_utc, user_name
+from paceline.errors import PacelineError, ScheduleError
+from paceline.runs import read, store
+from paceline.runs.ids import experiment_of, is_trial
+from paceline.runs.record import parse_utc, user_name, utc_now
 from paceline.schedules import times
-from paceline.schedules.occurrences import HAND, TIME, Occurrence, Occurrences
-from paceline.system import locks, processes
+from paceline.schedules.occurrences import DATASET, HAND, MODEL, TIME, Occurrence, Occurrences
+from paceline.schedules.timer import install
+from paceline.system import locks
 from paceline.system.files import read_json, write_json
-from paceline.system.names import name_rule
+from paceline.system.names import did_you_mean, name_rule
 from paceline.system.registry import Documents, NamedDocuments
 
 NAME = name_rule("_-", 80)
 QUEUE, SKIP = OVERLAPS = ("queue", "skip")
 ONCE, _ = MISSED_RULES = ("once", "skip")
+#: The tag that names the schedule of a run.
+TAG = "schedule"
 COMPLETED, FAILED, ANY = ENDS = ("completed", "failed", "any")
 #: Seconds to wait for another process that works on the schedules: it may be copying the source of a run.
 _PATIENCE_S = 120.0
@@ -172,23 +174,37 @@ class Schedules(NamedDocuments[Schedule]):
         Raises:
             ScheduleError: A value is wrong; the message is that of the command line.
         """
-        words = [*([cron] if cron else []), *([os.fspath(file)] if file is not None else [])]
-        words += [f"{key}={value}" for key, value in (parameters or {}).items()]
-        options = {"--name": name, "--template": template, "--time-zone": time_zone}
-        options |= {"--ended": ended, "--overlap": overlap, "--missed": missed, "--timer": timer}
-        given = [word for option, value in options.items() if value is not None for word in (option, value)]
-        for option, values in (("--on-dataset", on_dataset), ("--on-model", on_model), ("--after", after)):
-            given += [word for value in values for word in (option, value)]
-        behind = ["--", *arguments] if arguments is not None else []
-        command = [sys.executable, "-m", "paceline", "schedule", "add", "--json", *given, *words, *behind]
-        environment = {**os.environ, "PACELINE_WORKSPACE": str(self.workspace_dir)}
-        try:
-            done = processes.said_by(command, timeout_s=300, environment=environment)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise ScheduleError(f"the schedule could not be added: {error}.") from error
-        if done.returncode != 0:
-            raise ScheduleError(done.stderr.strip().removeprefix("paceline: error: "))
-        return self.find(json.loads(done.stdout)["name"])
+        zone = time_zone or times.local_zone()
+        if ended is not None and not after:
+            raise ScheduleError(f"--ended {ended} belongs to --after, which names an experiment or a run.")
+        experiments, runs = self._awaited(after)
+        schedule = Schedule(
+            name=name or template or Path(file or "").stem,
+            cron=times.check(cron, zone) if cron else None,
+            time_zone=zone if cron else None,
+            on_dataset=tuple(on_dataset),
+            on_model=tuple(on_model),
+            after=(*experiments, *runs),
+            ended=ended or COMPLETED,
+            overlap=overlap,
+            missed=missed,
+            file=os.path.abspath(file) if file is not None else None,
+            template=template,
+            parameters={key: str(value) for key, value in (parameters or {}).items()},
+            arguments=tuple(arguments) if arguments is not None else None,
+            created_utc=utc_now(),
+            search_path=os.environ.get("PATH", ""),
+            versions=self._latest(on_dataset, on_model),
+        )
+        # The import is late: the timer's look, each minute, needs no job.
+        from paceline.schedules.start import check_job
+
+        check_job(schedule, self.workspace_dir)
+        if schedule.name in self:
+            self.save(schedule, ())  # raises the error of a name that is taken
+        install(self.workspace_dir, timer)
+        self.save(schedule, self._ended(experiments))
+        return schedule
 
     def pause(self, name: str) -> None:
         """Start nothing until `resume`.
@@ -301,6 +317,35 @@ class Schedules(NamedDocuments[Schedule]):
         except (TypeError, ScheduleError):
             return None
 
+    def _awaited(self, given: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return the experiments and run ids behind these names."""
+        runs_dir = self.workspace_dir / "runs"
+        known = {experiment_of(run_id) for run_id in store.ids(runs_dir)} - {None}
+        experiments, runs = [], []
+        for name in given:
+            if name in known:
+                experiments.append(name)
+                continue
+            try:
+                runs.append(store.find(runs_dir, name).run_id)
+            except PacelineError:
+                hint = did_you_mean(name, [one for one in known if one])
+                raise ScheduleError(
+                    f"--after {name!r} is neither an experiment with runs nor a run.{hint} `paceline list` shows both."
+                ) from None
+        return experiments, runs
+
+    def _latest(self, datasets: Sequence[str], models: Sequence[str]) -> dict[str, int]:
+        """Return the latest versions, which start nothing."""
+        names = [*((DATASET, name) for name in datasets), *((MODEL, name) for name in models)]
+        return {f"{kind}:{name}": max(versions(self.workspace_dir, kind, name), default=0) for kind, name in names}
+
+    def _ended(self, experiments: Sequence[str]) -> list[str]:
+        """Return the runs of these experiments that have ended already."""
+        runs_dir = self.workspace_dir / "runs"
+        ids = [one for one in store.ids(runs_dir) if experiment_of(one) in experiments and not is_trial(one)]
+        return [record.run_id for record in read.records_of(runs_dir, ids) if record.is_terminal]
+
 
 def since(schedule: Schedule, occurrences: Occurrences) -> dt.datetime:
     """Return the time up to which all times are taken."""
@@ -331,3 +376,18 @@ def named_occurrence(kind: str, what: str, now: dt.datetime) -> Occurrence:
 
 def _time_of(key: str) -> dt.datetime:
     return dt.datetime.strptime(f"{key.partition('-')[2]}+0000", "%Y%m%dT%H%M%SZ%z")
+
+
+def versions(workspace_dir: Path, kind: str, name: str) -> list[int]:
+    """Return the versions of a dataset or model, ascending.
+
+    Raises:
+        DataError, ModelError: The name is wrong.
+    """
+    if kind == DATASET:
+        from paceline.data.datasets import registered
+
+        return registered.versions(workspace_dir, registered.check_dataset_name(name))
+    from paceline.models import names, registry
+
+    return registry.versions_of(workspace_dir).versions(names.check_model_name(name))

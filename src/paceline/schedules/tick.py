@@ -34,7 +34,18 @@ from paceline.schedules.occurrences import (
     WAITING,
     Occurrence,
 )
-from paceline.schedules.schedule import ANY, ONCE, SKIP, Schedule, Schedules, named_occurrence, since, time_occurrence
+from paceline.schedules.schedule import (
+    ANY,
+    ONCE,
+    SKIP,
+    TAG,
+    Schedule,
+    Schedules,
+    named_occurrence,
+    since,
+    time_occurrence,
+    versions,
+)
 from paceline.system import locks
 from paceline.system.files import gone_is_fine
 
@@ -45,7 +56,6 @@ LATE_S = 300.0
 #: How long a start is tried again if a scheduler, a host or a store does not answer.
 _PATIENCE_S = 3600.0
 #: The tag of a run that names its schedule.
-TAG = "schedule"
 
 
 def tick(workspace_dir: Path, start: Start, now: dt.datetime | None = None) -> list[str]:
@@ -284,18 +294,3 @@ class _Look:
         record = registry.versions_of(self._workspace_dir).read(name, int(version))
         run_id = (record.get("run") or {}).get("run_id") if isinstance(record, dict) else None
         return run_id if isinstance(run_id, str) else None
-
-
-def versions(workspace_dir: Path, kind: str, name: str) -> list[int]:
-    """Return the versions of a dataset or model, ascending.
-
-    Raises:
-        DataError, ModelError: The name is wrong.
-    """
-    if kind == DATASET:
-        from paceline.data.datasets import registered
-
-        return registered.versions(workspace_dir, registered.check_dataset_name(name))
-    from paceline.models import names, registry
-
-    return registry.versions_of(workspace_dir).versions(names.check_model_name(name))

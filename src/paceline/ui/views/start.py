@@ -234,15 +234,15 @@ async def _start_new(request: Request) -> Response:
 
 
 def _submit_file(request: Request, form: Mapping[str, str]) -> Response:
-    from paceline.cli import description, job_file
+    from paceline.job_files import description, job_file
 
     project, text, chosen = _project_of(request), form.get("text", ""), form.get("chosen", "")
     files = _job_files(project)
     # Relative paths in a chosen file start from its folder, in another file from the project's.
     path = project / (chosen if chosen in files else "job.yaml")
     try:
-        asked = description.asked(job_file.read(path, text=text))
-        made = asked.submit(workspace_dir=request.app.state.workspace_dir)
+        asked = description.asked(job_file.read(path, text=text), request.app.state.workspace_dir)
+        made = asked.submit(request.app.state.workspace_dir)
         return RedirectResponse(f"runs/{made.run_id}", 303)
     except PacelineError as error:
         said = visible(str(error).replace(repr(os.fspath(path)), "The file"), lines=True)

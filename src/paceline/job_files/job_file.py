@@ -13,14 +13,13 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.data_options import absolute_word
-from paceline.cli.description import combined
-from paceline.cli.parameters import escaped, fill
-from paceline.cli.run_options import RUN
 from paceline.errors import JobError
 from paceline.estimator import argument_words
 from paceline.job.secret_values import looks_secret
 from paceline.job.sizes import node_range, range_text
+from paceline.job_files.data_words import absolute_word
+from paceline.job_files.description import combined
+from paceline.job_files.parameters import escaped, fill
 from paceline.system import units
 
 if TYPE_CHECKING:
@@ -89,8 +88,23 @@ KEYS = {
     "tags": _PAIRS,
 }
 #: Option of ours, or setting of another program -> key, where the name differs much.
-_OPTIONS = {
-    **{option.name: option.key for option in RUN if option.key},
+OPTIONS = {
+    "backend": "distributed_backend",
+    "ps": "parameter_server_count",
+    "name": "display_name",
+    "compute": "compute_target",
+    "gpu": "use_gpu",
+    "pip": "pip_packages",
+    "conda": "conda_packages",
+    "conda_file": "conda_dependencies_file",
+    "channel": "conda_channels",
+    "environment": "environment_definition",
+    "image": "custom_docker_image",
+    "output": "outputs",
+    "max_duration": "max_run_duration_seconds",
+    "grace": "grace_period_seconds",
+    "hang_after": "hang_seconds",
+    "elastic_after": "elastic_seconds",
     **dict.fromkeys(("script", "command", "program"), "entry_script"),
     "module": "entry_module",
     "args": "arguments",
@@ -112,11 +126,11 @@ def read(
     parameters: Mapping[str, str] | None = None,
     offered: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the description (`paceline.cli.description`) in a job file.
+    """Return the description (`paceline.job_files.description`) in a job file.
 
     Relative paths start from the file's folder, the default source folder. `sections` are further keys, whose values
     YAML reads. `text` is the content of a file that need not exist. `parameters` and `offered` are values for
-    `paceline.cli.parameters`.
+    `paceline.job_files.parameters`.
     """
     node = composed(path, text)
     fill(path, node, parameters or {}, offered)
@@ -218,7 +232,7 @@ class _Reader:
             key = str(key_node.value)
             if key not in KEYS:
                 word = key.lower().replace("-", "_")
-                close = [_OPTIONS[word]] if word in _OPTIONS else difflib.get_close_matches(key, self._known, n=1)
+                close = [OPTIONS[word]] if word in OPTIONS else difflib.get_close_matches(key, self._known, n=1)
                 hint = f" Did you mean {close[0]}?" if close else ""
                 raise self._error(key_node, f"unknown key {key!r}.{hint} Known are {', '.join(self._known)}.")
             # Refuse duplicate keys: YAML's own readers silently take the last one.

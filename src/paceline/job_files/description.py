@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.data_options import data_words
+from paceline.environments import registry
 from paceline.environments.environment import Environment
 from paceline.environments.from_parameters import described
 from paceline.errors import JobError
@@ -24,11 +24,12 @@ from paceline.estimator import interpreter, log_limit, sent_names
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
 from paceline.job.sizes import node_range, range_text
+from paceline.job_files.data_words import data_words
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name, experiment_name
 from paceline.runs.tags_and_properties import check_display_name
 from paceline.submit import SourceCopy, submit
-from paceline.workspace import Workspace
+from paceline.workspace_dir import configured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +57,16 @@ class Asked:
 
     def submit(
         self,
+        workspace_dir: Path,
         *,
         progress: Callable[[int, int], None] | None = None,
         run_id: str | None = None,
-        workspace_dir: Path | None = None,
     ) -> RunFolder:
-        """Submit the job, by default in the configured workspace. See `paceline.submit.submit`."""
+        """Submit the job. See `paceline.submit.submit`."""
         return submit(
             self.job,
             self.source,
-            workspace_dir or Workspace.from_config().path,
+            workspace_dir,
             self.experiment,
             tags=self.tags,
             progress=progress,
@@ -114,13 +115,16 @@ def whole(description: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def asked(description: Mapping[str, Any]) -> Asked:
-    """Build the job of a description, with what belongs to its submission."""
+def asked(description: Mapping[str, Any], workspace_dir: Path | None = None) -> Asked:
+    """Build the job of a description, with what belongs to its submission.
+
+    `workspace_dir` is the workspace of registered environments; default: the configured one.
+    """
     # Check the display name here too, because a dry run submits nothing.
     check_display_name(description.get("display_name"))
     directory = Path(description.get("source_directory") or Path.cwd())
     backend = description.get("distributed_backend")
-    environment = _environment(description, directory)
+    environment = _environment(description, directory, workspace_dir)
     # Refuse these values here, to name options of the command line: the job's own messages name parameters.
     wanting = {"--restart-on-exception": description.get("restart_on_exception")}
     wanting["--on-failure replace"] = description.get("on_failure") == "replace"
@@ -218,13 +222,14 @@ def _counts(description: Mapping[str, Any], backend: str | None) -> dict[str, An
     return {"node_count": given, "process_count_per_node": processes}
 
 
-def _environment(description: Mapping[str, Any], directory: Path) -> EnvironmentSpec:
+def _environment(description: Mapping[str, Any], directory: Path, workspace_dir: Path | None) -> EnvironmentSpec:
     packages = ("pip_packages", "pip_requirements_file", "conda_packages", "conda_dependencies_file")
     if description.get("layered") is False and not any(description.get(name) for name in packages):
         raise JobError("--isolated without packages: there would be no environment to isolate. Name some with --pip.")
     name, image, python = (description.get(key) for key in ("environment_definition", "custom_docker_image", "python"))
+    folder = Path(os.path.abspath(workspace_dir or configured().expanduser())) if name else Path()
     return described(
-        definition=Environment.get(Workspace.from_config(create=False), name) if name else None,
+        definition=registry.get(Environment, folder, name) if name else None,
         source_directory=directory,
         python=interpreter(python) if image is None else python,
         # As in estimators, the default is a layer: the script sees the packages of the interpreter.

@@ -1,0 +1,71 @@
+"""Check the jobs of schedules, and submit their runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from paceline.children.child import is_cut_off
+from paceline.errors import ScheduleError
+from paceline.job.template import Templates
+from paceline.job_files import job_file
+from paceline.job_files.description import Asked, asked
+from paceline.runs import read, tags_and_properties
+from paceline.runs.folder import RunFolder
+from paceline.runs.ids import new_run_id
+from paceline.schedules.occurrences import Occurrence
+from paceline.schedules.schedule import TAG, Schedule
+from paceline.submit import check, check_source, submit_again
+
+
+def check_job(schedule: Schedule, workspace_dir: Path) -> None:
+    """Refuse a wrong job, and secrets of the present shell."""
+    wanted = _wanted(schedule, workspace_dir, "now")
+    check_source(wanted.job, wanted.directory, workspace_dir)
+    check(wanted.job, workspace_dir)
+    for name, place in wanted.job.secrets.items():
+        if place.startswith("env:") and name not in wanted.values:
+            raise ScheduleError(
+                f"the secret {name} comes from a variable of your shell ({place}), which a timer does not have. Name a file "
+                "or a keyring in the job file, as `env_file: .env` or `secrets: {NAME: keyring:service/user}`."
+            )
+
+
+def start(workspace_dir: Path) -> Callable[[Schedule, Occurrence, Callable[[str], None]], None]:
+    """Return the function that submits the run of an occurrence, after it has given away the run's id."""
+
+    def submit(schedule: Schedule, occurrence: Occurrence, keep: Callable[[str], None]) -> None:
+        what = occurrence.what or "by hand"
+        tags: Mapping[str, str] = {TAG: schedule.name, "trigger": what}
+        if schedule.search_path:
+            # cron gives its programs a short PATH.
+            os.environ["PATH"] = schedule.search_path
+        if occurrence.run_id is not None:
+            folder = RunFolder(workspace_dir / "runs" / occurrence.run_id)
+            if folder.path.exists():
+                # A submission was killed. Unless its run has begun, complete it now.
+                read.record(folder)
+                if is_cut_off(folder):
+                    keep(occurrence.run_id)
+                    tags_and_properties.set_tags(folder.notes, tags)
+                    submit_again(folder, _wanted(schedule, workspace_dir, what).values)
+                return
+        wanted = _wanted(schedule, workspace_dir, what)
+        run_id = new_run_id(wanted.experiment)
+        keep(run_id)
+        wanted.tags.update(tags)
+        wanted.submit(workspace_dir, run_id=run_id)
+
+    return submit
+
+
+def _wanted(schedule: Schedule, workspace_dir: Path, what: str) -> Asked:
+    path, text = Path(schedule.file or ""), None
+    if schedule.template is not None:
+        template = Templates(workspace_dir).find(schedule.template)
+        path, text = template.path, template.text
+    found = job_file.read(path, text=text, parameters=schedule.parameters, offered={"trigger": what})
+    if schedule.arguments is not None:
+        found["arguments"] = list(schedule.arguments)
+    return asked(found, workspace_dir)
