@@ -80,7 +80,7 @@ MAY_IMPORT = {
     "children": f"{UP_TO_SUBMIT}",
     "sweeps": f"{UP_TO_SUBMIT} estimator children",
     "pipelines": f"{UP_TO_SUBMIT} estimator children sweeps",
-    "workspace_dir": "errors",
+    "workspace_dir": "errors system",
     # A supervisor of its own, which starts a server by a command line and tells it what to serve by a file.
     "services": f"{UP_TO_SUBMIT} models serving.api serving.__main__",
     "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps pipelines models services reports rerun ui.report "

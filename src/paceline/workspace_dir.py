@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import WorkspaceError
+from paceline.system.files import state_folder
 
 #: Environment variable with the workspace's folder, which overrides all other settings.
 WORKSPACE_VARIABLE = "PACELINE_WORKSPACE"
@@ -112,7 +113,7 @@ def _mark(path: Path, key: bytes) -> str:
 
 def _key(*, create: bool) -> bytes | None:
     """Return this user's key for marks, or None if the key is missing or others can read it."""
-    file = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "paceline" / "made.key"
+    file = state_folder() / "made.key"
     with contextlib.suppress(OSError):
         if create and not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)

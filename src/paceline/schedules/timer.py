@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.errors import ScheduleError
 from paceline.system import locks, processes
-from paceline.system.files import write_whole
+from paceline.system.files import state_folder, write_whole
 from paceline.system.names import is_one_line
 from paceline.system.systemd import plain, unit_path, word
 
@@ -144,7 +144,7 @@ def _line(workspace_dir: Path) -> str:
 
 def _change_crontab(workspace_dir: Path, own: list[str]) -> None:
     """Replace this workspace's line of the crontab by `own`."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "paceline"
+    state = state_folder()
     try:
         state.mkdir(parents=True, exist_ok=True)
         # Two workspaces at once would each write back the table without the other's line.

@@ -25,6 +25,13 @@ OWNED = 0o644
 _FICLONE = 0x40049409
 
 
+def state_folder() -> Path:
+    """Return the folder for this user's state (https://specifications.freedesktop.org/basedir-spec/)."""
+    named = os.environ.get("XDG_STATE_HOME", "")
+    # The specification ignores a relative path.
+    return Path(named if os.path.isabs(named) else os.path.expanduser("~/.local/state"), "paceline")
+
+
 def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666) -> None:
     """Replace the content of `path` atomically: readers see the old or the new text.
 

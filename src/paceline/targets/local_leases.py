@@ -28,7 +28,7 @@ from paceline.remote.agent import machine
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.system import locks
-from paceline.system.files import make_own, read_json
+from paceline.system.files import make_own, read_json, state_folder
 from paceline.targets import host_leases
 from paceline.targets.leases import Queue, has_room, taken_ports
 
@@ -106,9 +106,8 @@ def leases_dir() -> Path:
     named = os.environ.get(LEASES_VARIABLE)
     if named:
         return Path(named)
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     # Several machines may share the home folder, so each host name has its own folder.
-    folder = Path(state) / "paceline" / "leases" / socket.gethostname()
+    folder = state_folder() / "leases" / socket.gethostname()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):

@@ -35,7 +35,7 @@ from paceline.runs.search.params import packed
 from paceline.runs.search.query import predicate
 from paceline.runs.search.resources import read_resources
 from paceline.runs.search.summaries import MetricSummaries, SummaryReader
-from paceline.system.files import PRIVATE, gone_is_fine, replacing
+from paceline.system.files import PRIVATE, gone_is_fine, replacing, state_folder
 
 _NOTES = RunFolder(Path()).notes.name
 #: Seconds after which the index of a workspace on this machine is refreshed.
@@ -340,9 +340,8 @@ class FactsCache:
     """The cached facts of a workspace's ended runs."""
 
     def __init__(self, runs_dir: Path) -> None:
-        state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
         # A user without a home folder has no cache.
-        base = Path(state if os.path.isabs(state) else os.devnull, "paceline", "runs")
+        base = (state if (state := state_folder()).is_absolute() else Path(os.devnull)) / "runs"
         self.path = (
             base / f"{hashlib.sha256(os.fsencode(os.path.realpath(runs_dir))).hexdigest()[:24]}.{_VERSION}.jsonl"
         )
