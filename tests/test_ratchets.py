@@ -37,15 +37,15 @@ FEATURES = {
     "backups": (1_389, 7),
     "frozen datasets": (341, 1),
     "parameters and templates": (437, 3),
-    "schedules": (1_742, 9),
+    "schedules": (1_761, 11),
 }
 CEILINGS = {
     "lines": 141_065 + sum(lines for lines, _ in FEATURES.values()),
     "files": 821 + sum(files for _, files in FEATURES.values()),
-    "percent of lines that import": 6.4,
+    "percent of code lines that import": 9.55,
     "Any per 1,000 lines": 9.0,
     "dict[str, Any] per 1,000 lines": 1.8,
-    "if per 1,000 lines": 98.5,
+    "if per 1,000 code lines": 115.7,
     "words in a first docstring line": 11.2,
     "marks in docstrings and comments": 1.1,
     "marks in docs": 1.1,
@@ -109,9 +109,11 @@ def prose_of(code: str) -> list[tuple[int, str]]:
 def _count(code: str) -> Counter[str]:
     tree = ast.parse(code)
     counts = Counter(files=1, lines=code.count("\n"))
-    counts["lines with code or a docstring"] = sum(
-        bool(line.strip()) and not line.lstrip().startswith("#") for line in code.splitlines()
-    )
+    lines = code.splitlines()
+    # Docstrings and comments don't count: a text that is deleted must not raise the share of what is left.
+    for _, statement, _ in _docstrings(tree):
+        lines[statement.lineno - 1 : statement.end_lineno] = [""] * ((statement.end_lineno or 0) - statement.lineno + 1)
+    counts["code lines"] = sum(bool(line.strip()) and not line.lstrip().startswith("#") for line in lines)
     for node in ast.walk(tree):
         counts["if"] += isinstance(node, (ast.If, ast.IfExp))
     for node in tree.body:
@@ -138,10 +140,10 @@ def measure_source(folder: Path = SOURCE) -> dict[str, float]:
     return {
         "lines": counts["lines"],
         "files": counts["files"],
-        "percent of lines that import": round(100 * counts["import lines"] / lines, 2),
+        "percent of code lines that import": round(100 * counts["import lines"] / (counts["code lines"] or 1), 2),
         "Any per 1,000 lines": round(1000 * counts["Any"] / lines, 1),
         "dict[str, Any] per 1,000 lines": round(1000 * counts["dict of Any"] / lines, 2),
-        "if per 1,000 lines": round(1000 * counts["if"] / (counts["lines with code or a docstring"] or 1), 1),
+        "if per 1,000 code lines": round(1000 * counts["if"] / (counts["code lines"] or 1), 1),
         "words in a first docstring line": round(counts["words in first lines"] / (counts["first lines"] or 1), 2),
         "marks in docstrings and comments": marks_per_1000_words(prose),
     }

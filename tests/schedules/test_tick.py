@@ -284,7 +284,7 @@ import datetime as dt, os, signal, sys
 from pathlib import Path
 from paceline.schedules import tick as ticking
 from paceline.schedules.schedule import Schedule, Schedules
-ticking.versions = lambda workspace_dir, kind, name: [1, 2, 3]
+Schedules.versions = lambda self, kind, name: [1, 2, 3]
 ticking._Look._end = lambda self, one: "Completed"
 now = dt.datetime(2026, 1, 10, 12, 0, 20, tzinfo=dt.timezone.utc)
 

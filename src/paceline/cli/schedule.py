@@ -6,7 +6,7 @@ import datetime as dt
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.common import age, print_fields, print_json, print_list, print_table, warn
 from paceline.cli.options import JSON, VerbOption, takes
@@ -17,7 +17,7 @@ from paceline.runs.visible import visible
 from paceline.schedules import tick as ticking
 from paceline.schedules import timer, times
 from paceline.schedules.occurrences import HAND, MISSED, STARTED, TIME, WAITING, Occurrence
-from paceline.schedules.schedule import ONCE, QUEUE, Schedule, Schedules
+from paceline.schedules.schedule import Schedule, Schedules
 from paceline.schedules.start import start
 from paceline.system.files import age_s
 from paceline.system.names import counted
@@ -77,30 +77,16 @@ _SHOWN = 20
     ),
     JSON,
 )
-def add(
-    *,
-    words: list[str],
-    name: str | None,
-    template: str | None,
-    on_dataset: list[str],
-    on_model: list[str],
-    after: list[str],
-    ended: str | None,
-    time_zone: str | None,
-    overlap: str | None,
-    missed: str | None,
-    timer: str | None,
-    as_json: bool,
-) -> None:
+def add(*, words: list[str], template: str | None, as_json: bool, **given: Any) -> None:
     """Start runs of a job file at times or after events."""
     rest = list(words or ())
     cron = rest.pop(0) if rest and times.is_expression(rest[0]) else None
     file = None
     if template is None:
         if not rest or Path(rest[0]).suffix not in (".yaml", ".yml"):
-            given = f", got {rest[0]!r}" if rest else ""
+            got = f", got {rest[0]!r}" if rest else ""
             raise ScheduleError(
-                f"name a job file that ends with .yaml{given}, or --template NAME: paceline schedule add '0 3 * * *' job.yaml. "
+                f"name a job file that ends with .yaml{got}, or --template NAME: paceline schedule add '0 3 * * *' job.yaml. "
                 "A cron expression is one word, so put it in quotes."
             )
         file = os.path.abspath(rest.pop(0))
@@ -110,18 +96,10 @@ def add(
     schedule = schedules.add(
         cron,
         file,
-        name=name,
         template=template,
         parameters=parameters,
         arguments=arguments or None,
-        on_dataset=on_dataset or (),
-        on_model=on_model or (),
-        after=after or (),
-        ended=ended,
-        time_zone=time_zone,
-        overlap=overlap or QUEUE,
-        missed=missed or ONCE,
-        timer=timer or "auto",
+        **{name: value for name, value in given.items() if value},
     )
     if as_json:
         print_json(_row(schedules, schedule))

@@ -285,6 +285,20 @@ class Schedules(NamedDocuments[Schedule]):
         found = read_json(self.folder(name) / "before.json")
         return set(found) if isinstance(found, list) else set()
 
+    def versions(self, kind: str, name: str) -> list[int]:
+        """Return the versions of a dataset or model, ascending.
+
+        Raises:
+            DataError, ModelError: The name is wrong.
+        """
+        if kind == DATASET:
+            from paceline.data.datasets import registered
+
+            return registered.versions(self.workspace_dir, registered.check_dataset_name(name))
+        from paceline.models import names, registry
+
+        return registry.versions_of(self.workspace_dir).versions(names.check_model_name(name))
+
     def is_own(self, name: str) -> bool:
         """Return whether this user has added the schedule."""
         try:
@@ -338,7 +352,7 @@ class Schedules(NamedDocuments[Schedule]):
     def _latest(self, datasets: Sequence[str], models: Sequence[str]) -> dict[str, int]:
         """Return the latest versions, which start nothing."""
         names = [*((DATASET, name) for name in datasets), *((MODEL, name) for name in models)]
-        return {f"{kind}:{name}": max(versions(self.workspace_dir, kind, name), default=0) for kind, name in names}
+        return {f"{kind}:{name}": max(self.versions(kind, name), default=0) for kind, name in names}
 
     def _ended(self, experiments: Sequence[str]) -> list[str]:
         """Return the runs of these experiments that have ended already."""
@@ -376,18 +390,3 @@ def named_occurrence(kind: str, what: str, now: dt.datetime) -> Occurrence:
 
 def _time_of(key: str) -> dt.datetime:
     return dt.datetime.strptime(f"{key.partition('-')[2]}+0000", "%Y%m%dT%H%M%SZ%z")
-
-
-def versions(workspace_dir: Path, kind: str, name: str) -> list[int]:
-    """Return the versions of a dataset or model, ascending.
-
-    Raises:
-        DataError, ModelError: The name is wrong.
-    """
-    if kind == DATASET:
-        from paceline.data.datasets import registered
-
-        return registered.versions(workspace_dir, registered.check_dataset_name(name))
-    from paceline.models import names, registry
-
-    return registry.versions_of(workspace_dir).versions(names.check_model_name(name))

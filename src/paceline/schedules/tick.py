@@ -20,20 +20,8 @@ from paceline.runs import read, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import experiment_of, is_trial
 from paceline.runs.record import parse_utc
-from paceline.schedules import times
-from paceline.schedules.occurrences import (
-    DATASET,
-    FAILED,
-    HAND,
-    MISSED,
-    MODEL,
-    RUN,
-    SKIPPED,
-    STARTED,
-    TIME,
-    WAITING,
-    Occurrence,
-)
+from paceline.schedules import occurrences, times
+from paceline.schedules.occurrences import Occurrence
 from paceline.schedules.schedule import (
     ANY,
     ONCE,
@@ -44,7 +32,6 @@ from paceline.schedules.schedule import (
     named_occurrence,
     since,
     time_occurrence,
-    versions,
 )
 from paceline.system import locks
 from paceline.system.files import gone_is_fine
@@ -97,10 +84,10 @@ def start_now(schedules: Schedules, name: str, start: Start) -> Occurrence:
     """
     with schedules.locked():
         look = _Look(schedules, schedules.find(name))
-        made = named_occurrence(HAND, "", look.now)
+        made = named_occurrence(occurrences.HAND, "", look.now)
         look.kept.claim(made)
         done = look.begin(made, start)
-    if done.status != STARTED:
+    if done.status != occurrences.STARTED:
         raise ScheduleError(f"schedule {name!r} could not start a run: {done.reason}")
     return done
 
@@ -118,7 +105,7 @@ def resume(schedules: Schedules, name: str) -> int:
         look = _Look(schedules, schedule)
         count = 0
         for one in look.new():
-            passed = dataclasses.replace(one, status=SKIPPED, reason="the schedule was paused")
+            passed = dataclasses.replace(one, status=occurrences.SKIPPED, reason="the schedule was paused")
             if look.kept.claim(passed):
                 count += 1 + one.missed_count
                 look.kept.finish(passed)
@@ -139,9 +126,9 @@ class _Look:
     def is_due(self) -> bool:
         is_free, waiting = True, []
         for one in self.kept.open():
-            if one.status == WAITING:
+            if one.status == occurrences.WAITING:
                 waiting.append(one)
-            elif one.status != STARTED or self._end(one) is not None:
+            elif one.status != occurrences.STARTED or self._end(one) is not None:
                 return True
             else:
                 is_free = False
@@ -161,12 +148,14 @@ class _Look:
             # An interrupted start is completed first, also beside another run.
             if going and one.run_id is None:
                 if self._schedule.overlap == SKIP:
-                    self.kept.finish(dataclasses.replace(one, status=SKIPPED, reason=f"run {going[0]} was going on"))
+                    self.kept.finish(
+                        dataclasses.replace(one, status=occurrences.SKIPPED, reason=f"run {going[0]} was going on")
+                    )
                 elif one.reason != (reason := f"waits for the end of run {going[0]}"):
                     self.kept.keep(dataclasses.replace(one, reason=reason))
                 continue
             done = self.begin(one, start)
-            if done.status == STARTED and done.run_id is not None:
+            if done.status == occurrences.STARTED and done.run_id is not None:
                 going.append(done.run_id)
             elif done.reason:
                 problems.append(f"schedule {self._schedule.name}, {done.kind} {done.what}: {done.reason}")
@@ -186,15 +175,15 @@ class _Look:
             start(self._schedule, occurrence, keep)
         except EngineError as error:
             age = (self.now - parse_utc(occurrence.time_utc)).total_seconds()
-            if occurrence.kind != HAND and age < _PATIENCE_S:
+            if occurrence.kind != occurrences.HAND and age < _PATIENCE_S:
                 tried = dataclasses.replace(now, reason=f"will be tried again: {error}")
                 self.kept.keep(tried)
                 return tried
-            now = dataclasses.replace(now, status=FAILED, reason=str(error))
+            now = dataclasses.replace(now, status=occurrences.FAILED, reason=str(error))
         except PacelineError as error:
-            now = dataclasses.replace(now, status=FAILED, reason=str(error))
+            now = dataclasses.replace(now, status=occurrences.FAILED, reason=str(error))
         else:
-            now = dataclasses.replace(now, status=STARTED, reason="")
+            now = dataclasses.replace(now, status=occurrences.STARTED, reason="")
             self.kept.keep(now)
             return now
         self.kept.finish(now)
@@ -204,11 +193,11 @@ class _Look:
         """Return the active runs, and record the ends of others."""
         going = []
         for one in self.kept.open():
-            if one.status == STARTED and (status := self._end(one)) is not None:
+            if one.status == occurrences.STARTED and (status := self._end(one)) is not None:
                 self.kept.finish(dataclasses.replace(one, run_status=status))
-            elif one.status == STARTED:
+            elif one.status == occurrences.STARTED:
                 going.append(one.run_id or "")
-            elif one.status != WAITING:
+            elif one.status != occurrences.WAITING:
                 self.kept.finish(one)  # a look was killed before it did so
         return going
 
@@ -223,22 +212,22 @@ class _Look:
     def _claim(self, occurrence: Occurrence) -> None:
         """Take a new occurrence, with its final decision."""
         if reason := self._passes_over(occurrence):
-            occurrence = dataclasses.replace(occurrence, status=SKIPPED, reason=reason)
+            occurrence = dataclasses.replace(occurrence, status=occurrences.SKIPPED, reason=reason)
         elif occurrence.is_late and self._schedule.missed != ONCE:
             occurrence = dataclasses.replace(
-                occurrence, status=MISSED, reason="the machine or the timer was off at that time"
+                occurrence, status=occurrences.MISSED, reason="the machine or the timer was off at that time"
             )
-        if self.kept.claim(occurrence) and occurrence.status != WAITING:
+        if self.kept.claim(occurrence) and occurrence.status != occurrences.WAITING:
             self.kept.finish(occurrence)
 
     def _waiting(self) -> list[Occurrence]:
         """Return waiting occurrences, with the latest time alone."""
-        waiting = [one for one in self.kept.open() if one.status == WAITING]
-        times_now = [one for one in waiting if one.kind == TIME and one.run_id is None]
+        waiting = [one for one in self.kept.open() if one.status == occurrences.WAITING]
+        times_now = [one for one in waiting if one.kind == occurrences.TIME and one.run_id is None]
         # A run that takes longer than the interval would never catch up with all of its times.
         for one in times_now[:-1]:
             self.kept.finish(
-                dataclasses.replace(one, status=SKIPPED, reason="the next time came before it could start")
+                dataclasses.replace(one, status=occurrences.SKIPPED, reason="the next time came before it could start")
             )
         return [one for one in waiting if one not in times_now[:-1]]
 
@@ -249,10 +238,10 @@ class _Look:
             found = times.due(schedule.cron, schedule.time_zone or "UTC", since(schedule, self.kept), self.now)
             if found is not None:
                 yield time_occurrence(found, self.now, late_s=LATE_S)
-        for kind, names in ((DATASET, schedule.on_dataset), (MODEL, schedule.on_model)):
+        for kind, names in ((occurrences.DATASET, schedule.on_dataset), (occurrences.MODEL, schedule.on_model)):
             taken = self.kept.keys(kind) if names else set()
             for name in names:
-                for version in versions(self._workspace_dir, kind, name):
+                for version in self._schedules.versions(kind, name):
                     one = named_occurrence(kind, f"{name}:{version}", self.now)
                     if version > schedule.versions.get(f"{kind}:{name}", 0) and one.key not in taken:
                         yield one
@@ -260,12 +249,12 @@ class _Look:
             yield from self._ended_runs()
 
     def _ended_runs(self) -> Iterator[Occurrence]:
-        taken, before = self.kept.keys(RUN), self._schedules.ended_before(self._schedule.name)
+        taken, before = self.kept.keys(occurrences.RUN), self._schedules.ended_before(self._schedule.name)
         for run_id in reversed(store.ids(self._runs_dir)):
             is_awaited = run_id in self._schedule.after
             if not is_awaited and (is_trial(run_id) or experiment_of(run_id) not in self._schedule.after):
                 continue
-            one = named_occurrence(RUN, run_id, self.now)
+            one = named_occurrence(occurrences.RUN, run_id, self.now)
             if one.key in taken or (run_id in before and not is_awaited):
                 continue
             with contextlib.suppress(RunNotFoundError):
@@ -274,19 +263,19 @@ class _Look:
 
     def _passes_over(self, occurrence: Occurrence) -> str:
         """Return why an occurrence starts nothing, or ""."""
-        if occurrence.kind == RUN:
+        if occurrence.kind == occurrences.RUN:
             status = store.stored(RunFolder(self._runs_dir / occurrence.what)).status
             if self._schedule.ended != ANY and status.lower() != self._schedule.ended:
                 return f"it ended as {status}"
         # A run that a schedule has started must not start the next one, without an end.
-        made_by = occurrence.what if occurrence.kind == RUN else self._made_by(occurrence)
+        made_by = occurrence.what if occurrence.kind == occurrences.RUN else self._made_by(occurrence)
         if made_by is None:
             return ""
         tags = tags_and_properties.read(RunFolder(self._runs_dir / made_by).notes).tags
         return "it is the work of this schedule" if tags.get(TAG) == self._schedule.name else ""
 
     def _made_by(self, occurrence: Occurrence) -> str | None:
-        if occurrence.kind != MODEL:
+        if occurrence.kind != occurrences.MODEL:
             return None
         from paceline.models import registry
 
