@@ -126,7 +126,7 @@ def test_time_during_a_run_waits_or_is_skipped(lab: Lab, overlap: str) -> None:
 @pytest.mark.promise("schedule-triggers")
 def test_each_version_starts_a_run_and_those_of_before_none(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {("model", "digits"): [1, 2], ("dataset", "mnist"): [1]}
-    monkeypatch.setattr(ticking, "versions", lambda _, kind, name: known[kind, name])
+    monkeypatch.setattr(Schedules, "versions", lambda _, kind, name: known[kind, name])
     lab.add(on_model=("digits",), on_dataset=("mnist",), versions={"model:digits": 2, "dataset:mnist": 0})
 
     assert lab.tick() == ["mnist:1"]
