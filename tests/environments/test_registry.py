@@ -74,10 +74,11 @@ def test_a_damaged_file_is_named(workspace):
 def test_many_processes_at_once_get_versions_of_their_own(workspace):
     code = """
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from paceline.environments.environment import Environment
 for number in range(5):
-    made = Environment(name="mine", pip_packages=[f"p{sys.argv[2]}-{number}"]).register(SimpleNamespace(path=sys.argv[1]))
+    made = Environment(name="mine", pip_packages=[f"p{sys.argv[2]}-{number}"]).register(SimpleNamespace(path=Path(sys.argv[1])))
     print(made.version)
 """
     processes = [start_python(code, workspace.path, number) for number in range(4)]
