@@ -25,9 +25,9 @@ from pathlib import Path
 from paceline.system import lazy_import
 
 if __name__ == "__main__":
-    # Loaded modules stay until the end, and the garbage collector would scan them repeatedly (`main` enables it).
+    # No garbage collection while modules load: it would scan them repeatedly and free nothing. `main` enables it again.
     gc.disable()
-    # dataclasses uses inspect only for classes without a docstring; its import takes a tenth of the start's CPU time.
+    # Import inspect only on use: its import takes a tenth of the start's CPU time, and dataclasses rarely uses it.
     lazy_import.later("inspect")
 
 from paceline.runs import store, work_dir
@@ -91,9 +91,9 @@ def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> int | 
 
 
 def _take_lock(folder: RunFolder) -> None:
-    """Wait for the run's lock, which the submitting program or a requeued job may hold for a moment.
+    """Wait for the run's lock, which another process may hold for a moment.
 
-    Without the lock the run continues: readers ask the engine about it. The lock keeps two readers from writing its end.
+    If another process keeps the lock, supervise the run without it: readers then ask the engine whether the run is alive.
     """
     locks.take_within(folder.lock, _LOCK_S)
 
@@ -126,7 +126,7 @@ def _guard(folder: RunFolder, supervisor: int) -> int:
     how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     say(f"the supervisor (pid {supervisor}) {how}; its workers were ended")
     remove_containers(record.job, record.run_id)
-    ended_utc = utc_now()  # the time before another run can get the nodes
+    ended_utc = utc_now()  # before the release, after which another run may start on the nodes
     if record.target:
         target_of_run(folder.path).release(folder.path)
     work_dir.clean(folder)

@@ -1,8 +1,8 @@
 """The server of `paceline exec`: runs commands beside a worker, requested by files in the run's folder.
 
-    exec/<id>/request.json   {"argv", "rank", "terminal", "term", "relay"}; the folder appears once whole. {"stacks": {"native"}}
-                             requests stack dumps instead (`paceline.observe.stacks`), {"profile": {"seconds", "rate"}}
-                             samples (`paceline.observe.profile`)
+       exec/<id>/request.json   {"argv", "rank", "terminal", "term", "relay"} requests a command, {"stacks": {"native"}} stack
+                                dumps (`paceline.observe.stacks`), {"profile": {"seconds", "rate"}} samples of the stacks
+                                (`paceline.observe.profile`). The client renames the complete folder to this name.
     exec/<id>/in_<n>.json    messages of the client
     exec/<id>/alive          heartbeat of the client
     exec/<id>/answer.json    {"output"}: the name of the output's file, or {"error"}
@@ -88,7 +88,7 @@ class ExecCommands:
     def look(self) -> None:
         """Start requested commands, forward messages, and end commands without a client."""
         now = time.monotonic()
-        # The supervisor calls this far more often than it makes sense to list the folder.
+        # The supervisor calls this on each tick. List the folder less often.
         if now < self._next:
             return
         self._next = now + _LOOK_S
@@ -103,7 +103,7 @@ class ExecCommands:
                 self._forget(name)
 
     def ended(self, ended: ProcessExit) -> None:
-        """Record the end of a process, which may be one of these commands."""
+        """Record the end of a process if the process is one of the commands."""
         for one in self._running.values():
             if (one.pid, one.node_rank) == (ended.pid, ended.node_rank):
                 one.ended = time.monotonic()
@@ -131,7 +131,7 @@ class ExecCommands:
                 folder.close()
                 raise
         except (OSError, ValueError) as error:
-            # Don't send an answer: it might be written through another user's link.
+            # Write no answer into this folder: another user may have put a link there.
             self._refused.add(name)
             say(f"the request {str(path)!r} is not followed (paceline exec): {error}")
             return
@@ -167,7 +167,7 @@ class ExecCommands:
         def tell(found: WorkersReport) -> None:
             if name not in self._told:
                 return
-            import base64  # rarely needed
+            import base64  # imported here because few runs need it
 
             text = base64.b64encode(json.dumps(found).encode()).decode()
             flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW

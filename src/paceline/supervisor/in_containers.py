@@ -21,7 +21,7 @@ def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mappin
     """Return the commands, wrapped in containers if the nodes have containers. shells: one environment per node."""
     if launch.prepared[0].container is None:
         return list(commands)
-    # Without a remote shell, all nodes are simulated on this machine with one engine; else each has its own engine.
+    # Without a remote shell this machine simulates all nodes with one engine. Otherwise each node has an engine.
     if not launch.remote_shell:
         from paceline.containers import wrap_all
 
@@ -45,7 +45,7 @@ def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int
             *(f"{launch.library_dir}/paceline/{program}", *words),
         ),
         log=RunFolder(launch.run_dir).driver_log,
-        # The warm process forks workers, not other programs.
+        # Without a warm spare, which forks only workers.
         spare="",
     )
     if launch.prepared[command.node_rank].container is None:
@@ -57,7 +57,7 @@ def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int
         here = [
             place.rank for place in launch.places if not launch.remote_shell or place.node_rank == command.node_rank
         ]
-        # The name of the container has the lowest of its ranks.
+        # The container is named after the lowest of its ranks.
         rank = min(here)
     host = None
     if launch.remote_shell:
@@ -132,10 +132,10 @@ def _found(launch: Launch, node_rank: int) -> dict[str, Any]:
 
 
 def left_its_container(launch: Launch, folder: RunFolder, rank: int, is_alive: Callable[[int], bool]) -> bool:
-    """Return whether a worker's client ended while its container runs on or has never started.
+    """Return whether the container engine's client ended although the worker still runs or has never started.
 
-    podman exits with 0 on a SIGTERM before it forwards signals, as if the script had ended well. is_alive: checks the worker's
-    process, whose pid is in its start file.
+    A podman client that gets SIGTERM too early exits with 0, as if the script had ended well. is_alive: returns whether the
+    process of this pid runs.
     """
     if launch.prepared[0].container is None:
         return False

@@ -31,7 +31,7 @@ def make_logs(folder: RunFolder, launch: Launch) -> None:
 def _link(folder: RunFolder, attempt: int, rank: int) -> None:
     live = folder.live_log(rank)
     beside = live.with_name(f".{live.name}")
-    beside.unlink(missing_ok=True)  # a killed supervisor left this name, in a run that its engine restarted
+    beside.unlink(missing_ok=True)  # left by a supervisor that was killed during this function
     beside.symlink_to(os.path.relpath(folder.rank_log(attempt, rank), folder.logs))
     # Rename over the old link, so that readers that follow the log always find a link.
     os.replace(beside, live)
@@ -59,7 +59,7 @@ class LogWatch:
         for rank in self._folder.ranks_with_log(self._attempt):
             if rank not in self._paths:
                 self._add(rank)
-                with contextlib.suppress(OSError):  # the disk is full: the log is only in the attempt's folder
+                with contextlib.suppress(OSError):  # the disk is full: do without this link to the log
                     _link(self._folder, self._attempt, rank)
         for rank, path in self._paths.items():
             try:
@@ -68,7 +68,7 @@ class LogWatch:
                 continue
             if size != self._sizes[rank]:
                 self._sizes[rank] = size
-                with contextlib.suppress(OSError):  # the disk is full: the merged view is ordered less well
+                with contextlib.suppress(OSError):  # the disk is full: the merged view orders these lines less exactly
                     self._order.write(f"{time.time():.3f} {rank} {size}\n".encode())
                 self._keep_limit(rank)
 

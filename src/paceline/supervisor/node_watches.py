@@ -18,7 +18,7 @@ from paceline.runs.driver_log import say
 from paceline.system.files import write_whole
 from paceline.targets import Nodes
 
-#: Seconds between two requests to the target, whose answer may be some seconds old.
+#: Seconds between two questions to the target for more nodes.
 _LOOK_S = 1.0
 
 #: Seconds between two checks of the disks.
@@ -28,8 +28,8 @@ _DISK_LOOK_S = 20.0
 class ResizeWatch:
     """A watch for additional nodes of an elastic run.
 
-    not_before_s: seconds since the attempt's start. more: returns how many nodes the run could have, without blocking.
-    note: called with a sentence after the workers were asked to end.
+    not_before_s: seconds from the attempt's start to the first question. more: returns how many nodes the run could have,
+    without blocking. note: called with a sentence once the workers have been asked to end.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ResizeWatch:
         path, text = resize_request(self._launch), json.dumps({"nodes": count})
         put: Callable[[int, str, bytes], None] | None = getattr(self._nodes, "put", None)
         if put is None:
-            # Nodes that share the supervisor's folders share its scratch folder.
+            # These nodes share the supervisor's folders, so they see the request that is written here.
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, text)
@@ -75,7 +75,7 @@ class ResizeWatch:
 
 
 class DiskWatch:
-    """A watch on the disks of some folders. warn: called with a sentence for each disk that is nearly full."""
+    """A watch on the disks of some folders. warn: called for each nearly full disk."""
 
     def __init__(self, nodes: Any, paths: Sequence[str], warn: Callable[[str], None]) -> None:
         self._ask = getattr(nodes, "disks", None)

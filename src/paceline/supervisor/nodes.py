@@ -69,7 +69,7 @@ def on_nodes(
     wake.heed(nodes)
     try:
         for rank, path in results.items():
-            # Remove an earlier attempt's result: it would be taken for the result of a process that is killed now.
+            # Remove an earlier attempt's result: if this process is killed, the old result would count as the new one.
             path.unlink(missing_ok=True)
             command = Command(
                 argv=(seen.python, "-m", "paceline.node", verb, str(seen.run_dir), str(rank), *options),
@@ -115,10 +115,10 @@ def from_here(run: Supervision, verb: str) -> NodeOutcome:
 
 
 def _environment(folder: RunFolder, seen: RemotePaths, shell: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the environment of a node, or the supervisor's own, with the variables that mark processes of the run.
+    """Return `shell` (default: the supervisor's environment) with the variables that mark the run's processes.
 
-    The variables identify processes that a killed supervisor left. The supervisor's own variable is removed, because it
-    protects processes from being killed.
+    The marks identify processes that a killed supervisor left behind. SUPERVISOR_VARIABLE is removed, because processes with
+    this variable are spared when the run's processes are killed.
     """
     shell = os.environ if shell is None else shell
     kept = {name: value for name, value in shell.items() if name != processes.SUPERVISOR_VARIABLE}

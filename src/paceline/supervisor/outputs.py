@@ -14,7 +14,7 @@ from paceline.runs.failure import FailureReport
 from paceline.supervisor.nodes import from_here, on_nodes
 from paceline.supervisor.supervision import Outcome, Supervision
 
-#: Property of a run with missing files: their names, and where they still are.
+#: Property of a run whose files could not be fetched: the names of the files, and the machine that has them.
 NOT_FETCHED = "not_fetched"
 #: Maximum number of missing files to name in the failure's message.
 _NAMED = 5
@@ -56,7 +56,7 @@ def settle_links(run: Supervision, outcome: Outcome) -> None:
     if outcome.stopped == "interrupted" or not run.record.attempts:
         return
     try:
-        # Rescue first, because this moves files into `outputs` which may be links, or targets of links.
+        # Rescue outputs first: files that it moves into `outputs` may be links, or targets of links.
         work_dir.rescue_outputs(run.folder)
         excluded_files.settle(run.folder)
     except OSError as error:
@@ -89,7 +89,7 @@ def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
         return outcome
     run.to(states.FINALIZING)
     if run.nodes is None or run.seen is None or not run.seen.is_shared or run.nodes.lost():
-        done = from_here(run, "store")  # the nodes' files have been fetched
+        done = from_here(run, "store")  # the nodes' files are on this machine by now
     else:
         done = on_nodes(run, "store", [0], run.nodes, run.seen, run.cancel_reason)
     if done.results:
@@ -116,7 +116,7 @@ def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
 
 def _register(run: Supervision) -> None:
     """Register outputs as datasets, once no later step of the run can fail."""
-    # If the supervisor is on another machine, the submitting machine registers them when the record arrives.
+    # For a run that came from another machine, that machine registers the datasets when it gets the final record.
     if not any(reference.registered for reference in run.job.inputs) or run.folder.carried.exists():
         return
     from paceline.data.datasets.dataset import register_outputs
@@ -128,7 +128,7 @@ def _register(run: Supervision) -> None:
 
 
 def _incomplete(run: Supervision) -> FailureReport | None:
-    """Return the failure report of a run that could not store a file of an output, or None."""
+    """Return the failure report if a file of an output was not stored, or None."""
     missing: dict[str, list[str]] = {}
     for one in run.left_out:
         top, _, name = one["name"].partition("/")

@@ -72,9 +72,9 @@ def hold_nodes(run: Supervision) -> Outcome | None:
 
 
 def _sent(run: Supervision, seen: RemotePaths) -> dict[str, Path | None]:
-    """Return the files that replace links to the user's folders on remote nodes, by path in the source."""
+    """Return path in the source -> file to send to remote nodes instead of a link."""
     if run.folder.carried.exists():
-        # Imported only for runs that came from another machine, so that supervisors start fast.
+        # The import is slow, and only runs that came from another machine need it.
         from paceline.remote.staging.stage_in import as_here
 
         return as_here(run.folder).linked()
@@ -104,7 +104,7 @@ def clean_nodes(run: Supervision) -> None:
 
 
 def remove_on_nodes(run: Supervision) -> None:
-    """Let remote nodes end containers that lost their client: docker's daemon runs them, not the node's process."""
+    """End containers on remote nodes: docker's daemon runs them, so they continue after their client is killed."""
     nodes, seen = run.nodes, run.seen
     if nodes is None or seen is None or nodes.shell(0) is None:
         return
@@ -125,7 +125,7 @@ def give_nodes_back(run: Supervision) -> None:
 def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOutcome, tuple[NodeSetup, ...]]:
     """Prepare environment and data on each node, if the job needs any of them.
 
-    Remote nodes also look for an Open MPI, and make the workers' folder unless it is shared.
+    Remote nodes also search for Open MPI, and make the workers' folder unless they share the supervisor's folder.
     """
     job, is_here = run.sized, nodes.shell(0) is None
     needs_more = not is_here and (job.launcher == "mpi" or not seen.is_shared)
@@ -149,7 +149,7 @@ def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOut
             run.held.enter_context(_hold_environment(run.folder))
             break
         except EnvironmentBuildError as error:
-            # The nodes hold the environment only while they build it, so it may be removed before this lock.
+            # The nodes lock the environment only while they build it, so another process may have removed it since.
             say(f"{error} It is built again.")
     if done.results and job.inputs:
         outputs = [reference.to_json() for reference in job.inputs if reference.is_output]

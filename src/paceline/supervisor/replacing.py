@@ -25,8 +25,8 @@ from paceline.targets import Nodes
 class Replacing:
     """The replacements of one attempt.
 
-    shells: environment of each node below the commands' own. left: how many replacements `max_restarts` allows. note: records a
-    replacement.
+    shells: environment of each node, to which a command adds its variables. left: how many replacements `max_restarts` still
+    allows. note: called to record a replacement.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Replacing:
     ) -> None:
         self._launch, self._folder, self._nodes, self._shells = launch, folder, nodes, shells
         self._left, self._note = left, note
-        #: The generation that all ranks must have reached before another loss.
+        #: The newest generation. Until all ranks have reached it, a lost worker cannot be replaced.
         self._least = 0
         #: Why the last loss was not replaced.
         self.why_not = ""
@@ -60,7 +60,7 @@ class Replacing:
         generation = groups[min(staying)]["generation"] + 1
         started: dict[int, StartedCommand] = {}
         for rank, before in lost.items():
-            # Children of the lost worker may hold its port, or write into its log.
+            # Kill the lost worker's children, which may hold its port or write into its log.
             self._nodes.kill_session(before.pid, before.command.node_rank)  # type: ignore[attr-defined]
             self._folder.worker_start(self._launch.attempt, rank).unlink(missing_ok=True)
             variables = before.command.environment | {GENERATION_VARIABLE: str(generation)}

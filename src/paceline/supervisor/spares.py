@@ -18,7 +18,7 @@ from paceline.system.files import read_json
 from paceline.system.spare_client import VARIABLE
 from paceline.targets import Nodes
 
-#: Seconds from the first lines of an attempt's workers to the start of the spares, which first wait for the workers' imports.
+#: Seconds from the start of an attempt's workers to the start of the spares, which import what the workers have imported.
 _AFTER_S = 0.5
 
 
@@ -28,7 +28,7 @@ class WarmSpares:
     def __init__(self) -> None:
         self._nodes: Nodes | None = None
         self._pids: dict[int, int] = {}
-        #: Node rank -> the attempt that started the spare, and the last report that the log has.
+        #: Node rank -> the attempt that started the spare; and node rank -> the spare's last report in the log.
         self._begun: dict[int, int] = {}
         self._told: dict[int, object] = {}
         self._wanted: dict[int, Command] = {}
@@ -74,9 +74,9 @@ class WarmSpares:
 
 
 def spare_path(launch: Launch, seen: RemotePaths, *, is_here: bool) -> tuple[str, str]:
-    """Return the path of the spares, and why there are no spares.
+    """Return the spares' path, or "" and why there are none.
 
-    is_here: All nodes are this machine, which needs one spare.
+    is_here: whether all nodes are this machine, which then has one spare.
     """
     job = launch.job
     if job.warm == "off" or not (job.max_restarts or job.node_range):
@@ -99,7 +99,7 @@ def _unsafe(prepared: Sequence[NodeSetup], seen: RemotePaths, *, is_python: bool
 def _command(launch: Launch, node_rank: int) -> Command:
     command = Command(
         argv=environment.worker_argv(launch, node_rank, "--spare"),
-        # Without the variables of a rank, because forks show the spare's initial environment in /proc.
+        # Leave out variables of a rank: /proc shows the spare's environment for all of its forks.
         environment=environment.of_run(launch)
         | dict(launch.job.environment_variables)
         | {VARIABLE: launch.spare.replace("%", str(node_rank)), "PACELINE_STACKS_SIGNAL": "0"},

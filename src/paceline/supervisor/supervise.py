@@ -39,21 +39,21 @@ from paceline.system import processes
 from paceline.system.files import read_json
 from paceline.targets import target_of_run
 
-#: Causes of an attempt's end that do not count as a restart: of any run, and of an elastic run.
+#: If an attempt ends by these causes, the next attempt does not count as a restart: in any run, and in an elastic run.
 _FREE, _FREE_IF_ELASTIC = frozenset({"preempted"}), frozenset({*NODES_GONE, "resized"})
-#: After a restart for more nodes that brought none, the pause before the next one doubles, to at least this.
+#: Least seconds before an elastic run asks for more nodes again, if a restart for more nodes brought none.
 _IN_VAIN_S = 60.0
-#: How many times in a row a run may lose its nodes without a restart that counts, before all its workers have started.
+#: How many times in a row a run may be preempted before all of its workers have started; then it fails.
 _FRUITLESS = 10
-#: Exit codes of workers that a signal ended, and how many seconds later the supervisor may get its own signal.
+#: Exit codes of workers that an engine's signal ended, and seconds in which the supervisor gets such a signal too.
 _KILLED = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 _SIGNAL_S = 2.0
 
 
 def supervise(folder: RunFolder) -> None:
-    """Supervise the run of this folder to its end; the caller holds its lock.
+    """Supervise the run of this folder to its end. The caller holds the run's lock.
 
-    Never raises once the record can be read.
+    Once the record is read, record any error as the end of the run and raise nothing.
     """
     run = Supervision(folder)
     try:
@@ -69,7 +69,7 @@ def _outcome(run: Supervision) -> Outcome:
         run.target = target_of_run(run.folder.path)
         return _attempts(run)
     except (UserError, EngineError) as error:
-        # Only the nodes could reveal this error: the job cannot have them, or the new environment has no mpirun.
+        # No check at submit could find this error: the target has no such nodes, or the environment built has no mpirun.
         cause = "engine" if isinstance(error, (TargetError, EngineError)) else "launcher"
         return Outcome(failure=FailureReport(cause=cause, message=str(error)))
 
@@ -81,9 +81,9 @@ def _attempts(run: Supervision) -> Outcome:
         UserError: The run never had nodes, or the environment has no mpirun.
     """
     run.note_engine_restart()
-    number = len(run.record.attempts)  # the engine may have requeued the job after earlier attempts
+    number = len(run.record.attempts)  # more than 0 if the engine has requeued the job
     tried, fruitless, failure = _tried(run.record), 0, None
-    # The engine restarts a job that it interrupted, even if no attempt is left.
+    # The engine restarts an interrupted job even if `max_restarts` allows no further attempt.
     if tried + _replaced(run.record) > run.job.max_restarts and number:
         return Outcome(failure=_interrupted(run.record))
     if number:
@@ -96,7 +96,7 @@ def _attempts(run: Supervision) -> Outcome:
         except (TargetError, EngineError) as error:
             if (told := _told_to_end(run)) is not None:
                 return Outcome(stopped=told)
-            # Without an earlier failure, this error is the reason that the run fails.
+            # Report an earlier attempt's failure, which matters more than this error about the nodes.
             if failure is None:
                 raise
             return Outcome(failure=_extended(failure, f"There were no nodes for another attempt: {error}"))
@@ -112,7 +112,7 @@ def _attempts(run: Supervision) -> Outcome:
             shorten_logs(run.folder, number)
             run.close_attempt(outcome)
         if outcome.stopped == "preempted":
-            # The run did not fail, so this is none of its restarts. It resumes from its checkpoint.
+            # A preemption is not a failure, so the next attempt does not count as a restart.
             tried -= 1
             fruitless = 0 if run.has_run else fruitless + 1
             if fruitless == _FRUITLESS:
@@ -147,7 +147,7 @@ def _attempts(run: Supervision) -> Outcome:
 
 
 def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
-    """Return the outcome without a failure that the engine has caused."""
+    """Return the outcome; without its failure if the engine caused it by ending or preempting the run."""
     failure = outcome.failure
     if failure is None or (failure.cause not in NODES_GONE and failure.exit_code not in _KILLED):
         return outcome
@@ -158,7 +158,7 @@ def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
 
 
 def _told_to_end(run: Supervision) -> str | None:
-    """Return why the run must end, or None. Engines signal all processes, and perhaps the supervisor last."""
+    """Wait a moment for an engine's signal, and return why the run must end, or None."""
     if not run.folder.engine.exists():
         return None
     deadline = time.monotonic() + _SIGNAL_S
@@ -180,17 +180,17 @@ def _replaced(record: RunRecord) -> int:
 
 
 def _goes_on(run: Supervision, outcome: Outcome) -> bool:
-    """Return whether an elastic run continues with other nodes, and set the maximum number of nodes."""
+    """Return whether an elastic run continues, and set its maximum number of nodes."""
     lost = outcome.failure is not None and outcome.failure.cause in NODES_GONE
     if outcome.stopped is not None or not (lost or outcome.resized):
         return False
     if outcome.resized and len(run.record.attempts) > 1:
-        # If the additional nodes were not available any more, wait longer before the next growth.
+        # If the last restart for more nodes brought none, wait longer before the next one.
         *_, before, last = run.record.attempts
         in_vain = before.cause == "resized" and len(last.nodes) <= len(before.nodes)
         run.elastic_s = max(2 * run.elastic_s, _IN_VAIN_S) if in_vain else run.job.elastic_seconds
     if run.nodes is not None:
-        # Simulated nodes on this machine always exist; a lost node returns with the next growth.
+        # Simulated nodes are always available. So leave the lost ones out of the next attempt, as a cluster would.
         is_here = run.nodes.shell(0) is None
         run.most = len(run.nodes.nodes) - max(1, outcome.lost) if lost and is_here else None
     return True
@@ -204,7 +204,7 @@ def _reason(outcome: Outcome) -> str:
 
 def _take_up_event_files(run: Supervision, number: int) -> None:
     if run.job.is_python or not run.folder.work.is_dir() or not run.record.attempts:
-        return  # a worker's Python logged its values itself
+        return  # a Python script's values were logged by Paceline in the worker
     from paceline.trackers import event_followers
 
     since = parse_utc(run.record.attempts[-1].started_utc).timestamp()
@@ -216,7 +216,7 @@ def _take_up_event_files(run: Supervision, number: int) -> None:
 
 
 def _interrupted(record: RunRecord) -> FailureReport:
-    """Return the report of a run that its engine restarted when no attempt was left."""
+    """Return the report of a run that its engine restarted although `max_restarts` allows no attempt."""
     last = record.attempts[-1]
     return FailureReport(
         cause="node_lost",
@@ -277,7 +277,7 @@ def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
         "left_out_count": len(run.left_out),
     }
     if outcome.stopped == "interrupted":
-        # The end is due to a preemption or a cancel: readers ask the engine, which may restart the job.
+        # Either a preemption or a cancel: only the engine knows, and it may restart the job. So write no final state.
         say("the engine has asked for the end of its job; the workers were ended")
         run.to(states.QUEUED, waiting_for="interrupted by the engine", scratch_dir=None)
     elif outcome.stopped == "cancel":
@@ -302,10 +302,10 @@ def _end(run: Supervision, status: str, **changes: Any) -> None:
     A final record never changes, so it must already name notifications that failed. Everything else is released by now.
     """
     if run.job.notify:
-        # The import is late, because it takes a fifth of a supervisor's start, and few runs notify.
+        # Imported here because few runs notify, and the import takes a fifth of a supervisor's start.
         from paceline.supervisor import notify
 
-        # Use the status that `store.change` will write.
+        # A user may have marked the run as failed, which `store.change` writes instead of canceled.
         if status == states.CANCELED and (failed := store.failed_by_hand(run.folder)) is not None:
             status, changes = states.FAILED, {**changes, **failed}
         run.waiting("telling of its end")

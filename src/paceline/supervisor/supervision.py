@@ -26,7 +26,7 @@ from paceline.system.files import read_json
 from paceline.targets import Nodes, Target
 from paceline.targets.configured import LOCAL
 
-#: Seconds between two questions whether the nodes are taken away.
+#: Seconds between two questions whether another run needs the nodes.
 _ASK_S = 1.0
 
 
@@ -34,9 +34,9 @@ _ASK_S = 1.0
 class Outcome:
     """The end of an attempt.
 
-    stopped: the reason from outside, "cancel", "time_limit" or "preempted". stalled: the operations that its ranks waited for.
-    lost: number of lost nodes. whole: why all workers start again, if `on_failure` is "replace". resized: the
-    workers ended at a checkpoint to continue with more nodes.
+    stopped: the reason from outside, such as "cancel", "time_limit" or "preempted". stalled: the operations that its ranks
+    waited for. lost: number of lost nodes. whole: with `on_failure="replace"`, why all workers start again instead of the lost
+    worker alone. resized: whether the workers ended at a checkpoint to continue with more nodes.
     """
 
     exit_codes: dict[str, int] = field(default_factory=dict)
@@ -51,9 +51,9 @@ class Outcome:
 class Supervision:
     """The state of one run, from its wait in the queue to its end.
 
-    most: current maximum number of nodes of an elastic run; None for the job's maximum. reason: why the next attempt
-    starts. target: None until it is found. nodes, seen, prepared: what the run holds now. held: locks until the end, on
-    an environment and on views of its data. left_out: {"name", "why"} of excluded files, once the workers have ended.
+    most: current maximum number of nodes of an elastic run; None for the job's maximum. reason: why the next attempt starts.
+    nodes, seen, prepared: the nodes that the run holds now, the paths on them, and their environments. held: locks until the
+    run's end, on an environment and on views of the data. left_out: {"name", "why"} of files that the outputs exclude.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -79,7 +79,7 @@ class Supervision:
         self.reason = "start"
         #: How many replacements of workers `max_restarts` allows in this attempt.
         self.replacements_left = 0
-        #: Whether the run can return its nodes now and queue again; and why another run needs them.
+        #: Whether the run may return its nodes now and queue again, and which other run's need is the reason.
         self.may_leave, self.leaves_for = False, ""
         self._asks_at = 0.0
         self.spares = WarmSpares()
@@ -87,7 +87,7 @@ class Supervision:
 
     @property
     def wanted(self) -> Job:
-        """Return the job as its target allocates nodes for it."""
+        """Return the job with the number of nodes to ask the target for."""
         return self.job if self.most is None else self.job.at_most(self.most)
 
     @property
@@ -102,7 +102,7 @@ class Supervision:
         self.record = store.change(self.folder, self.record, status, **changes)
 
     def waiting(self, text: str) -> bool:
-        """Record the reason to wait. Return whether the run must stop waiting."""
+        """Record what the run waits for. Return whether the run must stop waiting."""
         if text != self.record.waiting_for:
             self.record = replace(self.record, waiting_for=text)
             store.write(self.folder, self.record)
@@ -140,7 +140,7 @@ class Supervision:
         store.write(self.folder, self.record)
 
     def owner(self) -> Owner:
-        """Return the record's owner: this process and its engine's job, which readers elsewhere ask for."""
+        """Return this process and its engine's job, which show readers whether the run is alive."""
         owner, known = store.owner(), self.record.owner
         if "engine" in known:
             owner["engine"] = known["engine"]
@@ -156,7 +156,7 @@ class Supervision:
             number=launch.attempt,
             started_utc=now,
             nodes=tuple(node.name for node in launch.nodes),
-            # On this machine a run may use all cores, and counts one core per worker in the queue.
+            # On this machine the queue counts one core per worker, although the run may use all cores.
             cores=min(cores, launch.job.world_size) if self.record.target == LOCAL else cores,
             gpus=sum(len(node.gpus) for node in launch.nodes),
             world_size=launch.job.world_size,
@@ -185,9 +185,9 @@ class Supervision:
         self._change_last_attempt(ended_utc=utc_now(), exit_codes=outcome.exit_codes, cause=cause)
 
     def note_engine_restart(self) -> None:
-        """Record how the last attempt ended, after which the engine started the run again.
+        """Record how the last attempt ended, if the engine has started the run again since.
 
-        A preemption sends SIGTERM first. Without it, the supervisor's node was lost.
+        A preemption sends SIGTERM before it kills. An attempt that got no SIGTERM lost the supervisor's node.
         """
         if not self.record.attempts:
             return
@@ -234,8 +234,8 @@ class Supervision:
             return None
         if number == signal.SIGUSR2:
             return "time_limit"
-        # SIGTERM does not distinguish a preemption from a cancel. The engine may start the job again, unless it said that it
-        # never does: so leave the record open, and readers ask the engine.
+        # SIGTERM means a preemption, after which the engine starts the job again, or a cancel. Unless the engine's SIGTERM always
+        # means a cancel, leave the record open: readers ask the engine.
         may_return = self.folder.engine.exists() and remote_status.engine(self.folder).get("sigterm") != "cancel"
         return "interrupted" if may_return else "cancel"
 
@@ -260,7 +260,7 @@ class Supervision:
         self.has_run, self.may_leave, self.leaves_for, self._asks_at = False, True, "", 0.0
 
     def has_to_leave(self) -> bool:
-        """Ask the nodes whether they are taken away, such as for a more urgent run."""
+        """Ask whether another run, such as a more urgent one, needs the nodes."""
         ask = getattr(self.nodes, "leave_reason", None)
         if ask is not None and not self.leaves_for:
             with contextlib.suppress(TargetError, EngineError, OSError):  # the queue can't be read now
@@ -301,7 +301,7 @@ class Wake:
             nodes.on_news = self.poke
 
     def poke(self) -> None:
-        """Interrupt a sleep. Any thread may call it without a lock: writing one byte to a pipe is atomic."""
+        """Interrupt a sleep. Any thread may call this: writing a byte is atomic."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._write, b"\0")
 

@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from paceline.supervisor.diagnosis.findings import Findings
 
 _TICK_S = 0.1
-#: Seconds after the first failure in which other workers may report failures, which may have happened earlier.
+#: Seconds to wait after the first reported failure: another worker may have failed earlier and report it later.
 _SETTLE_S = 0.25
-#: The same after SIGKILL on this machine, where reports of exceptions need no transfer.
+#: Seconds of that wait if SIGKILL ended a worker of this machine: reports of exceptions arrive here at once.
 _KILLED_SETTLE_S = 0.05
 #: Seconds for a worker with a known exception to exit; some never do (MPI_Finalize waits for peers).
 _LINGER_S = 3.0
@@ -62,24 +62,24 @@ _LINGER_S = 3.0
 _LAUNCHER_S = 5.0
 #: Seconds for the nodes to report killed processes.
 _KILL_S = 10.0
-#: Seconds to wait after the first failure, beyond the nodes' silence limit, in case the loss of a node caused it.
+#: After a failure that a lost node may have caused: seconds to wait, beyond the limit after which a silent node is lost.
 _NOTICE_S = 3.0
-#: Grace period of an elastic run that lost a node: the other workers mostly noticed nothing but silence.
+#: Seconds for the other workers to end after an elastic run has lost a node; most of them still wait for its workers.
 _LOST_GRACE_S = 10.0
-#: Seconds for a stack dump before the time limit ends a run.
+#: Most seconds for the stack dump that precedes the end of a run at its time limit.
 _LAST_LOOK_S = 5.0
-#: Seconds and rate of the single sampling of a straggler.
+#: Seconds and samples per second of the sampling of a straggler's stacks.
 _WHERE_S, _WHERE_RATE = 4.0, 10.0
-#: Seconds after which a run loads the modules for the diagnosis of failures and hangs.
+#: Seconds after an attempt's start at which it loads the modules for the diagnosis of failures and hangs.
 _LOAD_S = 5.0
 
 
 class WorkerWatch:
     """The workers of one attempt, watched in the supervisor's only thread.
 
-    shells: environment of each node below the commands' own. stop: polled for a reason to end. on_running: called once all
-    workers have started. keeps_limits: as in `LogWatch`. warn: called with warnings for users. resize: watch for more nodes of an
-    elastic run. spares: the nodes' warm spares. replacing: replaces lost workers; None if all workers start again after a loss.
+    shells: environment of each node, to which a command adds its variables. stop: polled for a reason to end. on_running:
+    called once all workers have started. keeps_limits: as in `LogWatch`. warn: called with warnings for users. resize: asks for
+    more nodes for an elastic run. spares: the nodes' warm spares. replacing: replaces lost workers; None if all start again.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class WorkerWatch:
         self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
         self._ending_since: float | None = None
         self._load_at_s = time.monotonic() + _LOAD_S
-        #: Text on the stacks at the time limit.
+        #: The stacks that the time limit's report shows.
         self._stood: str | None = None
 
     def run(self, commands: list[Command]) -> Outcome:
@@ -182,12 +182,12 @@ class WorkerWatch:
     def _start(self, commands: list[Command]) -> FailureReport | None:
         cold: set[str] = set()
         for given in commands:
-            # One wait for a spare that is not free is enough.
+            # If one command found this spare busy, the others start without it: each wait for it takes time.
             command = replace(given, spare="") if given.spare in cold else given
             try:
                 started = self._nodes.start(command, self._launch.work_dir, self._shells[command.node_rank])
             except EngineError:
-                raise  # this may be an OSError too: the run's nodes cannot be reached, which is not the command's fault
+                raise  # the nodes cannot be reached; the error may be an OSError too, but the command is not at fault
             except OSError as error:
                 return FailureReport(
                     cause="launcher",
@@ -236,7 +236,7 @@ class WorkerWatch:
             self._wake.sleep(_TICK_S)
 
     def _look_where(self, ranks: tuple[int, ...]) -> None:
-        """Sample the stacks of the first straggler once, to find the line that it spends its time in."""
+        """Sample the stacks of the first straggler, to find the line that takes most of its time."""
         from paceline.observe.profile import RunProfile
 
         def take(told: WorkersReport) -> None:
@@ -280,7 +280,7 @@ class WorkerWatch:
         return self._launcher_code > 128 or now - self._launcher_ended > _LAUNCHER_S / 5
 
     def _has_replaced(self) -> bool:
-        """Start lost workers again where that is possible. Return whether the attempt continues."""
+        """Start lost workers again if possible. Return whether the attempt continues."""
         lost = {rank for rank, code in self._exit_codes.items() if code}
         if self._replacing is None or not lost:
             return False
@@ -301,7 +301,7 @@ class WorkerWatch:
         return bool(started) and not self._replacing.why_not
 
     def _was_killed_here(self) -> bool:
-        """Return whether SIGKILL ended a worker of this machine, so that no earlier failure of a peer is on its way."""
+        """Return whether SIGKILL ended a worker of this machine, where an earlier failure would already be known."""
         return self._nodes.shell(0) is None and 128 + signal.SIGKILL in self._exit_codes.values()
 
     def _look(self) -> None:
@@ -363,7 +363,7 @@ class WorkerWatch:
                     ):
                         code = 128 + signal.SIGTERM
                     self._exit_codes[rank], self._ended_at[rank] = code, ended.time
-                    if self._launch.prepared[0].container is None:  # in a container, it was the engine's client
+                    if self._launch.prepared[0].container is None:  # otherwise the client's memory
                         self._peaks[rank] = ended.peak_bytes
 
     # --- ending
@@ -371,8 +371,8 @@ class WorkerWatch:
     def _end_gracefully(self) -> None:
         """Send SIGTERM to all running workers, and wait during the grace period until they have ended.
 
-        Their children get none: a checkpoint may need data loaders. Under mpirun the workers get it from here too, because mpirun
-        kills them a second after its own SIGTERM; mpirun gets it only before it has started workers.
+        The workers' children get no SIGTERM: a checkpoint may need data loaders. mpirun gets it only before it has started
+        workers: later it would kill them a second after its SIGTERM.
         """
         self._ending_since = self._ending_since or time.monotonic()
         self._look()
@@ -399,11 +399,11 @@ class WorkerWatch:
         return [rank for rank, pid in self._pids.items() if rank not in self._exit_codes and self._is_alive(rank, pid)]
 
     def _is_there(self, rank: int) -> bool:
-        """Return whether a rank's worker has reported its start and not ended."""
+        """Return whether a rank's worker has reported its start and still runs."""
         return rank in self._living() and self._folder.worker_start(self._launch.attempt, rank).exists()
 
     def _about(self, rank: int) -> WorkerFacts:
-        """Return the supervisor's facts on a rank for a stack dump."""
+        """Return the exit code of an ended rank, which a stack dump shows."""
         return {"exit_code": self._exit_codes[rank]} if rank in self._exit_codes else {}
 
     def _is_alive(self, rank: int, pid: int) -> bool:
@@ -444,10 +444,10 @@ class WorkerWatch:
         left_s = since + silence_s + _NOTICE_S - time.monotonic()
         self._look_until(lambda: not may_have_lost_a_node(self._findings()), left_s, _TICK_S)
 
-    # --- what came of it
+    # --- the diagnosis
 
     def _load_diagnosis(self) -> None:
-        """Load the modules for the diagnosis now: a long run may outlive its installed version of Paceline."""
+        """Load the diagnosis now: an update of Paceline may replace its files during the run."""
         self._load_at_s = math.inf
         import_module("paceline.supervisor.diagnosis.findings")
         import_module("paceline.observe.wait_graph")
@@ -457,7 +457,7 @@ class WorkerWatch:
         """Return whether every worker ended well by itself, so that no diagnosis is needed."""
         if self._lost or self._errors or self._asked or self._hangs.failure is not None:
             return False
-        # A remote launcher may have lost a node without noticing.
+        # mpirun may exit with 0 after it has lost a remote node.
         if self._has_launcher and self._nodes.shell(0) is not None:
             return False
         return all(self._exit_codes.get(rank) == 0 for rank in self._places)

@@ -36,7 +36,7 @@ _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 class ErrorMessage(TypedDict, total=False):
-    """The text of a worker's exception. extraInfo: its "py_callstack"."""
+    """The text of a worker's exception, with its traceback in extraInfo["py_callstack"]."""
 
     message: str
     extraInfo: dict[str, str]
@@ -58,8 +58,8 @@ class WorkerEnd:
     """The end of one worker, as known at the end of the attempt.
 
     exit_code: as a shell reports it; None while the worker runs. error: its error file. ended_at, error_at: Unix times.
-    stopped: Paceline ended it. stack: its calls when a signal such as SIGSEGV ended it. printed: exception line and
-    traceback at the end of its log, for programs without the worker's Python.
+    stopped: Paceline ended the worker. stack: its calls when a signal such as SIGSEGV ended it. printed: exception line and
+    traceback at the end of its log, for programs that are not Python scripts and write no error file.
     """
 
     rank: int
@@ -127,7 +127,7 @@ def worker_report(
     """Return the failure report of an attempt with a failed worker, or None.
 
     oom_killed: whether the kernel killed a process for memory. disk_full: whether the run folder's disk is full. clash: the
-    worker that could not get a port, and a sentence; it failed first.
+    worker that could not get its port, with a sentence about the port. This worker then counts as the first that failed.
     """
     first = clash[0] if clash else first_failure(ends)
     if first is None:
@@ -159,7 +159,7 @@ def worker_report(
 
 
 def gone_before(first: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
-    """Return a sentence, after a space, on workers that ended early and so caused the failure of `first`; or ""."""
+    """Return " " and a sentence on workers whose early end made `first` fail, or ""."""
     if not first.is_victim:
         return ""
     if gone := [end.rank for end in ends if end.exit_code == 0 and not end.stopped]:
@@ -174,7 +174,7 @@ def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:
     exception, _ = _exception(end)
     has_own = end.error is not None and end.error.get("type") != "SystemExit"
     if not has_own and exception is not None:
-        # A program without the worker's Python printed the exception.
+        # There is no error file, but a program printed an exception.
         is_memory = exception.partition(":")[0].endswith(("MemoryError", "OutOfMemoryError"))
         return ("memory", f"out of memory: {exception}") if is_memory else ("exception", exception)
     if end.error is not None and not has_own:
@@ -195,7 +195,7 @@ def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:
 
 
 def _exception(end: WorkerEnd) -> tuple[str | None, str | None]:
-    """Return the message and the traceback of the worker's exception; after sys.exit, of the last one in its log."""
+    """Return text and traceback of the worker's exception, or of the last in its log."""
     if end.error is None or end.error.get("type") == "SystemExit":
         return end.printed if end.printed is not None and end.signal is None else (None, None)
     extra = (end.error.get("message") or {}).get("extraInfo") or {}

@@ -1,11 +1,11 @@
-"""Read traces that explain an attempt's end: crashes, stalled operations, lone training, taken ports.
+"""Read traces that explain an attempt's end: crashes, stalled collectives, workers that trained alone, ports in use.
 
-Crash: the format of the standard library's faulthandler. Stall: lines {time_s, operation, name, process_set, waited_s,
-missing_ranks, resolved}, one when a collective is late and one when it completes (`paceline.collectives.liveness`). Lone
-training: `alone_<rank>.json` of a worker that knew no other worker (`paceline.worker.alone`).
+Crash: the text that the standard library's faulthandler writes. Stalled collective: two lines {time_s, operation, name,
+process_set, waited_s, missing_ranks, resolved}, when it is late and when it completes (`paceline.collectives.liveness`).
+Worker that trained alone, without the other workers: `alone_<rank>.json` (`paceline.worker.alone`).
 
-Ports: a free port may be taken between its lease and the worker's listen. Messages of torch 2.13 and TensorFlow 2.21 (whose gRPC
-JAX shares):
+Port: another program may take a port after Paceline has leased it and before the worker listens there. torch 2.13 and
+TensorFlow 2.21 then print these messages; JAX shares TensorFlow's gRPC:
 
     torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address.
         port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use
@@ -36,7 +36,7 @@ _FRAMES = 15
 _OURS = "/paceline/worker/"
 _TRACEBACK = "Traceback (most recent call last)"
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?::|$)")
-#: Prefixes of ranks' lines: Paceline's, torch's, torchrun's.
+#: Prefixes that Paceline, torch and torchrun put before each line of a rank.
 _MARK = re.compile(r"^(?:\[rank \d+\] |\[rank\d+\]:\s?|\[\w+\d+\]:)+")
 _FRAMES_OF_RICH = ("╭", "│", "╰", "┌", "└", "+", "|")
 #: Exceptions of launchers that report a failed rank.
@@ -45,7 +45,7 @@ _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessExitedException"
 _MOST_BEHIND = 8
 #: Number of late operations to name; the others are counted.
 _SHOWN = 3
-#: Each library's call that synchronizes the workers' models.
+#: Library -> the advice how its workers train one model together.
 _HOW = {
     "torch": "Call torch.distributed.init_process_group() and wrap the model in DistributedDataParallel, or use "
     "paceline.parallel",
@@ -103,7 +103,7 @@ def printed_traceback(lines: Sequence[str]) -> tuple[str, str] | None:
     if not is_launcher and sum(bool(line.strip()) for line in plain[found[-1][2] + 1 :]) > _MOST_BEHIND:
         return None  # the program continued after this exception
     causes = [one for one in found if one[0].rpartition(".")[2] not in _LAUNCHERS]
-    # Reports of a lost peer are consequences of the cause, whatever the order of the lines.
+    # An exception about a lost peer is a consequence, even if it comes before its cause in the log.
     causes = [one for one in causes if not LOST_PEER.search(plain[one[2]])] or causes
     _, start, end = causes[0 if is_launcher else -1] if causes else found[-1]
     return plain[end].strip(), "\n".join(plain[start : end + 1])
@@ -160,10 +160,10 @@ def find_clash(
     log_lines: Callable[[int], Sequence[str]],
     holder: Callable[[int], str | None],
 ) -> tuple[WorkerEnd, str] | None:
-    """Return the first worker that failed because a port of the launch was taken, with a sentence, or None.
+    """Return the first worker whose port was in use, and a sentence on it, or None.
 
-    log_lines: some hundred last lines of a rank's log. holder: the current listener of a port, if visible. Scripts that fail with
-    ports of their own are excluded, as are scripts without a launcher.
+    log_lines: returns some hundred last lines of a rank's log. holder: returns the program that listens on a port now, if
+    visible. The result is None for ports that the script chose itself, and for jobs without a launcher.
     """
     if not launch.job.has_launcher:
         return None
@@ -199,7 +199,7 @@ def holder_here(port: int) -> str | None:
 
 
 def _named(launch: Launch, lines: Sequence[str]) -> int | None:
-    """Return the first port of the launch in these lines."""
+    """Return the first port of the launch whose number is in these lines."""
     numbers = {int(number) for line in lines for number in re.findall(r"(?<![\d.])\d{1,5}(?![\d.]*\d)", line)}
     return next((port for port in launch.ports if port in numbers), None)
 
@@ -224,7 +224,7 @@ def _connections(name: str) -> list[list[str]]:
 
 def _has_open(pid: str, links: set[str]) -> bool:
     folder = f"/proc/{pid}/fd"
-    with contextlib.suppress(OSError):  # another user's process, or an ended one
+    with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
         for name in os.listdir(folder):
             with contextlib.suppress(OSError):
                 if os.readlink(f"{folder}/{name}") in links:

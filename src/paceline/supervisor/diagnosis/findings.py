@@ -42,10 +42,10 @@ _LOST_DAEMON = re.compile(r"\b(PRTE|PRRTE|ORTE) has lost communication with a re
 class Findings:
     """The facts on an attempt at its end.
 
-    is_here: its nodes are this machine. started: ranks whose processes existed. launcher_code: mpirun's exit code; None
-    without mpirun, or while it runs. exit_codes, ended_at, errors: by rank. asked: rank -> when the rank was told to end.
-    lost: node rank -> how the loss was noticed. driver_from: the attempt's offset in the driver's log. samples: load of
-    nodes and workers, the newest last. peaks: rank -> peak memory in bytes.
+    is_here: whether all nodes are this machine. started: ranks whose processes have started. launcher_code: mpirun's exit
+    code; None without mpirun, or while it runs. exit_codes, ended_at, errors: by rank. asked: rank -> when the supervisor
+    sent SIGTERM. lost: node rank -> how the loss was noticed. driver_from: position in the driver's log where the attempt
+    begins. samples: load of nodes and workers, the newest last. peaks: rank -> peak memory in bytes.
     """
 
     launch: Launch
@@ -71,7 +71,7 @@ class Findings:
 
     def may_be_oom(self, rank: int) -> bool:
         """Return whether the kernel may have killed this worker because memory ran out."""
-        # For a worker in a container, the measured peak is that of the engine's client.
+        # The measured peak does not count for a container: it is the memory of the container engine's client.
         is_small = self.launch.prepared[0].container is None and 0 < self.peaks.get(rank, 0) < _SMALL
         return self.is_oom() and not is_small
 
@@ -106,7 +106,7 @@ class Findings:
             ended_at=self.ended_at.get(rank),
             stopped=stopped,
             stack=crash_stack(lines),
-            # A worker's own Python has reported its exception in the error file.
+            # For a worker without an error file, which Paceline's code in a Python script writes.
             printed=printed_traceback(self._with_below(rank, lines)) if exit_code and not stopped else None,
             last_lines=tuple(lines[-20:]),
         )
@@ -154,9 +154,9 @@ def report(found: Findings) -> FailureReport | None:
 
 
 def _with_own_paths(failed: FailureReport, found: Findings, at: work_dir.Place) -> FailureReport:
-    """Replace paths in the copy of the source, which is removed with the run, by the user's own paths."""
+    """Replace paths in the copy of the source by the user's own paths."""
     work = f"{found.launch.run_dir}/work"
-    # If links surround the copy, the part of a path after `work` is the user's path.
+    # Without a copy, `work` holds links to the user's folders: a path in it is `work` followed by the user's path.
     own = "" if at.copy else at.source
 
     def shown(text: str) -> str:
@@ -190,7 +190,7 @@ def may_have_lost_a_node(found: Findings) -> bool:
         return False
     ends = found.ends()
     if _LOST_DAEMON.search("\n".join(found.driver_lines())):
-        # With a shared folder on another network, even a lost node's workers write their ends.
+        # Even a lost node's workers report their ends if the run's shared folder uses a network that still works.
         return all(end.is_victim or end.signal in _BY_LAUNCHER for end in ends if end.failed)
     if all(end.exit_code is not None or end.error is not None for end in ends) or _noticed(found.driver_lines()):
         return False
@@ -243,7 +243,7 @@ def lost_nodes(found: Findings) -> Mapping[int, str]:
     if not gone or any(found.may_be_oom(rank) for node in gone for rank in ranks[node]):
         return found.lost
     if len(gone) == len(ranks):
-        # A launcher that lost one node may kill the workers of all others.
+        # A launcher that has lost one node may kill the workers of all other nodes. The node that ended first was lost.
         gone = [min(gone, key=lambda node: min(killed[rank] for rank in ranks[node]))]
     return dict.fromkeys(gone, "all its workers were killed by SIGKILL")
 

@@ -26,7 +26,7 @@ _KERAS = (
     "tf_keras (pip_packages=['tf_keras'], environment_variables={'TF_USE_LEGACY_KERAS': '1'}); a training loop of the "
     "script's own with strategy.run; or horovod.keras with distributed_backend='mpi'. See docs/estimators.md."
 )
-#: Keras 3's error messages in a script for Keras 2, with names of Keras in them.
+#: Errors of a script for Keras 2 under Keras 3, whose messages mention Keras or its arguments.
 _OF_KERAS_2 = re.compile(
     r"Trainer\.compile\(\) got an unexpected keyword argument|Argument\(s\) not recognized: \{'(lr|decay)'"
     r"|`keras\.optimizers\.legacy` is not supported|module 'keras[\w.]*' has no attribute"
@@ -34,7 +34,7 @@ _OF_KERAS_2 = re.compile(
     r"|object has no attribute '(fit|predict|evaluate)_generator'|passed to BatchNormalization: \{'fused'"
     r"|Could not interpret optimizer identifier: <tensorflow\.python\.training"
 )
-#: Further such messages without names of Keras; they count if the traceback mentions Keras.
+#: Errors of such a script whose messages do not mention Keras; they count if the traceback mentions Keras.
 _PERHAPS_OF_KERAS_2 = re.compile(
     r"'list' object is not callable|object has no attribute '(lr|get_weights|set_weights|ref|get_session)'"
 )
@@ -50,7 +50,7 @@ _TRITON = (
     "paceline.parallel load Triton; torch.utils.tensorboard loads TensorFlow. Write `import triton` above `import tensorflow`: "
     "in this order both work."
 )
-#: Open MPI's error messages for two processes without a common transport.
+#: Open MPI's error messages when two processes have no way to send messages to each other.
 _UNREACHABLE = re.compile(r"MPI_ERR_INTERN|MPI_ERR_UNREACH|MPI_ERR_SPAWN|unable to reach each other|unreachable proc")
 _SPAWN = (
     "On one machine the ranks have Open MPI's shared memory alone, and listen on no port. A script that starts processes by MPI "
@@ -121,11 +121,11 @@ _EDITS = (
     ),
 )
 _COMPILED = tuple((re.compile(pattern), edit) for pattern, edit in _EDITS)
-#: Python types behind NumPy's old names.
+#: A removed alias in NumPy -> the Python type, if the names differ.
 _PLAIN = {"long": "int", "unicode": "str"}
 
 _FILE = re.compile(r"FileNotFoundError: .*'([^']+)'")
-#: Modules whose distribution has another name.
+#: Module -> its package on PyPI, if the names differ.
 DISTRIBUTIONS = {
     "PIL": "pillow",
     "bs4": "beautifulsoup4",
@@ -160,7 +160,7 @@ def with_hints(
     found = [text for text in hints if text]
     if not found:
         return report
-    # Messages of libraries often lack a full stop.
+    # End the message with a full stop: messages of libraries often lack one.
     message = report.message.rstrip()
     message += "" if message.endswith((".", "!", "?", ":")) else "."
     return dataclasses.replace(report, message=" ".join([message, *found]))
@@ -251,12 +251,12 @@ def missing_text(
     is_shared: bool,
     exists: Callable[[str], bool] = os.path.lexists,
 ) -> str | None:
-    """Return where a missing file is, and the option that brings it; None if the file was found nowhere.
+    """Return where a missing file is, and the option that copies it for the run, or None.
 
     Args:
         exception: The exception's last line.
         job: The job of the run.
-        at: The position of the copy, and its original folder.
+        at: Where the copy of the source is, and the folder that it was copied from.
         not_copied: Files of the original folder that were not copied.
         is_shared: Whether the nodes have the user's own folders, to which the copy links.
         exists: Whether a path of this machine exists.
@@ -274,7 +274,7 @@ def missing_text(
         ]
     else:
         return None
-    # A supervisor on a cluster may have no access to the user's folders.
+    # A supervisor on a cluster may not see the user's folders.
     sees_source = exists(at.source)
     for name in names:
         path = os.path.normpath(os.path.join(at.source, job.working_directory or "", _users_own(name)))
@@ -288,7 +288,7 @@ def missing_text(
         if job.working_directory is None and inside.split(os.sep)[0] == ".." and exists(path):
             above = os.path.commonpath((path, at.source))
             return f"It is there as {path!r}, above the source folder, which alone is copied. Give source_directory={above!r}."
-    # The module may be a missing part of a package whose version differs.
+    # A missing submodule is not a missing package: the installed version of its package may lack it.
     if module is None or "." in module[1] or module[1] in sys.stdlib_module_names:
         return None
     name = DISTRIBUTIONS.get(module[1], module[1])
@@ -316,13 +316,13 @@ def _of_not_copied(
     whole = os.path.normpath(os.path.join(typed, os.path.relpath(one.path, inside)))
     if is_shared:
         if one.is_linked:
-            return None  # a link leads to the file, so the missing file is another one
+            return None  # the run sees this file through a link, so another file is missing
         return f"It is there as {path!r}, among {one.why}, which a run does not see. Bring them: --link {whole}."
     there = f"It is there as {path!r} on the submitting machine"
     if not is_there:
         there = f"{one.path!r} lies on the submitting machine"
         if one.is_sent:
-            return None  # the content of that folder is not known here
+            return None  # that folder was sent, and this machine cannot see whether the file was in it
     if not one.is_sent:
         return f"{there}, and was not sent: {one.kept_back or one.why}. Send it: --send {whole} (send=[{one.path!r}])."
     parts = os.path.relpath(inside, one.path).split(os.sep)

@@ -14,11 +14,11 @@ from typing import Any
 from paceline.observe.load_watch import Sample
 
 _GIB = 1 << 30
-#: Factor and seconds from which an increase counts as growth; smaller increases may come from the start.
+#: An increase by this factor over this many seconds counts as growth; smaller ones may come from the start.
 _GROWN, _GROWN_S = 1.3, 20.0
-#: A peak more than this many times the last sample was reached after the sample.
+#: If the peak is more than this many times the last sample, the process reached it after that sample.
 _BEYOND = 1.05
-#: A rank with this many times the memory of other ranks is a different kind of rank.
+#: A rank with this many times the memory of the other ranks is named in the report.
 _LARGER = 1.5
 #: Share of a node's memory, used by other programs, that is worth a sentence.
 _OTHERS = 0.3
@@ -37,11 +37,11 @@ def memory_text(
     by_kernel: bool = True,
     on_gpu: bool = False,
 ) -> str:
-    """Return sentences on a rank's memory, the largest holder, its plan, and a remedy; or "".
+    """Return sentences on a rank's memory, its largest user, the memory plan, and a remedy; or "".
 
-    node_ranks: rank -> its node. plan: the plan of `paceline.parallel` in bytes. now_s: Unix time. peak_bytes: the process's
-    peak, or 0. by_kernel: the kernel killed it; else its own request was refused. on_gpu: a GPU's memory, whose holders torch has
-    named.
+    node_ranks: rank -> its node. plan: bytes that `paceline.parallel` planned. now_s: Unix time. peak_bytes: the process's
+    peak, or 0. by_kernel: whether the kernel killed the process; otherwise the process's own request for memory failed.
+    on_gpu: whether a GPU's memory ran out; torch's error then names the users of the memory.
     """
     if on_gpu:
         return _planned(plan)

@@ -9,7 +9,7 @@ from paceline.runs.failure import FailureReport
 
 #: Causes outside the script: another attempt may succeed.
 RETRIED = frozenset({"node_lost", "preempted", "port", "killed", "launcher"})
-#: Causes that usually occur again, retried only with `restart_on_exception`.
+#: Causes that usually occur again. Another attempt follows only with `restart_on_exception`.
 RETRIED_IF_ASKED = frozenset({"exception", "memory"})
 
 _OF_SOURCE = frozenset({"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"})
@@ -27,11 +27,11 @@ def is_retried(report: FailureReport, job: Job) -> bool:
 def comes_again(report: FailureReport) -> bool:
     """Return whether the script cannot be loaded: its source or an import at its top is broken.
 
-    Later imports do not count: a file system may have failed by then.
+    An import that fails later, inside a function, does not count: the reason may be a file system that failed meanwhile.
     """
     if report.exception is None or report.exception.partition(":")[0] not in _OF_SOURCE:
         return False
-    # Of chained exceptions, only the last one left the script.
+    # Of chained exceptions, look only at the last: it is the exception that ended the script.
     frames = _FRAME.findall((report.traceback or "").rpartition(_TRACEBACK)[2])
     return all(
         function == "<module>" or file.startswith("<frozen importlib") or file.endswith("importlib/__init__.py")
