@@ -49,8 +49,8 @@ def main(argv: "list[str]") -> None:
     if launcher is not None:
         from paceline.worker import monitor, ranks, spare
 
-        # The order matters: the rank determines the log, the log takes all output, and the fork precedes modules that start
-        # threads.
+        # The order matters: the log's name needs the rank, output must go to the log before there is any, and the fork must come
+        # before imports that start threads.
         ranks.from_open_mpi(os.environ, "srun" if launcher == "--srun" else "mpirun")
         if launcher == "--mpi":
             spare.hand_over(sys.argv)
@@ -76,11 +76,11 @@ def main(argv: "list[str]") -> None:
     scheduling.begin()
     watched.begin(kind)
     report.started()
-    # Don't expand variables for shells: a shell does that itself, according to quotes, and has variables of its own.
+    # Don't expand variables for a shell, which does that itself.
     is_shell = kind == "program" and os.path.basename(command[0]) in _SHELLS
     arguments = command[1:] if is_shell else [_with_variables(word) for word in command[1:]]
     if kind == "program":
-        # In `bash -c "python train.py"`, `python` must be the job's interpreter, not that of the submitting shell.
+        # Make `python` in `bash -c "python train.py"` the job's interpreter, whatever the submitting shell's PATH is.
         own = os.path.dirname(sys.executable)
         if own and own not in os.environ.get("PATH", "").split(os.pathsep)[:1]:
             os.environ["PATH"] = os.pathsep.join((own, os.environ.get("PATH", os.defpath)))
@@ -103,7 +103,7 @@ def _keep_store_to_its_network() -> None:
 
 
 def _import_from_copy() -> None:
-    """Redirect imports of editable installs from the user's project to the run's copy, here and in child processes.
+    """Redirect imports of the user's editable installs to the run's copy, also in child processes.
 
     The install points to the user's folder, which may have been edited since. A path in a run's `work` is `work` followed by
     the user's path (`paceline.runs.work_dir`), unless a link is on the way.
@@ -121,7 +121,8 @@ def _import_from_copy() -> None:
         if not path.startswith(top) and (copy := copied(path)) is not None:
             sys.path[index] = copy
             found.append(copy)
-    # These are the import finders of Setuptools: https://setuptools.pypa.io/en/latest/userguide/development_mode.html
+    # Setuptools adds an import finder for each editable install:
+    # https://setuptools.pypa.io/en/latest/userguide/development_mode.html
     for name, module in list(sys.modules.items()):
         mapping: dict[str, str] = getattr(module, "MAPPING", {}) if name.startswith("__editable__") else {}
         for package, path in mapping.items():
@@ -136,14 +137,14 @@ def _import_from_copy() -> None:
 
 
 def _offer_names() -> None:
-    """Provide `horovod` if the real package is missing, and always `azureml`, also in child processes.
+    """Make Paceline's `horovod` importable if Horovod is missing, and Paceline's `azureml` always, also in child processes.
 
-    Paceline's module is last on the path for Horovod, but first for `azureml`: the real package would log nowhere.
+    Paceline's `azureml` comes before an installed one, which would log to a service that no longer exists.
     """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path.append(os.path.join(package, "compat", "shim", "first"))
     azureml = os.path.join(package, "compat", "shim", "azureml_names")
-    # Insert it after the folder with `paceline` and the script's folder, before all installed packages.
+    # Insert Paceline's `azureml` after the script's folder and before all installed packages.
     library = os.path.dirname(package)
     sys.path.insert(sys.path.index(library) + 1 if library in sys.path else 0, azureml)
     first, *others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -158,7 +159,7 @@ def _listen_to_trackers() -> None:
 
 
 def _set_old_variables() -> None:
-    """Set variables of older Azure scripts: each input's folder under the input's bare name, and Batch AI's rank."""
+    """Set variables of older Azure scripts: the inputs' folders, and Batch AI's rank."""
     for word in os.environ.get("AZUREML_DATASET_ENVIRONMENT_VARS", "").split(","):
         name = word.partition(":")[0]
         if (folder := os.environ.get(f"PACELINE_INPUT_{name}")) is not None:

@@ -1,7 +1,7 @@
 """Detect at a script's end that a worker has trained a model alone although the run has other workers.
 
-The loaded libraries reveal this at the end, without earlier hooks. Nothing is reported in doubtful cases: the worker has
-another way to reach its peers, made no optimizer (it may evaluate its part of the data), or exited by `os._exit`.
+The state of the loaded libraries shows this when the script ends. Doubtful cases are not reported: the worker has another
+way to reach its peers, made no optimizer (it may evaluate its part of the data), or exited by `os._exit`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SEPARATE = "PACELINE_SEPARATE_WORKERS"
 #: Libraries that also connect workers; whether the script used them for that is unknown.
 _OTHER_WAYS = (
     *("mpi4py.MPI", "horovod", "torch_xla", "byteps", "bagua", "smdistributed", "oneflow"),
-    # This is torchrun's launcher: torch's checkpoints load only its agent.
+    # torch.distributed.launcher, not torch.distributed.elastic, parts of which torch's checkpoints load.
     *("ray", "dask.distributed", "distributed", "pyspark", "torch.distributed.launcher", "mindspore", "paddle"),
 )
 #: Libraries that train JAX models.
@@ -69,7 +69,7 @@ def _joined_torch(modules: dict[str, ModuleType]) -> bool:
         return False
     if c10d.is_initialized():
         return bool(c10d.get_world_size() > 1)
-    # A destroyed group leaves traces: its init method, and the hook that puts the rank before a traceback.
+    # Traces of a process group that the script has destroyed: its init method, and torch's hook for tracebacks.
     hook = getattr(sys.excepthook, "__module__", None)
     return c10d._default_pg_init_method is not None or hook == c10d.__name__
 
@@ -91,7 +91,7 @@ def _joined_jax(modules: dict[str, ModuleType]) -> bool:
 
 
 def _has_torch_optimizer(module: ModuleType | None) -> bool:
-    """Return whether an optimizer was ever created: the first optimizer of a class marks the `step` of the class."""
+    """Return whether an optimizer was created, which marks the `step` of its class."""
     optimizer = getattr(module, "Optimizer", None)
     return optimizer is not None and any(
         getattr(vars(kind).get("step"), "hooked", False) for kind in (optimizer, *_below(optimizer))

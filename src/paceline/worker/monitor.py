@@ -24,7 +24,7 @@ def redirect_output() -> None:
 
 
 def wait_for_child(*, under_srun: bool = False) -> None:
-    """Fork. The child returns as the worker; the parent waits for the child, reports its end and exits.
+    """Fork. The child returns as the worker; the parent waits, reports its end and exits.
 
     under_srun: The parent holds the worker's connection to PMIx, and forwards no signals: Slurm signals every process.
     """
@@ -52,6 +52,6 @@ def wait_for_child(*, under_srun: bool = False) -> None:
     report.ended(128 - code if code < 0 else code, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
     if relay is not None:
         relay.hold(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), int(os.environ["WORLD_SIZE"]))
-    # The code is always 0: after any other code mpirun would kill all workers within half a second. Skip exit handlers: those
-    # registered so far belong to the worker.
+    # Exit with 0 even after a failure: otherwise mpirun would kill all workers within half a second. `_exit` skips the exit
+    # handlers, which are the worker's.
     os._exit(0)

@@ -12,7 +12,7 @@ import sys
 
 from paceline.system.run_variables import OUTPUT_VARIABLE, VARIABLE, by_launcher, nested_rank
 
-# Don't import it from typing, which is slow to load: a worker loads this module before its script.
+# Not imported from typing, which is slow to load: a worker loads this module before its script.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 _C10D = "torch.distributed.distributed_c10d"
-#: Pid of the worker itself, which keeps its log in any process group.
+#: Pid of the worker itself, whose output stays in the worker's log when it joins a process group.
 _worker_pid = 0
 
 
 def begin_worker(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """Prepare a worker for ranks that its script may start."""
+    """Prepare a worker to detect ranks that its script may start."""
     global _worker_pid
     _worker_pid = os.getpid()
     environ[OUTPUT_VARIABLE] = _file(1)
     _be_live()
-    # With several workers, the workers join each other, and `paceline.collectives.recorder` observes them instead.
+    # Several workers form a process group with each other, so only a single worker's group shows ranks that it has started.
     if environ.get("PACELINE_WORLD_SIZE") == "1":
         _follow_torch()
 
@@ -47,9 +47,9 @@ def begin_below() -> None:
 
 
 def _be_live() -> None:
-    """Flush each line at once, as on a terminal, and print stacks of native crashes.
+    """Flush each line at once, as on a terminal, and print the stack when native code crashes.
 
-    Environment variables for these two settings would be visible to the script and its children.
+    Set no environment variables for this: the script and its children would inherit them.
     """
     if "PYTHONUNBUFFERED" not in os.environ and (reconfigure := getattr(sys.stdout, "reconfigure", None)):
         reconfigure(line_buffering=True)
@@ -75,7 +75,7 @@ def _listen(module: ModuleType) -> None:
         result = made(*given, **options)
         try:
             _joined(module.get_rank(), module.get_world_size())
-        except Exception:  # the backend has no ranks: continue without them
+        except Exception:  # the backend does not tell the rank: leave the log as before
             pass
         return result
 
@@ -90,7 +90,7 @@ def _joined(rank: int, size: int) -> None:
 
 
 def _is_worker(rank: int, size: int) -> bool:
-    """Return whether the joined process is the worker, or acts for it, as `python train.py` in a shell script does."""
+    """Return whether this is the worker, or its Python script within a shell script."""
     from multiprocessing import process
 
     own = os.environ.get("PACELINE_RANK"), os.environ.get("PACELINE_WORLD_SIZE")
@@ -98,7 +98,7 @@ def _is_worker(rank: int, size: int) -> bool:
 
 
 def _take_log() -> None:
-    """Redirect output from the worker's log to this rank's own log, also for native code and child processes."""
+    """Redirect output to this rank's own log, also for native code and child processes."""
     found = nested_rank()
     if found is None or str(found[0]) == os.environ["PACELINE_RANK"]:
         return
@@ -117,7 +117,7 @@ def _take_log() -> None:
     for number in numbers:
         os.dup2(log, number)
     os.close(log)
-    # A child process that joins a group with another rank leaves this log in the same way.
+    # Child processes recognise this log by the variable, and leave it if they join a group with another rank.
     os.environ[OUTPUT_VARIABLE] = _file(numbers[0])
 
 

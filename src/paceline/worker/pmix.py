@@ -107,7 +107,7 @@ def _shut(end: socket.socket) -> None:
 
 
 def _is_ending(pid: int) -> bool:
-    """Return whether a child has ended or is exiting: the kernel shows that before it closes the child's files."""
+    """Return whether a child has ended or is exiting, even before its files are closed."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

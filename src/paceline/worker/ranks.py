@@ -1,8 +1,8 @@
 """Take a worker's ranks and node from the variables of mpirun, or of srun and its PMIx plugin.
 
-Slurm's variables of the step are then removed: workers have the same environment on every target, and frameworks that see
-SLURM_ variables would use them as ranks. Open MPI 5 needs only PMIx's variables; for an older one, this
-program's options name the variables of Slurm to keep.
+Then remove Slurm's variables: workers have the same environment on every target, and some frameworks would take their ranks
+from SLURM_ variables. Open MPI 5 needs only PMIx's variables. For an older Open MPI, the option `--keep` of this program
+names Slurm's variables to keep.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RANK_FROM = {
     "JAX_PROCESS_ID": "OMPI_COMM_WORLD_RANK",
     "HOROVOD_RANK": "OMPI_COMM_WORLD_RANK",
 }
-#: Sources of variables that the command line does not set: if nodes share a machine, Open MPI sees a single host.
+#: Variable -> its source, unless the command line has set it: for simulated nodes on one machine Open MPI's value is wrong.
 _PLACE_FROM = {"LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK"}
 _HINT = (
     "Open MPI's mpirun sets it to a number for each worker. Is this process started by another MPI's mpirun, or by a script "
@@ -52,7 +52,7 @@ def from_open_mpi(environment: MutableMapping[str, str], starter: str = "mpirun"
     """
     rank = needed(environment, "OMPI_COMM_WORLD_RANK", _HINT)
     size = needed(environment, "OMPI_COMM_WORLD_SIZE", _HINT)
-    # Check this before setting anything: a worker of another world must not report as a worker of the run.
+    # Check the size first: a process with another world size must not report as a rank of the run.
     if size != environment.get("WORLD_SIZE"):
         raise RunContextError(
             f"{starter} started {size} workers, but the job has {environment.get('WORLD_SIZE')}. "

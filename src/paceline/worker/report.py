@@ -6,13 +6,13 @@ import os
 import sys
 import time
 
-#: Suffix of a file that reserves disk space for another file.
+#: Suffix of a file that reserves disk space for the report of the same name.
 HELD = ".held"
-#: Size of a block in most file systems, which a smaller report occupies too.
+#: Bytes to reserve: a block of most file systems, of which even a shorter report occupies all.
 _HELD_BYTES = 4096
 
 
-#: The rank of the worker that has reported its start: a script may change the environment later.
+#: The worker's rank, stored at its start because the script may change the environment later.
 _rank: str | None = None
 
 
@@ -23,7 +23,7 @@ def started() -> None:
     hold_space(f"error_{_rank}.json")
     host = os.uname().nodename
     value: dict[str, object] = {"pid": os.getpid(), "host": host, "time": time.time()}
-    # Numbers and words look the same in JSON, and importing json would take longer than everything else here.
+    # Python's repr of numbers and simple words is valid JSON. Importing json would take longer than everything else here.
     is_plain = host.isascii() and host.replace("-", "").replace(".", "").isalnum()
     write(f"start_{os.environ['PACELINE_RANK']}.json", value, str(value).replace("'", '"') if is_plain else None)
 
@@ -66,17 +66,17 @@ def failed(error: BaseException) -> None:
 
 
 def _texts(error: BaseException) -> tuple[str, str, str]:
-    """Return the exception's line ("ValueError: bad batch"), its whole text, and the text with the traceback."""
+    """Return the exception's first line ("ValueError: bad batch"), its whole text, and its text with the traceback."""
     try:
         import traceback
 
         shown = traceback.format_exception_only(type(error), error)
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except Exception:
-        # A user's module has the name of a module that traceback imports; the remaining text is better than nothing.
+        # The traceback module fails if a user's module has the name of a module that it imports. Do without the traceback.
         shown = [f"{type(error).__name__}: {error}"]
         text = shown[0]
-    # The position of a syntax error precedes the exception's line, indented; notes and further lines follow it.
+    # Skip indented lines: before the exception's own line, a syntax error shows its position.
     line = next((part for part in shown if not part.startswith(" ")), type(error).__name__)
     return _printable(line.splitlines()[0]), _printable("".join(shown).strip()), _printable(text)
 
@@ -92,7 +92,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def hold_space(name: str) -> None:
-    """Reserve disk space for a report, so that it can be written on a full disk. The run's end frees the space."""
+    """Reserve space for a report in case the disk fills up; the run's end frees it."""
     try:
         with open(_path(name) + HELD, "wb") as file:
             file.write(b" " * _HELD_BYTES)
@@ -103,7 +103,7 @@ def hold_space(name: str) -> None:
 def write(name: str, value: dict[str, object], text: str | None = None) -> None:
     """Write a report into the attempt's folder atomically.
 
-    text: The value as JSON, if the caller has it.
+    text: The value as JSON, if the caller has it already.
     """
     path = _path(name)
     beside = f"{path}.{os.getpid()}"
@@ -122,9 +122,9 @@ def write(name: str, value: dict[str, object], text: str | None = None) -> None:
 
 
 def _write_held(path: str, data: bytes, value: dict[str, object]) -> None:
-    """Write a report into reserved space, without a new block, omitting a traceback that is too long.
+    """Write a report into its reserved block, without a traceback that does not fit.
 
-    A copy-on-write file system (btrfs, ZFS) needs a new block anyway, and may refuse.
+    On a copy-on-write file system (btrfs, ZFS) this may fail, because each write needs a new block.
     """
     if len(data) > _HELD_BYTES:
         data = _json({**value, "message": None, "exception": str(value.get("exception"))[:500]}).encode()
@@ -137,7 +137,7 @@ def _write_held(path: str, data: bytes, value: dict[str, object]) -> None:
 
 
 def _json(value: dict[str, object]) -> str:
-    """Return the value as JSON by the standard library's module, even if the script's folder has a json.py."""
+    """Return the value as JSON, even if the script's folder has a json.py."""
     # json is loaded only now, when the script's folder, which may have a json.py, may be first on the path.
     path, theirs = sys.path[:], {name: sys.modules.pop(name) for name in _json_modules()}
     sys.path[:] = [os.path.dirname(os.__file__)]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _GLOO_S = 0.05
-#: Whether PYTHONSAFEPATH is set; Python has it since 3.11.
+#: Whether PYTHONSAFEPATH is set, which keeps the script's folder off sys.path. Python 3.10 lacks it.
 _IS_SAFE_PATH = getattr(sys.flags, "safe_path", False)
 
 
@@ -57,10 +57,10 @@ def _end_well(worker: int) -> None:
 
 
 def become(path: str, arguments: list[str]) -> NoReturn:
-    """Replace this process by the program `path`, searched on PATH. The program is then the worker."""
+    """Replace this process by the program `path`, which then is the worker."""
     if "/" not in path and not os.path.isfile(path):
         _become_one_on_path(path, arguments)
-    # exec keeps the pid, so the process that waits for the worker sees the program's own end.
+    # exec keeps the pid, so the parent that waits for this worker gets the program's exit code.
     program = os.path.abspath(path)
     try:
         os.execv(program, [program, *arguments])
@@ -86,7 +86,7 @@ def _become_one_on_path(name: str, arguments: list[str]) -> NoReturn:
 
 def _file(path: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
     """Return the main module of a file, installed in sys.modules, and its code."""
-    # As in Python, `..` stays in the path of the file.
+    # Keep `..` in the path, as Python does.
     absolute = os.path.join(os.getcwd(), path)
     sys.argv = [path, *arguments]
     if not _IS_SAFE_PATH:
@@ -125,7 +125,7 @@ def _module(name: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
 
 
 def _found(name: str) -> ModuleSpec | None:
-    """Return the module's spec, or None if it or a parent package is missing. Errors of the packages propagate."""
+    """Return the module's spec, or None if it or a parent package is missing."""
     from importlib.util import find_spec
 
     try:
@@ -170,7 +170,7 @@ def _abandon_mpi() -> None:
 
 
 def _report(error: BaseException, worker: int) -> None:
-    # A forked child of the script also runs this, but it is not the worker.
+    # Only the worker itself reports: a forked child of the script also comes here.
     if os.getpid() == worker:
         report.failed(error)
 

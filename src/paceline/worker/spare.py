@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from types import FrameType, ModuleType
     from typing import Any
 
-#: JSON object of packages that a spare leaves out, with the reason. It survives the exec of `_start_over`.
+#: Variable with a JSON object: package that the spare leaves out -> reason. `_start_over` hands it to the next spare.
 _SKIP_VARIABLE = "PACELINE_SPARE_SKIP"
-#: Modules that a spare never loads: MPI connects while it loads, and Paceline's worker is in each fork anyway.
+#: Modules that a spare never loads: MPI connects while it loads, and each worker sets up Paceline's modules itself.
 _NEVER = (
     *("mpi4py.MPI", "paceline.collectives.mpi", "paceline.collectives.mpi_transport", "paceline.torch_mpi"),
     *("horovod", "azureml", "paceline.worker", "paceline.compat", "__main__"),
@@ -55,24 +55,24 @@ _OF_WORKER = frozenset(
         *("SLURM_PROCID", "SLURM_LOCALID"),
     )
 )
-#: Signals of launchers and schedulers to forward: mpirun signals this process, and not the script.
+#: Signals to forward to the fork: mpirun and schedulers send them to the process that mpirun has started.
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 #: Devices that a process opens when it initialises a GPU.
 _GPUS = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dri")
-#: Free memory without which there is no spare: it must not cause an out-of-memory kill.
+#: With less free memory there is no spare, because it could cause an out-of-memory kill.
 _FREE_BYTES = 1 << 30
-#: Packages that are loaded without a trial, which would take as long as their import. The spare checks them too.
+#: Packages to load without a trial in a child, which would take as long as their import. The spare still checks the result.
 _TRUSTED = ("numpy", "paceline", "sympy", "torch", "triton")
-#: Most seconds of a trial, and its result for a safe package.
+#: Timeout of a trial in seconds, and the text by which the child reports a safe package.
 _TRIAL_S, _FINE = 60.0, "fine"
-#: The spare loads the modules once the workers have imported no module for so long; most packages that it leaves out.
+#: Seconds without a new import by the workers after which the spare loads; seconds between looks; most packages to leave out.
 _STEADY_S, _LOOK_S, _MOST = 2.0, 0.25, 5
-#: Use file descriptors from this number on, as `paceline.worker.watched` does.
+#: First number for file descriptors: a script may close unknown low numbers, or rely on the lowest free one.
 _FIRST_FD = 200
 
-#: The connection that shows the end of this fork to `hand_over`, or None in a worker that is not followed.
+#: A fork's connection to the process in `hand_over`, which waits for it to close; None in other processes.
 held: socket.socket | None = None
-#: The newest states of the workers, from which the next attempt goes on.
+#: The workers' newest training states in memory, from which the next attempt continues.
 _states = KeptStates()
 _is_fork = False
 
@@ -93,11 +93,11 @@ def record() -> None:
 
 
 class _Recorder:
-    """A meta path finder that records which found modules are imported."""
+    """A meta path finder that records the modules that are imported."""
 
     def __init__(self, fd: int) -> None:
         self._fd, self._pid = fd, os.getpid()
-        #: The module found last, which libraries may only look for (`importlib.util.find_spec`).
+        #: The module found last. It is recorded once it is imported: `importlib.util.find_spec` only searches for a module.
         self._last, self._line = "", b""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -120,11 +120,11 @@ class _Recorder:
 
 
 def hand_over(argv: list[str]) -> None:
-    """Let the node's spare run this worker, and end with it.
+    """Let the node's spare fork this worker, wait for the fork, and exit when it ends.
 
-    Return if there is no spare, or in the fork.
+    mpirun has started this process, and regards its end as the worker's end.
 
-    mpirun started this process, and takes its end for the worker's.
+    Return only in the fork, or if there is no spare.
     """
     path = path_here()
     if _is_fork or not path or not os.path.exists(socket_of(path)):
@@ -157,7 +157,7 @@ def forward_signals(pid: int | None) -> None:
 
 
 def let_go() -> None:
-    """Close the connection of `held`."""
+    """Close the connection in `held`."""
     global held
     if held is not None:
         held.close()
@@ -182,7 +182,7 @@ def serve() -> list[str]:
         except UnsafeImportError as unsafe:
             _start_over(unsafe, path)
         if is_new:
-            # Garbage collections in forks skip the loaded objects: to touch their pages would copy them.
+            # Let garbage collections in forks skip the loaded objects: scanning them would copy their shared pages.
             gc.collect()
             gc.freeze()
             listener = listener or _listen(socket_of(path))
@@ -199,7 +199,7 @@ def serve() -> list[str]:
 
 
 class UnsafeImportError(Exception):
-    """A package whose import makes forks unsafe, and the reason."""
+    """A package's import makes forks unsafe; the error has the reason."""
 
     def __init__(self, package: str, reason: str) -> None:
         super().__init__(package, reason)
@@ -207,7 +207,7 @@ class UnsafeImportError(Exception):
 
 
 class _Library:
-    """The loaded modules of the list `path`. seconds: the time that loading took."""
+    """The loaded modules of the list in file `path`, and the seconds of loading."""
 
     def __init__(self, path: str) -> None:
         self._path, self._read, self._size, self._since = path, 0, 0, time.monotonic()
@@ -219,9 +219,9 @@ class _Library:
         lazy_import.load_triton_before_tensorflow()
 
     def load(self, listener: socket.socket | None) -> bool:
-        """Load new modules of the list. Return whether there were any.
+        """Load new modules of the list. Return whether all of them are loaded now.
 
-        Wait until the list is steady: it grows while workers start.
+        Load nothing before the list has stopped growing: it grows while workers start.
 
         Raises:
             UnsafeImportError: A module must not be loaded here.
@@ -238,7 +238,7 @@ class _Library:
         self._queue += self._new()
         for number, (name, origin) in enumerate(self._queue):
             if listener is not None and select.select([listener], [], [], 0)[0]:
-                # A worker must not wait for the rest.
+                # A worker is waiting for a fork: load the other modules later.
                 del self._queue[:number]
                 return False
             is_wanted = name not in sys.modules and self._is_wanted(name, origin) and self._is_safe(name, origin)
@@ -258,13 +258,13 @@ class _Library:
     def _is_wanted(self, name: str, origin: str) -> bool:
         if any(f"{name}.".startswith(f"{one}.") for one in (*_NEVER, *self.skipped)):
             return False
-        # Only installed packages, the standard library and Paceline: other modules are the user's own.
+        # Load only installed packages, the standard library and Paceline, not the user's own modules.
         of_paceline = name.partition(".")[0] == "paceline" and origin.startswith(f"{self._here}/")
         installed = "/site-packages/" in origin or "/dist-packages/" in origin
         return of_paceline or installed or origin.startswith(f"{os.path.dirname(os.__file__)}/")
 
     def _is_safe(self, name: str, origin: str) -> bool:
-        """Return whether a package is safe. A child tries unknown packages."""
+        """Return whether forks are safe after a package's import. Try an unknown package in a child first."""
         package = name.partition(".")[0]
         if package in self._tried:
             return True
@@ -297,12 +297,12 @@ class _Library:
             reason = _load(name, origin)
         finally:
             sys.meta_path.remove(refuser)  # type: ignore[arg-type,unused-ignore]
-        # A package that did without the refused one must not be in a fork, where it is installed.
+        # This package has noticed that a module is missing, which is there in a worker. So leave the package out.
         return f"imports {refuser.refused}" if refuser.refused else reason
 
 
 class _Refuser:
-    """A finder of modules that must not be imported here. Looking for them succeeds."""
+    """A finder that lets imports of some modules fail, although a search for them succeeds."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names, self.refused = names, ""
@@ -337,9 +337,9 @@ def _load(name: str, origin: str) -> str | None:
     try:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin != origin:
-            return None  # the script has found another module of this name
+            return None  # here the name belongs to another module than in the worker
         importlib.import_module(name)
-    except BaseException:  # the script gets the error itself, or has caught it before
+    except BaseException:  # a worker that imports the module gets this error itself
         return None
     finally:
         environ.__getitem__ = getter
@@ -347,12 +347,12 @@ def _load(name: str, origin: str) -> str | None:
 
 
 def _hazard() -> str | None:
-    """Return why forks would be unsafe, or None."""
+    """Return why forks of this process would be unsafe, or None."""
     for name in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            continue  # the descriptor that lists the folder
+            continue  # this was the descriptor of listdir itself
         if target.startswith(_GPUS):
             return "initialises a GPU while it loads"
         if target.startswith("socket:") and int(name) != _listening:
@@ -363,7 +363,7 @@ def _hazard() -> str | None:
     except ChildProcessError:
         pass
     if _threads() > 1:
-        # OpenBLAS ends its idle threads before each fork, and starts them again when it needs them.
+        # Fork once before counting again: OpenBLAS ends its idle threads at a fork.
         if (child := os.fork()) == 0:
             os._exit(0)
         os.waitpid(child, 0)
@@ -406,13 +406,13 @@ _listening = -1
 def _listen(path: str) -> socket.socket:
     global _listening
     try:
-        os.unlink(path)  # of the process that this one has replaced
+        os.unlink(path)  # left by the spare that this process replaces
     except FileNotFoundError:
         pass
     listener = socket.socket(socket.AF_UNIX)
     old = os.umask(0o077)
     try:
-        # The name appears when the socket listens, so a client that sees it may connect.
+        # Rename the socket once it listens: a client that sees the name can connect.
         listener.bind(f"{path}~")
         listener.listen(64)
         os.rename(f"{path}~", path)
@@ -448,7 +448,7 @@ def _answer(connection: socket.socket, listener: socket.socket) -> list[str] | N
     for fd in fds:
         os.close(fd)
     if not _say(connection, {"pid": pid}):
-        # The client starts another worker in the place of this one, or was killed.
+        # The client is gone: it was killed, or has started the worker itself. So end the fork.
         os.kill(pid, signal.SIGKILL)
     return None
 
@@ -478,7 +478,7 @@ def _request(connection: socket.socket) -> tuple[list[int], dict[str, Any]]:
 
 
 def _fork() -> int:
-    """Return the pid of a fork that others adopt, and 0 in the fork."""
+    """Fork a process that the supervisor or agent adopts. Return its pid; 0 in it."""
     read, write = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -493,7 +493,7 @@ def _fork() -> int:
         os.write(write, str(child).encode())
         os._exit(0)
     os.close(write)
-    # The fork is adopted once this child has ended.
+    # The agent or supervisor adopts the fork when this middle process ends.
     os.waitpid(middle, 0)
     told = os.read(read, 32)
     os.close(read)

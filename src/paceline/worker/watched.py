@@ -54,13 +54,13 @@ def _answer(folder: str, rank: str, number: int) -> None:
     path = os.path.join(folder, f"stacks_{rank}")
     low = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        # The file stays open over fork, so that a data loader's process writes into the same file; exec closes it.
+        # Forked processes, such as a data loader's, write their stacks into this file too. exec closes it.
         file = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
     except OSError:
         file = os.dup(low)
     os.close(low)
-    # Only the signaled thread prints its stack: printing stacks of other running threads occasionally crashes. So each
-    # thread is signaled in turn.
+    # Let only the signaled thread print its stack: printing the stacks of other running threads occasionally crashes. So
+    # `paceline.observe.node.look` signals each thread in turn.
     faulthandler.register(number, file=file, all_threads=False)
     # Write this file last: once it exists, its readers may send the signal.
     _tell(folder, rank, f"{number} {os.getpid()} {file}")
