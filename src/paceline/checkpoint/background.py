@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
-#: How many seconds a disk may take for one piece of a file before training stops waiting for it: in a save, and at the end.
+#: Seconds without progress of a write after which it counts as hung: in save(), and when the script ends.
 SAVE_S, END_S = 30.0, 600.0
 
 

@@ -30,9 +30,9 @@ from paceline.system.files import sync_if_possible
 
 _NAME = re.compile(r"checkpoint_(\d+)(?:\.part_(\d+)_of_(\d+)\.(\w+))?\.safetensors")
 _SAVING = re.compile(r"\..+\.safetensors\.saving-[0-9a-f]{8}")
-#: Seconds after its creation within which a writer locks its file.
+#: A writer locks its new file within this many seconds. An older file without a lock is left from a killed writer.
 LOCKED_WITHIN_S = 10.0
-#: The size of a write, and the alignment and smallest file of writes past the page cache.
+#: Bytes of one write. For writes that bypass the page cache (O_DIRECT): the alignment, and the smallest file.
 _PIECE, _BLOCK, _LEAST_DIRECT = 8 << 20, 4096, 64 << 20
 #: The key in the header's metadata that holds the state without its arrays.
 _STATE = "paceline.state"
@@ -84,7 +84,7 @@ class CheckpointPart:
 
 
 def parts_in(folder: Path) -> list[CheckpointPart]:
-    """Return all checkpoint files, also of incomplete checkpoints."""
+    """Return all checkpoint files in the folder, including parts of incomplete checkpoints."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -110,7 +110,7 @@ def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
 
 
 def header_of(state: object, dense: Sequence[values.DenseArray], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the start of a file. The arrays' bytes follow it; `metadata` is stored beside the state."""
+    """Return the header of a checkpoint file, which precedes the arrays' bytes. It contains `state` and `metadata`."""
     about = [(array.name, array.dtype, array.shape, array.size) for array in dense]
     return safetensors.header(about, {_STATE: json.dumps(state), "format": "pt", **(metadata or {})})
 
@@ -159,7 +159,7 @@ def write_image(path: Path, data: memoryview, moves: Callable[[], None]) -> None
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            whole_blocks = 0  # the file system takes the flag, and no such write
+            whole_blocks = 0  # this file system accepts O_DIRECT, but no write with it
         if is_direct:
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
         _write_all(fd, data[whole_blocks:], whole_blocks, moves)
@@ -197,7 +197,7 @@ class CheckpointFile:
     """A checkpoint file, whose arrays are read only when requested.
 
     Attributes:
-        state: The state without its arrays, as JSON; see `values`.
+        state: The state without its arrays, as JSON (see the module `values`).
 
     Raises:
         CheckpointError: The file is not a checkpoint.
@@ -242,8 +242,8 @@ def unreadable(path: Path, why: str) -> str:
 def remove_old(folder: Path, keep: int, rank: int, size: int, but: CheckpointPart | None = None) -> None:
     """Remove this rank's files of old checkpoints.
 
-    `but` is never removed. If each rank has a folder of its own, no checkpoint in parts is ever complete here. This
-    rank keeps `keep` + 2 of its own parts, because another rank may be two saves behind.
+    `but` is never removed. If each rank has a separate folder, a folder never has all parts of a checkpoint. Then keep this
+    rank's newest `keep` + 2 parts, because another rank may be two saves behind.
     """
     parts = parts_in(folder)
     complete = sorted(whole(parts), reverse=True)

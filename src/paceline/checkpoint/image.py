@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     import torch
 
 _log = logging.getLogger(__name__)
-#: The smallest state for which a fork takes less time than a copy, and how many times as much memory the process may have.
+#: Fork only for a state of at least this many bytes, and if the process's memory is at most this many times the state.
 _LEAST_FORKED, _MOST_TIMES = 64 << 20, 16
-#: Bytes per second that a child copies, until the first child has been measured.
+#: Assumed speed in bytes per second of a forked child's copy, until the first one has been measured.
 _GUESSED_RATE = 1.5 * (1 << 30)
-#: How many seconds a child may take before it counts as hung.
+#: Seconds after which a forked child that still copies counts as hung.
 _CHILD_S = 120.0
-#: A fork that takes more than this many seconds shows that pages have become small.
+#: A fork that takes more seconds shows that the memory has small pages again.
 _SLOW_FORK_S = 0.01
 _PAGE, _HUGE = 4096, 2 << 20
-#: Linux's numbers of madvise(2), which Python's mmap lacks, and the C library's of mallopt(3).
+#: Three constants of madvise(2) that Python's mmap lacks, and one of mallopt(3).
 _ADVISE_HUGE, _COLLAPSE, _POPULATE, _TRIM_THRESHOLD = 14, 25, 23, -1
-#: Modules whose handlers of forks may block.
+#: Modules whose fork handlers (pthread_atfork) may block.
 _HANDLES_FORKS = ("grpc", "cygrpc")
 
 
@@ -81,7 +81,7 @@ class SharedMemory:
         _advise(self.address, self.size, _POPULATE)
 
     def pin(self) -> None:
-        """Let GPUs copy into it directly. Without success a copy is slower."""
+        """Let GPUs copy into this memory directly. If that fails, copies are slower."""
         if self._pinned is None:
             import torch
 
@@ -97,7 +97,7 @@ class SharedMemory:
             torch.cuda.cudart().cudaHostUnregister(pinned)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """Free it, as far as this process is concerned."""
+        """Release this process's hold on the memory."""
         self.unpin()
         os.close(self.fd)
 
@@ -131,7 +131,7 @@ class StateImage:
 
 
 class Camera:
-    """Takes images, one at a time, and keeps their memory."""
+    """Takes images of states, one at a time, and uses their memory again."""
 
     def __init__(self) -> None:
         self._memory: SharedMemory | None = None
@@ -141,7 +141,7 @@ class Camera:
         self._is_prepared = False
 
     def prepare(self, arrays: Sequence[DenseArray]) -> None:
-        """Prepare for fast images of these arrays, in a thread. The first call counts."""
+        """Prepare memory for fast images of these arrays, in a thread. Later calls do nothing."""
         if not self._is_prepared and _bytes_of(arrays) >= _LEAST_FORKED and not _danger(_mappings()):
             threading.Thread(target=self._prepare, args=(_bytes_of(arrays),), daemon=True).start()
         self._is_prepared = True
@@ -152,16 +152,14 @@ class Camera:
             memory.reserve(size + _HUGE)
             memory.populate()
         _enlarge_pages()
-        # An image that was taken meanwhile has memory of its own, which `give_back` then frees.
+        # If an image was taken meanwhile, it has separate memory, which `give_back` frees.
         self._memory = self._memory or memory
 
     def take(self, header: bytes, arrays: Sequence[DenseArray], step_s: float | None) -> StateImage:
-        """Return an image of a file.
+        """Return an image of a checkpoint file. The caller may change the arrays afterwards.
 
-        The arrays follow the header, and may change when this returns.
-
-        step_s: Seconds until the arrays change again, if known. If they change sooner than a child can copy them, each page is
-            copied one by one, and a copy before takes less time.
+        step_s: Seconds until the arrays change again, if known. If a forked child needs longer to copy them, this process copies
+        them instead: after a fork, the kernel copies each page that changes.
 
         Raises:
             OSError: There is no memory.
@@ -182,7 +180,7 @@ class Camera:
         elif self._may_fork(_bytes_of(arrays), step_s):
             left = self._fork(image, left)
         for array, offset in left:
-            # The copy does not hold Python's lock, so other threads continue.
+            # memmove is called without the GIL, so other threads continue.
             ctypes.memmove(memory.address + offset, array.address, array.size)
         return image
 
@@ -252,14 +250,14 @@ class _Child:
         self._result, result = os.pipe()
         kept = sorted((fd, result))
         everything = signal.valid_signals()
-        # A collection in the child would run finalizers of the script's objects, such as those that remove files.
+        # No garbage collection in the child: it would run finalizers of the script's objects, such as those that remove files.
         collects = gc.isenabled()
         gc.disable()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
         self._began = monotonic()
         try:
             with warnings.catch_warnings():
-                # Python and JAX warn of forks beside threads. The child is made for that; see above.
+                # Python and JAX warn about forks of processes with threads. This child may be forked: it makes only system calls.
                 warnings.simplefilter("ignore")
                 self._pid = os.fork()
             if self._pid == 0:
@@ -302,9 +300,9 @@ def _copy_and_leave(
     """Copy the arrays in the child, and end it."""
     said = b"5"
     try:
-        # Requests to end are the parent's. Handlers of forks may have unblocked signals.
+        # Signals such as SIGTERM are for the parent. Block them again, because fork handlers may have unblocked them.
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        # Connections must close when the parent ends, and locks must open.
+        # Close inherited files: connections and locks must be released when the parent ends.
         low, high = kept
         os.closerange(0, low)
         os.closerange(low + 1, high)
@@ -325,8 +323,8 @@ def _copy_and_leave(
 class _Mappings:
     """Special parts of this process's memory.
 
-    shared: Sorted ranges that a fork shares instead of copying.
-    devices: Names of mapped devices.
+    shared: Sorted address ranges of shared memory, which a forked child does not see as a copy.
+    devices: Names of devices that this process has mapped.
     """
 
     shared: list[tuple[int, int]]
@@ -375,7 +373,7 @@ def _copy_by_stream(memory: SharedMemory, placed: Sequence[tuple[DenseArray, int
         current = torch.cuda.current_stream(device)
         beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         try:
-            # A copy within the GPU is twenty times as fast as one to the CPU, and training may overwrite the original after it.
+            # Clone on the GPU first, twenty times as fast as a copy to the CPU: training may then overwrite the original.
             sources, is_copied = [(tensor.clone(), offset) for tensor, offset in tensors], True
         except torch.OutOfMemoryError:
             sources, is_copied = tensors, False
@@ -399,7 +397,7 @@ def _enlarge_pages() -> None:
 
     Without success forks are slower.
     """
-    # Keep memory that a step frees for the next step, which would get small pages.
+    # Let malloc keep memory that a step frees: memory from the kernel would have small pages.
     _libc.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
     begin = end = 0
     with open("/proc/self/smaps", encoding="utf-8", errors="replace") as file:

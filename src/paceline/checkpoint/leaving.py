@@ -3,8 +3,8 @@
     SIGTERM                    a cancel, a preemption or a time limit: noted, and handled at the next call of save()
     PACELINE_ELASTIC_REQUEST   the supervisor wants to continue with more nodes (docs/decisions/0018-elastic.md)
 
-Between two calls a step is half done and the state cannot be saved, so the signal alone changes nothing. A second SIGTERM ends
-the process at once, as it would without save().
+Between two calls of save() a step is half done and the state cannot be saved. So the first SIGTERM only sets a flag, and a
+second SIGTERM ends the process at once.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from typing import Any, NoReturn
 from paceline.system import run_variables
 
 SIGNAL, RESIZE, LIMIT = "signal", "resize", "limit"
-#: How many seconds a rank that does not save waits for the rank that does, with and without a shared store; and how
-#: many the saving rank waits for its followers. The values are guesses.
+#: Seconds that a rank that does not save waits for the saving rank, with and without a store of torch; and seconds that the
+#: saving rank waits for the others. The values are guesses.
 _WITH_STORE_S, _WITHOUT_STORE_S, _FOLLOW_S = 30.0, 5.0, 5.0
-#: How many seconds to wait for a request to the store. A request that takes longer never returns.
+#: Timeout in seconds of a request to the store.
 _STOP_S = 2.0
 _LEFT = "paceline_checkpoint_left"
 
 _is_asked = False
-#: Set by the thread that hears SIGTERM while the main thread is in a collective and cannot run the handler.
+#: Whether the listening thread has noticed SIGTERM. The main thread runs no signal handler while it is in a collective.
 _has_heard = False
 _is_listening = False
 _saves = True
@@ -63,8 +63,8 @@ def listen(*, saves: bool) -> None:
         return
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _on_signal)
-        # Processes that the script forks, such as a DataLoader's workers, have nothing to save: SIGTERM ends them.
-        # Block the signal during the fork, because a signal right after it would be recorded in the child and lost.
+        # SIGTERM ends forked children at once, such as a DataLoader's workers: they have nothing to save. Block it during a fork:
+        # a child that still has this handler would only record it.
         os.register_at_fork(before=_block, after_in_child=_in_child, after_in_parent=_unblock)
         if not saves:
             _hear_in_collectives()
@@ -85,7 +85,7 @@ def leave(why: str, *, followers: int = 0) -> NoReturn:
     `follow`.
     """
     if followers:
-        # Notify the followers before the connections close, which would raise an error in their collective.
+        # Notify the followers first: when this rank's connections close, their collective raises an error.
         with contextlib.suppress(Exception):
             store = default_store()
             store.set(_LEFT, "1")
@@ -103,7 +103,7 @@ def default_store() -> Any:
     """Return the store of torch's default process group, or None."""
     from paceline import torch_private
 
-    # Without torch, or without a process group, there is no store. A group over MPI has none either.
+    # There is no store without torch, without a process group, or with the MPI backend.
     with contextlib.suppress(Exception):
         if sys.modules["torch.distributed"].is_initialized():
             return torch_private.default_store()
@@ -123,23 +123,23 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 def follow() -> None:
     """End this process once the rank that saves has left.
 
-    The saving rank may need this one to finish its current step. This rank then waits in a collective, where Python runs no
-    signal handler, so a thread ends the process.
+    The saving rank may need this rank's collectives for its last step, so do not exit before it. A thread ends the process,
+    because the main thread may wait in a collective.
     """
     global _following
     with _one_follows:
         if _following is None:
             _following = threading.Thread(target=_end_after_the_first, name="paceline-leave", daemon=True)
             _following.start()
-            # Join at exit: if the script ends meanwhile, a thread that returns from C++ code would abort the process.
+            # Stop the thread at exit: a thread that returns from C++ code while Python shuts down would abort the process.
             atexit.register(_stop_following)
 
 
 def _hear_in_collectives() -> None:
     """Start a thread that notices SIGTERM while the main thread is in a collective.
 
-    Python runs handlers only between its own instructions, and rank 0 may leave before the next instruction. The thread reads
-    the signal's wakeup pipe. It does not start if the script has set such a pipe.
+    The main thread runs no Python handler before the collective returns. The thread reads the pipe of `signal.set_wakeup_fd`,
+    and does not start if the script has set such a pipe itself.
     """
     global _pipe
     hears, tells = os.pipe()
@@ -203,7 +203,7 @@ def _unblock() -> None:
 def _in_child() -> None:
     global _pipe
     if _pipe is not None:
-        # The child must not report its signals to the parent.
+        # Otherwise the child's signals would appear in the parent's pipe.
         signal.set_wakeup_fd(-1)
         os.close(_pipe)
         _pipe = None
@@ -227,7 +227,7 @@ class TimeLimit:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._environment = environment
-        #: The time of the last call of `asked`. Before the first call no interval is known.
+        #: Unix time of the last call of `asked`. The initial value makes the first interval count as none.
         self._last = math.inf
         self._longest_s = self._save_s = 0.0
         self._is_said = False

@@ -1,7 +1,7 @@
-"""The newest states in the memory of another process on this machine, from which the next attempt goes on.
+"""Keep the newest states in the memory of the warm spare, so that the next attempt loses fewer steps.
 
-A call of save() between two writes to the disk hands over an image of the state (`paceline.system.kept_states`), as often as a
-hundredth of the training's time allows.
+The spare (`paceline.worker.spare`) is a process on the same machine that outlives the attempt. Calls of save() that write
+nothing to the disk hand it an image of the state, as often as that takes at most 1 % of the training's time.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from paceline.system.memory import memory
 from paceline.system.spare_client import VARIABLE, path_here, socket_of
 
 _log = logging.getLogger(__name__)
-#: The part of the training's time that keeping states may take.
+#: Share of the training's time that this may take.
 _SHARE = 0.01
-#: How many failures in a row end it, and how many seconds it pauses after a failure: the other process may be busy.
+#: After this many failures in a row, no more states are kept; after each failure, pause for this many seconds.
 _MOST_FAILURES, _PAUSE_S = 5, 10.0
-#: Free memory without which no state is kept.
+#: Free memory in bytes that must remain, or no state is kept.
 _FREE_BYTES = 1 << 30
 
 
 class Neighbour:
-    """Hands states of this process to the other one."""
+    """Hands this process's states to the spare."""
 
     def __init__(self) -> None:
         self._camera = Camera()
-        #: Step -> the image in memory that the other process has.
+        #: Step -> the image whose memory is shared with the spare.
         self._images: dict[int, StateImage] = {}
         self._handing: threading.Thread | None = None
         self._next_s = self._cost_s = 0.0
@@ -55,7 +55,7 @@ class Neighbour:
         encoded: Callable[[], tuple[bytes, Sequence[DenseArray]]],
         step_s: float | None,
     ) -> None:
-        """Keep a state. `encoded` returns its header and arrays, which may change when this returns."""
+        """Keep a state. `encoded` returns its header and arrays. The caller may change the arrays afterwards."""
         began = time.monotonic()
         header, arrays = encoded()
         size = len(header) + sum(array.size for array in arrays)
@@ -69,10 +69,10 @@ class Neighbour:
         self._handing = threading.Thread(target=self._hand_over, args=(state, image), daemon=True)
         self._handing.start()
         cost_s = time.monotonic() - began
-        # One slow call among fast ones does not count in full.
+        # Count at most twice the previous cost, so that one slow call changes little.
         self._cost_s = min(cost_s, 2 * self._cost_s or cost_s)
         if step_s:
-            # A power of two, so that ranks with different costs keep common steps.
+            # Keep every 2^n-th step, so that ranks with different costs have steps in common.
             self._every = 1 << math.ceil(math.log2(max(1.0, self._cost_s / (_SHARE * step_s))))
 
     def _hand_over(self, state: kept_states.State, image: StateImage) -> None:
@@ -80,7 +80,7 @@ class Neighbour:
             image.wait()
             dropped = kept_states.keep(path_here(), state, image.memory.fd)
         except OSError as error:
-            # Whether the other process has the memory is unknown, so it is not used again.
+            # Don't use this memory again: the spare may have received it.
             image.memory.close()
             self._fail(error)
             return
@@ -89,7 +89,7 @@ class Neighbour:
             if (free := self._images.pop(step, None)) is not None:
                 self._camera.give_back(free)
         self._images[state["step"]] = image
-        # The other process may have started again, and then drops nothing.
+        # Free old images here too: a spare that has started again does not report them as dropped.
         for step in sorted(self._images)[:-2]:
             self._images.pop(step).memory.close()
 
@@ -101,14 +101,14 @@ class Neighbour:
 
 
 def has_shared_spare(environ: Mapping[str, str]) -> bool:
-    """Return whether the run has one process for all of its ranks: on several machines ranks would find different states."""
+    """Return whether all ranks share one spare. With several spares, ranks could resume from different steps."""
     path = environ.get(VARIABLE, "")
     is_one = "%" not in path or environ.get("LOCAL_WORLD_SIZE", "1") == environ.get("WORLD_SIZE", "1")
     return bool(path) and is_one
 
 
 def newest(folder: Path) -> tuple[int, list[int]] | None:
-    """Return the step of the newest complete state for a folder, and descriptors of its parts, in the order of the ranks."""
+    """Return step and file descriptors, one per rank, of the newest complete state for a folder."""
     path = path_here()
     if not has_shared_spare(os.environ) or not os.path.exists(socket_of(path)):
         return None

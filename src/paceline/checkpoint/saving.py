@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from paceline.system.kept_states import State
 
 _log = logging.getLogger(__name__)
-#: Keys in torch's store: for rank 0's decision to end, and for the ranks that have written their part.
+#: Prefixes of keys in torch's store: for rank 0's decision to end, and for each rank that has written its part.
 _SAID, _WHOLE = "paceline_checkpoint_said", "paceline_checkpoint_whole"
-#: How many seconds to wait for all ranks' parts before this process ends.
+#: Seconds that a process that is about to end waits for all ranks' parts.
 _PARTS_S = 600.0
 
 
@@ -149,7 +149,7 @@ def wait() -> None:
 
 
 def _settled(patience_s: float) -> bool:
-    """Wait for the write in progress. Return False if its disk hangs."""
+    """Wait for the write in progress. Return False if it makes no progress for `patience_s`."""
     global _writing
     if _writing is not None and not _writing.settle(patience_s):
         return False
@@ -181,7 +181,7 @@ def _save(
     *,
     goes_on: bool,
 ) -> CheckpointError | None:
-    """Write the state, or start to. Return the error, already logged, or None."""
+    """Write the state, or start a thread that does. Return the error, already logged, or None."""
     global _last, _writing
     try:
         if not _settled(SAVE_S):
@@ -218,7 +218,7 @@ def _save(
 
 
 def _keep(state: object, place: Path, part: files.CheckpointPart, step_s: float | None) -> None:
-    """Keep the state in memory beside the checkpoints, for a restart."""
+    """Keep the state in memory, from which a restart can continue."""
 
     def encoded() -> tuple[bytes, list[DenseArray]]:
         content, arrays = _plain(state)
@@ -273,8 +273,8 @@ def _token() -> str:
 def _agreed(asked: str | None, rank: int) -> str | None:
     """Return the reason to end that all ranks agree on, or None.
 
-    Rank 0 decides one call ahead, because other ranks may be one call further. Without a store each rank decides alone, and a
-    checkpoint that lacks a rank's part does not count.
+    Rank 0 announces the reason for its next call of save(), because another rank may be one call ahead. Without a store each
+    rank decides alone. Some ranks may then save one step more, but a checkpoint without all parts does not count.
     """
     global _announced, _heeded
     store = leaving.default_store()
@@ -312,7 +312,7 @@ class Checkpoint:
 
     Attributes:
         step: The step that save() was called with.
-        paths: Its files, one for each rank that has saved a part. Of a state in memory they are open descriptors.
+        paths: Its files, one for each rank that has saved a part. For a state in memory: open file descriptors.
 
     Examples:
         >>> from paceline import checkpoint
@@ -329,7 +329,7 @@ class Checkpoint:
     def state(self) -> Any:
         """Return the saved state, with tensors on the CPU.
 
-        Objects with `state_dict` are replaced by their state. Of a checkpoint in parts it is this rank's state.
+        In place of an object with `state_dict` it has the result of that method. A checkpoint in parts returns this rank's part.
 
         Raises:
             CheckpointError: The file cannot be read, or the checkpoint is in parts and the number of ranks has changed.

@@ -35,11 +35,11 @@ _SINGLE: dict[type, tuple[str, Callable[[Any], object]]] = {
     bytes: ("bytes", bytes.hex),
     bytearray: ("bytes", bytearray.hex),
 }
-#: The same for torch's classes, by name, because torch may not be loaded.
+#: Name of a class of torch -> the function that returns a value's JSON. Names, because torch may not be loaded.
 _SINGLE_OF_TORCH: dict[str, Callable[[Any], object]] = {"Size": list, "dtype": str, "device": str}
 _DEEPEST = 200
 
-#: The format's dtype -> torch's name, which old releases may lack, and numpy's name or None.
+#: Dtype in safetensors -> its name in torch (old releases may lack it) and in numpy (or None).
 TYPES: dict[str, tuple[str, str | None]] = {
     "F64": ("float64", "float64"),
     "F32": ("float32", "float32"),
@@ -75,7 +75,7 @@ def encode_state(state: object) -> tuple[Any, dict[str, object]]:
 
 
 def decode_state(encoded: object, array: Callable[[str, Library], object]) -> Any:
-    """Rebuild a state from its JSON. `array(name, library)` returns an array.
+    """Rebuild a state from its JSON. `array(name, library)` returns a torch or numpy array.
 
     Raises:
         CheckpointError: The JSON does not describe a state.
@@ -254,7 +254,7 @@ class DenseArray:
 
     @cached_property
     def address(self) -> int:
-        """The place of the bytes in this process's memory. A tensor on a device is first copied from it."""
+        """The bytes' address in this process's memory, where a GPU's tensor is first copied."""
         if hasattr(self, "tensor"):
             self._on_cpu = self.tensor.cpu()
             return self._on_cpu.data_ptr()
