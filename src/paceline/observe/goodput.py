@@ -36,10 +36,10 @@ CLASSES = (
 )
 #: Classes of time in which the training advanced, which ETTR counts.
 EFFECTIVE = (COMPUTING, COMMUNICATING, DATA, EVALUATING)
-#: Watts of a core and of a GPU that a run holds, where no meter can be read.
+#: Assumed watts of a core and of a GPU that a run holds, for nodes without a power meter.
 CORE_WATTS, GPU_WATTS = 10.0, 300.0
 
-#: Sampled percentage -> its class.
+#: Name of a sampled percentage -> the class of time that it measures.
 _MEASURED = {
     "rank_wait_percent": COMMUNICATING,
     "rank_data_percent": DATA,
@@ -51,9 +51,9 @@ _OF_STATE = {
     **dict.fromkeys((states.PREPARING, states.FINALIZING), PREPARING),
     **dict.fromkeys((states.STARTING, states.RUNNING), STARTING),
 }
-#: A gap between samples is unknown from this multiple of the usual distance on.
+#: Time between two samples counts as unknown if it is more than this many times the usual time.
 _GAP = 3.0
-#: A step that took this multiple of the median is no step: the worker's clock jumped.
+#: If a step seems to take more than this many times the median, the worker's clock has jumped.
 _JUMP = 50.0
 
 Shares = Mapping[str, float]
@@ -111,7 +111,7 @@ class Goodput:
 
 
 class Interval(NamedTuple):
-    """A period of one rank, and the shares of its core-seconds and GPU-seconds by class."""
+    """A period of one rank, with class -> share of the rank's core-seconds and of its GPU-seconds."""
 
     start: float
     end: float
@@ -144,7 +144,7 @@ class _Sums:
 
 
 def goodput(folder: RunFolder, record: RunRecord) -> Goodput:
-    """Return what a run used its cores and GPUs for, up to now. Broken parts of its records count as unknown."""
+    """Return what a run has used its cores and GPUs for. Damaged records count as unknown."""
     marks = _states(folder, record)
     start = marks[0][0]
     end = max(start, seconds_of(record.ended_utc) or (marks[-1][0] if record.is_terminal else time.time()))
@@ -166,7 +166,7 @@ def goodput(folder: RunFolder, record: RunRecord) -> Goodput:
         count = max(size, len(present), 1)
         last = max((samples[-1].at for samples in present.values()), default=begin)
         cores, gpus = held[0] / count, held[1] / count
-        # All ranks without samples are alike.
+        # Ranks without samples have the same intervals, so compute these once.
         without: list[_Sample] = []
         for samples, alike in [*((found, 1) for found in present.values()), (without, count - len(present))]:
             for one in span.intervals(samples, last, cores):
@@ -225,7 +225,7 @@ class _Attempt:
         return self._overlaid((one for one in found if one.end > one.start), (train, train + self._redone_s))
 
     def _overlaid(self, intervals: Iterable[Interval], again: Span) -> Iterator[Interval]:
-        """Yield the intervals, cut where a hang or the repeated steps take over."""
+        """Yield the intervals, but with the class of hangs or repeated steps while there were any."""
         cuts = sorted({edge for span in (*self._hangs, again) for edge in span if math.isfinite(edge)})
         for one in intervals:
             edges = [one.start, *cuts[bisect.bisect(cuts, one.start) : bisect.bisect_left(cuts, one.end)], one.end]
@@ -256,14 +256,14 @@ def _classified(start: float, sample: _Sample, cores: float, *, trains: bool) ->
     shares = {name: share / max(1.0, total) for name, share in shares.items()}
     rest = max(0.0, 1 - total)
     cpu, gpu = values.get("rank_cpu_percent"), values.get("rank_gpu_percent")
-    # The cores of a rank that counts steps follow its main thread; otherwise only used cores are known to compute.
+    # If a rank counts steps, its cores do what its main thread does. Otherwise only the used CPU time is known.
     used = rest if trains else None if cpu is None else _share(cpu / max(cores, 1e-9))
     kernels = rest if gpu is None and trains else None if gpu is None else _share(gpu)
     return Interval(start, sample.at, _divided(shares, rest, used), _divided(shares, rest, kernels))
 
 
 def _divided(shares: Shares, rest: float, used: float | None) -> Shares:
-    """Return the shares with the rest: computing as far as it was used, then idle; unknown without a value."""
+    """Divide `rest` into computing (the share `used`) and idle; unknown without `used`."""
     if used is None:
         return {**shares, UNKNOWN: rest}
     return {**shares, COMPUTING: min(rest, used), IDLE: rest - min(rest, used)}
@@ -280,7 +280,7 @@ def _add_states(sums: _Sums, marks: Sequence[tuple[float, str]], span: Span, hel
 
 
 def _states(folder: RunFolder, record: RunRecord) -> list[tuple[float, str]]:
-    """Return the (time, state) of each change, in order. There is always a first one."""
+    """Return (time, state) for each change of the run's state, in order; at least one."""
     told = [(seconds_of(record.created_utc), states.NOT_STARTED)]
     for line in json_lines(folder.events):
         if isinstance(line, dict) and isinstance(line.get("status"), str):
@@ -289,9 +289,9 @@ def _states(folder: RunFolder, record: RunRecord) -> list[tuple[float, str]]:
     start = min((seconds_of(one.started_utc) or math.inf for one in record.attempts), default=math.inf)
     if not found:
         return [(start if math.isfinite(start) else time.time(), "")]
-    # After a jump of the clock a state counts from the latest time before it.
+    # If the clock was set back, let times not decrease.
     times = itertools.accumulate((at for at, _ in found), max)
-    # A program that logs its own run has no attempts: nothing is known of its time.
+    # An empty state: a program that logs its own run has no attempts, so how it used its time is unknown.
     return [
         (at, status if record.attempts or status != states.RUNNING else "")
         for at, (_, status) in zip(times, found, strict=True)
@@ -299,7 +299,7 @@ def _states(folder: RunFolder, record: RunRecord) -> list[tuple[float, str]]:
 
 
 def _attempts(record: RunRecord, start: float, end: float) -> Iterator[tuple[Attempt, Span]]:
-    """Yield the attempts with their times, in order and without overlap."""
+    """Yield each attempt with its start and end, in order and without overlap."""
     now = start
     for number, attempt in enumerate(record.attempts):
         begin = seconds_of(attempt.started_utc)
@@ -314,7 +314,7 @@ def _attempts(record: RunRecord, start: float, end: float) -> Iterator[tuple[Att
 
 
 def _held(record: RunRecord, attempt: Attempt | None) -> tuple[float, float]:
-    """Return the cores and GPUs of an attempt; before an attempt, those of the first, or one for each worker."""
+    """Return an attempt's cores and GPUs; with None the first attempt's or expected ones."""
     first = attempt or next(iter(record.attempts), None)
     size = max(record.world_size, 1)
     cores = _count(first.cores) if first else None
@@ -337,7 +337,7 @@ def _hangs(folder: RunFolder, number: int, span: Span) -> Iterator[Span]:
 
 
 def _redone(folder: RunFolder) -> dict[int, float]:
-    """Return attempt -> seconds of steps that an earlier attempt had logged."""
+    """Return attempt -> seconds that it spent on steps that an earlier attempt had done already."""
     logs = metric_logs(folder.metrics)
     attempts = next((found for found in logs.values() if len(found) > 1), {})
     reached: dict[str, int] = {}
@@ -355,13 +355,13 @@ def _redone(folder: RunFolder) -> dict[int, float]:
         steps = [after - before for before, after in itertools.pairwise(times)]
         usual = statistics.median(steps) if steps else 0.0
         whole = [step if 0 <= step <= _JUMP * usual else max(usual, 0.0) for step in steps]
-        # The first step began before its stamp, so it counts as a mean one.
+        # The duration of the first step is unknown, because it began before the first stamp. Assume the mean.
         found[number] = sum(whole) * len(times) / max(len(whole), 1)
     return found
 
 
 def _samples(lines: Iterable[object]) -> list[_Sample]:
-    """Return the samples of a load log in order: values of one time are one sample."""
+    """Return a load log's samples in order, each with the values of one time."""
     found: list[_Sample] = []
     values: dict[str, float] = {}
     for line in lines:
@@ -373,7 +373,7 @@ def _samples(lines: Iterable[object]) -> list[_Sample]:
         if not found or at > found[-1].at:
             values = {}
             found.append(_Sample(at, values))
-        # If the supervisor's clock was set back, the time is counted already.
+        # Skip earlier times, which come after the supervisor's clock was set back.
         if at == found[-1].at:
             values[name] = value
     return found
@@ -385,7 +385,7 @@ def _within(samples: Sequence[_Sample], begin: float, until: float) -> list[_Sam
 
 
 def _energy(folder: RunFolder, sums: _Sums, span: Span) -> tuple[float, str]:
-    """Return the energy in kWh: of meters where they were read, else of the model."""
+    """Return the energy in kWh and its source: the nodes' power meters, or the assumed watts."""
     joules = {"cpu": 0.0, "gpu": 0.0}
     for path in node_logs(folder.metrics).values():
         before: float | None = None

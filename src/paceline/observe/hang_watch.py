@@ -34,7 +34,7 @@ _SHOWN = 3
 
 
 class HangWatch:
-    """A hang detector for one attempt. note: called with the record's entry, or with None when a hang ends."""
+    """A hang detector for one attempt. note: called with a hang, and with None at its end."""
 
     def __init__(self, launch: Launch, folder: RunFolder, looks: Looks, note: Callable[[Hang | None], None]) -> None:
         self._launch, self._folder, self._looks, self._note = launch, folder, looks, note
@@ -47,9 +47,9 @@ class HangWatch:
         self._is_looking = False
         self._first: WorkersReport | None = None
         self._hangs = False
-        #: Number of successive pairs of dumps without progress.
+        #: How many times in a row two successive dumps have shown no progress.
         self._still = 0
-        #: Why the attempt must end, if the job wants a hang to end it.
+        #: The report of a hang that must end the attempt, because of the job's `on_hang`.
         self.failure: FailureReport | None = None
 
     def look(self) -> None:
@@ -87,7 +87,7 @@ class HangWatch:
             self._still = 0
             self._get_on(why)
         elif not self._hangs and self._still == 0:
-            # Two dumps may meet a loop in the same line, so compare once more.
+            # Take a third dump: a loop may be at the same line by chance in two dumps.
             self._still, self._first, self._next_look = 1, told, now + self._pause_s
         elif not self._hangs:
             self._still = 0
@@ -129,7 +129,7 @@ class HangWatch:
         attempt = self._launch.attempt
         places = [self._folder.rank_log(attempt, rank) for rank in self._folder.ranks_with_log(attempt)]
         with contextlib.suppress(OSError), os.scandir(self._folder.metrics) as found:
-            # Skip the nodes' load logs, which grow in any case.
+            # Skip the nodes' load logs, which grow even if the workers hang.
             sizes = {entry.path: entry.stat().st_size for entry in found if entry.name.startswith("rank_")}
         for path in places:
             with contextlib.suppress(OSError):
@@ -139,7 +139,7 @@ class HangWatch:
 
 
 def hang_text(stacks: RunStacks) -> str:
-    """Return the reason for the hang in a few sentences; without a known reason, the positions of all ranks."""
+    """Return the reason for the hang in a few sentences, or else all ranks' positions."""
     said = stacks.waiting or stacks.places
     more = f" And {len(said) - _SHOWN} more." if len(said) > _SHOWN else ""
     return " ".join(said[:_SHOWN]) + more

@@ -23,25 +23,26 @@ from paceline.runs.metrics import MetricLog
 from paceline.runs.record import utc_now
 from paceline.system.files import write_json
 
-# The import comes with the first sample: short runs have none, and their supervisors start sooner.
+# Imported with the first sample, so that supervisors start sooner. Short runs have no sample.
 if TYPE_CHECKING:
     from paceline.observe.stragglers import Counted, RunPace
 
 #: Seconds between two samples; 0 disables them.
 SECONDS_VARIABLE, SECONDS = "PACELINE_SAMPLE_SECONDS", 5.0
-#: (after seconds, values that are merged into one): frequent while people may be watching, rare in the days after, so that
-#: the file stays small.
+#: Pairs (seconds since the start, how many samples are then merged into one): frequent while people may be watching, rarer
+#: later, so that the file stays small.
 THINNED = ((600.0, 6), (6 * 3600.0, 24))
 #: Values of a worker's load that are not stored as series: process counts, and totals since the worker's start.
 _NOT_KEPT = ("pid", "processes", "age_s", "steps", "data_s", "wait_s", "eval_s", "save_s")
 #: Number of samples that are kept for the report of a worker that ran out of memory.
 _REMEMBERED = 60
-#: Number of windows for the current straggler, of windows that are kept, and of the oldest, which are merged in pairs.
+#: How many of the last windows determine the current straggler; how many windows to keep; how many of the oldest to merge
+#: in pairs when there are more.
 _RECENT, _MOST, _OLD = 12, 240, 200
 
 
 def merged_samples(passed_s: float) -> int:
-    """Return how many samples become one value so long after the start."""
+    """Return how many samples are merged into one this long after the start."""
     return max((count for after_s, count in THINNED if passed_s > after_s), default=1)
 
 
@@ -85,7 +86,7 @@ class LoadWatch:
         self._count = 0
         self._asked: set[tuple[int, ...]] = set()
         self._place: tuple[tuple[int, ...], str, float] | None = None
-        #: The ranks that are slow now, and since when.
+        #: The ranks that are slow now, and the UTC time since when.
         self._slow: tuple[tuple[int, ...], str] = ((), "")
         #: The last samples, the newest last.
         self.samples: deque[Sample] = deque(maxlen=_REMEMBERED)
@@ -103,7 +104,7 @@ class LoadWatch:
         # A full disk or a silent node must not end a run because of its load curves.
         with contextlib.suppress(OSError, EngineError):
             self._take(self._ask(self._workers()))
-        # Ask slow nodes less often, so that the supervisor waits little.
+        # If nodes answer slowly, ask less often: the supervisor waits at most a tenth of its time for them.
         self._next = max(self._next, time.monotonic() + 10 * (time.monotonic() - now))
 
     def pace(self) -> RunPace:
@@ -117,7 +118,7 @@ class LoadWatch:
         return self.pace().end_text if self._windows else None
 
     def note_place(self, ranks: tuple[int, ...], place: str, share: float) -> None:
-        """Store the most frequent position of a straggler."""
+        """Store a straggler's most frequent position in its script, and its share of the time."""
         self._place = (ranks, place, share)
 
     def close(self) -> None:
@@ -216,7 +217,7 @@ class LoadWatch:
         if name not in self._logs:
             path = self._folder.node_log(int(number)) if kind == "node" else self._folder.load_log(int(number))
             self._logs[name] = MetricLog(path)
-        # The time is the step, so that the live page draws all nodes on one axis.
+        # Use the time as the step, so that the page of the run can draw all nodes over the same axis.
         at = int(kept[-1]["at_s"])
         for value in dict.fromkeys(value for one in kept for value in one if value != "at_s"):
             found = [one[value] for one in kept if value in one]

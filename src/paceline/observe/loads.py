@@ -52,9 +52,9 @@ def series(folder: RunFolder) -> dict[str, dict[int, dict[str, MetricSeries]]]:
 
 
 def whole(folder: RunFolder, sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sample with values over the whole run: means, and for memory the maxima.
+    """Return the last sample with values of the whole run instead: means, and for memory the maxima.
 
-    Ranks that only larger attempts of an elastic run had are excluded, because the last sample lacks their names.
+    Ranks that the last attempt of an elastic run did not have are excluded, because the sample lacks their names.
     """
     found = {**sample}
     for kind, logs in series(folder).items():

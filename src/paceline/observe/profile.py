@@ -21,7 +21,7 @@ MOST_SECONDS, MOST_RATE = 600.0, 500.0
 SHOWN = 10
 #: If the shares of ranks differ by at least this much, the text lists them one by one.
 _APART = 0.1
-#: Files whose frames are outside every worker's script.
+#: Paceline's files, whose frames call the script in every worker.
 _OURS = ("/paceline/worker/script.py", "/paceline/worker/__main__.py")
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
@@ -60,7 +60,7 @@ class RunProfile:
     def functions(self, *, below: bool = False, limit: int = SHOWN) -> list[FunctionTime]:
         """Return the functions in which the main threads spent most time, the longest first.
 
-        below: also count the processes that workers started, such as a DataLoader's.
+        below: instead count the main threads of the processes that workers have started, such as a DataLoader's.
         """
         shares = {rank: _shares(one, below=below) for rank, one in self.ranks.items() if "stacks" in one}
         shares = {rank: both for rank, both in shares.items() if both[0]}
@@ -86,7 +86,7 @@ class RunProfile:
     def place(self, rank: int) -> tuple[str, float] | None:
         """Return the rank's most frequent position ("data.py:41, `load`") and its share of the time.
 
-        Return None without samples. A rank that waits for its DataLoader has the DataLoader's position.
+        Return None without samples. For a rank that waits for its DataLoader, return the position of the DataLoader's process.
         """
         found = self.ranks.get(rank, {})
         places, below = Counter[tuple[str, str, int]](), Counter[tuple[str, str, int]]()
@@ -199,7 +199,7 @@ _Shares = tuple[dict[tuple[str, str], float], dict[tuple[str, str], float], dict
 
 
 def _shares(one: WorkerFacts, *, below: bool) -> _Shares:
-    """Return (file, function) -> own share, share with called functions, and a line."""
+    """Return (file, function) -> share of time, share with called functions, and its main line."""
     own, whole, lines = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[tuple[str, str], int]]()
     total = 0
     for where, stack, count in _stacks(one):

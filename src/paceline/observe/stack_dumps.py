@@ -25,14 +25,14 @@ LIMIT_S = 20.0
 
 @dataclass
 class _Look:
-    """One request to the nodes. done: called with the result. asked_ranks: the ranks to examine."""
+    """A request to examine ranks on their nodes. done: called with the result. asked_ranks: the ranks."""
 
     number: int
     done: Callable[[WorkersReport], None]
     begun_s: float
     limit_s: float
     asked_ranks: frozenset[int]
-    #: (pid, node rank) -> ranks that the program examines, and its output file
+    #: (pid, node rank) of a program that has not answered -> ranks that it examines, and its output file
     waiting: dict[tuple[int, int], tuple[tuple[int, ...], Path]] = field(default_factory=dict)
     ranks: dict[str, WorkerFacts] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Looks:
         """Sample the stacks of these workers, by default of all; `done` is called as in `begin`."""
         every = [place.rank for place in self._launch.places]
         asked = {"seconds": seconds, "rate": rate}
-        # The program itself limits the time of its child processes.
+        # A long limit suffices here, because the program itself ends py-spy in time.
         self._begin(done, "observe/node/sampler.py", every if ranks is None else ranks, asked, seconds + 2 * LIMIT_S)
 
     def _begin(
@@ -95,7 +95,7 @@ class Looks:
             words = (str(there), str(environment.watch_dir(self._launch)), json.dumps({"ranks": ranks, **asked}))
             command = self._command_of(ranks[0], program, *words)
             try:
-                # Don't start in the workers' folder: its file server may be what does not answer.
+                # Start in "/": the file server of the workers' folder may be hanging.
                 started = self._nodes.start(command, Path("/"), self._shells[node_rank])
             except OSError as error:
                 one.notes.append(f"{self._launch.nodes[node_rank].name} can't be asked: {error.strerror or error}")

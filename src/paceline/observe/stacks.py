@@ -16,19 +16,19 @@ from paceline.runs.execute import Files
 from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import Channel, ExecRequest
 
-#: Timeout in seconds. Nodes have 20 seconds; a login host or a bucket adds its delay.
+#: Timeout in seconds of a request. Nodes answer within 20; a login host or a bucket in between delays the answer.
 LIMIT_S = 60.0
 _LOOK_S = 0.01
 _RECORD_S = 2.0
-#: Files with frames between a script and torch that only measure time.
+#: Paceline's files whose functions wrap calls of torch to measure time.
 BETWEEN = ("/paceline/system/step_clock.py", "/paceline/collectives/step_hooks.py")
-#: Files with the outermost frames of every worker and thread.
+#: Files that have the outermost frames of every worker and thread, below the script's.
 _BELOW = ("/paceline/worker/script.py", "/paceline/worker/__main__.py", "/threading.py")
 
 
 @dataclass(frozen=True)
 class RunStacks:
-    """The positions of a run's workers at one moment. told: the positions as plain JSON values, as in `to_json`."""
+    """The stacks of a run's workers at one moment. told: the result of `to_json`."""
 
     told: WorkersReport
 
@@ -62,13 +62,13 @@ class RunStacks:
         return {**self.told, "waiting": self.waiting}
 
     def groups(self) -> Iterator[tuple[list[int], str, list[Thread]]]:
-        """Return (ranks, process, threads) of equal stacks, the smallest group first."""
+        """Return (ranks, process, threads) for each group of ranks with equal stacks, the smallest group first."""
         found: dict[str, tuple[list[int], str, list[Thread]]] = {}
         for rank, one in sorted(self.ranks.items()):
             for process in (one, *one.get("children", ())):
                 threads = process.get("threads") or []
                 what = "" if process is one else _program(process, one)
-                # Compare only values that are equal on ranks with equal work: neither pids nor addresses.
+                # Compare no pids or addresses, which differ even between ranks that do the same.
                 key = json.dumps([what, threads or process.get("silent", ""), process.get("state") in ("T", "t")])
                 group = found.setdefault(key, ([], what, threads))
                 if rank not in group[0]:
@@ -96,7 +96,7 @@ class RunStacks:
 
 
 def _without_ours(thread: Thread) -> Thread | None:
-    """Return the thread without frames of Paceline and of imports, or None if it is Paceline's own thread."""
+    """Return the thread without frames of Paceline and imports; None for Paceline's own thread."""
     frames = [
         frame
         for frame in thread["frames"]

@@ -1,7 +1,7 @@
 """Measure how ranks spend their time, and find stragglers: pure functions of the steps that ranks counted.
 
     window      the time between two samples, with each rank's steps, seconds waiting for data, and seconds waiting for others
-    own time    a rank's window without waiting for others: in a synchronous training, all wait for the slowest
+    own time    a rank's seconds in a window without waiting for other ranks: in synchronous training all wait for the slowest
     straggler   ranks whose own time is 25 % longer than the other ranks' in nearly every window, while these wait for them
 
 Windows in which a rank made no step are ignored, as during a checkpoint, an evaluation on rank 0 alone, or the start.
@@ -24,7 +24,7 @@ WINDOWS, STEADY = 6, 0.8
 WAITS = 0.1
 #: At a run's end, report stragglers that cost other ranks at least this many seconds and this share of their time.
 LOST_S, LOST = 30.0, 0.1
-#: Where waits for others cannot be measured, the additional share of its time that a straggler waits for data.
+#: Where waits for others can't be measured: how much larger a straggler's share of time waiting for data is than the median.
 DATA_MORE = 0.2
 
 
@@ -159,9 +159,9 @@ def lines(pace: RunPace) -> list[str]:
 
 
 def pace_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str], *, recent: int = 0) -> RunPace:
-    """Return the pace over all windows.
+    """Return the ranks' pace over all windows, and the straggler.
 
-    nodes: rank -> its node's name. recent: number of last windows that decide on stragglers; 0 for all.
+    nodes: rank -> its node's name. recent: how many of the last windows determine the straggler; 0 for all.
     """
     trained = [window for window in windows if is_training(window)]
     if not trained:
@@ -225,7 +225,7 @@ def seconds_text(seconds: float) -> str:
 def _by_data(
     windows: Sequence[Mapping[int, Counted]], total: Mapping[int, Counted], nodes: Mapping[int, str]
 ) -> Straggler | None:
-    """Find the straggler by its waits for data, if waits for others cannot be measured, as on GPUs."""
+    """Find the straggler by its longer waits for data, such as on GPUs."""
 
     def shares(window: Mapping[int, Counted]) -> dict[int, float]:
         return {rank: one.data_s / one.passed_s for rank, one in window.items()}
@@ -248,7 +248,7 @@ def _by_data(
 def _straggler(
     slow: set[int], nodes: Mapping[int, str], own_s: float, others_s: float, lost_s: float, is_data: bool
 ) -> Straggler:
-    # If there is only one node, its name says nothing.
+    # Leave out the node's name if there is only one node.
     names = {nodes.get(rank, "") for rank in slow} if len(set(nodes.values())) > 1 else {""}
     return Straggler(
         ranks=tuple(sorted(slow)),
@@ -262,7 +262,7 @@ def _straggler(
 
 
 def _own(window: Mapping[int, Counted]) -> dict[int, float]:
-    """Return each rank's seconds without waiting for others, scaled to the same number of steps."""
+    """Return each rank's own time in the window for the same number of steps."""
     steps = [one.steps for one in window.values()]
     if max(steps) - min(steps) <= 1:
         return {rank: max(0.0, one.passed_s - one.others_s) for rank, one in window.items()}

@@ -1,4 +1,4 @@
-"""Derive from a stack dump of all workers which rank waits for which, in sentences; pure functions.
+"""Derive sentences on which rank waits for which from a stack dump of all workers: pure functions.
 
 op            an open collective: an entry of a board or of torch's recorder, with the ranks in it
 missing       ranks of its group that have not started it
@@ -55,13 +55,13 @@ class Op:
     entry: Collective
     members: list[int]
     ages: dict[int, float] = field(default_factory=dict)
-    #: Rank -> entry, if the rank is in another collective at the same position of the order.
+    #: Rank -> entry of each rank that has called another collective where these ranks have called this one.
     others: dict[int, Collective] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
 
 
 def sentences(told: WorkersReport) -> list[str]:
-    """Return why the workers wait, the cause first; empty if no worker waits or stands still."""
+    """Return sentences on why the workers wait, the cause first; none if no worker waits."""
     ranks = {int(rank): found for rank, found in told["ranks"].items()}
     found, explained = [], set[int]()
     blocked = ops(told)
@@ -84,7 +84,7 @@ def sentences(told: WorkersReport) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Ranks in a collective, and the ranks for which they wait: empty if all have come to it."""
+    """Ranks in a collective, and the missing ranks for which they wait."""
 
     ranks: tuple[int, ...]
     for_ranks: tuple[int, ...]
@@ -123,7 +123,7 @@ def ops(told: WorkersReport) -> list[Op]:
     found: dict[tuple[object, ...], Op] = {}
     for rank, one in ranks.items():
         for entry in entries(one):
-            # If all ranks start collectives in the same order, a number identifies a collective; else kind and name do.
+            # A number identifies a collective if all ranks start collectives in the same order; else kind and name do.
             key = (
                 (entry["channel"], entry["number"])
                 if entry["number"]
@@ -137,7 +137,7 @@ def ops(told: WorkersReport) -> list[Op]:
                 op.others[rank] = entry
     joined = {rank for op in found.values() if op.entry["kind"] == "join" for rank in op.ages}
     for op in found.values():
-        # Compare the other ranks with the collective that most ranks are in.
+        # Ranks differ in the collective that they call: take the one of most ranks as right.
         _let_most_rule(op, told)
         there = set(op.ages) | set(op.others) | (joined if not op.entry["number"] else set())
         op.missing = [
@@ -208,14 +208,14 @@ def in_debugger(one: WorkerFacts) -> str | None:
 
 
 def stands(rank: int, told: WorkersReport) -> str:
-    """Return a rank's position, to follow the word "it"."""
+    """Return where a rank is, as the rest of a sentence that begins with "it"."""
     one = told["ranks"][str(rank)]
     if (text := trouble(one, told)) is not None:
         return text.removeprefix("it ") if text.startswith("it ") else text
     place = where(one, told)
     loaders = [child for child in one.get("children", ()) if child.get("threads")]
     text = f"is in {place}" if place else f"gives no stack: {one.get('silent', 'nobody knows why')}"
-    # A rank that waits for its data loader has the loader's position.
+    # If the rank waits for its data loader, describe the loader's process.
     if loaders and place and any("multiprocessing" in f["file"] or "/dataloader.py" in f["file"] for f in _main(one)):
         text += f"; its data loader's process {loaders[0]['pid']} is in {where(loaders[0], told)}"
     return text
@@ -233,7 +233,7 @@ def op_text(entry: Collective) -> str:
 
 
 def ranks_words(ranks: Sequence[int]) -> str:
-    """Return "rank 2" or "ranks 0, 1 and 3", with at most eight numbers."""
+    """Return "rank 2" or "ranks 0, 1 and 3"; for many ranks the first ones."""
     shown = sorted(ranks)
     if len(shown) == 1:
         return f"rank {shown[0]}"
@@ -291,7 +291,7 @@ def _whereabouts(missing: Sequence[int], told: WorkersReport, inside: Mapping[in
 
 
 def _no_double(text: str) -> str:
-    # The text of `stands` may begin with a child process.
+    # "It" may precede a text of `stands` that begins with "its process ...".
     return text.replace("It its ", "Its ").replace("it its ", "its ").replace("each its ", "its ")
 
 
@@ -310,7 +310,7 @@ def _let_most_rule(op: Op, told: WorkersReport) -> None:
 
 
 def _is_past(one: WorkerFacts, entry: Collective) -> bool:
-    """Return whether a rank has already left this collective, which may end earlier on one rank."""
+    """Return whether a rank has left this collective already: a collective may end earlier on one rank."""
     group = str(entry["channel"]).removeprefix("torch ")
     last = one.get("torch", {}).get("last", {}).get(group, 0) if str(entry["channel"]).startswith("torch ") else 0
     return bool(entry["number"] and last >= entry["number"])
@@ -350,7 +350,7 @@ def gets_on(first: WorkersReport, second: WorkersReport) -> str | None:
         if after.get("exit_code") is not None or after.get("gone"):
             continue
         if "pid" not in after or before.get("pid") != after["pid"]:
-            # The node of this rank did not report it, or the rank has just started.
+            # One of the dumps lacks this rank: its node has not reported it, or the rank has just started.
             return f"nothing is known of rank {rank}"
         if (text := _gets_on(before, after, passed_s, second)) is not None:
             return f"rank {rank} {text}"
@@ -374,7 +374,7 @@ def _gets_on(before: WorkerFacts, after: WorkerFacts, passed_s: float, told: Wor
         if known is None:
             return f"has started process {one['pid']}"
         cpu_s += one["cpu_s"] - known["cpu_s"]
-        # The worker itself wrote its answer to the first dump, so subtract these bytes.
+        # Subtract the bytes that the worker wrote for the first dump.
         io_bytes += one["io_bytes"] - known["io_bytes"] - known.get("answer_bytes", 0)
         if _own_place(one, told) != _own_place(known, told):
             return f"has a process {one['pid']} that has come to another place"
@@ -393,5 +393,5 @@ def _same_collective(before: WorkerFacts, after: WorkerFacts) -> bool:
 
 
 def _own_place(one: ProcessFacts, told: WorkersReport) -> list[tuple[str, int]]:
-    """Return the script's own open calls, the outermost last; calls inside libraries do not count as progress."""
+    """Return file and line of each open call in the script's own files, the outermost last."""
     return [(frame["file"], frame["line"]) for frame in _main(one) if is_own(frame["file"], told)]

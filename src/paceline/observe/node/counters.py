@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-#: sock_diag(7), linux/inet_diag.h, linux/tcp.h.
+#: Constants and layouts of messages from sock_diag(7), linux/inet_diag.h and linux/tcp.h.
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP = 4, 20, 0x301
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _INET_DIAG_INFO, _ESTABLISHED = 2, 1 << 1
@@ -38,7 +38,7 @@ class TcpCounts:
     def look(self, living: Mapping[str, Sequence[int]]) -> dict[str, tuple[float, float]]:
         """Return rank -> bytes per second received and sent since the last call.
 
-        Empty at the first call, and without kernel support. living: rank -> pids of its processes.
+        The result is empty at the first call, and without kernel support. living: rank -> pids of its processes.
         """
         if not self._is_told or not living:
             return {}
@@ -60,7 +60,7 @@ class TcpCounts:
         found = {rank: [0, 0] for rank in living}
         for inode, (sent, received) in counts.items():
             rank = self._ranks[inode]
-            # An old connection may have become known only now: count its bytes from the next call on.
+            # Count a connection's bytes from the next call on: it may be old although it became known only now.
             was = before.get(inode, (sent, received))
             if rank in found:
                 found[rank][0] += max(0, received - was[1])

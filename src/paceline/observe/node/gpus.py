@@ -6,7 +6,7 @@ the standard library, and annotations in quotes.
 
 import os
 
-#: Overrides the list of devices ("0,1", or "" for none) where `nvidia-smi` is missing.
+#: The variable with the list of devices ("0,1", or "" for none), instead of the output of `nvidia-smi`.
 GPUS_VARIABLE = "PACELINE_GPUS"
 
 
@@ -14,7 +14,7 @@ def devices() -> "tuple[str, ...]":
     """Return the devices that runs may use, as `CUDA_VISIBLE_DEVICES` spells them.
 
     They come from `PACELINE_GPUS`, else from the shell's `CUDA_VISIBLE_DEVICES`, else from nvidia-smi; none without a driver.
-    In place of a GPU that is cut into MIG slices, its slices are listed.
+    A GPU that is divided into MIG slices is replaced by its slices.
     """
     for name in (GPUS_VARIABLE, "CUDA_VISIBLE_DEVICES"):
         if name in os.environ:
@@ -23,7 +23,7 @@ def devices() -> "tuple[str, ...]":
     found = [(index.strip(), mode.strip()) for index, _, mode in rows if index.strip().isdigit()]
     if not any(mode == "Enabled" for _, mode in found):
         return tuple(index for index, _ in found)
-    # "GPU 0: NVIDIA A100 (UUID: GPU-5a...)", and below it "  MIG 3g.20gb     Device  0: (UUID: MIG-7c...)".
+    # Lines such as "GPU 0: NVIDIA A100 (UUID: GPU-5a...)", then "  MIG 3g.20gb     Device  0: (UUID: MIG-7c...)".
     modes, names, gpu = dict(found), [], ""  # type: dict[str, str], list[str], str
     for line in _lines("-L"):
         words = line.split()

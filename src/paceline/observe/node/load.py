@@ -33,7 +33,7 @@ from paceline.system.memory import memory
 _GIB, _MIB = 1 << 30, 1 << 20
 _SECTOR = 512
 _RAPL = "/sys/class/powercap"
-#: Prefixes of block devices that are built on other devices, or virtual.
+#: Prefixes of block devices to skip: they are virtual, or use other devices, which count already.
 _NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
@@ -45,7 +45,7 @@ _SHARED = 0.2
 
 
 class LoadMeter:
-    """A meter of the load between two samples. devices: numbers of the GPUs that count; None for all."""
+    """A meter of the load between two samples. devices: the GPUs that count; None for all."""
 
     def __init__(self, devices: tuple[str, ...] | None = None) -> None:
         self._devices = None if devices is None or not all(one.isdigit() for one in devices) else set(map(int, devices))
@@ -93,7 +93,7 @@ class LoadMeter:
         now = time.monotonic()
         before_s, before = self._counts.get(name, (now, count))
         self._counts[name] = (now, count)
-        # A counter starts again when its device does.
+        # A smaller count than before means that the device has started again.
         return (count - before) / (now - before_s) if now > before_s and count >= before else None
 
     def _gpus(self) -> list[Gpu]:
@@ -116,7 +116,7 @@ def _of_gpu(gpu: Gpu) -> dict[str, float]:
 
 
 def _packages() -> dict[str, int]:
-    """Return the energy counter of each processor package in microjoules (RAPL); most systems show it only to root."""
+    """Return each processor package's energy counter in microjoules (RAPL), often visible only to root."""
     found = {}
     with contextlib.suppress(OSError, ValueError):
         for name in os.listdir(_RAPL):
@@ -161,7 +161,7 @@ def _networks() -> dict[str, int]:
     with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/net/dev", encoding="ascii") as file:
         for line in file.readlines()[2:]:
             name, _, counts = line.partition(":")
-            # Traffic of bridges also passes a real interface, which counts it, or it stays on the machine.
+            # Skip bridges: their traffic stays on the machine, or also passes a real interface, which counts it.
             if name.strip() == "lo" or name.strip().startswith(("veth", "br-", "docker", "virbr", "cni")):
                 continue
             words = counts.split()
@@ -201,7 +201,7 @@ class WorkerLoads:
         self._next_shared_s = 0.0
         #: pid -> its proportional share of its resident memory
         self._parts: dict[int, float] = {}
-        #: rank -> time of the last search for its processes; time and counts of its clock
+        #: rank -> time of its last sample; and rank -> time and counts of its step clock
         self._looked_s: dict[str, float] = {}
         self._clocks: dict[str, tuple[float, dict[str, float]]] = {}
         self._cpu: dict[int, float] = {}
@@ -338,7 +338,7 @@ def below(pids: Sequence[int]) -> dict[int, list[int]]:
 
 
 def _process(pid: int) -> tuple[float, int, float] | None:
-    """Return CPU seconds, resident bytes and age in seconds; None if the process is a zombie or missing.
+    """Return CPU seconds, resident bytes and age in seconds; None without a living process.
 
     See proc_pid_stat(5).
     """

@@ -26,7 +26,7 @@ import time
 from typing import cast
 
 if __name__ == "__main__":
-    # This file is started by path, isolated from the script's environment, so add only Paceline's library.
+    # `-I` keeps the script's packages off the path, and Paceline too: add Paceline's folder.
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.observe.node import dumps, process_state
@@ -39,7 +39,7 @@ _ANSWER_S = 3.0
 _UNLIKELY_S = 0.3
 #: Seconds of silence after which a dump without a recognizable end counts as complete.
 _QUIET_S, _SHORT_QUIET_S = 0.25, 0.03
-#: Seconds in which a thread that got the signal has to start its dump; native threads write no dump.
+#: If a thread has got the signal and writes nothing for this many seconds, it is a native thread, which has no dump.
 _NATIVE_S = 0.01
 _LOOK_S = 0.002
 _SPY_S = 10.0
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     output, folder, asked = argv[0], argv[1], json.loads(argv[2])
     notes: list[str] = []
     with open(os.path.join(folder, "lock"), "a") as lock:
-        # Two programs at the same time would read each other's answers.
+        # One program at a time: two would read each other's answers.
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = look(folder, asked["ranks"], native=bool(asked.get("native")), notes=notes)
     answer(output, found, notes)
@@ -68,9 +68,9 @@ def answer(output: str, found: dict[str, WorkerFacts], notes: list[str]) -> None
 
 
 def look(folder: str, ranks: list[int], *, native: bool, notes: list[str]) -> dict[str, WorkerFacts]:
-    """Return the facts on the workers of these ranks. notes: receives what is not allowed on this machine."""
+    """Return the facts on these ranks' workers. Add missing permissions to `notes`."""
     workers = [Worker(folder, rank) for rank in ranks]
-    # Send all requests first: then the stacks are of one moment, and a silent worker delays no other.
+    # Send all requests first, so that all stacks are from the same moment and a silent worker delays no other.
     for worker in workers:
         worker.ask()
     _wait_for(workers)
@@ -132,7 +132,7 @@ class Worker:
         return not self._is_asked or since_s - self._asked_s > _ANSWER_S
 
     def look_at_children(self) -> None:
-        """Read the answer, then ask forked children one after another, because all of them write into the same file."""
+        """Read the answer, then ask forked children one by one: they share the file."""
         self._take(self._dump, self.found)
         self.found["children"] = children = []
         if "pid" not in self.found:
@@ -151,7 +151,7 @@ class Worker:
         self.empty()
 
     def empty(self) -> None:
-        """Truncate the file of answers, so that the next program need not skip old answers."""
+        """Truncate the file of the worker's dumps for the next program."""
         with contextlib.suppress(OSError):
             os.truncate(self._stacks, 0)
 
@@ -177,13 +177,13 @@ class Worker:
                 notes.append(why_not(str(error)))
 
     def asked_of(self, pid: int, found: ProcessFacts, *, only_main: bool = False) -> Dump | None:
-        """Request a dump from this process; if that is impossible, store the reason in `found` and return None."""
+        """Request a dump from this process; or store the reason in `found` and return None."""
         if found["state"] in "Tt":
             found["silent"] = "it is stopped"
         elif not self._number:
             found["silent"] = "it is not a Python program, or PACELINE_STACKS_SIGNAL is 0"
-        # Identify the process by its open file: the pid may be reused, and a program that replaced the script would handle the
-        # signal in its own way.
+        # Check that the process has the file for dumps open: otherwise the pid belongs to another process by now, or to a program
+        # that has replaced the script and would handle the signal differently.
         elif not process_state.has_open(pid, self._descriptor, self._stacks):
             found["silent"] = "it is another program, or has closed all files"
         elif not process_state.catches(pid, self._number):
@@ -236,7 +236,7 @@ class Dump:
     """The stacks of one process, thread by thread, the main thread first, appended to one file."""
 
     def __init__(self, path: str, pid: int, number: int, limit_s: float, *, only_main: bool = False) -> None:
-        # A sampler cannot wait long for the end of a dump.
+        # A sampler asks only for main threads. It samples often, so it must not wait long for the end of a dump.
         self._quiet_s = _SHORT_QUIET_S if only_main else _QUIET_S
         self.threads: list[Thread] = []
         #: Bytes that the process wrote for this dump.
@@ -271,7 +271,7 @@ class Dump:
             return dumps.is_whole(self._text()[-1000:]) or now - self._seen_s > self._quiet_s
         if not self._is_taken and not process_state.is_pending(self._pid, self._thread, self._number):
             self._is_taken, self._seen_s = True, now
-        # A native thread runs the handler too, but writes nothing. The main thread is always Python's.
+        # A native thread writes no dump, so don't wait for it. The main thread always belongs to Python.
         if self._is_taken and self._thread != self._pid:
             return now - self._seen_s > _NATIVE_S
         return now - self._asked_s > (self._limit_s if self._thread == self._pid else _UNLIKELY_S)

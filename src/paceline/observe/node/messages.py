@@ -35,7 +35,7 @@ class Collective(TypedDict):
 
 
 class Recorded(TypedDict):
-    """The state of torch's flight recorder. last: process group -> number of the last collective that was started."""
+    """The state of torch's flight recorder. last: process group -> number of its last collective."""
 
     entries: list[Collective]
     last: dict[str, int]
@@ -61,10 +61,10 @@ class ProcessFacts(TypedDict, total=False):
 
 
 class WorkerFacts(ProcessFacts, total=False):
-    """Facts on a worker; a profile has `rate`, `frames` and `stacks` instead of threads.
+    """Facts on a worker. If they are a profile, `rate`, `frames` and `stacks` replace the threads.
 
     frames: (function, file, line). stacks: (thread, indices of frames from the outermost, count).
-    node, exit_code: added by the supervisor.
+    node, exit_code: the supervisor adds these two.
     """
 
     gone: bool

@@ -7,7 +7,7 @@ import contextlib
 import os
 from typing import NamedTuple
 
-TYPE_CHECKING = False  # the name that mypy knows
+TYPE_CHECKING = False  # mypy treats this name as true; typing is slow to import
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
@@ -73,7 +73,7 @@ class Nvml:
         return found
 
     def processes_by_name(self) -> "dict[str, dict[int, int]]":
-        """Return {name: {pid: bytes}}; names are numbers and UUIDs of GPUs and MIG slices."""
+        """Return {number or UUID of a GPU or MIG slice: {pid: bytes}}."""
         import ctypes
 
         found = {}  # type: dict[str, dict[int, int]]

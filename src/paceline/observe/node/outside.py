@@ -13,11 +13,11 @@ TYPE_CHECKING = False  # typing is slow to load
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-if "Nvml" not in globals():  # on a host, the text of these modules precedes the text of this module
+if "Nvml" not in globals():  # a host without Paceline gets the text of these modules too, before this text
     from paceline.observe.node.nvml import Nvml
     from paceline.system.lock_holder import user_name
 
-#: A process counts as a user of cores once it has used this many seconds of them, and half a core all its life.
+#: A process counts if it has used at least this many CPU seconds, and on average this share of a core since its start.
 _BUSY_S, _BUSY_SHARE = 60.0, 0.5
 #: Most processes that a text names.
 _NAMED = 3
@@ -47,7 +47,7 @@ def used_gpus(gpus: "Sequence[str]", own: "Collection[int]") -> "dict[str, str]"
 
 
 def used_cores(own: "Collection[int]") -> "dict[int, tuple[float, str]]":
-    """Return {pid: (cores, text)} of other processes that use cores for long."""
+    """Return {pid: (cores, text)} of other processes that have used cores for some time."""
     found = {}  # type: dict[int, tuple[float, str]]
     if not os.path.exists("/proc/uptime"):
         return found

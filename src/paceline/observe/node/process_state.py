@@ -59,7 +59,7 @@ def threads(pid: int) -> list[int]:
 
 
 def signal_thread(pid: int, thread: int, number: int) -> None:
-    """Send a signal to one thread, or to the process if threads can't be signaled here. Ignore a missing process."""
+    """Send a signal to one thread, or else the process. Ignore a missing process."""
     call = _TGKILL.get(os.uname().machine) if sys.platform.startswith("linux") else None
     if call is None:
         if thread == pid:
@@ -94,7 +94,7 @@ def is_python(pid: int) -> bool:
 
 
 def waits_for(pid: int) -> str | None:
-    """Return the system call in which the process waits, such as "write to pipe:[123]", or None if unknown."""
+    """Return the system call in which the process waits ("write to pipe:[123]"), or None."""
     words = _read(f"/proc/{pid}/syscall").split()
     verb = (
         {"0": "read from", "1": "write to"}.get(words[0]) if len(words) > 1 and os.uname().machine == "x86_64" else None

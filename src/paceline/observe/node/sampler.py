@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator
 
 if __name__ == "__main__":
-    # This file is started by path, isolated from the script's environment, so add only Paceline's library.
+    # `-I` keeps the script's packages off the path, and Paceline too: add Paceline's folder.
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.observe.node import process_state
@@ -71,20 +71,20 @@ def profile(folder: str, ranks: list[int], seconds: float, rate: float, notes: l
     for rank, one in spied.items():
         try:
             found[str(rank)] = one.end(begun + seconds + _EXTRA_S)
-            # If all samples of a rank were torn, as on an overloaded machine, try signals.
+            # If py-spy has no valid sample of a rank, as on an overloaded machine, try signals.
             if "frames" in found[str(rank)] or not workers[rank].pid:
                 del left[rank]
         except (OSError, subprocess.SubprocessError) as error:
             notes.append(why_not(str(error)))
     if left:
-        # If py-spy is refused, it reports that at once, so there is time left for signals.
+        # There is time left for signals: py-spy reports at once that it has no permission.
         for rank, counted in _by_signals(folder, left, seconds, rate).items():
             found[str(rank)] = counted
     return found
 
 
 class StackCounts:
-    """The stacks of one worker, with the number of times that each was sampled."""
+    """The stacks of one worker, and how many times each of them was sampled."""
 
     def __init__(self) -> None:
         self._frames: dict[tuple[str, str, int], int] = {}
@@ -183,7 +183,7 @@ def _by_signals(folder: str, workers: dict[int, Worker], seconds: float, rate: f
     number = 0
     with open(os.path.join(folder, "lock"), "a") as lock:
         while (now := time.monotonic()) < begun + seconds:
-            # Hold the lock only for one sample, so that another program can take its turn.
+            # Release the lock after each sample, so that another program can ask the workers in between.
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 for rank in _sample(workers, counted):
