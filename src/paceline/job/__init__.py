@@ -1,6 +1,6 @@
 """Define the job as frozen data that is converted to JSON and back: job, environment, data references, plan.
 
-A call of the package is the decorator of functions, because the attribute `job` of `paceline` is both.
+`paceline.job` is this package and also a decorator (`paceline.functions`), so the package itself can be called.
 
 Examples:
     >>> @pl.job(nodes=2, gpus=1)  # doctest: +SKIP

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from paceline.errors import DataError
 
-#: The variable `<prefix><name>` holds an input's or output's folder in a worker; the SDK's prefix and Paceline's.
+#: Prefixes of the variables `<prefix><name>` with the folder of an input or output, in the Azure SDK and in Paceline.
 PATH_VARIABLES = ("AZUREML_DATAREFERENCE_", "PACELINE_INPUT_")
 
-#: Name of the input with the model that a run continues from, as in the SDK.
+#: Name of the input that has the model from which a run continues, as in the Azure SDK.
 MODEL_LOCATION = "MODEL_LOCATION"
 
 MODES = ("mount", "download", "upload", "direct")
@@ -123,7 +123,7 @@ class DataReference:
 
         Args:
             path_on_compute: Path below the script's working directory at which the folder appears too.
-            overwrite: Whether to replace existing files; otherwise existing files refuse the run.
+            overwrite: Whether to replace existing files. Otherwise Paceline refuses the run if there are any.
         """
         return replace(
             self,

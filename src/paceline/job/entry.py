@@ -17,14 +17,14 @@ _BEGINNINGS = (b"#!", b"\x7fELF")
 def entry_file(job: Job, directory: Path, *, is_here: bool = False) -> str | None:
     """Return the path of the job's file in `directory`, with forward slashes.
 
-    Return None for an installed module and for a program of the nodes, which are not in the source. is_here: the job runs on this
-    machine, so PATH can be checked.
+    Return None for a file outside of the source: an installed module, or a program of the nodes. is_here: whether the job runs on
+    this machine, whose PATH can be checked.
 
     Raises:
         JobError: The file is missing, or cannot be executed.
     """
     if not directory.is_dir():
-        return None  # the snapshot reports it
+        return None  # the snapshot reports a missing folder
     if job.entry_module is not None:
         # `python -m` searches for modules from the working directory.
         found = _of_module(job.entry_module, directory / (job.working_directory or ""))
@@ -68,10 +68,10 @@ def _name(path: Path, directory: Path) -> str:
 
 
 def _check_on_path(job: Job, directory: Path) -> None:
-    """Refuse a program that is not on PATH. The PATH of an image or of an environment yet to be built is unknown."""
+    """Refuse a program that is not on PATH, if the PATH is known already."""
     if job.environment.docker_image is not None or job.environment.needs_build:
         return
-    # A job's own PATH applies to the program.
+    # The job may set PATH for its workers.
     path = job.environment_variables.get("PATH", os.environ.get("PATH"))
     if shutil.which(job.entry_script, path=path) is None:
         raise JobError(
@@ -89,7 +89,7 @@ def _check_program(name: str, path: Path) -> None:
             f"entry_script {name!r} must be a Python file (.py), a script that begins with #!, or a binary. Name one of them, or "
             "write its interpreter into its first line, such as #!/bin/bash."
         )
-    # Check the owner's permission: the submitting user will own the copy.
+    # Check only the owner's permission: the submitting user will own the copy.
     if not path.stat().st_mode & 0o100:
         raise JobError(f"entry_script {name!r} is not executable. Make it so: chmod +x {path}")
 

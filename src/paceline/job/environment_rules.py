@@ -1,6 +1,6 @@
-"""Check the values of an `EnvironmentSpec`, with only the standard library, because workers load this.
+"""Check the values of an `EnvironmentSpec`, with only the standard library, because workers load this module.
 
-The functions take the specification as `Any`, because its module imports this one.
+The functions have the type `Any` for the specification, whose module imports this one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def normalise(environment: Any) -> None:
                     "(--requirements)."
                 )
             values = tuple(absolute(value) for value in values)
-        # The class is frozen, so set the attribute this way; only __post_init__ of the class calls this.
+        # The dataclass is frozen. Changing it is safe here, because only its __post_init__ calls this.
         object.__setattr__(environment, field, values)
     variables = environment.environment_variables
     if not isinstance(variables, Mapping):

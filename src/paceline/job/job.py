@@ -61,14 +61,14 @@ Priority: TypeAlias = Literal["low", "normal", "high", "urgent"]
 
 #: Seconds between SIGTERM and SIGKILL, as in Slurm, Kubernetes and torchrun.
 DEFAULT_GRACE_S = 30.0
-#: The timeout of NCCL collectives in torch, and a third of the timeout of Gloo collectives.
+#: Seconds without progress that count as a hang: torch's timeout for NCCL collectives (for Gloo it is 1,800 s).
 DEFAULT_HANG_S = 600.0
 #: Minimum seconds between two restarts of an elastic run for more nodes. A guess: each restart costs half a minute.
 DEFAULT_ELASTIC_S = 300.0
 #: Reactions to a hanging run.
 ON_HANG = ("report", "fail", "restart")
 OnHang: TypeAlias = Literal["report", "fail", "restart"]
-#: Which workers start again after the loss of a worker: all of them, or only the lost ones.
+#: Which workers start again after a worker is lost: all workers ("restart"), or only lost workers ("replace").
 ON_FAILURE = ("restart", "replace")
 OnFailure: TypeAlias = Literal["restart", "replace"]
 #: Whether later attempts fork their workers from a process that has loaded the script's libraries.
@@ -184,7 +184,7 @@ class Job:
         _check_count("process_count_per_node", self.process_count_per_node, 1)
         _check_count("max_restarts", self.max_restarts, 0)
         _check_backend(self)
-        # Move secrets first, because values of variables must be strings.
+        # Move secrets out of the variables before the check that all values of variables are strings.
         _take_secrets(self)
         _check_variables(self.environment_variables)
         _check_secrets(self)
@@ -192,7 +192,7 @@ class Job:
         if self.max_run_duration_seconds is not None:
             _check_seconds("max_run_duration_seconds", self.max_run_duration_seconds, zero=False)
         _check_seconds("grace_period_seconds", self.grace_period_seconds, zero=True)
-        # Check inputs after the secrets, whose names may clash with inputs' variables.
+        # Check inputs after secrets: a secret must not have the name of an input's variable.
         _check_inputs(self)
         _check_send(self.send)
         _check_files(self.files)
@@ -263,7 +263,7 @@ class Job:
 
     @property
     def may_be_on_path(self) -> bool:
-        """Whether the entry may be a program on the nodes' PATH: it has no folder in its name, and is not Python."""
+        """Whether the entry may be a program on the nodes' PATH."""
         return not self.is_python and "/" not in self.entry_script
 
     @property
@@ -282,10 +282,10 @@ class Job:
         return self.distributed_backend in ("ps", "tensorflow")
 
     def with_values(self, values: Mapping[str, str]) -> Job:
-        """Return the job for its workers, with the values of its secrets. Never write this job to a file."""
+        """Return the job with the values of its secrets. Never write it to a file."""
         if not self.secrets:
             return self
-        # Remove `secrets`: a name must not have both a value and a source. Values for `notify` are not for workers.
+        # Remove `secrets`: a name must not have a value and a source. Leave out the URLs for `notify`, which are in `values` too.
         own = {name: value for name, value in values.items() if name in self.secrets}
         return replace(self, environment_variables={**self.environment_variables, **own}, secrets={})
 
@@ -387,7 +387,7 @@ def _check_on_hang(job: Job) -> None:
 
 
 def _check_on_failure(job: Job) -> None:
-    """Refuse jobs whose lost workers can't be replaced, whatever their script does."""
+    """Refuse on_failure="replace" for jobs whose lost workers can never be replaced, whatever the script does."""
     if job.on_failure not in ON_FAILURE:
         near = did_you_mean(str(job.on_failure), ON_FAILURE)
         raise JobError(f"on_failure={job.on_failure!r}: write 'restart' or 'replace'.{near}")
@@ -481,12 +481,12 @@ def _check_path_on_compute(job: Job, reference: DataReference) -> None:
 
 
 def _of_version_1(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields under their current names. Packages and inputs, which version 1 never used, are left out."""
+    """Return a version 1 job's fields under their current names, without unused fields."""
     kept = dict(values)
     python = kept.pop("python", None)
     for name in ("pip_packages", "pip_requirements", "conda_packages", "conda_dependencies", "inputs"):
         kept.pop(name, None)
-    # Workers of version 1 saw all GPUs of their node, and a rerun must find the same GPUs.
+    # Workers of a version 1 job saw all GPUs of their node. A rerun must see the same.
     return kept | {"environment": {"python": python} if python else {}, "gpu_visibility": "node"}
 
 
@@ -496,7 +496,7 @@ def _check_count(name: str, value: object, least: int) -> None:
 
 
 def _check_seconds(name: str, value: object, *, zero: bool) -> None:
-    # Check for NaN first: it is neither below 0 nor equal to 0, and would pass the next checks.
+    # Check for NaN first: the comparisons with 0 would accept it.
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not ok or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
         raise JobError(f"{name}={value!r} is not a number of seconds {'of 0 or more' if zero else 'above 0'}.")
@@ -572,7 +572,7 @@ def _take_secrets(job: Job) -> None:
     # Make a list first, because the loop removes entries from the dictionary.
     for name in [name for name, given_value in variables.items() if isinstance(given_value, Secret)]:
         place = variables.pop(name).place
-        # Giving the same source twice is no contradiction.
+        # The same source in both places is allowed.
         if secrets.setdefault(name, place) != place:
             raise JobError(f"secrets and environment_variables both set {name}. Remove one of them.")
     object.__setattr__(job, "environment_variables", variables)

@@ -26,7 +26,7 @@ _EXTRAS = re.compile(r"(?P<extras>\[[A-Za-z0-9,._\s-]*\])$")
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPath:
-    """The path in a requirement. extras: with brackets. tail: a marker after ` ;`, or options such as `--hash`."""
+    """A requirement's path. extras: such as "[gpu]". tail: marker, or options such as `--hash`."""
 
     path: Path
     is_editable: bool = False
@@ -40,7 +40,7 @@ class LocalPath:
         return f"{'-e ' if self.is_editable else ''}{self.path}{self.extras}{self.tail}"
 
     def line(self) -> str:
-        """Return a line for a requirements file that pip and uv read alike, even with spaces in the path."""
+        """Return a line for a requirements file that pip and uv read alike."""
         # Escape all other characters, such as spaces, because a space ends the path in a requirements file.
         if self.name or re.fullmatch(r"[\w./+~-]*", str(self.path), re.ASCII):
             return str(self)
@@ -51,7 +51,7 @@ class LocalPath:
 
 
 def is_editable(requirement: str) -> bool:
-    """Return whether the requirement is `-e something`."""
+    """Return whether the requirement is an editable install (`-e PATH`)."""
     return _EDITABLE.match(requirement.strip()) is not None
 
 
@@ -106,6 +106,6 @@ def _absolute(path: Path, folder: Path | None) -> Path:
     there = Path(os.path.abspath((folder or Path.cwd()) / path))
     if folder is None or there.exists():
         return there
-    # Look up the working directory only here: it may be gone or closed to this user.
+    # Only now use the working directory, which may be missing or unreadable.
     here = Path(os.path.abspath(path))
     return here if here.exists() else there

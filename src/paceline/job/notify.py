@@ -59,7 +59,7 @@ def place_of(one: str) -> str | None:
 
 
 def key_of(one: str) -> str:
-    """Return the key of the address among a run's secrets; no environment variable can have this name."""
+    """Return the address's key among a run's secrets. No variable's name has a space."""
     return f"notify {one}"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.job.job import Job
 
-#: Variable with the interpreter of the remote shell's program inside a container, where the node's own is invisible.
+#: Variable with the path of a Python inside a container that runs the remote shell's program, as the node's is not visible.
 REMOTE_SHELL_PYTHON = "PACELINE_REMOTE_SHELL_PYTHON"
 
 
@@ -85,8 +85,8 @@ class RankSlot:
 class Starter:
     """An engine's own program that starts MPI's workers instead of mpirun.
 
-    The worker's command line is appended once for each worker, in order of rank, each on its node, with PMIx. environment: for
-    the program itself, not for its workers.
+    Its command line gets the worker's command line appended. It starts each worker on its node, in order of rank, with PMIx.
+    environment: variables for the program itself, not for its workers.
     """
 
     argv: tuple[str, ...]
@@ -99,14 +99,14 @@ class Starter:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """All facts on one attempt that a launcher gets.
+    """All facts on one attempt that a launcher needs.
 
-    run_dir: the run's folder on the nodes. work_dir: the workers' working directory. source_dir: the copy of the snapshot; None
-    for `work_dir`. original_dir: its original, if links lead there. prepared: one for each node. library_dir: a folder with
-    `paceline` alone. ports: `port_count(job)` free ports on the first node: torch's rendezvous, JAX's coordinator, then one per
-    rank for TensorFlow's servers. scratch_dir: a short path for sockets and shared memory, removed by the nodes. remote_shell:
-    accepts `HOST COMMAND...` like ssh; empty if all nodes are one machine (`REMOTE_SHELL_PYTHON`). starter: starts MPI's workers;
-    None for mpirun. ends_at: Unix time of the time limit, or None. secret: signing key of the attempt's ranks, in hexadecimal;
+    run_dir: the run's folder on the nodes. work_dir: the workers' working directory. source_dir: the copy of the source; None if
+    it is `work_dir`. original_dir: the user's folder, if the copy has links to it. prepared: one for each node. library_dir: has
+    only `paceline`. ports: `port_count(job)` free ports on the first node: torch's rendezvous, JAX's coordinator, then one per
+    rank for TensorFlow's servers. scratch_dir: a short path for sockets and shared memory; the nodes remove it. remote_shell: a
+    command that takes `HOST COMMAND...` like ssh; empty if all nodes are one machine. starter: starts MPI's workers instead of
+    mpirun. ends_at: Unix time of the time limit, or None. secret: hexadecimal key with which the ranks sign messages;
     empty for a preview. spare: path of a node's warm spare, with `%` for the node's rank; empty without spares.
     """
 
@@ -140,11 +140,11 @@ class Launch:
 class Command:
     """A command line that a target starts on one node.
 
-    ranks: the workers that the command runs. is_launcher: it starts these workers (mpirun), and each reports its own end;
-    else it is the only worker itself. environment: set in any case. defaults: set unless the node has the variable. log:
-    file to which output and error are appended. spare: path of the node's warm spare, which may fork this worker; is_spare: it is
-    that spare, which attempts do not end. shells: one per node, which run a command line of the remote shell as their
-    last word; `/bin/sh -c` on nodes without one here.
+    ranks: the workers that the command runs. is_launcher: whether it starts these workers (mpirun), which report their ends
+    themselves; otherwise it is a single worker. environment: variables to set. defaults: variables to set unless the node has
+    them. log: file to which output and errors are appended. spare: path of the node's warm spare, which may fork this worker.
+    is_spare: whether the command is such a spare, which outlives attempts. shells: for each node, the command that runs a
+    command line from the remote shell, given as its last word; default: `/bin/sh -c`.
     """
 
     argv: tuple[str, ...]
@@ -160,7 +160,7 @@ class Command:
 
 
 def places(job: Job) -> tuple[RankSlot, ...]:
-    """Return one slot per worker of `job`: consecutive ranks share a node, node sizes differ by at most one.
+    """Return one slot per worker: consecutive ranks share a node, evenly over the nodes.
 
     Parameter servers have the last ranks.
     """
@@ -168,7 +168,7 @@ def places(job: Job) -> tuple[RankSlot, ...]:
     workers = job.world_size - job.parameter_server_count
     result: list[RankSlot] = []
     for node_rank in range(job.node_count):
-        # If the division leaves a rest, the first nodes take one worker more each.
+        # If the workers don't divide evenly, each of the first nodes takes one more.
         size = per_node + (node_rank < left)
         for local_rank in range(size):
             rank = len(result)
@@ -196,7 +196,7 @@ def node_sizes(job: Job) -> list[int]:
 
 def port_count(job: Job) -> int:
     """Return the number of ports that an attempt needs on its first node."""
-    # Count torch's and JAX's ports in any case: the script's imports are not known in advance.
+    # Always count torch's and JAX's ports: which of them the script imports is unknown.
     return 2 + (job.world_size if job.uses_tf_config else 0)
 
 
@@ -207,7 +207,7 @@ def preview_ports(job: Job) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class StartedCommand:
-    """A running command. pid: its process id on its node. cold: why its node's spare has not forked it."""
+    """A running command. cold: why the node's warm spare did not fork it."""
 
     command: Command
     pid: int
@@ -229,10 +229,10 @@ class ProcessExit:
 class RemotePaths:
     """A run's folders on its nodes, the same paths on each.
 
-    work_dir: the workers' working directory. is_shared: these are the supervisor's own folders; otherwise each node creates them
-    from the snapshot that was sent. sees_source: the nodes have the user's folder too, so links may lead there. python:
-    interpreter for jobs that name none. remote_shell: accepts `HOST COMMAND...` like ssh and runs it on another node; may be
-    empty. starter: starts MPI's workers instead of mpirun.
+    work_dir: the workers' working directory. is_shared: whether the nodes share the supervisor's folders; otherwise each node
+    creates them from the snapshot that it got. sees_source: whether the nodes have the user's folder, to which links may lead.
+    python: the default interpreter. remote_shell: a command that takes `HOST COMMAND...` like ssh and runs it on another node;
+    may be empty. starter: starts MPI's workers instead of mpirun.
     """
 
     run_dir: Path

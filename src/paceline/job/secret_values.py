@@ -21,14 +21,14 @@ PLACES = "'env:VARIABLE', 'keyring:service/user' or 'file:PATH' (mode 600, '#fie
 #: Text that is shown instead of a value.
 HIDDEN = "***"
 
-# The words stand between underscores: TOKENIZERS_PARALLELISM and MAX_TOKENS are no secrets.
+# Match whole words between underscores: TOKENIZERS_PARALLELISM and MAX_TOKENS are not secrets.
 _NAME = re.compile(
     r"(?i)(?:^|_)(?:token|secret|password|passwd|passphrase|apikey|api_key|access_key|private_key|secret_key|auth_key"
     r"|account_key|pat)(?:_|$)"
 )
-#: Endings of names that describe a secret, but don't hold it.
+#: Endings of names of variables that describe a secret without holding it, such as TOKEN_FILE.
 _HARMLESS_NAME = re.compile(r"(?i)_(?:file|path|dir|id|ids|name|type|url|count|limit|length|size|ttl|kind)$")
-# Switches and numbers are no secrets, such as HF_HUB_DISABLE_IMPLICIT_TOKEN=1.
+# Values of switches and numbers, such as HF_HUB_DISABLE_IMPLICIT_TOKEN=1, are not secrets.
 _HARMLESS_VALUE = re.compile(r"(?i)|-?[0-9.]+|true|false|yes|no|on|off|none|null")
 # Formats of tokens: Hugging Face, GitHub, GitLab, OpenAI, Slack, AWS and Google; then a JWT, a private key, and a URL with a
 # password.
@@ -55,7 +55,7 @@ _PASSWORD = re.compile(
 )
 #: Names of variables that hold addresses, perhaps with a password and without a scheme.
 _ADDRESS_NAME = re.compile(r"(?i)(?:^|_)(?:proxy|url|uri|dsn|database|host|address|endpoint|server|index)(?:_|$)")
-#: A user part that is only a user name, or an Azure container; schemes in which the user part may be a token instead.
+#: A user part that is a user's name, or an Azure container; and schemes of URLs in which it may be a token instead.
 _USER_NAME = re.compile(r"[\w.~+%\\-]*")
 _TOKEN_SCHEMES = ("http", "https", "s3", "s3a", "gs", "gcs")
 #: A user part of variables that are expanded later: "${USER}:${TOKEN}", "me:${TOKEN}".
@@ -66,7 +66,7 @@ _ENCODED = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*")
 
 @dataclass(frozen=True)
 class Secret:
-    """A value that is read at submission and never recorded. place: the source of the value, in a form of `PLACES`.
+    """A value that is read from `place` (see `PLACES`) at submission and never recorded.
 
     Raises:
         JobError: The source is invalid; the message does not show it, because it may be the value.
@@ -98,7 +98,7 @@ def secret(name: str) -> Secret:
 
 
 def check_place(place: object) -> None:
-    """Check the source of a value, which need not hold the value yet.
+    """Check the form of a secret's source, which may be missing on this machine.
 
     Raises:
         JobError: The source is invalid; the message does not show it.
@@ -131,8 +131,8 @@ def shown(variables: Mapping[str, str]) -> dict[str, str]:
 def hidden(text: str, secrets: Iterable[str] = ()) -> str:
     """Return the text with *** in place of credentials in URLs and of the given secret values.
 
-    The text between a scheme and the last `@` before the path is hidden, unless it is only a user's name; in web and bucket
-    addresses a name is hidden too, as it may be a token. `${NAME}` stays.
+    In a URL the text between the scheme and the last `@` before the path is hidden, except `${NAME}` and a mere user's name. In
+    addresses of the web and of buckets the name is hidden too, because it may be a token.
     """
     known = {form for secret in secrets for form in forms(secret)}
     # Replace the longest value first: one value may be the beginning of another.
@@ -144,9 +144,9 @@ def hidden(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def credentials_in(value: str) -> list[str]:
-    """Return the user part of `me:password@host` and the parts of the password.
+    """Return the user part of `me:password@host`, and the single parts of the password.
 
-    `value` must be a whole value, not text around one: a message may show single parts of a comma-separated list.
+    `value` must be a variable's whole value, without other text around it. It may be a comma-separated list.
     """
     if "@" not in value:
         return []
@@ -156,7 +156,7 @@ def credentials_in(value: str) -> list[str]:
 
 
 def forms(secret: str) -> set[str]:
-    """Return the forms in which programs print a value: raw, by line, in a URL, in JSON and as a repr."""
+    """Return the forms in which programs print a value, such as in JSON or URLs."""
     if not secret:
         return set()
     lines = {line.strip() for line in secret.splitlines()}
