@@ -81,7 +81,7 @@ class Base:
     def installed(self) -> list[str]:
         """List the installed distributions by their folders' names, without reading files.
 
-        For an editable package, the name does not change with its requirements, so the modification time is added.
+        An editable package's time of modification is added, because its folder's name stays when its requirements change.
         """
         distributions = []
         for folder in self.folders:
@@ -89,7 +89,7 @@ class Base:
                 for entry in entries:
                     if entry.name.endswith((".dist-info", ".egg-info", ".egg-link")):
                         distributions.append(entry.name)
-                    # These files add editable packages and other folders. A changed line mostly changes the size.
+                    # .pth files add editable packages and other folders. Their size shows most changes.
                     elif entry.name.endswith(".pth"):
                         distributions.append(f"{entry.name} {entry.stat().st_size}")
         return sorted(set(distributions))
@@ -110,7 +110,7 @@ def base(python: str, cache_dir: Path) -> Base:
             f"{sys.executable!r}."
         )
     path = os.path.abspath(path)
-    # Take the stamp before running the interpreter, so that a change in between invalidates the cached facts.
+    # Take the stamp before running the interpreter: if that changes meanwhile, the cached facts are then invalid.
     stamp = _stamp(path)
     if (path, stamp) not in _known:
         _known[path, stamp] = _from_cache(path, stamp, cache_dir) or _ask(path, stamp, cache_dir)
@@ -179,10 +179,10 @@ def _ask(path: str, stamp: str, cache_dir: Path) -> Base:
         reason = output[-1 if output[0].startswith("Traceback") else 0].strip().rstrip(".")
         raise EnvironmentSpecError(f"{path!r} does not run as a Python interpreter: {reason}.")
     if base_found.python != path:
-        return base_found  # a script that may start another interpreter the next time, so don't cache
+        return base_found  # a wrapper script, which may start another interpreter next time: don't cache
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         write_json(_cache_file(path, cache_dir), {"asked": path, "stamp": stamp, "base": asdict(base_found)})
     except OSError:
-        pass  # without the cache, the next process only has to run the interpreter again
+        pass  # continue without the cache: the next process runs the interpreter again
     return base_found

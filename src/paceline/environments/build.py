@@ -57,17 +57,17 @@ def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say:
         if not own_python:
             say(f"no Python is among the conda packages: the environment takes that of {base.python}")
     if not own_python:
-        # If the conda packages include no Python, the venv is created over the conda prefix.
+        # Create a venv, in the conda prefix if there are conda packages without a Python.
         venv.make(prefix, base, uv, variables, say, lock_fd, over=environment.uses_conda)
     seen = base.folders if environment.layered else ()
     if seen:
         venv.show(seen, prefix)
     python = prefix / "bin" / "python"
     if own_python:
-        # From now on the conda Python is the base, which decides which wheels fit.
+        # Install pip packages for the conda Python: its version determines which wheels fit.
         base = replace(base, python=str(python), version=_python_of(packages).partition(" ")[2])
     installer = Installer(prefix=prefix, python=python, base=base, seen=seen, uv=uv, say=say, lock_fd=lock_fd)
-    # A conda Python comes with packages that no pip line requested. They are not part of the lock.
+    # The conda packages are not part of pip's lock.
     before = installer.own().versions() if own_python else set()
     installer.install(environment)
     own = installer.own()

@@ -2,8 +2,8 @@
 
     python -m paceline.environments.conda < request.json
 
-prints progress, and writes its answer to the file that the request names. Only the end of its process interrupts a native
-solve, and a crash does not take down the supervisor.
+prints progress, and writes its answer to the file that the request names. The process is separate because only its end can
+interrupt a solve in native code, and because a crash of native code must not end the supervisor.
 """
 
 from __future__ import annotations
@@ -208,5 +208,5 @@ def _locked(text: str) -> Any:
 if __name__ == "__main__":
     exit_code = _main()
     sys.stdout.flush()
-    # Skip Python's shutdown: native threads may still run, and sometimes crash the interpreter then.
+    # Skip Python's shutdown, during which native threads that still run may crash the interpreter.
     os._exit(exit_code)

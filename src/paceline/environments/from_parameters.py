@@ -103,7 +103,7 @@ def _check_types(given: Mapping[str, object], layered: object) -> None:
 
 
 def _check_sense(given: Mapping[str, object]) -> None:
-    """Raise JobError for options that have no effect, because the caller expects an effect."""
+    """Raise JobError for options that would have no effect together with the others."""
     image, shm_size, channels = given["custom_docker_image"], given["shm_size"], given["conda_channels"]
     if shm_size is not None and image is None:
         raise JobError(

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Visible:
-    """The distributions in some folders. Of several with one name, the first is used.
+    """The distributions in some folders. If several have the same name, the first is used.
 
-    base: interpreter for which markers are evaluated.
+    base: the interpreter for which environment markers are evaluated.
     """
 
     def __init__(self, folders: Sequence[Path], base: Base) -> None:
@@ -34,7 +34,7 @@ class Visible:
                 self.found.setdefault(canonical(name), distribution)
 
     def versions(self) -> set[str]:
-        """Return "name==version" of each distribution."""
+        """Return "name==version" for each distribution."""
         return {f"{name}=={distribution.version}" for name, distribution in self.found.items()}
 
     def missing(
@@ -56,7 +56,7 @@ class Visible:
         while todo:
             requirement, asks_for_url = todo.pop()
             name = canonical(requirement.name)
-            # The text includes the URL. Whether a requirement's URL matters depends on the package that requires it.
+            # Requirements are the same if their texts, which include URLs, and their extras are equal, and if both URLs matter.
             mark = (str(bare(requirement)), asks_for_url, frozenset(requirement.extras))
             if mark in seen:
                 continue
@@ -79,7 +79,7 @@ class Visible:
         return [each for name in sorted(names) if name in self.found for each in self._requires(self.found[name], ())]
 
     def broken(self, names: Iterable[str]) -> list[tuple[str, Requirement]]:
-        """Return (distribution, requirement) for each unmet requirement of these distributions."""
+        """Return (distribution's name, requirement) for each unmet requirement of these distributions."""
         return [
             (name, requirement)
             for name in sorted(names)
@@ -88,7 +88,7 @@ class Visible:
         ]
 
     def locks(self, versions: Iterable[str]) -> tuple[str, ...]:
-        """Return requirements that install these "name==version" again, from where they came."""
+        """Return requirements that install these "name==version" again from the same origins."""
         return tuple(sorted(_lock(name, self.found[name]) for name in (text.split("==")[0] for text in versions)))
 
     def _requires(self, distribution: Distribution, extras: Iterable[str]) -> list[Requirement]:
@@ -99,7 +99,7 @@ class Visible:
             try:
                 requirement = Requirement(text)
             except InvalidRequirement:
-                continue  # old metadata have lines that pip can't read either
+                continue  # an old package's metadata, which pip can't read either
             if self._applies(requirement, set(extras)):
                 required.append(requirement)
         return required
@@ -118,7 +118,7 @@ class Visible:
 
 
 def bare(requirement: Requirement) -> Requirement:
-    """Return the requirement without its marker, which may be false elsewhere."""
+    """Return the requirement without its marker, which may be false for another interpreter."""
     from copy import copy
 
     plain = copy(requirement)

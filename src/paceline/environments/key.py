@@ -27,7 +27,7 @@ _PASSED_OVER = frozenset(
 #: Files that an editable install reads once. The package's code is not among them: each import reads it.
 _METADATA = ("pyproject.toml", "setup.cfg", "setup.py")
 
-#: A function that returns the replacement of a path.
+#: A function that returns the path that replaces a path.
 Where = Callable[[Path], Path]
 _FIND_LINKS = re.compile(r"(?:-f|--find-links)(?:\s+|=)(/.*)")
 
@@ -44,7 +44,7 @@ def key(environment: EnvironmentSpec, base: Base) -> str:
     content: dict[str, object] = {
         "making": _MAKING,
         "base": base.identity(),
-        # A layer has the packages that the base lacks, so it depends on the packages of the base.
+        # A layered environment has only packages that the base lacks, so its content depends on the base's packages.
         "installed": base.installed() if environment.layered else None,
         "python_version": environment.python_version,
         # Keep the order of options, because a later option may override an earlier one.

@@ -1,8 +1,8 @@
 """Install pip packages, by uv if possible, else by pip.
 
-uv does not see packages outside the environment. So for a layer, requirements that the base meets are not requested, and all
-other packages of the base are excluded from the resolution. Then the metadata of all visible packages are checked, as `pip
-check` does. Unmet requirements are requested by name, and at last pip, which sees the base, installs everything.
+A layered environment sees the packages of its base, but uv does not. So uv gets only the requirements that the base does not
+meet, and must not install any package of the base. Then Paceline checks the metadata of all visible packages, as `pip check`
+does, and requests unmet requirements by name. If some remain after several rounds, pip, which sees the base, installs all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _ROUNDS = 4
-#: What uv prints if it does not know an option or does not support a feature.
+#: Texts in uv's output if it does not know an option or does not support a feature.
 _REFUSALS = ("unexpected argument", "unexpected '-'", "unsupported", "not supported", "unrecognized")
 
 _LONGEST = 600
@@ -96,9 +96,9 @@ class Installer:
         return Visible([site_packages(self.prefix)], self.base)
 
     def locks(self, own: Visible, versions: Sequence[str]) -> tuple[str, ...]:
-        """Return requirements that install exactly these versions again, as a lock.
+        """Return requirements that install exactly these versions again: a lock.
 
-        A requested URL with variables stays: their values are secret.
+        A requested URL keeps its variables, whose values are secret.
         """
         requested_urls = {
             canonical(line.requirement.name): line.value
@@ -133,7 +133,7 @@ class Installer:
             still = now.missing(
                 [*named, *_extras_of(others), *now.required_by(self.own().found)], limits, urls_too=False
             )
-            # Do not request a package again that was already requested in this round: that would not help.
+            # Leave out packages that this round has requested already: requesting them again would not help.
             more = [each for each in still if str(each) not in set(map(str, missing))]
             if not still:
                 self._warn(now, before)
@@ -146,7 +146,7 @@ class Installer:
         self._pip(wanted)
 
     def _warn(self, now: Visible, before: Visible) -> None:
-        """Report packages of the base whose requirements the layer's versions do not meet."""
+        """Warn about packages of the base whose requirements the layer's versions do not meet."""
         own = set(self.own().found)
         for name, requirement in now.broken(set(before.found) - own):
             if canonical(requirement.name) in own:

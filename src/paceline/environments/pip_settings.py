@@ -73,7 +73,7 @@ class PipSettings:
                     self.values[name] = [*self.values.get(name, []), value]
 
     def uv_variables(self) -> dict[str, str]:
-        """Return the settings as uv's variables. Set `for_pip` if uv lacks a counterpart."""
+        """Return the settings as uv's variables. If uv has no variable for a setting, set `for_pip`."""
         # Let uv take the best version of all indexes, as pip does, not the first index with the package.
         variables: dict[str, str] = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
         for name, values in self.values.items():
@@ -83,7 +83,7 @@ class PipSettings:
 
     @property
     def no_index(self) -> bool:
-        """Whether to use find-links only."""
+        """Whether pip uses only the folders and pages of `find-links`, and no index."""
         value = (self.values.get("no-index") or ["0"])[-1]
         return self._flag("no-index", value)
 
@@ -168,7 +168,7 @@ def read(environment: Mapping[str, str]) -> PipSettings:
 
 
 def parse(listed: str) -> dict[str, list[str]]:
-    """Parse the output of `pip config list`. The section install overrides global, and variables override both."""
+    """Parse the output of `pip config list`. Section `install` overrides `global`; variables override both sections."""
     sections: dict[str, dict[str, list[str]]] = {"global": {}, "install": {}, ":env:": {}}
     for line in listed.splitlines():
         left, equals, right = line.partition("=")
@@ -231,9 +231,9 @@ def _is_number(text: str) -> bool:
 
 
 def encoded_variables(text: str, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Percent-encode the passwords that variables `${NAME}` put into URLs.
+    """Percent-encode the values of variables `${NAME}` that are passwords in URLs.
 
-    Return the text with new names of variables, and the new variables with the encoded values.
+    Return the text with new names for these variables, and the new variables with the encoded values.
     """
     added: dict[str, str] = {}
 

@@ -52,7 +52,7 @@ def register(environment: Spec, workspace_dir: Path) -> Spec:
 
 
 def get(kind: type[Spec], workspace_dir: Path, name: str, version: int | None = None) -> Spec:
-    """Return a registered environment, by default its latest version, as a `kind`.
+    """Return a registered environment, by default its latest version, as an instance of class `kind`.
 
     Raises:
         EnvironmentSpecError: The environment does not exist. The message lists those that exist.

@@ -182,7 +182,7 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
     # The additional empty line ends a last line that has a backslash at its end.
     for number, line in enumerate([*text.splitlines(), ""], start=1):
         first = first or number
-        # As in pip, a backslash at the end of a comment does not join the next line to it.
+        # As in pip, a comment does not continue on the next line, even if it ends with a backslash.
         if line.endswith("\\") and not re.match(r"\s*#", line):
             joined += line[:-1]
             continue

@@ -3,7 +3,7 @@
 <folder>/<key>/                      the environment, complete with its paceline-environment.json
 <folder>/<key>.lock                  exclusive for a build, shared for use; its modification time is the last use
 <folder>/<key>.log                   output of the last failed build
-<folder>/aliases/<key>               key of the environment that a lock was taken from
+<folder>/aliases/<key>               key of the environment whose lock is the environment <key>
 <folder>/bases/                      cached facts about other interpreters
 """
 

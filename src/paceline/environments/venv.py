@@ -12,7 +12,7 @@ from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError
 from paceline.job.secret_values import with_encoded_user
 
-#: Name of a .pth file that `site` reads last, so that the layer's editable packages precede the base's packages.
+#: The .pth file that adds the base's folders. `site` reads it last, so the environment's editable packages come before.
 LAYER_FILE = "zzz_paceline_base.pth"
 
 #: Variables that would add packages of the caller's shell to the build, or change its destination.
@@ -43,7 +43,7 @@ def find_uv() -> str | None:
     """Return the path of the program uv, or None if uv is not installed."""
     import shutil
 
-    # Prefer the uv that is installed beside Paceline to a uv on PATH.
+    # Prefer the uv that is installed with Paceline to a uv on PATH.
     try:
         import uv
 
