@@ -35,7 +35,7 @@ def call(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # A process group of its own: Ctrl-C reaches only the run, which ends the client with its children.
+            # A new process group: Ctrl-C then does not reach the client, which the run ends with its children.
             start_new_session=True,
             env=environment,
             encoding="utf-8",
@@ -66,9 +66,9 @@ def reason(lines: Sequence[str]) -> str:
     """Return the engine's last error message, without prefixes."""
     texts = [line.strip() for line in lines if line.strip()]
     errors = [line for line in texts if line.lower().startswith(("error", "fatal", "docker: ", "unable to"))]
-    # Progress and warnings come first, and the last error ended the call.
+    # Return the last error, which ended the call. Progress and warnings precede it.
     last = (errors or texts or [""])[-1]
-    # The daemon's prefix occurs twice, because it stands alone or behind `docker:`, which must be removed first.
+    # The first prefix is listed twice, because it may also follow `docker:`.
     for prefix in ("Error response from daemon:", "docker:", "Error:", "FATAL:", "Error response from daemon:"):
         last = last.removeprefix(prefix).strip()
     return last.rstrip(".")
@@ -79,7 +79,7 @@ def start_failure(
 ) -> str | None:
     """Return the reason why no container ran `program`, or None if a container ran it.
 
-    Call this only for a worker that has not reported its start, because a script may return any exit code.
+    Call this only for a worker that has not reported its start: a script could end with the same exit codes.
 
     Args:
         engine: The engine.

@@ -30,7 +30,7 @@ from paceline.system.lock_holder import user_name
 #: Label that each container has, with the run's id, so that the run's containers can be found.
 RUN_LABEL = "paceline.run"
 
-# Links are resolved, because only real folders are mounted, and the file has the same path inside.
+# Links are resolved: the container has the real folder, mounted under its own path, but not a link to it.
 INSIDE = str(Path(inside.__file__).resolve())
 
 
@@ -112,7 +112,7 @@ def wrap(
     values = _variables(command, launch, shell or {}, host.names)
     folders = [
         Mount(path=launch.run_dir),
-        # This folder is inside the run's folder, except in tests.
+        # Only in tests is the working folder outside of the run's folder.
         *([] if launch.work_dir.is_relative_to(launch.run_dir) else [Mount(path=launch.work_dir)]),
         Mount(path=launch.scratch_dir),
         # Links in the working folder lead here for files that were not copied.
@@ -120,15 +120,15 @@ def wrap(
         *(Mount(path=path, read_only=True) for path in (launch.library_dir, *map(Path, host.library))),
         *mounts,
     ]
-    # If the user has set PATH, use it without adding the environment's programs.
+    # Add the environment's programs to PATH, unless the user has set PATH.
     options = (
         ["--path", prepared.bin_dir] if prepared.bin_dir and "PATH" not in launch.job.environment_variables else []
     )
-    # The image's temporary folders, removed with the container. Apptainer's /tmp is the host's, where nothing would remove
-    # them.
+    # HOME may be in the image's temporary folders, which are removed with the container. Apptainer has the host's /tmp, from
+    # which nothing would remove it.
     for home in ("/tmp", "/var/tmp") if engine.keeps_containers else ():
         options += ["--home", home]
-    # Run Python isolated and without site: the image's packages must not run before the environment is set.
+    # -I and -S: no code of the image's packages may run before the environment variables are set.
     inner = (prepared.python, "-I", "-S", host.inside, *options, "--home", str(launch.scratch_dir), "--", *command.argv)
     marks = {name: command.environment[name] for name in ("PACELINE_RUN_ID", "PACELINE_RUN_DIR")}
     # Only podman and docker can run a command in a running container. For apptainer, start a similar container.
@@ -150,7 +150,7 @@ def wrap(
         gpus=bool(launch.nodes[command.node_rank].gpus),
         user=host.user,
     )
-    # The client gets the two variables by which the processes of a run are found, because it is one of them.
+    # The client is a process of the run, so it gets the two variables that mark the run's processes.
     return replace(command, argv=argv, environment=marks | for_client(engine, values), defaults={})
 
 
@@ -244,7 +244,7 @@ def _ipc(shm_size: str | None, memory: str | None) -> tuple[str, ...]:
 
 
 def _mount_word(mount: Mount) -> str:
-    """Format a mount as a CSV line, as engines parse it. A path may contain colons, commas and quotes."""
+    """Format a mount as a CSV line: paths may contain colons, commas and quotes."""
     # A CSV line can't contain a line break, so such paths are refused.
     for path in (str(mount.path), str(mount.target)):
         if not path.startswith("/") or "\n" in path or "\r" in path:
@@ -259,17 +259,17 @@ def _mount_word(mount: Mount) -> str:
 def _variables(command: Command, launch: Launch, shell: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
     """Return the variables, with the names under which they enter the container.
 
-    Variables of Paceline keep their names, by which the container's first process is found from outside.
+    Paceline's variables keep their names: they mark the processes of the run, also for programs outside of the container.
     """
     users = launch.job.environment_variables
     values: dict[str, str] = {}
     for name, value in command.environment.items():
         if name == "PATH" and name not in users:
-            continue  # this PATH is the host's, so the image's is used
+            continue  # a PATH of the host; the container uses the image's
         values[name if name.startswith("PACELINE_") else inside.SET + name] = value
     for name, value in {**names, **command.defaults}.items():
         if name not in command.environment:
-            # As without a container, the user's shell takes precedence over a default, and so does the image's value.
+            # A variable of the user's shell or of the image takes precedence over Paceline's default.
             own = name in command.defaults and name in shell
             values[(inside.SET if own else inside.DEFAULT) + name] = shell[name] if own else value
     return values

@@ -1,7 +1,7 @@
 """Find a container engine that works.
 
-A program of the right name proves nothing: docker needs its daemon, and a `docker` may be podman or only print how to install
-docker. So an engine must print its name, and answer a question that only a working one can.
+A program with the right name may not work: docker needs its daemon, and `docker` may be podman, or a program that only prints
+how to install docker. So an engine must print its name, and answer a question that only a working engine can answer.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _ask(path: str, variables: Mapping[str, str], to_start: bool) -> ContainerEn
         return _podman(path, version, variables, to_start)
     if kind == "docker":
         return _docker(path, variables)
-    # Apptainer needs no question, because it always runs as the calling user.
+    # Ask apptainer nothing further: it needs no daemon, and always runs as the calling user.
     return ContainerEngine(kind=kind, path=path, version=version, is_rootless=True)
 
 
@@ -122,7 +122,7 @@ def _podman(path: str, version: str, variables: Mapping[str, str], to_start: boo
     if to_start:
         questions = [["info", "--format", "{{.Host.Security.Rootless}} {{.Host.ServiceIsRemote}}"]]
     else:
-        # Podman prints its version even if it does not work. Only a remote podman reports a server.
+        # `ps` fails if podman does not work, whereas `version` never does. Only a remote podman reports a server.
         questions = [["ps", "--quiet"], ["version", "--format", "unknown {{if .Server}}true{{else}}false{{end}}"]]
     for question in questions:
         code, text = _output([path, *question], variables)
@@ -139,7 +139,7 @@ def _podman(path: str, version: str, variables: Mapping[str, str], to_start: boo
 
 
 def is_rootless(engine: ContainerEngine) -> bool:
-    """Return True if the engine is known to run rootless."""
+    """Return whether the engine runs rootless; False if it does not answer."""
     if engine.is_rootless is None:
         try:
             answer = _podman(engine.path, engine.version, os.environ, to_start=True)
@@ -169,7 +169,7 @@ def _output(argv: list[str], variables: Mapping[str, str]) -> tuple[int, str]:
         done = processes.said_by(argv, timeout_s=_ANSWER_S, environment=variables)
     except OSError as error:
         return -1, error.strerror or str(error)
-    # `_last_line` of this text is the error message after a failure, else the answer.
+    # `_last_line` of this text then is the error message after a failure, and otherwise the answer.
     if done.returncode != 0:
         return done.returncode, f"{done.stdout}\n{done.stderr}"
     return done.returncode, f"{done.stderr}\n{done.stdout}"

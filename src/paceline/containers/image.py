@@ -66,7 +66,7 @@ def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None])
     name = full_name(image)
     say(f"{engine.kind} pull {name}")
     code, lines = call([engine.path, "pull", name], say=say)
-    # Ask by the name that was pulled: the engine might resolve a short name to another image.
+    # Use the name that was pulled: the engine might resolve the user's short name to another image.
     if code == 0 and (image_id := _id(engine, name)):
         return image_id
     raise LauncherError(

@@ -4,8 +4,8 @@
     python3 -I -S .../paceline/containers/inside.py --probe
     python3 -I -S .../paceline/containers/inside.py --hold
 
-Variables have prefixed names, `_PACELINE_SET_<name>` and `_PACELINE_DEFAULT_<name>` (used if the image has none). Under its own
-name, a script's PATH, HOME or DOCKER_HOST would affect the engine's client.
+The command's variables arrive with prefixes, because a PATH, HOME or DOCKER_HOST would affect the engine's client:
+`_PACELINE_SET_<name>`, and `_PACELINE_DEFAULT_<name>` for a value that is used if the image has none.
 
 --path: put first on PATH. --home: parents for HOME, tried in turn if the image's is not writable. --probe: print this Python
 and the image's mpirun as JSON. --hold: wait to be killed.
@@ -47,7 +47,7 @@ def main(argv: "list[str]") -> None:
         os.execvpe(command[0], command, environment)
     except OSError as error:
         sys.stderr.write("paceline: {!r} could not be started in the container: {}\n".format(command[0], error))
-        # Return the code that shells use. `start_failure` reads it as a missing program.
+        # Shells exit with this code if a program is missing. `start_failure` reports it so.
         sys.exit(127)
 
 
@@ -67,7 +67,7 @@ def given(environment: "dict[str, str]") -> "dict[str, str]":
 def home(images: str, others: "list[str]") -> str:
     """Return the image's HOME if it is writable, else a new folder.
 
-    It goes with the container: caches of libraries neither fill the run's folder nor mix with those of the host's interpreters.
+    Caches of libraries in it are removed with the container: they don't fill the run's folder, or mix with the host's caches.
     """
     # Engines set HOME to "/" for a user that the image's /etc/passwd does not have.
     if images != "/" and os.path.isdir(images) and os.access(images, os.W_OK | os.X_OK):

@@ -5,8 +5,8 @@
     <folder>/<key>/layer/    the complete environment
     <folder>/<key>/<token>/  an environment being built, with a new token per attempt
 
-Each attempt has its own folder, because the container of a killed one may go on writing for a moment. The container sees it as
-`layer`: an environment contains its own path, which must be equal on all nodes of a run.
+Each attempt to build has a separate folder, because the container of a killed attempt may go on writing for a moment. The
+container sees the folder as `layer`: the files contain this path, which must be equal on all nodes of a run.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _NAMES = (
 )
 # Never mount these folders as a whole: that would expose too much, and hide the image's content.
 _TOPS = frozenset(map(Path, ("/", "/etc", "/home", "/opt", "/root", "/tmp", "/var")))
-# Each container has its own of these folders.
+# Never mount these folders: each container has separate ones.
 _KERNELS = ("/proc", "/sys", "/dev", "/run")
-# A file in these, such as a certificate, may be mounted. A folder would replace a part of the image's system.
+# Mount only single files from these folders, such as certificates: a folder would replace part of the image's system.
 _IMAGES_OWN = ("/usr", "/lib", "/lib64", "/bin", "/sbin")
-# Bytes of a chunk, and of the part of an archive that is hashed.
+# Bytes to read at once. Of a longer archive, only this many last bytes are hashed.
 _READ_BYTES = 4 << 20
 _SETTINGS = (".config/pip/pip.conf", ".pip/pip.conf", ".netrc")
 
@@ -117,7 +117,7 @@ def ensure_layer(
             (made / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
             pip = _pip()
             options = ["install", "--disable-pip-version-check", "--no-warn-script-location", "--progress-bar=off"]
-            # A lock is complete, so use --no-deps: pip would resolve again, and might add packages.
+            # A lock has all dependencies. Without --no-deps pip would resolve them again, and might add packages.
             options += ["--no-deps"] if is_exact else []
             options += ["--requirement", str(made / "requirements.txt")]
             result = str(made / "installed.json")
@@ -127,7 +127,7 @@ def ensure_layer(
                 image,
                 _in_container(python, (python, _SCRIPT, str(prefix), str(pip), result, *options), str(made)),
                 run_id=run_id,
-                # A random name, because the container of a killed attempt may still have its name.
+                # A random name, because the container of a killed attempt may still exist.
                 name=f"paceline-{run_id}-layer-{secrets.token_hex(2)}",
                 mounts=[
                     Mount(path=Path(INSIDE).parent.parent, read_only=True),
@@ -180,7 +180,7 @@ def _of_pip(environment: Mapping[str, str], requirements: Sequence[str]) -> tupl
     mounts = [Mount(path=path, read_only=True) for path in files]
     mounts += [mount for text in named for mount in named_files(text)]
     mounts += [Mount(path=cache.absolute())] if cache.is_dir() else []
-    # pip searches for its configuration below HOME, and files are mounted under their own paths.
+    # Set HOME to the host's: pip looks for its configuration there, and files are mounted under the host's paths.
     values |= {"HOME": str(home), "PIP_CACHE_DIR": str(cache)}
     return {inside.SET + name: value for name, value in values.items()}, mounts
 
@@ -188,7 +188,7 @@ def _of_pip(environment: Mapping[str, str], requirements: Sequence[str]) -> tupl
 def named_files(text: str) -> Iterator[Mount]:
     """Yield a mount for each absolute path or `file://` URL in the text.
 
-    The folder of a project is writable, because its build writes files there, as without a container.
+    A project's folder is mounted writable, because building the project writes files into it.
     """
     for word in re.split(r"file://|[\s=@;\[\]\"']+", text):
         # Try the word as it is first, because a file name may contain a "%" or "#".
@@ -222,7 +222,7 @@ def _states(requirements: Sequence[str]) -> list[tuple[str, int, str]]:
         for path in paths:
             with gone_is_fine(), open(path, "rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                # Of a long archive, hash the end, where a wheel lists its checksums. Hash a folder's files whole.
+                # Hash whole files of a folder, but of an archive only the end: a wheel has its list of checksums there.
                 file.seek(0 if is_folder else max(0, size - _READ_BYTES))
                 digest = hashlib.sha256()
                 while part := file.read(_READ_BYTES):
@@ -275,7 +275,7 @@ def read_layer(folder: Path, key: str) -> Layer | None:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptLayer:
-    """A complete layer, and the time when a run last held it."""
+    """A complete layer, and the time when a run last used it."""
 
     key: str
     layer: Layer

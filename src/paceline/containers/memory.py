@@ -29,8 +29,8 @@ def wrap_all(
 ) -> list[Command]:
     """Wrap the commands of all workers of an attempt.
 
-    With `shm_size`, start a container that holds the memory on each node with several containers. End it with `remove` after
-    the attempt.
+    With `shm_size`, start on each node with several workers a container that holds the memory. `remove` ends it after the
+    attempt.
 
     Raises:
         LauncherError: The memory can't be allocated, or a path can't be mounted.

@@ -33,7 +33,7 @@ def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) 
     deadline = time.monotonic() + (settle_s if engine.kind == "docker" else 0.0)
     # Repeat this, because an engine may still be creating a container for a killed client.
     for _ in range(_TRIES):
-        # Wait only for the first containers: after a removal, an empty list means that none is left.
+        # Wait only until there are containers. After a removal, an empty list means that all are gone.
         while not (containers := _containers(engine, run_id)) and not removed and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         if not containers:
@@ -41,7 +41,7 @@ def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) 
         removed.update(containers)
         # Ask for the runtimes before the removal, after which podman no longer knows them.
         runtimes = _runtimes(engine, containers)
-        # Kill at once, because the grace period is over: docker's --force does so, podman's would wait ten seconds.
+        # Kill at once, because the workers' grace period is over. podman's --force would wait ten seconds first.
         _output(
             [engine.path, "rm", "--force", "--volumes", *(["--time=0"] if engine.kind == "podman" else []), *containers]
         )
@@ -100,6 +100,6 @@ def _output(argv: Sequence[str]) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        # Without an answer, assume an empty one: the caller may retry, and must not fail.
+        # No answer counts as an empty answer: the caller must not fail, and may try again.
         return ""
     return done.stdout
