@@ -227,7 +227,7 @@ def parallelize(
         )
         par.source, par.memory_bytes, par.recompute = values.source, memory_bytes, recompute
         par.limit_bytes = par.limit_bytes or memory_bytes
-        # A batch taken from an iterator would be missing from training.
+        # Take no sample from an iterator: training would miss that batch.
         can_sample = sample is not None or (feed_of_loader is not None and not hasattr(loader, "__next__"))
         needs_sample = world.layout.pipe > 1 or (world.layout.tensor > 1 and world.layout.plan is None)
         if can_sample or not needs_sample:

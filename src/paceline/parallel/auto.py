@@ -36,7 +36,7 @@ from paceline.system.memory import memory
 USABLE = 0.8
 
 
-#: The accuracy of the forecasts: a layout earlier in the list is preferred to one that is faster by less than this.
+#: The accuracy of the forecasts. Of layouts whose times differ by less than this factor, the first in the list is chosen.
 NEARLY = 1.05
 
 
@@ -68,7 +68,7 @@ def choose(
     # The parameters are allocated already, and the forecast counts them as needed, so count their memory as available.
     held = sum(param.nbytes for param in task.model.parameters() if not param.is_meta)
     own = memory_bytes or available_bytes(place.device) + held
-    # Every worker holds the same amount, so the worker with the least memory decides.
+    # All workers need the same amount of memory, so the worker that has least counts.
     least = int(min(gather(own)))
     line = bandwidth(torch.distributed.group.WORLD, place.device)
     measurement = mesh.decide(

@@ -33,7 +33,7 @@ class _Follower:
 
     Attributes:
         count: The number of updates.
-        tensors: First name -> this rank's part of the tensors that a checkpoint stores beside the model.
+        tensors: A tensor's first name in the model -> this rank's part of it. Checkpoints store these beside the model.
     """
 
     def __init__(self, par: ParallelHandle, decay: Decay, every: int) -> None:
@@ -120,7 +120,7 @@ class Twin(_Follower):
         tensors = held.model_tensors()
         own = {name: (tensors[first].shape, tensors[first].dtype) for name, first in held.first_names().items()}
         self._pipe = par.world.group("pipe")
-        #: For each stage, the names of the tensors that it holds.
+        #: For each stage of a pipeline, the names of its tensors.
         stages = [own] if self._pipe is None else gather(own, self._pipe)
         self._stages = [set(of_stage) for of_stage in stages]
         self._about = {name: about for of_stage in reversed(stages) for name, about in of_stage.items()}

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Rounding errors in each parameter change the plain model's results. A layout, which sums in another order, may change
-#: them by this factor more.
+#: A layout's results may differ by this many times the change that a rounding error in each parameter causes in the plain
+#: model, because a layout sums in another order.
 ROUNDINGS = 50
-#: Prefixes that distinguish buffers, and a loss's state, from gradients in the results.
+#: Prefixes of the names of buffers and of a loss's state among the results; gradients have no prefix.
 _BUFFER, _KEPT = "buffer ", "kept "
 
 
@@ -100,7 +100,7 @@ def check(par: ParallelHandle, batch: object, limit: float | None = None) -> Che
 
 
 class CannotComputeError(Exception):
-    """The error that a layout fails at rows that the plain model can compute."""
+    """The layout cannot compute rows that the plain model can compute."""
 
 
 def compare(
@@ -133,7 +133,7 @@ def compare(
         hooks.put_on(reference.get_parameter(name))
     modes = {name: part.training for name, part in executor.module.named_modules()}
     if (pipe := world.group("pipe")) is not None:
-        # A stage has only some modules. A module's mode may differ from the model's, as a frozen BatchNorm's does.
+        # Gather the modes of all stages' modules: a frozen BatchNorm, for example, is in evaluation mode while others train.
         modes = {name: mode for of_stage in gather(modes, pipe) for name, mode in of_stage.items()}
     for name, part in reference.named_modules():
         part.training = modes.get(name, executor.module.training)
@@ -145,7 +145,7 @@ def compare(
             plain.warn_of_parts()
         own_reads = [name for name, param in executor.named_parameters().items() if param.grad is not None]
         if anywhere(bool(own_reads), world):
-            # The copy's loss has given the user's own model a gradient.
+            # The loss refers to the user's model: computing it for the plain copy has given that model gradients.
             raise (CannotCompareError if is_short else ParallelError)(
                 f"the loss reads {own_reads[0] if own_reads else 'a parameter'} of the model itself, and the copy with which it "
                 "would be compared has another"
@@ -169,21 +169,20 @@ def compare(
         allowed, apart = _allowed(par, first, limit), _distances(par, result, first)
         room: dict[str, float] = {}
         if limit is None and max(apart.values(), default=0.0) > allowed:
-            # For a usual model this is an error. But some models amplify rounding, or compute a part in a narrower dtype than
-            # their parameters have, and differ as much from themselves.
+            # Measure how much rounding changes the plain model: some models amplify it, or compute partly in a narrower dtype
+            # than their parameters have. They may differ as much from the layout without an error.
             drawn = states(world.device)
             with Narrowest() as seen:  # type: ignore[no-untyped-call]
                 plain.run()
             other = plain.run(shaken=seen.eps)
-            # A model that draws its own random numbers differs from itself for another reason.
+            # Don't use the result if the model has drawn random numbers: these may be the reason for the change.
             if states(world.device) == drawn:
                 noise = _distances(par, other, first, is_plain=True)
                 allowed = max(allowed, min(ROUNDINGS * _farthest(noise), 1.0))
-                # Each value has its own limit: a buffer that is 0 but for rounding says nothing about gradients.
+                # A limit for each value: a buffer that is 0 except for rounding must not raise the limit of gradients.
                 room = {name: ROUNDINGS * far for name, far in noise.items()}
-        # The loss differs too. Perhaps the loss or the forward compares rows with one another, and a plain model that computes
-        # the replicas' pieces separately agrees. If only gradients differ, the cause is a user's hook that changes a part of a
-        # gradient.
+        # If the loss differs too, it may compare rows with each other. Then a plain model that gets the replicas' rows separately
+        # has the layout's results. (If only gradients differ, the cause is a user's hook that changes a part of a gradient.)
         if world.replicas > 1 and apart[""] > allowed:
             by_replica = plain.run(replicas=world.replicas)
             if _farthest(_distances(par, result, by_replica)) <= allowed:
@@ -217,7 +216,7 @@ def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor,
 
 
 def _way_out(par: ParallelHandle, error: Exception) -> str:
-    """Return a suggestion what to change if the layout cannot compute the model."""
+    """Suggest a change for a model that the layout cannot compute."""
     needs_whole = "mixed torch.Tensor and DTensor" in str(error) or "storage of size 0" in str(error)
     if par.world.layout.shard > 1 and needs_whole:
         return (
@@ -258,7 +257,7 @@ def _distances(
 ) -> dict[str, float]:
     """Return the distance of each value from the plain model's.
 
-    The loss's key is "". Gradients are relative to the largest gradient, buffers to themselves.
+    The loss's key is "". Gradients' distances are relative to the largest gradient, a buffer's to the buffer itself.
     """
     largest = plain.largest()
     own = {name: _apart(grad, plain.gradients.get(name), largest) for name, grad in result.gradients.items()}
@@ -273,7 +272,7 @@ def _distances(
     apart: dict[str, float] = {}
     for of_rank in gather(own):
         for name, far in of_rank.items():
-            # Treat a nan as infinitely far, because `max` would skip it.
+            # Replace nan by infinity, because `max` might skip a nan.
             apart[name] = max(apart.get(name, 0.0), float("inf") if math.isnan(far) else far)
     return apart
 
@@ -364,12 +363,12 @@ def _apart(grad: Tensor | None, plain: Tensor | None, largest: float) -> float:
     if grad.shape != plain.shape:
         return float("inf")
     far = largest_magnitude(grad - plain)
-    # A nan stays nan here and counts as infinitely far later: two nans do not agree.
+    # Return a nan as it is. The caller counts it as infinitely far, even if both values are nan.
     return far / largest if largest > 0 else far
 
 
 def _far(one: Number, other: Number | None) -> float:
-    """Return the relative distance of two states of a loss."""
+    """Return the relative distance of two values of a loss's state."""
     match one, other:
         case Tensor(), Tensor():
             return _apart(one.double(), other.double(), largest_magnitude(other.double()))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-#: The function that replaces a forward: called with the former class, the module, and the module's arguments.
+#: A new forward. Its arguments are the module's former class, the module, and the arguments of the call.
 Forward = Callable[..., object]
 
 
@@ -31,7 +31,7 @@ def give_forward(module: nn.Module, mark: type, forward_of: Forward) -> None:
 
 @cache
 def _subclass(kind: type, mark: type, forward_of: Forward) -> type:
-    # Make one subclass for all modules of a class, because the search for similar blocks compares classes.
+    # Cached: modules of one class must get the same subclass, because the search for similar blocks compares classes.
     def forward(self: nn.Module, /, *args: object, **kwargs: object) -> object:
         return forward_of(kind, self, *args, **kwargs)
 
@@ -47,7 +47,7 @@ def apply_function(function: type[torch.autograd.Function], *args: object) -> An
 
 
 class SharedByCopies:
-    """An object about other workers, which deep copies of a module share."""
+    """An object, such as a process group's, that deep copies of a module share."""
 
     def __deepcopy__(self, memo: object) -> object:
         return self

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from paceline.parallel.memory_plan import PlannedHandle
 
 
-#: The largest allowed differences of losses and parameters. In float32 only losses are compared: AdamW turns the rounding error
-#: of a gradient that should be 0 into a full step.
+#: The largest allowed differences. With the script's own dtype only losses are compared: if a gradient should be 0, AdamW makes
+#: a full step of its rounding error.
 LIMITS = {"float64": 1e-9, "own": 1e-4}
-#: A float64 model that computes a part in a narrower dtype may be off by this many of that dtype's rounding errors.
+#: A model that computes partly in a narrower dtype than float64 may differ by this many rounding errors of that dtype.
 ROUNDINGS = 50
 
 VARIABLE = "PACELINE_CHECK"
@@ -53,7 +53,7 @@ Chosen = strategies.Joinable | Literal["auto"]
 
 
 class Comparison:
-    """A comparison that observes nothing, for all trainings but the first."""
+    """A comparison that does nothing, for all trainings but the script's first."""
 
     _begun = False
 
@@ -67,7 +67,7 @@ class Comparison:
         return _Observed(request)
 
     def prepare(self, model: nn.Module) -> None:
-        """Give the model the dtype and the initial values of both runs."""
+        """Give the model the comparison's dtype, and the initial values that both runs have."""
 
     def strategy(self, chosen: Chosen) -> Chosen:
         """Return the script's strategy, or DataParallel() in the run of one process."""
@@ -102,7 +102,7 @@ class _Observed(Comparison):
         self._asked = steps
         self._losses: list[float] = []
         self._first: dict[str, Tensor] = {}
-        #: The ratio of the parameters' size here, in bytes, to their size in the script's own dtype.
+        #: How many times the parameters' size in the script's own dtype their size here is.
         self._widened = 1.0
         self._narrowest = Narrowest()  # type: ignore[no-untyped-call]
 
@@ -158,7 +158,7 @@ class _Observed(Comparison):
 
     def _read(self) -> _Values:
         assert self._asked.against is not None
-        # A run of the same user has written this file, which is loaded as data only.
+        # `weights_only`: load only data, although a run of the same user has written the file.
         values: _Values = torch.load(self._asked.against / VALUES, weights_only=True)
         return values
 

@@ -79,7 +79,7 @@ def _lists(model: nn.Module, prefix: str = "") -> list[str]:
 
 
 class _List(SharedByCopies):
-    """A list of blocks that are all called in order."""
+    """A list of blocks that the model calls one after the other, on parts of the sequence."""
 
     def __init__(self, name: str, blocks: list[nn.Module], world: World, dim: int) -> None:
         self._name, self._blocks, self._dim = name, blocks, dim
@@ -103,7 +103,7 @@ class _List(SharedByCopies):
                 )
             give_forward(block, InParts, _in_parts)
             block.__dict__["_paceline_list"] = self
-            # Hooks are outside of a recomputed block, so recomputation keeps the parts.
+            # Use hooks: recomputing a block does not call them, so its input is not split again.
             block.register_forward_pre_hook(self._taking(index), with_kwargs=True)
         self._blocks[-1].register_forward_hook(self._giving)
 
@@ -157,7 +157,7 @@ def _part(tensor: Tensor, places: Places, dim: int) -> Tensor:
     """Return this rank's positions of a block's argument, such as a mask."""
     length, shape = places.length, tensor.shape
     if tensor.dim() >= 2 and shape[-1] == shape[-2] == length:
-        # This is a mask of queries and keys: take this rank's queries and all keys.
+        # A mask [..., queries, keys]: take this rank's queries and all keys.
         return places.take(tensor, tensor.dim() - 2)
     if tensor.dim() > dim and shape[dim] == length:
         return places.take(tensor, dim)
@@ -179,7 +179,7 @@ def _in_parts(kind: type[nn.Module], block: nn.Module, /, *args: object, **kwarg
 def attending_to_all(places: Places) -> Iterator[None]:
     """Let torch's attention attend to whole sequences within the block."""
     was_fast = torch.backends.mha.get_fastpath_enabled()
-    # In evaluation mode nn.MultiheadAttention uses one fused kernel, which does not communicate with other workers.
+    # Disable the fused kernel of nn.MultiheadAttention in evaluation mode, which would see only this worker's keys.
     torch.backends.mha.set_fastpath_enabled(False)
     mode = _Attending(places)
     _functional.scaled_dot_product_attention = mode.attend
@@ -218,7 +218,7 @@ class _Attending(TorchFunctionMode):
         return called(*args, **(kwargs or {}))
 
     def attend(self, *args: Any, **kwargs: Any) -> Tensor:
-        # torch's own function must find torch's attention when it calls itself, as a causal bias does.
+        # Put torch's own function back during the call: with a causal bias it calls itself by this name.
         _functional.scaled_dot_product_attention, self._is_attending = _TORCHS, True
         try:
             return _attend(self._places, *args, **kwargs)
@@ -238,7 +238,7 @@ def _attend(
 ) -> Tensor:
     options["dropout_p"] = dropout_p
     if key.shape[-2] != places.own:
-        # The keys are of a whole sequence already, such as an encoder's output.
+        # The keys are not in parts: they are those of a whole sequence, such as an encoder's output.
         if is_causal:
             raise _refusal(f"is causal over {key.shape[-2]} keys, and this worker has {places.own}")
         return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
@@ -253,7 +253,7 @@ def _attend(
     for first, end in places.pieces:
         size = end - first
         own, start = query.narrow(-2, start, size), start + size
-        # Keys after the piece matter to none of the piece's queries. Omitting these keys balances the work.
+        # Causal attention needs no keys after the piece. Without them all workers have equal work.
         keys, values = key.narrow(-2, 0, end), value.narrow(-2, 0, end)
         causal = {"attn_mask": _causal(size, end, query.device)} if first else {"is_causal": True}
         outputs.append(F.scaled_dot_product_attention(own, keys, values, **causal, **options))
@@ -263,8 +263,8 @@ def _attend(
 def _causal(size: int, end: int, device: torch.device) -> Tensor:
     """Return the causal mask of the last `size` queries over `end` positions."""
     if device.type == "cuda":
-        # GPU kernels support this bias without a tensor. Within a dispatch mode, as in the first step's comparison, torch
-        # cannot make it.
+        # On a GPU this bias needs no mask tensor. Within a dispatch mode, as in the comparison before the first step, torch fails
+        # to make it: then use the mask below.
         with contextlib.suppress(RuntimeError):
             return causal_lower_right(size, end)
     return torch.arange(end - size, end, device=device)[:, None] >= torch.arange(end, device=device)
@@ -282,7 +282,7 @@ def _whole_mask(places: Places, mask: Tensor) -> Tensor:
     if mask.shape[-1] in (1, places.length):
         return mask
     if mask.shape[-1] == places.own and (mask.dim() < 2 or mask.shape[-2] == 1):
-        # This is a mask of keys alone, which applies to all queries.
+        # A mask for keys, equal for all queries.
         return places.together(mask, -1) if mask.is_floating_point() else places.gather(mask.int(), -1).bool()
     raise _refusal(
         f"has a mask of the shape {list(mask.shape)} for {places.length} keys. Make it before the first block, for the whole "

@@ -32,7 +32,7 @@ _Options = dict[str, Any]
 
 
 class RandomState(TypedDict, total=False):
-    """The seed, and in a world of one process also torch's generators' states."""
+    """The seed; for a single process also the states of torch's generators."""
 
     seed: int
     cpu: Tensor
@@ -51,7 +51,7 @@ class Streams:
 
     @contextlib.contextmanager
     def use(self, purpose: str, number: int) -> Iterator[None]:
-        """Seed torch's generators for this stream within the block."""
+        """Within the block, let torch's generators draw the stream of this purpose and number."""
         if not self._active:
             yield
             return
@@ -117,7 +117,7 @@ def _numpy_state() -> Hashable:
     return tuple((state["key"].tobytes(), state["pos"]) for state in states)
 
 
-#: The generator's name -> a function that returns its state, which each draw changes.
+#: Generators beside torch's: name, and a function that returns the state, which changes with each random number.
 GENERATORS: tuple[tuple[str, Callable[[], Hashable]], ...] = (
     ("Python's `random`", random.getstate),
     ("numpy's random numbers", _numpy_state),
@@ -154,10 +154,10 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
         if Steady.draws:
             return func(*args, **kwargs)
         name, place = _known(func)
-        # Operations at this level are torch's kernels: every random number of a layer comes from one of them.
+        # torch dispatches each kernel here, so this finds all random numbers that are operations of their own.
         if name in _FIXED:
             return _FIXED[name](args, kwargs)
-        # Fused attention draws inside its kernel, which takes the dropout probability as an argument.
+        # A fused kernel such as attention draws inside: set its argument for the dropout probability to 0.
         if place is None:
             return func(*args, **kwargs)
         if place < len(args):
@@ -184,7 +184,7 @@ def states(device: torch.device) -> tuple[Hashable, ...]:
 
 @cache
 def _known(func: Operation) -> tuple[str, int | None]:
-    """Return an operation's name, and the index of its argument `dropout_p`."""
+    """Return an operation's name, and the position of its argument `dropout_p` or None."""
     names = [argument.name for argument in func._schema.arguments]
     return str(func.overloadpacket), names.index("dropout_p") if "dropout_p" in names else None
 
@@ -225,7 +225,7 @@ def _integers(args: _Args, kwargs: _Options) -> Tensor:
 
 
 def _chosen(args: _Args, kwargs: _Options) -> Tensor:
-    # Return the most probable indices first, and repeat them if more are requested than there are.
+    # In place of multinomial: the most probable indices first, repeated if `count` is larger than their number.
     weights, count = args[0], int(args[1])
     order = weights.argsort(-1, descending=True, stable=True)
     chosen: Tensor = order[..., torch.arange(count, device=weights.device) % weights.shape[-1]]

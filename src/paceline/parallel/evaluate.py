@@ -45,7 +45,7 @@ def evaluate(
     Raises:
         ParallelError: The metric is not a number, or the loader is empty.
     """
-    # Weight batches by rows here. A padding row has the weight 0.
+    # Without loss_weight `cut` weights batches by rows, and padding by 0.
     counted = dataclasses.replace(task, loss_weight=None)
     means = _Means(
         metric,
@@ -106,10 +106,9 @@ class _Means:
         self._called = False
 
     def __call__(self, output: object, micro: Microbatch) -> Tensor:
-        # Call the metric under autocast, like the loss of a step: autocast computes losses in float32, where bf16
-        # outputs would give a bf16 loss.
+        # Call the metric under autocast, as a step calls the loss: it then computes losses of bf16 outputs in float32.
         weight = weigh(self._weight, micro.target, micro.rows)
-        # Call the metric for padding too: only its result shows how many numbers it has. Its state is then restored.
+        # Call the metric for padding too, to learn how many numbers it returns. Then restore its state.
         kept = contextlib.nullcontext() if weight else loss_kept(self._metric, self._model)
         with self._autocast(), kept, torch.set_grad_enabled(self._is_loss):
             if self._is_loss:
@@ -129,7 +128,7 @@ class _Means:
         return torch.tensor([*shares, weight], dtype=torch.float64, device="cpu")
 
     def names_of(self, world: World, count: int) -> list[str] | None:
-        """Return the metric's names on every rank; only the last stage knows them."""
+        """Return the names of the metric's values on every rank. Only the last stage knows them."""
         group = world.group("pipe")
         if group is None:
             return self._names

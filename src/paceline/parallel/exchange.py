@@ -65,7 +65,7 @@ def gather(value: _T, group: dist.ProcessGroup | None = None) -> list[_T]:
         return [value]
     data, device = _packed_or_refused(value), _device(group)
     size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
-    # Two collectives: first the lengths, then the messages, padded to the longest because all ranks must send the same size.
+    # First gather the lengths, then the messages. All are padded to the longest, because a collective needs equal sizes.
     sizes = [torch.empty_like(size) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, size, group=group)
     lengths = [int(of_rank) for of_rank in sizes]
@@ -132,7 +132,7 @@ def _packed_or_refused(value: object, kinds: Sequence[type] = ()) -> Tensor:
     try:
         return packed(value, kinds)
     except TypeError as error:
-        # If this rank raised here, the others would wait for its message. So it sends the refusal, which all raise.
+        # Send the refusal in place of the value, so that all ranks raise it. Otherwise they would wait for this rank.
         return packed(_Refused(str(error)))
 
 

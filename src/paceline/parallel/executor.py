@@ -34,7 +34,7 @@ class Executor(Protocol):
     Every rank calls every method except `named_parameters`, in the same order.
 
     Attributes:
-        program: The number of the trace that the last step's first microbatch used, the same on all ranks. 0 without a trace.
+        program: A hash of the traced calls of the last step's first microbatch, equal on all ranks. 0 without a trace.
         written: Name -> size of each parameter that the last step's forward passes changed in place. Empty for a pipeline.
     """
 
@@ -47,10 +47,9 @@ class Executor(Protocol):
         ...
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Return original name -> parameter, for this rank's parameters.
+        """Return name in the user's model -> parameter, for this rank's parameters.
 
-        A tied parameter appears under its first name. Two stages that hold copies of one tensor both list it under the same
-        name.
+        A tied parameter has its first name. If two stages have copies of one parameter, both return it under this name.
         """
         ...
 

@@ -36,7 +36,7 @@ class Explanation(str):
 
     events: list[Event]
     workers: int
-    #: Layout's name -> forecast of the layout; empty without measurements. `chosen` is the name of the layout in use.
+    #: Name of a layout -> its forecast; empty without measurements. `chosen` is the name of the layout in use.
     forecasts: dict[str, Forecast]
     chosen: str
 
@@ -124,7 +124,7 @@ def _forecasts(par: ExplainedHandle) -> tuple[dict[str, Forecast], list[str]]:
                 recompute(model, par.recompute)
             par.measured = measured(model, task, [par.micro], par.device, par.optimizer)
         except Exception as error:
-            # An error while forecasting other layouts must not end training.
+            # The forecasts are only information, so an error must not end training.
             return {}, [f"  other layouts: not forecast ({type(error).__name__}: {str(error).partition(chr(10))[0]})"]
     forecasts = all_forecasts(par.measured, par.world.size, task.microbatches, task.at_once, par.world.layout)
     link = par.measured.bandwidth_bytes_s / 1e9
@@ -224,7 +224,7 @@ def _events(executor: Pipelined, microbatches: int, layout: Layout) -> list[Even
     parts = executor.plan.plan.parts(executor.plan.blocks)
     forward = [sum(block.forward_s for block in part) for part in parts]
     backward = [sum(block.backward_s for block in part) for part in parts]
-    # The clock may be too coarse to measure the blocks: then all times are 0.
+    # All times are 0 if the blocks take less than a tick of the clock.
     unit = sum(forward) / len(forward) or 1.0
     return simulate(
         layout.schedule,

@@ -142,8 +142,8 @@ class _Message(TypedDict):
 class ErrorLine:
     """Messages over the store, and the thread that polls it.
 
-    A round is one guarded block, the same on all ranks. A rank that has failed in a round ignores the others' errors of that
-    round: the fault was the same everywhere, and a caller who handles the error may go on.
+    All ranks run the same guarded blocks (`guard`). Each run of such a block is a round. A rank that fails itself ignores other
+    ranks' errors of the same round: the cause is probably the same, and the script may handle the error and continue.
     """
 
     def __init__(self, rank: int, size: int, store: Store) -> None:
@@ -183,8 +183,8 @@ class ErrorLine:
         """Publish this rank's error."""
         with self._reading:
             self._own_failures.add(self._round)
-            # The watcher may have read another rank's error of this round just before this rank failed. Drop that error: the
-            # caller may handle its own and enter the next round, where `enter` would raise the old one.
+            # Drop another rank's error of this round, which the watcher may have read just before. If the caller handles this
+            # rank's error, `enter` must not raise the other one in the next round.
             if self._root is not None and self._root_round in self._own_failures:
                 self._root = None
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -198,7 +198,7 @@ class ErrorLine:
         self._say_seen()
 
     def wait_for_root(self) -> bool:
-        """Wait up to `GRACE_S`, unless told to end, for the cause of an error; return True if known."""
+        """Wait up to `GRACE_S` for another rank's report of the cause. Return whether there is one."""
         deadline = time.monotonic() + GRACE_S
         while self._root is None and time.monotonic() < deadline and not leaving.asked():
             try:
@@ -224,7 +224,7 @@ class ErrorLine:
         )
 
     def lost(self, error: BaseException) -> WorkerError:
-        """Return the error for a failure whose cause no rank has reported."""
+        """Return the error to raise if no rank has reported the cause."""
         for rank in self._others:
             if self._has_ended(rank):
                 return WorkerError(
@@ -267,8 +267,8 @@ class ErrorLine:
             sys.excepthook = self._before
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # The script raised this error between two of Paceline's calls. The other ranks would wait in their next call
-        # until the process group's timeout, so report the error before the interpreter prints the traceback.
+        # The script has raised this error outside of Paceline's calls. Report it before Python prints the traceback: otherwise
+        # the other ranks would wait in their next call until the process group's timeout.
         if (
             isinstance(error, Exception)
             and not isinstance(error, WorkerError)

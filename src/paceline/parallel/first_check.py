@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Rows per replica and microbatch without a pipeline. Batch normalisation needs more than two rows.
+#: Rows per replica and microbatch to compare without a pipeline: for most models, and for models with batch normalisation.
 ROWS, ROWS_NORMALISED = 2, 4
 MICROBATCHES = 2
 #: The fraction of the free memory that the comparison may use.
@@ -49,13 +49,13 @@ def first_check(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]
         ParallelError: On every rank: the layout computes something else than the plain model, or cannot be trained.
     """
     if par.world.size == 1:
-        # A single process computes the plain model itself, so only the cut into microbatches can change the result.
+        # One process computes the plain model itself. Check only whether cutting a batch into microbatches changes the result.
         warn_of_parts(par, _short(par, batch, micros, min(MICROBATCHES, len(micros))), min(MICROBATCHES, len(micros)))
         return ""
     try:
         return f"the first step's first rows: {_compared(par, batch, micros)}"
     except CannotCompareError as error:
-        # With batch_norm="local" the script has requested a model that differs from the plain one.
+        # No warning with batch_norm="local": with this setting the script wants a difference from the plain model.
         if par.world.rank == 0 and par.world.layout.batch_norm != "local":
             _log.warning("%s on %s is trained without the comparison: %s", par.skeleton.name, par.world.layout, error)
         return f"not compared with the plain model: {error}"
@@ -123,7 +123,7 @@ def _short(par: ParallelHandle, batch: object, micros: Sequence[Microbatch], cou
             ) from error
     pieces = [piece for of_all in zip(*everyone, strict=True) for piece in of_all if piece is not None]
     if not can_join(pieces):
-        # Each replica has padded its rows to another length. Take rows of one replica only, and split them over all.
+        # The replicas have padded their rows to different lengths. So take rows of one replica, and split them over all replicas.
         most = min(sum(Rows(piece).count for piece in pieces), rows.count)
         return most_rows(move(rows.take(0, most), torch.device("cpu")), parts, world.replica_group)
     short: Parts = join_rows(pieces)

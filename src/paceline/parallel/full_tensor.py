@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.tensor import DTensor
 
-#: The logger of DTensor's redistribution. It warns that one message might replace two, which a user cannot change.
+#: torch's logger of changes of a DTensor's placement. It warns that one message could replace two, which users can't change.
 _TORCHS = logging.getLogger("torch.distributed.tensor._redistribute")
 
 
@@ -26,7 +26,7 @@ def whole(tensor: Tensor) -> Tensor:
     """Return the whole tensor: gather a DTensor, or return any other as it is."""
     if not is_part(tensor):
         return tensor
-    # Use a filter, not a level: setting a level makes Python visit all of torch's thousand loggers.
+    # A filter, because setting a level clears the caches of all loggers, of which torch has a thousand.
     _TORCHS.addFilter(_is_error)
     try:
         return tensor.full_tensor()

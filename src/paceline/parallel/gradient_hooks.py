@@ -14,13 +14,13 @@ _BEFORE, _AFTER = "_backward_hooks", "_post_accumulate_grad_hooks"
 
 
 class Hooks:
-    """The gradient hooks of all tensors that hold one parameter.
+    """The user's gradient hooks on the tensors that stand for one parameter.
 
-    A hook that a handle's `remove()` has removed is no longer called.
+    A hook is no longer called after its handle's `remove()`.
     """
 
     def __init__(self, *tensors: Tensor) -> None:
-        # Keep the hook tables instead of the tensors, which are parts of the whole model and would stay in memory.
+        # Keep the tensors' tables of hooks, but not the tensors: they are the whole model, whose memory must become free.
         tables = ((name, getattr(tensor, name, None)) for tensor in tensors for name in (_BEFORE, _AFTER))
         self._tables = [(name, table) for name, table in tables if table is not None]
         self._later: list[Tensor] = []
@@ -61,9 +61,9 @@ class Hooks:
         tables = [table for kind, table in self._tables if kind == name]
         for tensor in self._later:
             table = getattr(tensor, name, None)
-            # Several tensors may share one table, whose hooks run once.
+            # Several tensors may share a table. Call its hooks only once.
             if table is not None and not any(table is other for other in tables):
                 tables.append(table)
         for table in tables:
-            # The tables also contain Paceline's own hooks, which note incoming gradients.
+            # Skip Paceline's own hooks, which are in the tables too.
             yield from (hook for hook in table.values() if not getattr(hook, "__module__", "").startswith("paceline."))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.parallel.strategy import Layout
 
 
-#: Optimizers that write in place to a parameter or a gradient, for which DTensor has no rule -> how they do it.
+#: Optimizer that does not work with parameters in parts (DTensor) -> the reason.
 _NOT_IN_PARTS = {"Adafactor": "looks at whole matrices", "Rprop": "changes single numbers of a gradient in place"}
 
 
@@ -60,7 +60,7 @@ class KeptTensors:
 
 
 class _Taken(NamedTuple):
-    """The training that a module belongs to. `root` refers to its model."""
+    """The training that a module belongs to: its model and its layout."""
 
     root: weakref.ref[nn.Module]
     layout: Layout
@@ -88,7 +88,7 @@ def refuse_shared(model: nn.Module, layout: Layout | None = None) -> None:
         taken = _taken.get(module)
         if taken is None or not any(True for _ in module.parameters()):
             continue
-        # A cut of a module is permanent. A module that stayed whole may be used again once either training is over.
+        # A module that was cut can never be used again. A whole module can, once the other training's model is gone.
         is_apart = taken.root() is not model
         if _cuts(taken.layout) and not is_apart:
             raise ParallelError(
@@ -126,7 +126,7 @@ class Layers:
             if (layers := own()) is not None and new is not None:
                 layers._see(owner, name, new)
 
-        # torch has these hooks only for all modules of the process. They are called before the change.
+        # torch calls these hooks for all modules of the process, before it registers the new module or parameter.
         for handle in (register_module_module_registration_hook(see), register_module_parameter_registration_hook(see)):
             weakref.finalize(self, handle.remove)
 
@@ -155,7 +155,7 @@ class Layers:
         if owner not in self._names or (isinstance(new, nn.Module) and new in self._names):
             return
         if self._is_whole:
-            # A new layer without new parameters, such as a compiled layer, trains as before.
+            # Accept a new layer that has only known parameters, such as a compiled layer.
             known = {id(param) for module in self._names for param in module.parameters(recurse=False)}
             params = [new] if isinstance(new, nn.Parameter) else list(new.parameters())
             if all(id(param) in known for param in params):
@@ -211,7 +211,7 @@ def check_fits(
 
 
 def _unfit(layout: Layout, microbatches: int) -> Iterator[tuple[bool, Callable[[nn.Module], bool], str]]:
-    """Yield (whether the layout forbids it, test of a module, the error's text)."""
+    """Yield (whether the rule applies to the layout, test that finds a refused module, error text)."""
     yield (
         max(layout.replicas, layout.tensor, layout.context) > 1,
         lambda module: _learns(module) and bool(module.sparse),

@@ -26,13 +26,13 @@ from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.parallel.reduce import local
 from paceline.torch_private import without_modes
 
-#: The greatest number of nodes of a graph to read.
+#: The most nodes of a loss's graph to look at.
 MOST_NODES = 64
-#: The most rows, and the most numbers of the output, to compute together and in two parts.
+#: The most rows, and the most numbers of the model's output, with which a loss is tested in two parts.
 ROWS, NUMBERS = 8, 1 << 20
-#: The largest difference of whole and parts, as a fraction of the loss, and in rounding errors of the output's numbers.
+#: The largest difference between whole and parts: as a fraction of the loss, and in rounding errors of the output's numbers.
 LIMITS, ROUNDINGS = {torch.float64: 1e-7, torch.float32: 1e-4}, 50
-#: Functions that multiply their one input by a constant.
+#: Nodes of autograd's graph whose function at most multiplies a single input by a constant.
 _SCALED = {
     *("MulBackward", "NegBackward", "ToCopyBackward", "CloneBackward", "AliasBackward", "ViewBackward"),
     *("UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward", "UnsqueezeBackward"),
@@ -45,7 +45,7 @@ class MeanOver:
     """The count that a loss is a mean over.
 
     Attributes:
-        count: The count, or None if the loss is a mean over rows.
+        count: The divisor of the mean; None for a mean over rows.
         is_sole: False if the loss is a sum of means over different things.
         is_hidden: An operator outside torch's own graph hides the count, such as a fused or a compiled loss.
     """
@@ -53,23 +53,23 @@ class MeanOver:
     count: float | None = None
     is_sole: bool = True
     is_hidden: bool = False
-    #: The loss is a sum divided by the count.
+    #: Whether the loss is a sum that the script itself divides by the count.
     is_divisor: bool = False
 
     def counts_nothing(self, loss: Tensor) -> bool:
         """Return True if no target counts in this part of the batch.
 
-        The loss may then omit the mean or clamp the count. For means over rows this never matters. On a GPU, reading the loss
-        would stall.
+        Such a loss may be a constant 0, or a sum divided by a clamped count. Without a count, look at the loss only on the CPU:
+        reading it from a GPU would stall.
         """
-        # A count of 1 may be a clamped 0, as in mask.sum().clamp(min=1).
+        # A count of 1 may be 0 in fact, after mask.sum().clamp(min=1).
         is_looked_at = (self.is_divisor and self.count == 1) or (self.count is None and loss.device.type == "cpu")
         return is_looked_at and not bool(loss.detach())
 
 
 def mean_over(loss: Tensor) -> MeanOver:
     """Read from the graph of a loss which count it is a mean over."""
-    # Modes must not see these tensors, because the loss itself does not read what the graph has saved.
+    # Without modes: these would record reads of the tensors that the graph has saved, which the loss itself does not read.
     with without_modes():
         return MeanOver() if loss.grad_fn is None else _read(loss.grad_fn, [MOST_NODES])
 
@@ -96,7 +96,7 @@ def _read(node: Any, left: list[int]) -> MeanOver:
                 return MeanOver(counts[0], is_sole and all(_close(counts[0], other) for other in counts))
             return MeanOver(is_hidden=any(term.is_hidden for term in terms))
         case _:
-            # Python's autograd functions, which compiled graphs and custom operators are too, and those in C++.
+            # Custom functions in Python, among them compiled graphs and custom operators, or in C++ may hide the count.
             is_python = isinstance(node, torch.autograd.function.BackwardCFunction)
             return MeanOver(is_hidden=is_python or name.startswith("torch::autograd::Cpp"))
 
@@ -109,7 +109,7 @@ def _read_quotient(other: Tensor | float, above: Any, left: list[int]) -> MeanOv
     if _is_sum(above):
         return MeanOver(abs(divisor), is_divisor=True)
     inner = _read(above, left)
-    # losses.sum() / tokens / rows, where both are counts. Any other divisor is a constant of the loss.
+    # In losses.sum() / tokens / rows both divisors are counts. A divisor that is no integer is a constant factor.
     if inner.is_divisor and inner.count is not None and divisor.is_integer():
         return MeanOver(inner.count * divisor, is_divisor=True)
     return inner
@@ -135,7 +135,7 @@ def _is_sum(node: Any) -> bool:
 
 
 def _mean_size(node: Any, name: str) -> float | None:
-    """Return how many numbers this node averages, or None."""
+    """Return the number of values that this node averages, or None if it computes no mean."""
     if name == "MeanBackward" and node.next_functions:
         size = getattr(node, "_saved_self_sym_numel", None)
         return None if size is None else float(size)
@@ -159,12 +159,12 @@ def _close(one: float, other: float) -> bool:
 
 @dataclass
 class StepMeans:
-    """The counts that a step's losses are means over.
+    """Sums over a step's losses of the counts that these are means over.
 
     Attributes:
-        weight: The sum over microbatches of their share of the batch times their count per row.
-        known, unclear, rows: The numbers of losses that are means over counts, sums of several means, and means over rows.
-        ratios, squares: The sums of the counts per row of the first two kinds, and of their squares.
+        weight: The sum over microbatches of share of the batch times count per row.
+        known, unclear, rows: How many losses are means over counts, sums of several means, and means over rows.
+        ratios, squares: Sums of the count per row, and of its square, over losses that are `known` or `unclear`.
         sample: A few rows of the arguments of a loss, or None.
         checks: Whether to keep the next microbatch's arguments as sample.
         keeps_state: Whether the loss has state that changes its next value, as a counter does.
@@ -183,12 +183,12 @@ class StepMeans:
     has_hidden: bool = False
 
     def begin(self, *, checks: bool = False) -> None:
-        """Reset all sums. `checks` asks for a sample of the coming step."""
+        """Reset all sums before a step. With `checks`, keep a sample of the step."""
         self.fill([0.0] * 6)
         self.checks, self.sample, self.has_hidden = checks, None, False
 
     def numbers(self) -> list[float]:
-        """Return the sums, so that ranks with different microbatches can add them."""
+        """Return the sums, which the caller adds over the ranks."""
         return [self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares]
 
     def fill(self, numbers: list[float]) -> None:
@@ -196,7 +196,7 @@ class StepMeans:
         self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares = numbers
 
     def add(self, over: MeanOver, weight: float, rows: int) -> float:
-        """Count a loss and return its weight, not yet normalised."""
+        """Add a loss to the sums. Return its weight, which `factor` normalises."""
         if over.count is None:
             self.has_hidden |= over.is_hidden
             self.rows += 1
@@ -236,7 +236,7 @@ class StepMeans:
             )
         if not self.unclear and not self.weight > 0:
             raise ParallelError("no target of this batch counts for the loss. Leave out such batches.")
-        # Return exactly 1.0 if everything counts, so that the result has the same bits as a plain loop.
+        # Exactly 1.0 if all targets count, so that results are bit for bit those of a plain loop.
         return 1.0 if self.unclear or abs(self.weight - 1.0) < 1e-12 else 1.0 / self.weight
 
 
@@ -256,7 +256,7 @@ def scale_gradients(params: dict[str, nn.Parameter], factor: float) -> None:
 def few_rows(output: object, target: object) -> tuple[object, object] | None:
     """Copy a few rows of a loss's arguments, or return None if they have no rows.
 
-    These are the rows with the smallest and the largest targets: a value that the loss ignores is mostly one of the two.
+    Choose rows with the smallest and the largest targets: a target that the loss ignores mostly is such an extreme value.
     """
     try:
         outputs, targets = Rows(output), Rows(target)
@@ -282,7 +282,7 @@ def wider_sample(
 
 
 def _chosen(target: object, rows: int, count: int) -> list[int]:
-    """Return the rows for a sample, so that neither of its parts has the smallest or the largest targets alone."""
+    """Return the rows for a sample: extreme targets, in an order that spreads them over both parts."""
     keys = [
         x for x in tensors_in(target) if x.dim() and len(x) == rows and not x.is_floating_point() and not x.is_complex()
     ]
@@ -298,10 +298,10 @@ def _chosen(target: object, rows: int, count: int) -> list[int]:
 def no_mean(
     loss: LossFunction, model: nn.Module, sample: tuple[object, object] | None, loss_weight: WeightFunction | None
 ) -> str:
-    """Return why weighted parts of a batch do not make the whole, or "".
+    """Return why the parts' weighted losses do not add up to the loss, or "".
 
-    The loss of a few rows (`sample`, from `few_rows`) is computed together and in two parts. "" may mean no result. The
-    loss's state is restored.
+    Compute the loss of a few rows (`sample`, from `few_rows`) together and in two parts, and restore its state. "" may also
+    mean that the test has no result.
     """
     if sample is None:
         return ""
@@ -344,8 +344,8 @@ def no_mean(
         except Exception:
             continue
     else:
-        return ""  # not made for so few rows, or for rows of one target
-    # Random numbers of a loss's own differ in each call.
+        return ""  # the loss fails with so few rows, or with equal targets
+    # No result if the loss draws random numbers, which differ in each call.
     if not torch.equal(drawn, torch.get_rng_state()) or not of_whole > 0:
         return ""
     if loss_weight is None and any(over is not None and over.count is not None for *_, over in parts):

@@ -35,11 +35,11 @@ from paceline.parallel.tracing.reads import plain_attributes
 from paceline.parallel.tracing.source import Line, is_users, users_line
 from paceline.torch_private import lost_arguments
 
-#: A container with more items than this is saved without the contents of its items.
+#: Of a container with more items, save the items but not their contents.
 MANY = 1000
 #: The greatest number of objects to visit.
 MOST = 20_000
-#: The most bytes of tensors and arrays to copy, and of a parameter that is not trained, such as a teacher's.
+#: The most bytes of all tensors and arrays to copy, and of a frozen parameter to copy, such as a teacher's.
 COPIED_BYTES, SMALL_BYTES = 1 << 28, 1 << 16
 _TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -81,7 +81,7 @@ class LossState:
         if id(value) in self._seen or len(self._seen) > MOST:
             return
         self._seen[id(value)] = value
-        # An object of a foreign class may raise when it is inspected, as a proxy does outside of its context.
+        # Inspecting an object may raise any error, for example a proxy outside of its context.
         with contextlib.suppress(Exception):
             self._look_closer(value, name)
 
@@ -113,7 +113,7 @@ class LossState:
         if len(value) > MANY:
             return
         for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
-            # Leave nn.Module's tables, such as `_parameters`, out of the names.
+            # Name a module's tensor "weight", not "_parameters.weight".
             own = "" if key in _TABLES else f".{key}" if isinstance(value, dict) else f"[{key}]"
             self._look(item, name + own)
 
@@ -136,7 +136,7 @@ class LossState:
     def _keep_tensor(self, tensor: Tensor, name: str) -> None:
         is_frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
         own = local(tensor.detach())
-        # During a trace a user's hook may have kept an output, which is on the "meta" device and has no values.
+        # A user's hook may have kept a tensor from a trace, which is on the "meta" device and has no values.
         has_values = own.untyped_storage().device.type != "meta"
         if not has_values or (is_frozen and tensor.nbytes > SMALL_BYTES) or not self._may_copy(tensor.nbytes):
             return
@@ -188,7 +188,7 @@ def _names_in(code: types.CodeType) -> set[str]:
 def _is_of_script(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
-    # An object of a standard library namespace consists of its attributes only.
+    # Also objects of `types` and `argparse` (namespaces), which consist only of their attributes.
     return kind.__module__ in ("__main__", "types", "argparse") or (file is not None and is_users(file))
 
 
@@ -197,19 +197,19 @@ class LossReads(TorchFunctionMode):
 
     Attributes:
         state: Name of a parameter or buffer -> the line that reads it.
-        left: Name of a tensor that a model's call has left -> the line that reads it.
+        left: Attribute in which a call of the model has left a tensor -> the line that reads the tensor.
         parts: Name -> the line that reads it, for parameters and buffers that are split over workers.
     """
 
     def __init__(self, model: nn.Module, before: Iterable[Tensor] = ()) -> None:
-        """Watch `model`; `before` has its `attributes_of` before the call."""
+        """Watch `model`; `before` are its `attributes_of` before it was called."""
         super().__init__()
         self.state: dict[str, Line | None] = {}
         self.left: dict[str, Line | None] = {}
         self.parts: dict[str, Line | None] = {}
         self._model = model
         self._before = {id(tensor): tensor for tensor in before}
-        # Keep the tensors alive, because another tensor could reuse an id.
+        # Keep the tensors alive, because a new tensor could get the id of a freed one.
         self._own: dict[int, Tensor] = {}
         self.look_again()
 

@@ -154,7 +154,7 @@ def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 
 
 def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int, MemoryPlan]:
-    """Return the rank with the least spare memory and its plan; raise if it lacks memory."""
+    """Return the rank whose memory is tightest and its plan. Raise if the plan does not fit."""
     plans = [MemoryPlan(**one) for one in gather(asdict(own))]
     rank = max(range(len(plans)), key=lambda rank: plans[rank].coming - plans[rank].free - plans[rank].spare)
     worst = plans[rank]

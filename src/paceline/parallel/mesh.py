@@ -88,7 +88,7 @@ class World(WorldPlace):
 
     @property
     def replica_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the same part of the model for different rows."""
+        """The ranks that have the same part of the model and different rows of each batch."""
         return self.group("data", "shard")
 
     @property
@@ -158,7 +158,7 @@ def build(place: WorldPlace, layout: Layout) -> World:
     return World(**vars(place), layout=layout, mesh=mesh, store=_message_store(place), groups=groups)
 
 
-#: A cache for the current process group: shape -> mesh and groups, because making them takes many messages.
+#: Shape -> mesh and groups, cached for the current process group because making them takes many messages.
 _made: dict[tuple[tuple[str, int], ...], tuple[DeviceMesh, dict[frozenset[str], dist.ProcessGroup | None]]] = {}
 _made_for: object = None
 
@@ -169,11 +169,11 @@ def _mesh_and_groups(
     global _made_for
     from torch.distributed.device_mesh import init_device_mesh
 
-    # Skip axes of one rank: torch makes a group for each axis, and each Gloo group has three threads, of which one wakes a
-    # hundred times a second.
+    # Skip axes of one rank: torch makes a group for each axis, and each Gloo group has three threads, one of which wakes up a
+    # hundred times per second.
     axes = tuple(axis for axis in AXES if getattr(layout, axis) > 1)
     shape = tuple((axis, int(getattr(layout, axis))) for axis in axes)
-    # A script may replace its process group, which invalidates meshes and groups.
+    # Meshes and groups are invalid if the script has made a new process group.
     if _made_for is not dist.group.WORLD:
         _made.clear()
         _made_for = dist.group.WORLD
@@ -290,14 +290,14 @@ def _device(device: torch.device | str | None, rank: int) -> torch.device:
     return torch.device("cuda", local_rank % max(torch.cuda.device_count(), 1))
 
 
-#: For the current world: its group, the connection for Paceline's messages, and the first connection to the store.
+#: At most one entry: the world's group, the connection for Paceline's messages, and the first connection to the store.
 _stores: list[tuple[object, Store, Store]] = []
 
 
 def _message_store(place: WorldPlace) -> Store:
     """Return a separate connection to the world's store.
 
-    The connection is separate because a blocking wait would block its other users.
+    While a thread waits on a connection, other threads could not use it.
     """
     for group, known, _ in _stores:
         if group is dist.group.WORLD:
@@ -371,7 +371,7 @@ def decide(world: WorldPlace, find: Callable[[], _T], kinds: Sequence[type] = ()
     except Exception as error:
         if not what and not isinstance(error, ParallelError):
             raise
-        # Report the error in place of a result, for which the other ranks wait.
+        # Send the error in place of a result, because the other ranks wait for a message.
         is_known = isinstance(error, ParallelError)
         from_first((None, str(error) if is_known else f"{what} failed on rank 0: {type(error).__name__}: {error}"))
         raise

@@ -17,7 +17,7 @@ class Skeleton:
     """A copy of the user's model whose tensors have no values."""
 
     def __init__(self, model: nn.Module) -> None:
-        # Take the name now, because FSDP2 later replaces the class of a model.
+        # Store the class's name now: FSDP2 later replaces the class.
         self.name = type(model).__name__
         self.ties = tied_parameters.find(model)
         #: The reason why the model could not be copied, or "".
@@ -46,7 +46,7 @@ class Skeleton:
             self._model = self._mirror = None
 
     def begin(self) -> None:
-        """Ignore changes of the modules' attributes that were made until now."""
+        """Ignore earlier changes of the modules' attributes."""
         if self._mirror is not None:
             self._mirror.begin()
 
@@ -74,9 +74,9 @@ class Skeleton:
         for name, first in tied_parameters.first_names(model).items():
             value = values.get(name, values.get(first))
             part, attribute = tied_parameters.owner_of(model, name)
-            # Not `part._parameters.get`: a scripted module has a C++ view in place of this dict.
+            # Don't use `part._parameters`, which is no dict in a scripted module but a view in C++.
             shell = dict(part.named_parameters(recurse=False, remove_duplicate=False)).get(attribute)
-            # A non-persistent buffer keeps its value at the time of the copy.
+            # Without a value, as for a non-persistent buffer, the copy keeps the value of the time when it was made.
             if value is not None and shell is None:
                 part._buffers[attribute] = value.to(device)
             elif value is not None and shell is not None and shell.is_meta:

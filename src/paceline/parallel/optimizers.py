@@ -44,7 +44,7 @@ def guard(optimizer: torch.optim.Optimizer, is_stepping: Callable[[], bool]) -> 
 
     Gradients that a script has computed itself belong to one rank. A step with them would make the ranks diverge.
     """
-    # Remove the hook of an earlier `parallelize` with this optimizer: the hook would refuse the steps of this training.
+    # Remove the hook that an earlier `parallelize` has set: it would refuse this training's steps.
     if (before := _guards.pop(optimizer, None)) is not None:
         before.remove()
 
@@ -73,7 +73,7 @@ def adopt(
     state = optimizer.state
     for group, of_group in zip(optimizer.param_groups, names, strict=True):
         for name in (name for name in of_group if new.get(name) is not old[name]):
-            # torch keys an optimizer's state by the parameter, not by its name.
+            # An optimizer's state has the parameter itself as key, so move it to the new parameter.
             values = state.pop(old[name], {})
             if values and name in new:
                 state[new[name]] = {key: _cut(value, old[name], new[name]) for key, value in values.items()}
@@ -84,7 +84,7 @@ def adopt(
 
 
 def _cut(value: object, before: Tensor, after: nn.Parameter) -> object:
-    """Split state that has the parameter's shape as the parameter is split."""
+    """Split state of the parameter's shape in the way that the parameter is split."""
     if not is_part(after) or not isinstance(value, Tensor) or value.shape != before.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -93,7 +93,7 @@ def _cut(value: object, before: Tensor, after: nn.Parameter) -> object:
 
 
 class OriginalParameters:
-    """The user's optimizer and the parameters that it has before the layout replaces them."""
+    """The parameters of the user's optimizer before the layout replaces them."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._params = dict(model.named_parameters())

@@ -52,14 +52,14 @@ class CannotCompareError(Exception):
 class StepResult:
     """The loss, gradients and buffers after one step.
 
-    `scales` has, for a buffer that is a running mean, the size of the averaged numbers. The mean may be 0 except for
-    rounding.
+    `scales`: name of a buffer that is a running mean -> magnitude of the averaged numbers. The mean itself may be 0 except for
+    rounding errors.
     """
 
     loss: float
     gradients: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
-    #: The loss's state between calls, if it changes the loss's result.
+    #: The state that the loss keeps between its calls, if its result depends on this state.
     kept: dict[str, Number] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)
 
@@ -73,13 +73,13 @@ class PlainRun:
     def __init__(self, model: nn.Module, parts: Parts, task: Task, device: torch.device, *, is_cut: bool) -> None:
         self._model, self._task, self._device, self._is_cut = model, task, device, is_cut
         self._parts = parts
-        #: True if the loss keeps state between calls that changes its result.
+        #: Whether the loss's result depends on state that the loss keeps between its calls.
         self.reads_kept = False
 
     def run(self, *, shaken: float = 0.0, replicas: int = 1) -> StepResult:
         """Compute loss and gradients of all microbatches.
 
-        `shaken` perturbs every number of every parameter by this fraction. Each microbatch is computed in `replicas` pieces.
+        `shaken`: change every number of every parameter by this fraction. `replicas`: cut each microbatch into so many pieces.
         """
         pieces, weights = self._cut(replicas)
         loss, model = self._task.loss, self._task.model
@@ -106,7 +106,7 @@ class PlainRun:
             )
 
     def _cut(self, replicas: int) -> tuple[list[Parts], list[float]]:
-        """Return the pieces of the batch and their weights."""
+        """Cut the batch. Return the pieces, each for a microbatch and replica, and their weights."""
         rows, task = Rows(self._parts), self._task
         pieces, weights = [], []
         sizes = piece_sizes(rows.count, task.microbatches, replicas)
@@ -120,7 +120,7 @@ class PlainRun:
     def warn_of_parts(self) -> None:
         """Warn if the model's own loss changes when a batch is cut into microbatches.
 
-        BatchNorm is known to see one microbatch at a time, so both times it uses its running statistics.
+        Let BatchNorm use its running statistics for the test: that it sees one microbatch at a time needs no warning.
         """
         if self._task.loss is not own_loss or self._task.microbatches == 1:
             return
@@ -156,7 +156,7 @@ class PlainRun:
         """
         before, failed, result = states(self._device), "", None
         try:
-            # Compute with gradients, because a forward may itself compute one.
+            # Enable gradients, because a model's forward may compute gradients itself.
             with torch.enable_grad(), self._task.autocast(self._device), unchanged(self._model):
                 for micro in own:
                     self._model(*micro.args, **micro.kwargs)
@@ -192,8 +192,7 @@ class PlainRun:
         share = loss * part
         if share.requires_grad and part:
             share.backward()  # type: ignore[no-untyped-call]
-        # Check after the backward pass: another call of the model or the loss changes, and then restores, tensors that
-        # autograd may have saved.
+        # Check only after the backward pass: the checks change and restore tensors, which autograd may have saved.
         if self._is_cut:
             with loss_kept(self._task.loss, self._task.model):
                 self._check_put_back(before, loss, kept, there.target)
@@ -203,10 +202,10 @@ class PlainRun:
     def _check_put_back(self, before: LossState, loss: Tensor, output: object, target: object) -> None:
         """Refuse a loss whose state cannot be restored.
 
-        `before` is the loss's state before this call, and `output` the model's output before it.
+        `before` is the loss's state before its call, and `output` the model's output for that call.
         """
         if self._task.loss is own_loss:
-            return  # the model's attributes are restored and compared elsewhere
+            return  # a loss in the model keeps its state in the model's attributes, which are restored elsewhere
         given, drawn = loss.detach(), states(self._device)
 
         def again() -> float:
@@ -222,7 +221,7 @@ class PlainRun:
             before.put_back()
             other = again()
         except Exception:
-            return  # the loss needs an output with gradients, so this check has no result
+            return  # no result: the loss accepts only an output with gradients
         if is_far(other) and states(self._device) == drawn:
             name = getattr(self._task.loss, "__qualname__", type(self._task.loss).__qualname__)
             what = f" ({', '.join(before.iterators[:3])})" if before.iterators else ""
@@ -278,10 +277,10 @@ def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
     try:
         with torch.no_grad():
             one = float(loss)
-            # Three times the rows too: a contrastive loss is near log 2 for two rows and near log 4, twice as much, for four.
+            # Also three times the rows: a contrastive loss, about log 2 for two rows and log 4 for four, also doubles for two.
             two, three = (float(of_more(times)) for times in (2, 3))
     except Exception:
-        return  # the loss does not accept other numbers of rows, so this check has no result
+        return  # no result: the loss accepts no other number of rows
     if one and abs(two - 2 * one) <= 1e-3 * abs(one) and abs(three - 3 * one) <= 1e-3 * abs(one):
         raise DiffersError(
             f"loss(output, target) is {one:.6g}, and {two:.6g} for the same rows twice: it is a sum. It must "
@@ -311,10 +310,10 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 def _scales_of_means(
     model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor], calls: int
 ) -> dict[str, float]:
-    """Return the size of the deviations whose means the running means are.
+    """Return, for each running mean, the standard deviation of the numbers that it averages.
 
-    `calls` is the number of calls of layers that do not count them. A running variance v that has followed a variance s with
-    the factor f is (1 - f) v + f s afterwards.
+    It follows from the running variance, which after a batch of variance s is (1 - f) v + f s for a factor f. `calls` is the
+    number of batches for layers that do not count these.
     """
     scales: dict[str, float] = {}
     for prefix, part in model.named_modules():
@@ -335,7 +334,7 @@ def _scales_of_means(
 
 
 class Narrowest(DispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that notes the largest `eps` of the dtypes that are used."""
+    """A mode that notes the largest rounding error (`eps`) of the dtypes in use."""
 
     eps = 0.0
 
@@ -359,7 +358,7 @@ def largest_magnitude(tensor: Tensor) -> float:
         return 0.0
     if tensor.is_complex():
         return float(tensor.abs().max())
-    # `abs().max()` takes ten times as long, and copies what may be the largest gradient.
+    # `abs().max()` takes ten times as long, and needs a copy of the tensor.
     low, high = torch.aminmax(tensor)
     return max(-float(low), float(high))
 

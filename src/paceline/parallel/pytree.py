@@ -65,7 +65,7 @@ class Container:
         with contextlib.suppress(TypeError):
             return self.kind(values)
         with contextlib.suppress(TypeError):
-            # A mapping that is a dataclass too, such as some libraries' outputs.
+            # A mapping that is also a dataclass, such as outputs of some libraries, takes keyword arguments.
             return self.kind(**values)
         # No constructor fits: return a plain dict, which at least has the values.
         return values
@@ -115,7 +115,7 @@ def open_container(value: object) -> tuple[Container, tuple[object, ...]] | None
             return None
         case Mapping():
             steps = tuple(("item", key) for key in value)
-            # Only a defaultdict is asked: any other mapping's own __getattr__ may raise.
+            # Read `default_factory` only of a defaultdict: the __getattr__ of another mapping may raise any error.
             factory = value.default_factory if isinstance(value, defaultdict) else None
             return Container(kind, steps, factory), tuple(value.values())
         case tuple() if hasattr(value, "_fields"):
@@ -148,14 +148,14 @@ def flatten(value: object, is_leaf: Callable[[object], bool] = _never) -> tuple[
 
 
 def map_leaves(value: _T, change: Callable[[object], object], is_leaf: Callable[[object], bool] = _never) -> _T:
-    """Return the same containers with `change` applied to each leaf."""
+    """Return a copy of the containers with `change` applied to each leaf."""
     leaves, structure = flatten(value, is_leaf)
     changed: _T = structure.rebuild(map(change, leaves))
     return changed
 
 
 def map_tensors(value: _T, change: Callable[[Tensor], object]) -> _T:
-    """Return the same containers with `change` applied to each tensor."""
+    """Return a copy of the containers with `change` applied to each tensor."""
     return map_leaves(value, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
@@ -203,7 +203,7 @@ def in_reals(flat: Tensor) -> Tensor:
 
 
 def signature(value: object) -> Hashable:
-    """Return a key of containers, shapes, dtypes and all non-tensors.
+    """Return a key made of containers, shapes, dtypes and values that are not tensors.
 
     Two values with the same key can share a traced program.
     """

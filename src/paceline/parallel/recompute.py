@@ -71,10 +71,10 @@ def recompute(model: nn.Module, blocks: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _computed_again(kind: type[nn.Module], block: nn.Module, /, *args: object, **kwargs: Any) -> object:
-    # Compute normally within a recomputed block: a block in it would be computed three times.
+    # `checkpoint` runs the first pass without gradients. Call inner blocks plainly there, or they would be computed three times.
     if not torch.is_grad_enabled():
         return kind.forward(block, *args, **kwargs)
-    # The model may change a list or dict argument before the second pass, as DenseNet's list of features.
+    # Copy containers for the second pass: the model may change a list or dict argument, as DenseNet does.
     inputs = _copied((args, kwargs))
     passes = iter([(args, kwargs)])
 
@@ -85,7 +85,7 @@ def _computed_again(kind: type[nn.Module], block: nn.Module, /, *args: object, *
     return checkpoint(
         forward,
         block,
-        # Pass the arguments to show `checkpoint` on which devices to restore the random state.
+        # `checkpoint` finds by these arguments the devices whose random state it has to restore.
         *args,
         use_reentrant=False,
         context_fn=lambda: (contextlib.nullcontext(), _second(block, normalization.counting_as_now())),
@@ -100,7 +100,7 @@ def _copied(value: _T) -> _T:
 
 @contextlib.contextmanager
 def _second(block: nn.Module, counting: AbstractContextManager[None]) -> Iterator[None]:
-    """Restore buffers after the second forward pass of a block."""
+    """Restore buffers and counters after a block's second forward pass: the first pass has updated them."""
     saved = [(buffer, buffer.detach().clone()) for buffer in block.buffers()]
     plain = [(module, dict(_numbers(module))) for module in block.modules()]
     try:
@@ -116,7 +116,7 @@ def _second(block: nn.Module, counting: AbstractContextManager[None]) -> Iterato
 
 
 def _numbers(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield counters and similar attributes, which the first pass has already changed."""
+    """Yield name and value of number attributes, such as counters."""
     return ((name, value) for name, value in itertools.islice(vars(module).items(), 200) if type(value) in (int, float))
 
 
@@ -135,5 +135,5 @@ def checkpoints_opened() -> Iterator[None]:
     try:
         yield
     finally:
-        # Then the base class's method is used again.
+        # Remove the override, so that the base class's method is visible again.
         del CheckpointFunction.apply

@@ -21,7 +21,7 @@ _TensorT = TypeVar("_TensorT", bound=Tensor)
 
 #: As in torch's DDP: large enough for the bandwidth, small enough to overlap sending one with filling the next.
 BUCKET_BYTES = 25 * 2**20
-#: A tensor of at least this size is sent alone, without a copy.
+#: A tensor of at least this many bytes is sent alone, without a copy into a bucket.
 ALONE_BYTES = 2**20
 
 
@@ -75,7 +75,7 @@ def broadcast(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> Non
     root = dist.get_global_rank(group, 0)
     with torch.no_grad():
         own = [local(tensor).detach() for tensor in tensors]
-        # Choose by size, which is the same on all ranks. Copying a large tensor twice costs as much as sending it.
+        # Send large tensors alone: copying one into a bucket and back costs as much as sending it. All ranks choose alike.
         for tensor in filter(_is_large, own):
             whole = tensor.contiguous()
             dist.broadcast(whole, root, group=group)
@@ -126,7 +126,7 @@ def _buckets(tensors: Sequence[_TensorT], bucket_bytes: int) -> Iterator[list[_T
     kinds: dict[tuple[torch.dtype, torch.device], list[_TensorT]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    # Ranks must send the same buckets in the same order, so a bucket depends on sizes only, not on which gradients exist.
+    # All ranks must have the same buckets in the same order, so fill them by size, not by which gradients a rank has.
     for kind in kinds.values():
         filled = 0
         buckets: list[list[_TensorT]] = []
@@ -140,7 +140,7 @@ def _buckets(tensors: Sequence[_TensorT], bucket_bytes: int) -> Iterator[list[_T
 
 
 class Clipper:
-    """Gradient clipping for one model in one layout. Every rank makes one.
+    """Gradient clipping for one model in one layout. Every rank needs this object.
 
     `params` come from `Executor.named_parameters`.
     """
@@ -182,14 +182,14 @@ class Clipper:
 
 
 def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
-    """Return the names of parameters whose gradients this rank's stage counts."""
+    """Return the parameters whose gradients this rank's stage adds to the norm."""
     group = world.group(world.holder_axis)
     if group is None:
         return set(params)
-    # A parameter that is split along this axis counts on each rank of the axis.
+    # Each rank along the axis adds its part of a parameter that is split along the axis.
     whole = [name for name, param in params.items() if world.holder_axis not in axes_of(param)]
     held = gather(whole, group)
-    # All stages make the same list, so a copy of a tied parameter counts in exactly one of them.
+    # Of a tied parameter with copies in several stages, only the first stage adds the gradient.
     earlier = {name for names in held[: world.coordinate(world.holder_axis)] for name in names}
     return set(params) - earlier
 
@@ -197,7 +197,7 @@ def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
 def _counts_here(grad: Tensor, world: World) -> bool:
     """Return True if this rank adds its part of the gradient to the norm.
 
-    Every shard is added. Of equal copies along an axis only the first one is added.
+    Every rank adds its shard. If ranks along an axis have equal copies, only the first rank adds its copy.
     """
     split = axes_of(grad)
     return all(world.coordinate(axis) == 0 for axis in ("shard", "tensor") if axis not in split)

@@ -43,7 +43,7 @@ class _Part(Joinable):
                 case "schedule" | "batch_norm":
                     _check_choice(kind, name, value, _CHOICES[name])
                 case "units" | "cut" | "lists" if value is not None:
-                    # Bypass the frozen class: a list must become a tuple to be hashable.
+                    # Replace a list by a tuple, which is hashable. The dataclass is frozen, hence object.__setattr__.
                     object.__setattr__(self, name, _names(kind, name, value))
 
 
@@ -223,7 +223,7 @@ class Layout:
 
 
 def strategy_of(layout: Layout) -> Strategy:
-    """Return a strategy with the layout's sizes, and default settings."""
+    """Return a strategy with the layout's sizes, and otherwise default settings."""
     sizes = {kind: int(getattr(layout, axis)) for kind, axis in _AXES.items()}
     return Strategy(parts=tuple(kind(size) for kind, size in sizes.items() if size > 1))
 
@@ -288,7 +288,7 @@ def resolve(strategy: object, world_size: int) -> Layout:
     for part in parts:
         match part:
             case PipelineParallel():
-                # `chunks` only matters for "interleaved": with other schedules each worker has one stage.
+                # Ignore `chunks` except with "interleaved": with other schedules each worker has one stage.
                 chunks = part.chunks if part.schedule == "interleaved" else 1
                 values |= {"schedule": part.schedule, "cut": part.cut, "chunks": chunks}
             case TensorParallel():

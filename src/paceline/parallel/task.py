@@ -76,7 +76,7 @@ class Task:
         means, is_part = self.means, float(micro.weight) < 1.0
         if float(micro.weight) == 0.0:
             if means.keeps_state and micro.rows == 0 and micro.global_rows:
-                # Call the loss only for its state, because the losses of replicas with rows change their state.
+                # Call the loss only to change its state, as the replicas with rows do.
                 with torch.no_grad():
                     self.loss(output, micro.target)
             return zero_loss(output)
@@ -88,7 +88,7 @@ class Task:
                 "loss(output, target) returned a number without a gradient, though the output has a gradient: nothing would be "
                 "trained. Leave .item(), .detach() and torch.no_grad() out of the loss."
             )
-        # Multiply in float32 at least: in bf16 a share such as 1/3 would keep three digits.
+        # Multiply at least in float32: bf16 would round a share such as 1/3 to three digits.
         dtype = torch.promote_types(loss.dtype, torch.float32)
         over = mean_over(loss) if is_part and self.loss_weight is None else None
         if over is None:
@@ -108,14 +108,14 @@ class Task:
 
 
 def _has_ignored(batch: object) -> bool:
-    """Return whether integers of the batch have the value that losses of torch and transformers ignore."""
+    """Return whether the batch has targets of -100, which losses of torch and transformers ignore."""
     return any(x.dtype in (torch.int64, torch.int32) and bool((x == -100).any()) for x in tensors_in(batch))
 
 
 def zero_loss(output: object) -> Tensor:
-    """Return 0 as a loss through which every tensor of `output` gets a gradient.
+    """Return a loss of 0 that gives every tensor of `output` a gradient.
 
-    With this loss each rank's backward pass does the same steps.
+    A rank without rows uses it, so that its backward pass has the same steps as on other ranks.
     """
     tensors = tensors_in(output)
     chosen = [x for x in tensors if x.requires_grad] or [x for x in tensors if x.is_floating_point()][:1]
@@ -123,9 +123,9 @@ def zero_loss(output: object) -> Tensor:
         raise ParallelError(
             f"the model returned {type(output).__name__} without a floating-point tensor, which the loss needs."
         )
-    # A padding row may give an infinity, and 0 times infinity is nan.
+    # nan_to_num, because the output for a padding row may be infinite, and 0 times infinity is nan.
     zero = functools.reduce(torch.add, (torch.nan_to_num(x, 0.0, 0.0, 0.0).sum() * 0.0 for x in chosen))
-    # Use the same dtype as `weighted_loss`.
+    # The dtype of `weighted_loss`.
     return zero.to(torch.promote_types(zero.dtype, torch.float32))
 
 

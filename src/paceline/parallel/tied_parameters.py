@@ -36,7 +36,7 @@ def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def tie_again(model: nn.Module, ties: Sequence[tuple[str, ...]]) -> None:
-    """Let all names of tied parameters refer to the tensor of the first name."""
+    """Tie parameters again: let all their names refer to the tensor of the first name."""
     for first, *others in ties:
         owner, last = owner_of(model, first)
         tensor = getattr(owner, last)
@@ -53,7 +53,7 @@ def all_names(model: nn.Module) -> list[tuple[str, Tensor]]:
 class StageTies:
     """The parameters of which several stages have copies.
 
-    Every rank makes one. `uses` lists the modules, parameters and buffers of each stage.
+    Every rank needs this object. `uses` are the modules, parameters and buffers of each stage.
 
     Attributes:
         holders: First name -> the stages that use the parameter, if there are several.
@@ -72,8 +72,7 @@ class StageTies:
                     held.setdefault(first[name], set()).add(stage)
         self.holders = {name: tuple(sorted(stages)) for name, stages in held.items() if len(stages) > 1}
         workers = world.extent("pipe")
-        # With an interleaved schedule, stage n is on worker n modulo the number of workers. Two stages of one worker
-        # share the tensor itself.
+        # With an interleaved schedule, stage n is on worker n % workers. Stages on the same worker share the tensor itself.
         ranks = {name: frozenset(stage % workers for stage in stages) for name, stages in self.holders.items()}
         here = world.coordinate("pipe")
         #: The process groups of this worker, each with the names of the parameters that its ranks share.
@@ -92,13 +91,13 @@ class StageTies:
 
 
 def held_tensors(model: nn.Module, names: frozenset[str]) -> list[str]:
-    """Return the names of tensors with these names, or in modules of these names."""
+    """Return the names of the tensors that `names` has, or whose modules `names` has."""
     prefixes = tuple(f"{name}." for name in names)
     return [name for name, _ in all_names(model) if name in names or name.startswith(prefixes)]
 
 
 def _group(members: frozenset[int], world: World) -> dist.ProcessGroup | None:
-    """Return the group of ranks with these stages and equal other coordinates."""
+    """Return the group of this replica's ranks at these positions along the pipeline."""
     if len(members) == world.extent("pipe"):
         return world.group("pipe")
     ranks = [rank for rank in range(world.size) if coordinates(world.layout, rank)["pipe"] in members]

@@ -73,7 +73,7 @@ class Parallel:
         self.limit_bytes = None if choice is None else choice.limit_bytes
         #: A microbatch of the first step, for the measurements of `explain`.
         self.micro: Microbatch | None = None
-        #: The setting `recompute` of `parallelize`.
+        #: The argument `recompute` of `parallelize`.
         self.recompute: str | Sequence[str] | None = None
         self.skeleton = skeleton
         #: The norm of the last step's gradients before clipping. None without clip_norm.
@@ -113,7 +113,7 @@ class Parallel:
         self._hooks = {name: Hooks(param) for name, param in task.model.named_parameters()}
         if optimizer is not None and world.size > 1:
             own = weakref.ref(self)
-            # Use a weak reference, because a second `parallelize` may take over the optimizer.
+            # A weak reference: this training must not live as long as the optimizer, which a second `parallelize` may use.
             optimizers.guard(optimizer, lambda: (par := own()) is None or par._is_stepping)
 
     def step(self, batch: object) -> Tensor:
@@ -147,11 +147,11 @@ class Parallel:
             with self._streams.use("step", self._progress.steps), self._kept.explained(), self._comparison.watching():
                 loss = executor.train_step(micros)
             work, group = None, self.world.replica_group
-            # With one replica all ranks have the same loss, and the message only compares their positions in the data.
-            # On a GPU it is skipped, because reading the result would stall.
+            # With one replica all ranks have the loss already, and the message only compares their positions in the data. Skip it
+            # on a GPU, because reading the result would stall.
             if group is not None or (self.world.size > 1 and loss.device.type == "cpu"):
-                # One message has the loss and this rank's position in the data. All ranks send one dtype, because the
-                # loss of padding has the output's dtype, which may differ.
+                # One message sums the loss and numbers that identify this rank's position in the data. Send float64 on all ranks:
+                # the loss of padding may have another dtype.
                 wide = loss.double()
                 size = sum(executor.written.values())
                 numbers = *tags((*self._place(batch), executor.program)), size, size * size, *means.numbers()
@@ -163,11 +163,11 @@ class Parallel:
                 work.wait()
                 if group is not None:
                     loss = sums[0].to(loss.dtype)
-                    # If the loss is a mean over rows, do not wait for a GPU.
+                    # Means over rows don't need the sums, so don't wait for a GPU.
                     if loss.device.type == "cpu" or not means.rows:
                         means.fill(sums[5:].tolist())
                 agree_on_place(sums[1:3], self._place(batch), executor.program, self.world)
-                # On a GPU compare only in the first step, because the host has to wait for the result.
+                # On a GPU compare in the first step only, because the host has to wait for the sums.
                 if group is not None and (sums.device.type == "cpu" or self._progress.steps == 0):
                     agree_on_written(sums[3:5], [*executor.written], self.world)
             if (factor := means.factor()) != 1.0:
@@ -179,7 +179,7 @@ class Parallel:
                     why = no_mean(self.task.loss, self.task.model, means.sample, self.task.loss_weight)
                 # Raise on all ranks together, because ranks that call no loss would otherwise continue.
                 everyone = gather((why, means.has_hidden))
-                # If so, check each step from now on: later batches may be the first with targets that do not count.
+                # If a loss hides its count, check each step from now on: a later batch may be the first with ignored targets.
                 self._hides_count = any(hides for _, hides in everyone)
                 if why := next((why for why, _ in everyone if why), ""):
                     raise ParallelError(why)
@@ -219,7 +219,7 @@ class Parallel:
         while (batch := self._next(batches)) is not None:
             yield batch
         if self._progress.epoch == epoch:
-            # A checkpoint between two epochs then continues with the next one.
+            # A checkpoint that is saved now continues with the next epoch.
             self._progress = dataclasses.replace(self._progress, epoch=epoch + 1, consumed=0)
 
     def _next(self, batches: Iterator[OwnBatch | GlobalBatch]) -> OwnBatch | GlobalBatch | None:

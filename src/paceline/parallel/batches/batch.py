@@ -21,7 +21,7 @@ from paceline.parallel.errors import ParallelError
 
 TARGETS = ("labels", "label", "target", "targets", "y")
 
-#: The script's functions, with its own types: (output, target) -> loss, (output, target) -> numbers, target -> number.
+#: Functions of the script: (output, target) -> loss, (output, target) -> numbers, target -> number. `Any` is the script's type.
 LossFunction = Callable[[Any, Any], Tensor]
 MetricFunction = Callable[[Any, Any], object]
 WeightFunction = Callable[[Any], Any]
@@ -61,8 +61,8 @@ class Microbatch(NamedTuple):
 def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
     """Return the microbatches that have rows on at least one replica.
 
-    Empty ones add nothing to the sums, and batch normalisation must not see them. `global_rows` is the same on all ranks, so
-    all skip the same ones; a rank that did not would wait for the others' messages.
+    Microbatches without rows add nothing to the sums, and batch normalisation must not see them. `global_rows` is equal on all
+    ranks, so all ranks skip the same microbatches, as their messages require.
     """
     return [micro for micro in micros if micro.global_rows] or micros[:1]
 

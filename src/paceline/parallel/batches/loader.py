@@ -98,15 +98,15 @@ class _MapFeed(Feed):
         self._sampler.begin(epoch, start)
         if self._world.size > 1:
             assert self._generator is not None
-            # The loader's worker processes take their seeds from this generator. Each replica needs different seeds.
+            # The DataLoader seeds its worker processes by this generator. Replicas need different seeds.
             self._generator.manual_seed(derive("workers", self._seed, epoch, self._world.replica))
         known = self._sampler.known
-        # The DataLoader draws from this CPU generator, also if the script's default device is a GPU.
+        # The DataLoader needs a generator on the CPU, even if the script's default device is a GPU.
         on_cpu = torch.device("cpu") if self._world.size > 1 else contextlib.nullcontext()
         with self._streams.use("data", epoch), on_cpu:
             batches = iter(self._loader)
         for number in itertools.count():
-            # Augmentations in this process draw from these streams. A replica's stages load the same rows and must draw alike.
+            # Without worker processes, augmentations draw random numbers here, and all stages of a replica must draw the same.
             with self._streams.use(f"data {epoch}", number):
                 try:
                     data = next(batches)
@@ -145,14 +145,14 @@ class _WholeFeed(Feed):
         while True:
             # All ranks draw from the same stream, because they must see the same batches.
             with self._streams.use(f"data {epoch}", number):
-                # A DataLoader's time is counted where its batches are made.
+                # Count the time that this rank waits for data; a DataLoader's is counted by Paceline's hook in it.
                 data = step_clock.timed(next, step_clock.DATA)(batches, None)
             agree_on_batch(data, self._world)
             if data is None:
                 break
             number += 1
             consumed += Rows(split(data, self._task)).count
-            # An iterable cannot be entered in the middle: skip the batches before the resume position.
+            # To resume within an epoch, read and skip the batches before: an iterable cannot start in the middle.
             if consumed > start:
                 yield GlobalBatch(data=data, epoch=epoch, consumed=consumed)
         if number == 0 and isinstance(self._loader, Iterator):
@@ -180,7 +180,7 @@ class _OwnRows:
         self._task = task
         self._world = world
         self._at = (0, 0)
-        #: The batches that the DataLoader has requested and not yet delivered, still without their data.
+        #: The batches whose indices the DataLoader has taken, and whose data it has not delivered yet.
         self.known: deque[OwnBatch] = deque()
 
     def begin(self, epoch: int, start: int) -> None:
@@ -231,7 +231,7 @@ class Order:
     def __init__(self, loader: DataLoader[object], seed: int, world: World) -> None:
         self._loader = loader
         self._world = world
-        # With a user's batch sampler `loader.sampler` is an unused default.
+        # Don't use `loader.sampler`: if the user has given a batch sampler, it is a default that nothing uses.
         sampler = getattr(loader.batch_sampler, "sampler", None)
         generator = getattr(sampler, "generator", None) or loader.generator
         # If the user has seeded a generator, rank 0's seed decides the order.

@@ -25,12 +25,12 @@ from paceline.parallel.pytree import described, in_reals, sampled, tensors_in
 from paceline.parallel.reduce import sum_number
 from paceline.parallel.task import Task
 
-#: How many numbers of each tensor to compare, taken at even distances from the whole tensor.
+#: How many numbers of each tensor to compare, evenly spaced over the tensor.
 SAMPLED = 2048
 
 
 class _ForStep:
-    """A loaded batch on its way from `epoch` to `step`."""
+    """A batch that `epoch` yields and only `step` accepts."""
 
     data: object
 
@@ -83,7 +83,7 @@ def cut(batch: object, task: Task, world: World) -> list[Microbatch]:
     Raises:
         ParallelError: The batch cannot be cut, or nothing in it counts.
     """
-    # Paceline has loaded a batch from `epoch` itself, so the ranks agree on it.
+    # A batch from `epoch` needs no check that all ranks have the same one.
     if not isinstance(batch, _ForStep):
         agree_on_batch(batch, world)
     parts = Rows(split(batch, task))
@@ -135,14 +135,14 @@ def cut(batch: object, task: Task, world: World) -> list[Microbatch]:
 
 
 def cut_parts(parts: Parts, task: Task, world: World) -> list[Microbatch]:
-    """Return this replica's microbatches of a split global batch."""
+    """Return this replica's microbatches of a global batch that is already split into `Parts`."""
     return cut(GlobalBatch(data=parts, epoch=0, consumed=0), replace(task, split=lambda parts: parts), world)
 
 
 def global_parts(batch: object, task: Task, world: World) -> list[Parts]:
     """Return all rows of the global batch in order, on every rank.
 
-    If each replica has padded its rows to another length, they cannot be joined: return each replica's rows separately.
+    If replicas have padded their rows to different lengths, return each replica's rows separately.
     """
     if not isinstance(batch, OwnBatch):
         return [split(batch, task)]
@@ -150,7 +150,7 @@ def global_parts(batch: object, task: Task, world: World) -> list[Parts]:
     if group is None:
         return [own]
     everyone = [Rows(piece) for pieces in gather_parts([own], own, group) for piece in pieces if piece is not None]
-    # The rows of each microbatch, as they are within each replica's part.
+    # The ranges of each microbatch's rows within the replicas' parts.
     sizes = zip(*piece_sizes(batch.global_rows, task.microbatches, world.replicas), strict=True)
     spans = list(map(consecutive, sizes))
     pieces = [
@@ -179,7 +179,7 @@ def sole(parts: Rows[Parts], count: int, device: torch.device, global_rows: int)
 
 
 def split(batch: object, task: Task) -> Parts:
-    """Return the parts of a batch, also of a batch from `epoch`.
+    """Return args, kwargs and target of a batch, which may be from `epoch`.
 
     Raises:
         ParallelError: `split` returned something else.
@@ -250,8 +250,8 @@ def agree_on_batch(batch: object, world: World) -> None:
 
 
 def tags(place: tuple[int, ...]) -> tuple[int, int]:
-    """Return a small number that identifies the position, and its square."""
-    # The tag is small, because the sums of tags and of squares must be exact in single precision.
+    """Return a small hash of the position, and its square."""
+    # It is small because sums over the ranks, also of the squares, must be exact in single precision.
     tag = zlib.crc32(repr(place).encode()) % 64
     return tag, tag * tag
 
@@ -262,9 +262,9 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
     If the positions agree, no message is sent.
 
     Args:
-        sums: The sums of the `tags` of position and program over the replica group, or over all ranks without one.
+        sums: The sums of hash and square (see `tags`) over the replica group, or without a group over all ranks.
         place: The position: epoch, samples seen after this batch, steps before it.
-        program: A number for what the step has computed.
+        program: A number that is equal if ranks have computed the same operations.
         world: This rank, with the process groups of its layout.
 
     Raises:
@@ -279,7 +279,7 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
     if len({tuple(of_rank[1:4]) for of_rank in places}) == 1:
         first = places[0][4]
         others = ", ".join(str(of_rank[0]) for of_rank in places if of_rank[4] != first)
-        # The order of a set of strings differs between Python processes.
+        # Python orders a set of strings differently in each process, unless PYTHONHASHSEED is equal.
         has_order = len({of_rank[5] for of_rank in places}) > 1
         cause = (
             " Or it goes through a set (`for kind in set(kinds)`), whose order is another one in each process: start all ranks "
@@ -315,7 +315,7 @@ def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
     """
     count = dist.get_world_size(world.replica_group)
     total, squares = sums.tolist()
-    # This is the relative variance. Its square root is the relative difference, of which 1e-6 is rounding.
+    # Compare the variance: a relative difference of 1e-6, whose square is 1e-12, may be rounding.
     if squares * count - total * total <= 1e-12 * total * total:
         return
     shown = ", ".join(dict.fromkeys(name for of_rank in gather(list(names), world.replica_group) for name in of_rank))

@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class Rows(Generic[_T]):
-    """A batch, flattened once, from which rows can be taken repeatedly.
+    """A batch that is flattened once, and from which `take` and `pick` return rows.
 
     Attributes:
         count: The number of rows: the first dimension of the first tensor, which all others must share.
@@ -39,7 +39,7 @@ class Rows(Generic[_T]):
         self.count = self._counted()
 
     def take(self, start: int, stop: int) -> _T:
-        """Return these rows of the batch, also of lists with one value per row."""
+        """Return these rows of the batch's tensors, and of lists with one value per row."""
         return self._of_rows(lambda leaf: leaf[start:stop])
 
     def pick(self, rows: list[int]) -> _T:
@@ -86,7 +86,7 @@ def join_rows(pieces: Sequence[_T]) -> _T:
         first = leaves[0]
         if isinstance(first, Tensor) and first.dim():
             return torch.cat(leaves)
-        # A list whose length is not the number of rows belongs to the whole batch, such as column names.
+        # Join only lists with one value per row. Another list, such as column names, belongs to the whole batch.
         if isinstance(first, list) and all(
             count in (None, len(own)) for count, own in zip(counts, leaves, strict=True)
         ):
@@ -118,7 +118,7 @@ def unwrap(value: _T) -> _T:
 
 
 def is_plain_list(value: object) -> bool:
-    """Return True for a list that contains neither tensors nor containers."""
+    """Return whether the value is a list without tensors and containers."""
     return isinstance(value, list) and not any(
         isinstance(item, (Tensor, Mapping, tuple, list, Whole)) or (is_dataclass(item) and tensors_in(item))
         for item in value
@@ -136,7 +136,7 @@ def _is_taken_whole(value: object) -> bool:
 def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGroup | None) -> list[list[Parts | None]]:
     """Return each replica's pieces on the CPU, as [replica][piece]. Collective.
 
-    `like` is any piece of this rank. Objects other than tensors, numbers and strings are taken from `like`.
+    `like` is any piece of this rank. Other replicas send tensors, numbers and strings; other objects are copied from `like`.
 
     Raises:
         NotPlainError: On every rank: a list of the batch has such a non-plain object for each row.
@@ -149,7 +149,7 @@ def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGr
 def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts:
     """Return the piece of the replica with the most rows. Collective.
 
-    Rows that each replica has padded to another length cannot be joined, because the padding value is unknown.
+    Use this if replicas have padded their rows to different lengths, so that these cannot be joined.
     """
     pieces = [piece for pieces in gather_parts([own], like, group) for piece in pieces if piece is not None]
     return max(pieces, key=lambda piece: Rows(piece).count)
@@ -157,7 +157,7 @@ def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts
 
 def sendable(piece: Parts) -> list[list[object]]:
     """Return each leaf of a piece as [leaf], or [] if it cannot be sent."""
-    # A list of plain values per row has another length on each replica, so it is one leaf.
+    # A list with one plain value per row is one leaf, because its length may differ between replicas.
     return [[leaf] if isinstance(leaf, (list, *_PLAIN)) else [] for leaf in flatten(piece, is_plain_list)[0]]
 
 

@@ -51,7 +51,7 @@ def agree_on_data(loader: DataLoader[object], world: World) -> None:
     try:
         own = read_twice(loader)
     except Exception:
-        # Training will read the dataset too, and raise the same error where it reaches all ranks.
+        # Skip the check. Training will read the dataset too, and report the error to all ranks.
         own = {}
     everyone = gather(own)
     for index in own:
@@ -76,7 +76,7 @@ def read_twice(loader: DataLoader[object]) -> dict[int, Summary | None]:
     probe = _Probe(dataset, loader.collate_fn)
     if loader.num_workers == 0:
         return {index: probe[index] for index in indices}
-    # Read in a worker: a dataset may open a file when it is read, and workers forked later would share its position.
+    # Read in a worker process: a dataset may keep a file open, whose position workers that are forked later would share.
     there: DataLoader[Summary | None] = DataLoader(
         probe,
         batch_size=None,
@@ -98,7 +98,7 @@ def _as_it_is(value: _T) -> _T:
 
 
 class _Probe(torch.utils.data.Dataset[Summary | None]):
-    """A dataset whose items are summaries of two readings of a sample."""
+    """A dataset that reads each sample twice, and returns its summary if both are equal."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[object]], object]) -> None:
         self._dataset = dataset

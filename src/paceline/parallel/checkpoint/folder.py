@@ -31,11 +31,11 @@ _SAVING = re.compile(r"\..+\.saving-[0-9a-f]{8}\Z", re.DOTALL)
 _STEP = re.compile(r"(?:step_(\d+)|\.step_(\d+)\.former)\Z")
 _LOCK = "lock"
 
-#: The file of a checkpoint that is written last.
+#: The file that is written last: a folder without it is no checkpoint.
 RECORD = "paceline.pt"
-#: What rank 0 says of a part that another rank could not write.
+#: Rank 0's error message if another rank could not write its part.
 ANOTHERS = "could not write its part; its log says why."
-#: How many seconds rank 0 waits between two looks for the other ranks' parts.
+#: Seconds between two checks by rank 0 whether the other ranks' parts are in the folder.
 _LOOK_S = 0.05
 
 #: The images of all saves of this process.
@@ -169,10 +169,10 @@ def _is_empty(path: Path) -> bool:
 
 
 class Save:
-    """A save of this rank's part, which rank 0 completes once all parts are in the folder.
+    """A save of this rank's part. Rank 0 completes the save once all parts exist.
 
-    In the background the ranks tell rank 0 by the folder alone: a part has its name once it is complete, and `<part>.failed` is
-    a part that will never be. So the threads' messages can't mix with those of training.
+    The ranks' background threads use files to tell rank 0 about their parts: a part gets its name once it is complete, and
+    `<part>.failed` means that it will not come. Messages over a process group could mix with those of training.
     """
 
     def __init__(self, world: World, folder: Path, saving: Saving | None, record: bytes) -> None:
@@ -189,7 +189,7 @@ class Save:
         self._explained(lambda moves: write_file(self._path, state, arrays, metadata), lambda: None)
 
     def finish(self) -> None:
-        """Write the record and give the folder its name. Call it on rank 0, when all parts are complete."""
+        """Write the record and name the folder. Rank 0 calls this when all parts are complete."""
         assert self._saving is not None
         path = self._folder / RECORD
         path.write_bytes(self._record)
@@ -204,7 +204,7 @@ class Save:
     def start(self, pieces: Sequence[TensorPiece], step_s: float | None) -> None:
         """Write this rank's part in the background. Training may change the tensors when this returns.
 
-        step_s: Seconds until it does, if known.
+        step_s: Seconds until training changes the tensors, if known.
         """
         state, arrays, metadata = encoded(pieces)
         image = camera.take(header_of(state, arrays, metadata), arrays, step_s)
@@ -226,11 +226,11 @@ class Save:
         self._writing = BackgroundWrite(lambda moves: self._explained(work, moves))
 
     def settle(self, patience_s: float) -> bool:
-        """Wait for the background, as `BackgroundWrite.settle` does."""
+        """Wait for the background write; see `BackgroundWrite.settle`."""
         return self._writing is None or self._writing.settle(patience_s)
 
     def give_up(self) -> None:
-        """End rank 0's wait for parts that will never be complete."""
+        """Let rank 0 stop waiting for parts of ranks that have failed."""
         self._is_given_up = True
         if self._writing is None:
             self.abandon()
@@ -239,7 +239,7 @@ class Save:
 
     @property
     def error(self) -> Exception | None:
-        """This rank's failure in the background."""
+        """The error of this rank's background write, or None."""
         return None if self._writing is None else self._writing.error
 
     def _await_parts(self) -> None:

@@ -24,16 +24,16 @@ from paceline.parallel.full_tensor import is_part
 from paceline.parallel.reduce import local
 
 _PART = re.compile(r"part_(\d+)_of_(\d+)\.safetensors")
-#: The name under which torch's reader looks for the corners.
+#: The key in a file's metadata where torch's reader looks for the boxes' corners.
 _TORCHS = "DCP_SHARDING_INFO"
 
-#: A box's key, corner, shape and number of bytes.
+#: A box (see above): the tensor's key, the box's corner and shape, and its number of bytes.
 Box = tuple[str, tuple[int, ...], tuple[int, ...], int]
 
 
 @dataclass(frozen=True)
 class TensorPiece:
-    """A tensor's box on this rank."""
+    """This rank's box of a tensor, with the whole tensor's shape."""
 
     key: str
     corner: tuple[int, ...]
@@ -54,21 +54,21 @@ def pieces_of(tensors: Mapping[str, Tensor]) -> list[TensorPiece]:
 
 
 def corner_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return the place of this rank's part in the whole tensor."""
+    """Return the index of the first element of this rank's part in the whole tensor."""
     from paceline.torch_private import corner_of_part
 
     return corner_of_part(tensor) if is_part(tensor) else (0,) * tensor.dim()
 
 
 def writers(boxes: Sequence[Sequence[Box]]) -> dict[Box, int]:
-    """Return the rank that writes each box. `boxes` has those of each rank."""
+    """Return box -> the rank that writes it. `boxes` are all boxes of each rank."""
     holders: dict[Box, list[int]] = {}
     for rank, of_rank in enumerate(boxes):
         for box in of_rank:
             holders.setdefault(box, []).append(rank)
     loads = [0] * len(boxes)
     chosen: dict[Box, int] = {}
-    # Large boxes first: the small ones then make up for the differences.
+    # Distribute large boxes first; small ones then even out the ranks' bytes.
     for box, ranks in sorted(holders.items(), key=lambda item: (-item[0][3], item[0])):
         chosen[box] = min(ranks, key=lambda rank: loads[rank])
         loads[chosen[box]] += box[3]
@@ -91,7 +91,7 @@ def encoded(pieces: Sequence[TensorPiece]) -> tuple[object, list[DenseArray], di
 
 
 def _storable(tensor: Tensor) -> Tensor:
-    """Return the tensor, or its bytes if the format lacks its dtype."""
+    """Return the tensor; as bytes if safetensors lacks its dtype."""
     return tensor if is_storable(tensor) else tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 

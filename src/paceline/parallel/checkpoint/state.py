@@ -26,7 +26,7 @@ from paceline.parallel.reduce import local
 if TYPE_CHECKING:
     from paceline.parallel.executor import TrainingState
 
-_OWN_OPTIONS = frozenset({"params", "foreach", "fused"})  # what a layout decides, not the user's training
+_OWN_OPTIONS = frozenset({"params", "foreach", "fused"})  # these depend on the layout, so checkpoints leave them out
 
 
 class Resumable(Protocol):
@@ -45,7 +45,7 @@ class ParameterGroup(TypedDict):
 
 
 class OwnRecord(TypedDict):
-    """One rank's part of the record; `values` are the optimizer's, by parameter."""
+    """One rank's part of the record. `values` are the optimizer's: parameter's name -> values."""
 
     groups: list[ParameterGroup]
     values: dict[str, dict[str, object]]
@@ -69,9 +69,9 @@ class HeldState:
     """The part of the model and its optimizer on this rank.
 
     Attributes:
-        module: This rank's module, whose tensors have original names.
-        parameters: Original name -> parameter; a tied parameter under its first name in the whole model.
-        averages: For each average, first name -> this rank's part of the tensor.
+        module: This rank's module, whose tensors have their names in the user's model.
+        parameters: Name in the user's model -> parameter. Of a tied parameter's names, the first one.
+        averages: For each average: first name -> this rank's part of the averaged tensor.
     """
 
     module: nn.Module
@@ -80,7 +80,7 @@ class HeldState:
     averages: Sequence[Mapping[str, Tensor]] = ()
 
     def average_tensors(self) -> dict[str, Tensor]:
-        """Return key -> this rank's part, for each tensor of each average."""
+        """Return key in the checkpoint -> this rank's part of an averaged tensor."""
         return {
             f"average.{number}.{name}": tensor
             for number, average in enumerate(self.averages)
@@ -88,7 +88,7 @@ class HeldState:
         }
 
     def model_tensors(self) -> dict[str, Tensor]:
-        """Return first name -> the tensor object that the module uses."""
+        """Return first name -> the module's tensor."""
         state = self._tensors()
         tensors: dict[str, Tensor] = {}
         for name, first in self.first_names().items():
@@ -96,9 +96,9 @@ class HeldState:
         return tensors
 
     def first_names(self) -> dict[str, str]:
-        """Return name -> first name in the whole model, for the module's tensors.
+        """Return each name of a tensor here -> the tensor's first name in the whole model.
 
-        The first name may be in another stage.
+        The first name of a tied tensor may belong to another stage.
         """
         first = {id(param): name for name, param in self.parameters.items()}
         return {name: first.setdefault(id(tensor), name) for name, tensor in self._tensors().items()}
@@ -158,7 +158,7 @@ def merge_records(records: list[OwnRecord]) -> OwnRecord:
     """Merge the records of all ranks."""
     merged: OwnRecord = {"groups": [], "values": {}, "model_values": {}}
     for record in records:
-        # Several stages' records have copies of a tied parameter. The first stage's values take precedence.
+        # Several stages may have values of the same tied parameter: take the first stage's.
         merged["values"] = record["values"] | merged["values"]
         merged["model_values"] = record["model_values"] | merged["model_values"]
     for index, group in enumerate(records[0]["groups"]):
@@ -181,8 +181,8 @@ def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]
         if kind != "optimizer" or name not in params:
             continue
         param = params[name]
-        # State of the parameter's shape is split like the parameter. Other state, such as the step number, is whole on
-        # every rank.
+        # State with the parameter's shape is split as the parameter is. Each rank has other state, such as the step number,
+        # whole.
         if shape == param.shape and state != "step":
             buffers[key] = torch.empty_like(param.detach(), dtype=dtype)
         else:
@@ -257,14 +257,14 @@ def put_back(held: HeldState, saved: Mapping[str, Tensor], record: CheckpointRec
         if state:
             held.optimizer.state[param] = state
         else:
-            # The checkpoint is from before this parameter's first step. Drop state, which belongs to another training.
+            # The checkpoint has no state for this parameter, because it had made no step yet. Drop the present state.
             held.optimizer.state.pop(param, None)
     for group, own_group in zip(held.optimizer.param_groups, record["groups"], strict=True):
         group.update(own_group["options"])
 
 
 def _device_steps(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Return the ids of parameters whose step number is on their device."""
+    """Return ids of parameters whose step number is on the parameter's device."""
     groups = [group for group in optimizer.param_groups if group.get("fused") or group.get("capturable")]
     return {id(param) for group in groups for param in group["params"]}
 
@@ -284,12 +284,12 @@ def full_state_dict(held: HeldState, world: World) -> dict[str, Tensor]:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    # Copy a tensor that is whole already, or the next step would change the caller's.
+    # Copy it even if it is whole and on the CPU: the next step would change it.
     return whole(tensor).to("cpu", copy=True)
 
 
 def _from_stages(own: dict[str, Tensor], group: dist.ProcessGroup, device: torch.device) -> dict[str, Tensor]:
-    """Return the tensors of all stages; of copies the first stage's is taken."""
+    """Return the tensors of all stages. For a tied tensor return the first stage's copy."""
     about = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
     together: dict[str, Tensor] = {}
     for stage, names in enumerate(gather(about, group)):

@@ -94,7 +94,7 @@ def save(
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ParallelError(f"every={every!r} must be an integer of at least 1, the number of steps.")
         leaving.listen(saves=True)
-    # Rank 0 decides for all ranks, because the others may receive the request later.
+    # Take rank 0's answer for all ranks, because a request to end may reach other ranks later.
     asked = from_first(leaving.asked()) if every is not None or REQUEST_VARIABLE in os.environ else None
     pace = _paces.setdefault(par, _Pace())
     step_s, is_due = pace.step_s(), every is None or asked is not None or par.progress.steps % every == 0
@@ -118,7 +118,7 @@ def save(
 
 
 class _Pace:
-    """What `save` remembers of one training: when it last returned, the save in progress, and who writes which box."""
+    """What `save` keeps for one training: last return, running save, and each box's writer."""
 
     def __init__(self) -> None:
         self.returned: float | None = None
@@ -204,7 +204,7 @@ def wait(par: ParallelHandle) -> None:
 
 
 def _settled(par: ParallelHandle, patience_s: float) -> str:
-    """Wait for the save in progress. Return why it failed, or why it is still in progress, or "". Collective."""
+    """Wait for the save in progress. Return why it is not complete, or "". Collective."""
     pace = _paces.setdefault(par, _Pace())
     job = pace.running
     if job is None:
@@ -216,7 +216,7 @@ def _settled(par: ParallelHandle, patience_s: float) -> str:
     if not problem and not all(ended for ended, _ in everyone):
         return "the one before is not yet written, and a disk takes no bytes."
     if not has_ended:
-        # A rank that has failed could not say so in the folder.
+        # The folder may not show that a rank has failed, so end the wait for its part.
         job.give_up()
     pace.running = None
     return problem
@@ -250,7 +250,7 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
     buffers = targets(held, saved)
     read = partial(_read_tensors, world, folder) if parts is None else parts.read_into
     on_all(lambda: _unchanged(lambda: read(buffers)))
-    # Until here nothing was changed: every rank has read into new memory and has reported success.
+    # Change the training only now, when every rank has read all of its data into new memory.
     put_back(held, buffers, record)
     par.load_state(record["state"])
     for average, own in zip(par.averages, record.get("averages", ()), strict=False):
@@ -271,8 +271,7 @@ def full_state_dict(par: ParallelHandle) -> dict[str, Tensor]:
 def hold(par: ParallelHandle) -> HeldState:
     """Return this rank's part of the model and its optimizer."""
     executor = par.executor
-    # FSDP2 leaves parameters whole for a while after a forward pass. Requesting the state splits them again, so request
-    # it first.
+    # After a forward pass FSDP2 leaves some parameters whole. Calling `state_dict` makes it split them again.
     executor.module.state_dict(keep_vars=True)
     return HeldState(
         module=executor.module,
@@ -292,7 +291,7 @@ def _pack(record: CheckpointRecord) -> bytes:
     try:
         torch.save(record, file)
         file.seek(0)
-        # Read the record back now: it is better that save() refuses an object than that load() fails days later.
+        # Read the record back: if it holds an object that load() would refuse, save() must fail now.
         torch.load(file, weights_only=True)
     except Exception as error:
         kind = re.search(r"GLOBAL ([\w.]+)", str(error))
@@ -327,7 +326,7 @@ def _unchanged(read: Callable[[], _T]) -> _T:
 
 
 def _read_about(folder: Path) -> tuple[CheckpointRecord, SavedParts | None, dict[str, tuple[torch.Size, torch.dtype]]]:
-    """Return the checkpoint's record, its parts, and key -> (shape, dtype) of each tensor. Format 1 has no parts."""
+    """Return a checkpoint's record, its parts (None in format 1), and key -> (shape, dtype)."""
     if not (folder / RECORD).exists():
         raise ParallelError(
             f"{str(folder)!r} has no {RECORD}: save() did not write it, or it is not visible on every rank. "
@@ -390,7 +389,7 @@ def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> Non
     from torch.distributed.checkpoint.state_dict_loader import load as read
 
     with warnings.catch_warnings():
-        # torch warns that it assumes a single process without a process group, which is right.
+        # Without a process group torch warns that it assumes a single process, which is right.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             read(buffers, storage_reader=FileSystemReader(folder), no_dist=world.size == 1)
@@ -398,7 +397,7 @@ def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> Non
             raise CheckpointError(f"{str(folder)!r} can't be read: {reason(error)}.") from error
 
 
-# Agreement of all ranks.
+# Functions with which all ranks agree on a result or an error.
 
 
 def _gather_records(held: HeldState, digest: str) -> list[tuple[OwnRecord, str]]:
@@ -437,8 +436,8 @@ def on_all(action: Callable[[], _T]) -> _T:
     try:
         result = action()
     except Exception as error:
-        # Raise within this clause: if this frame kept the error, it would keep itself and everything that it has read
-        # until a garbage collection.
+        # Raise within this clause. A variable with the error would keep this frame, and all that it has read, alive until a
+        # garbage collection.
         raise_agreed(error)
         raise
     raise_agreed(None)
@@ -450,7 +449,7 @@ def raise_agreed(error: Exception | None) -> None:
     described = None if error is None else (isinstance(error, ParallelError), _text(error))
     for is_users, text in filter(None, gather(described)):
         kind = ParallelError if is_users else CheckpointError
-        # An error that already has this class and text needs no cause with a second traceback.
+        # Give the error no cause if the cause has the same class and text.
         raise kind(text) from (None if type(error) is kind and str(error) == text else error)
 
 

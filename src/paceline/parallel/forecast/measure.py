@@ -26,9 +26,9 @@ from paceline.parallel.task import Task
 from paceline.parallel.tracing.boundaries import Boundaries
 from paceline.parallel.tracing.fake_model import untouched
 
-#: How many numbers the optimizer updates while its step is timed.
+#: Size of the parameter with which the optimizer's step is timed.
 _NUMBERS = 2**20
-#: The size of the message that measures the bandwidth.
+#: Size of the message with which the bandwidth is measured.
 _MESSAGE_BYTES = 4 * 2**20
 
 
@@ -47,7 +47,7 @@ def measured(
     """
     task = dataclasses.replace(task, model=model)
     reason = "" if micros else "it was not traced, for want of a batch"
-    # Without a batch only the parameters' sizes are known.
+    # Without a batch: one block, of which only the parameters' sizes are known.
     blocks: list[tuple[Block, ...]] = [
         (Block(name="the model", forward_s=0.0, backward_s=0.0, parameters=_sizes(model)),)
     ]
@@ -98,7 +98,7 @@ def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
             return task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
 
     with stand_ins(model, device), untouched(model):
-        # Free the memory of this pass before the timed pass.
+        # This pass, only for its saved bytes, has released its memory before the timed pass begins.
         saved = saved_by(forward, model)[1]
         params = [param for param in model.parameters() if param.requires_grad]
         start = now()
@@ -126,7 +126,7 @@ def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, number
         return 0, 0.0
     param = nn.Parameter(torch.zeros(numbers // 32, 32, device=device))
     make: Callable[..., torch.optim.Optimizer] = type(optimizer)
-    # Some optimizers have more settings in a group than their constructor has arguments.
+    # A parameter group may have settings that are no arguments of the optimizer's constructor.
     taken = inspect.signature(make).parameters
     options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params" and key in taken}
     try:
@@ -139,20 +139,20 @@ def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, number
             best = min(best, now() - start)
         state = own.state.get(param, {})
     except Exception:
-        # The user's optimizer needs more than parameters and its groups' settings.
+        # The constructor of the user's optimizer needs further arguments.
         return None
     kept = sum(value.numel() for value in state.values() if isinstance(value, Tensor) and value.dim())
     return round(kept / param.numel()), best / param.nbytes
 
 
 def state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
-    """Return how many numbers of state the optimizer keeps per parameter number."""
+    """Return how many numbers the optimizer keeps per number of a parameter (default 2)."""
     numbers = tried_state_numbers(optimizer, device)
     return 2 if numbers is None else numbers
 
 
 def tried_state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int | None:
-    """Return the state numbers as `state_numbers` does, or None if the trial fails."""
+    """Return the result of `state_numbers`, or None if it is unknown."""
     numbers = _tried(optimizer, device, 1024)
     return None if numbers is None else numbers[0]
 

@@ -30,8 +30,8 @@ from paceline.parallel.strategy import (
     strategy_of,
 )
 
-#: How many blocks FSDP2 holds at a time: the current one, the next, its received part, a block's whole gradients and
-#: their message. Measured on CPUs: 5.4 to 5.8.
+#: FSDP2's additional memory, in blocks: the current block, the next block and its message, whole gradients and their message.
+#: Measured on CPUs: 5.4 to 5.8.
 WHOLE_BLOCKS = 5.5
 
 
@@ -68,7 +68,7 @@ class Measured:
     def at(self, rows: float) -> tuple[Block, ...]:
         """Return the blocks with costs for another number of rows.
 
-        Times lie on the line through the two measurements; bytes are proportional to rows.
+        Times are interpolated linearly between the two measurements. Bytes are proportional to rows.
         """
         share = rows / self.rows
         blocks = []
@@ -95,7 +95,7 @@ class Forecast:
     """The forecast of a step in one layout, for the worker with the most memory.
 
     Attributes:
-        together_bytes: FullyShard's gathered blocks.
+        together_bytes: Memory of the blocks that FullyShard has gathered.
         sent_bytes: The traffic of each worker.
         reason: Why the layout is impossible, or "".
     """
@@ -128,7 +128,7 @@ def candidates(workers: int) -> list[Joinable]:
 def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int, name: str = "") -> Forecast:
     """Return the forecast of a step in this layout.
 
-    `microbatches` counts those of a step, `at_once` those that a pipeline holds together.
+    `microbatches` is the number in a step, `at_once` the number that go through a pipeline together.
     """
     name = name or str(layout)
     blocks = measured.at(measured.all_rows / layout.replicas)
@@ -161,7 +161,7 @@ def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int
 def _replicas(measured: Measured, whole: float, layout: Layout, microbatches: int) -> float:
     """Return the bytes that a worker sends to other replicas in a step."""
     data = 2 * (layout.data - 1) / layout.data * whole * measured.trained_share / layout.shard
-    # Parameters are gathered for each microbatch's forward and backward pass, and as many gradients are sent back.
+    # For each microbatch: parameters gathered in the forward pass and in the backward pass, and gradients reduce-scattered.
     shard = 3 * microbatches * (layout.shard - 1) / layout.shard * whole
     return data + shard
 
@@ -203,7 +203,7 @@ def _piped(
                 gradient_bytes=gradients,
                 optimizer_bytes=gradients * measured.optimizer_factor,
                 activation_bytes=kept * sum(block.activation_bytes for block in part),
-                # A stage that computes many microbatches keeps all of its blocks gathered until the last one.
+                # A stage keeps its blocks gathered until its last microbatch.
                 together_bytes=2 * held if layout.shard > 1 else 0.0,
                 sent_bytes=microbatches * ends + _replicas(measured, held, layout, 1),
             )

@@ -21,7 +21,7 @@ Region = tuple[tuple[int, int], ...]
 def region_of(tensor: Tensor) -> Region:
     """Return this rank's part of a tensor as ranges.
 
-    The mesh's last axis, `tensor`, has split the tensor first; FSDP2 has split the result.
+    If both have split the tensor, tensor parallelism (the mesh's last axis) was first, and FSDP2 has split its parts.
     """
     region = [(0, size) for size in tensor.shape]
     if not is_part(tensor):
@@ -57,7 +57,7 @@ def give_memory(device: torch.device, *modules: nn.Module) -> None:
             # Use setattr, because RNNs keep a second list of their parameters.
             setattr(part, name, made[id(param)])
         if empty:
-            # No tensor moves here, but FSDP2 looks for new parameters only when a module is moved.
+            # The parameters are on the device already, but only this call lets FSDP2 notice that they are new.
             module.to(device)
 
 

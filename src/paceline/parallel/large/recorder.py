@@ -37,7 +37,7 @@ _WRITES = frozenset((torch.ops.aten.fill_, torch.ops.aten.zero_, torch.ops.aten.
 class _Ref:
     """A tensor without memory that is an argument of a recorded operation.
 
-    `done` counts the earlier operations on its storage.
+    `done` is the number of operations on its storage that were recorded before this one.
     """
 
     key: int
@@ -58,9 +58,9 @@ class _Call:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Entry:
-    """A call that created a storage, or that changed one (output None).
+    """A recorded call that created a storage, or that changed one (`output` is None).
 
-    `output` is the index and layout of the call's output.
+    `output` is the index of the created tensor among the call's results, and `like` its layout.
     """
 
     call: _Call
@@ -74,7 +74,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._logs: dict[int, list[_Entry]] = {}
-        # Keep storages alive: they are known by their address, which a new storage could reuse.
+        # Keep storages alive: an entry belongs to a storage's address, which a new storage could get.
         self._alive: dict[int, UntypedStorage] = {}
         self._is_off = False
 
@@ -88,7 +88,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
             self._is_off = before
 
     def begin(self, shell: Tensor) -> None:
-        """Register the tensor as uninitialised memory."""
+        """Begin recording a tensor, which is uninitialised."""
         self._logs[self._key(shell)] = []
 
     def note(
@@ -168,7 +168,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         known = {self._key(tensor) for tensor in read}
         for number, tensor in enumerate(tensors_in(result)):
             key = self._key(tensor)
-            # A view of an argument shares the argument's storage, and the log of that storage.
+            # Only new storages get a log here: a view of an argument shares the argument's storage.
             if key not in known and tensor.is_meta:
                 known.add(key)
                 self._logs[key] = [_Entry(call=call, output=number, like=self._ref(tensor))]
@@ -198,7 +198,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
     def value(self, tensor: Tensor, name: str, seed: int, names: Mapping[int, str]) -> Tensor:
         """Replay the tensor's operations; return the whole tensor on the CPU.
 
-        `name` selects the stream of random operations. `names` are those of storages it may depend on.
+        `name` is the tensor's, and selects its stream of random numbers. `names`: address of a storage -> name of its tensor, for
+        other tensors that this one depends on.
         """
         ref = self._ref(tensor, len(self._logs[self._key(tensor)]))
         return _Replay(self._logs, name, seed, names).view(ref)
@@ -222,7 +223,7 @@ class _Replay:
         flat = torch.empty(_extent(ref), dtype=ref.dtype)
         for entry in self._logs[ref.key][: ref.done]:
             if entry.output is not None and (like := entry.like) is not None:
-                # The result's layout may differ: a row-major result of one device may be column-major on another.
+                # Copy the result into the recorded layout: the CPU may return another one, such as row-major for column-major.
                 flat = torch.empty(max(_extent(like), _extent(ref)), dtype=like.dtype)
                 made = self._made(entry.call, generator)[entry.output]
                 flat.as_strided(like.size, like.stride, like.offset).copy_(made)
@@ -283,5 +284,5 @@ def _written(func: Operation, args: _Args, kwargs: _Options) -> list[Tensor]:
 
 
 def _shape_of(tensor: Tensor) -> Tensor:
-    # Keep a 0-dim tensor: it combines with every device, and its value may decide the result's dtype.
+    # Don't replace a 0-dim tensor: torch accepts it beside tensors of any device, and its value may determine the result's dtype.
     return tensor if tensor.dim() == 0 else torch.empty_like(tensor, device="meta")

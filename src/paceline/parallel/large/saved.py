@@ -110,9 +110,9 @@ def _failed(action: Callable[[], None]) -> OSError | None:
 
 
 def _roots(par: ParallelHandle, held: HeldState) -> dict[str, int]:
-    """Return name -> the rank that writes it, for tensors that this rank holds.
+    """Return name -> rank that writes the tensor, for tensors that this rank helps to gather.
 
-    Tensors that an earlier stage writes are left out.
+    A copy of a tied tensor that an earlier stage has too is left out: that stage writes it.
     """
     world: World = par.world
     about = {name: tensor.nbytes for name, tensor in held.model_tensors().items()}

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
     from paceline.torch_private import Operation
 
-#: The largest parameter that keeps values it had before registration, as in `nn.Parameter(torch.zeros(...))`.
+#: The most bytes of a parameter that is made with its values, such as `nn.Parameter(torch.zeros(...))`, and keeps them.
 KEPT_BYTES = 16 * 2**20
 
-#: The attribute of a parameter without values that refers to the parameter's recorder.
+#: The name of the attribute by which a parameter without values refers to its recorder.
 RECORDER = "_paceline_recorder"
 
-#: Functions of `nn.init` that skip tensors on the meta device. The first one is called by `trunc_normal_`.
+#: Functions of `nn.init` that do nothing for tensors on the meta device, so the recorder would miss them.
 _SILENT = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
 
 _BLANK = frozenset(
@@ -109,7 +109,7 @@ class TensorValues:
                         f"weights={str(folder)!r} has no {name!r}, which the model has. It has, among others: "
                         f"{', '.join(self._folder.names[:5])}."
                     )
-        #: First name -> each parameter that has no values yet, in the model's order. Others keep their values.
+        #: First name -> parameter, for parameters that have no values yet, in the model's order.
         self.empty = {name: tensors[name] for name in names if tensors[name].is_meta and name in params}
         self._buffers = {
             name: tensors[name]
@@ -129,7 +129,7 @@ class TensorValues:
         }
 
     def fill_buffers(self, device: torch.device) -> None:
-        """Give the buffers their values. Each worker has all buffers whole."""
+        """Give the buffers their values. Each worker has all buffers, and they are whole."""
         for name, buffer in self._buffers.items():
             value = self.whole(name)
             if not buffer.is_meta:
@@ -156,7 +156,7 @@ class TensorValues:
 
     @property
     def source(self) -> str:
-        """The source of the values in words, or "" if the model had its values."""
+        """A sentence on where the values are from, or "" if the model already had them."""
         if self._folder is not None:
             return f"weights of {self._folder.path}: each worker has read its own part"
         if not self.empty:
@@ -180,7 +180,7 @@ def _recorders(model: nn.Module, unknown: dict[str, Tensor]) -> list[Recorder]:
     recorders: list[Recorder] = list({id(recorder): recorder for recorder in own_ones if recorder is not None}.values())
     left = [name for name, tensor in unknown.items() if not any(own.knows(tensor) for own in recorders)]
     for name in left:
-        # The operations of this tensor's constructor were not recorded, and its module's own initial values may differ.
+        # Refuse: this tensor is not the recorded one, and `reset_parameters` of its module might make other values.
         if hasattr(unknown[name], RECORDER) and not any(own.began(unknown[name]) for own in recorders):
             raise ParallelError(
                 f"{name} was built under paceline.parallel.empty(), and converted or replaced since, so how its values are "
@@ -209,7 +209,7 @@ def _reset(model: nn.Module, owners: Iterable[str]) -> Recorder:
             reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
             if callable(reset):
                 reset()
-        # Many models, such as Hugging Face's, use this name for the function that they apply to each module.
+        # Many models, such as Hugging Face's, have this function to initialise each module.
         own = getattr(model, "_init_weights", None)
         if callable(own):
             for module in modules:
@@ -248,7 +248,7 @@ def empty() -> Iterator[None]:
     own = threading.get_ident()
 
     def registered(module: nn.Module, name: str, param: object) -> Any:
-        # torch has this hook for all modules of the process, so skip those that other threads build.
+        # torch calls this hook for all modules of the process. Skip modules that other threads build.
         if threading.get_ident() != own or type(param) is not nn.Parameter:
             return None
         if param.is_meta:
@@ -264,7 +264,7 @@ def empty() -> Iterator[None]:
             shell = nn.Parameter(torch.empty_like(param, device="meta"), requires_grad=param.requires_grad)
             recorder.begin(shell)
             if value is not None:
-                # Record the parameter's one value as a fill.
+                # All numbers of this parameter are equal: record their value.
                 recorder.note(torch.ops.aten.fill_.Scalar, shell, value)
         setattr(shell, RECORDER, recorder)
         taken[id(param)] = weakref.ref(param), shell
@@ -321,7 +321,7 @@ class _Blank(Recorder):  # type: ignore[no-untyped-call]
                 self._blank.pop(storage._cdata, None)
 
     def value_before(self, param: nn.Parameter, name: str) -> object:
-        """Return None for an uninitialised parameter, its one value, or `_KEPT`."""
+        """Return None for an uninitialised parameter, the value that all its numbers have, or `_KEPT`."""
         storage = param.untyped_storage()
         # Compare the storage object too, because an address may be reused.
         if self._blank.get(storage._cdata, lambda: None)() is storage:

@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 #: The least number of repeats, and the number for a block shorter than SHORT_S, which other processes on the machine
 #: delay by more than its own time.
 REPEATS, MOST_REPEATS, SHORT_S = 3, 10, 0.01
-#: How many blocks to time of each kind of similar blocks.
+#: How many blocks of each kind to time; the other blocks of the kind get the same time.
 ALIKE = 3
 #: After this many seconds begin no further repeat.
 ENOUGH_S = 4.0
@@ -74,7 +74,7 @@ def measure(
                     known.append(run.time())
                 times = min(known, key=sum)
             if any(isinstance(part, Recomputed) for part in _modules(model, segment)):
-                # Add the block's input, which it keeps, but which autograd's hooks do not report.
+                # A recomputed block keeps its input, which autograd's hooks do not report.
                 saved_bytes += sum(value.bytes for value in segment.receives)
             held = {first[own_name]: param.nbytes for own_name, param in own.items()}
             blocks.append(
@@ -100,13 +100,13 @@ def saved_by(forward: Callable[[], _T], model: nn.Module) -> tuple[_T, int]:
         storage = tensor.untyped_storage()
         if storage._cdata not in kept:
             sizes[storage._cdata] = storage.nbytes()
-        # Detached: an operation's result, such as attention's output, would hold its own graph in a cycle, which is never
-        # freed, nor are the weights in it.
+        # Detach: if an operation saves its own result, as attention does, result and graph would refer to each other, and their
+        # memory would never become free.
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = forward()
-        # Sum up while the graph exists: another tensor may reuse a freed one's memory, and so its key in `sizes`.
+        # Add the sizes while the graph exists: later, another tensor could get the storage's address, which is the key.
         return result, sum(sizes.values())
 
 
@@ -142,7 +142,7 @@ class _Run:
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
-        # torch.autograd.grad refuses reentrant checkpoints, so they are open here, and their recomputation is measured once.
+        # torch.autograd.grad refuses reentrant checkpoints. Run them as plain calls: the time then lacks the recomputation.
         with checkpoints_opened():
             return self._timed()
 
@@ -174,13 +174,13 @@ class _Run:
 
 
 def _kind(model: nn.Module, segment: Segment, finish: object) -> Hashable:
-    """Return a key that is equal for similar blocks, which take the same time."""
+    """Return a key that is equal for blocks that should take the same time."""
     parts = tuple(
         (
             type(inner),
             inner.extra_repr(),
             tuple((param.shape, param.dtype, param.requires_grad) for param in inner.parameters(recurse=False)),
-            # Ignore the number of a Hugging Face block, which is not a setting.
+            # `layer_idx` is a Hugging Face block's number in its model, not a setting.
             tuple(
                 (name, value)
                 for name, value in vars(inner).items()
@@ -191,7 +191,7 @@ def _kind(model: nn.Module, segment: Segment, finish: object) -> Hashable:
         for inner in part.modules()
     )
     inputs = tuple((value.shape, value.dtype, value.requires_grad) for value in segment.receives)
-    # Ignore numbers in the source, which are those of blocks and values.
+    # Remove numbers from the source: they only number blocks and values.
     return parts, inputs, re.sub(r"\d+", "", segment.source), finish is not None
 
 
@@ -214,7 +214,7 @@ def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
 
 def now() -> float:
     """Return the time in seconds, after the GPU has finished its work."""
-    # An unused GPU has no work, and synchronising it would allocate memory.
+    # Don't synchronise an unused GPU, which would allocate memory on it.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -19,7 +19,7 @@ BANDWIDTH_BYTES_S = 2e9
 #: The memory of training per parameter: the parameter, its gradient and Adam's two moments.
 STATE_FACTOR = 4
 
-#: To keep a tied parameter in one stage, a step may take longer by this factor. Otherwise its copies are kept equal.
+#: A tied parameter stays in one stage if a step takes at most this many times as long. Otherwise several stages have a copy.
 TIE_SLACK = 1.05
 
 
@@ -116,7 +116,7 @@ def find_cuts(
             "Use more stages, more and smaller microbatches, or FullyShard() @ PipelineParallel()."
         )
     for tie in sorted(tied, key=len):
-        # No stage may begin between the first and the last block of a parameter that must stay in one stage.
+        # Keep the parameter in one stage: no stage may begin between its first and its last block.
         inside = range(min(tie) + 1, max(tie) + 1)
         kept = table.solve(limit, lambda place, inside=inside: place not in inside)  # type: ignore[misc]
         if kept is not None and kept.slowest_s <= TIE_SLACK * best.slowest_s:

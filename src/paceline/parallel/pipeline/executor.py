@@ -34,7 +34,7 @@ from paceline.parallel.task import Task
 from paceline.parallel.tied_parameters import StageTies, first_names, owner_of
 from paceline.parallel.tracing.segments import joined, stage_module
 
-#: The sums of this many different numbers, and of the squares of these numbers, are exact in float64.
+#: Graphs are compared by numbers below this one: the sum of their squares over all ranks is exact in float64.
 TAGS = 2**20
 
 
@@ -89,7 +89,7 @@ class Pipelined:
         self._used = [self._sharded(module) for module in self._modules] if world.layout.shard > 1 else []
         self._module: nn.Module = self._modules[0]
         if len(self._modules) > 1:
-            # Take the names from the stages: unlike them, the model's parameters are not changed by FullyShard.
+            # Join the stages' modules, because FullyShard replaces the parameters there, and not in the model.
             held = [plan.uses[index] for index in self._own]
             self._module = joined(task.model, zip(self._modules, held, strict=True))
         self.program = 0
@@ -99,11 +99,11 @@ class Pipelined:
         self._stages = [
             Stage(module, index, plan.stages) for index, module in zip(self._own, self._modules, strict=True)
         ]
-        # The tracer held the whole model. Each rank now releases the other ranks' stages.
+        # Release the memory of the other ranks' stages, which the tracer needed until now.
         programs.forget()
         _let_go(task.model, self._modules)
         used = frozenset[str]().union(*plan.uses)
-        #: The buffers outside of blocks. A block finds its own buffers in its modules.
+        #: Name, module, attribute and tensor of each buffer that a stage uses.
         self._buffers = [
             (name, *owner_of(task.model, name), buffer) for name, buffer in task.model.named_buffers() if name in used
         ]
@@ -122,22 +122,21 @@ class Pipelined:
         return params
 
     def train_step(self, micros: Sequence[Microbatch]) -> Tensor:
-        # The other stages and their messages rely on the model at the time of the cut. A change on one rank would cause
-        # messages that the receiver does not expect.
+        # Refuse changes of the model since the cut: a changed stage could send messages that the next stage does not expect.
         self._check_trained()
         self._check_buffers()
         self._programs.refresh()
         micros = with_rows(micros)
         traced = self._programs.trace(micros[0], self._module.training)
-        # Compute it before the stages run: they may change a tensor in the model's attributes, which the digest covers.
+        # Compute the digest before the stages run, which may change a tensor that it covers.
         tag = traced.digest % TAGS
         losses: list[Tensor] = []
         for first in range(0, len(micros), self._task.at_once):
             some = micros[first : first + self._task.at_once]
             self._begin(some, self._task.weighted_loss)
             losses += [loss for _, loss in run(self._world.layout.schedule, self._stages, len(some), self._messages)]
-        # Send one message with the loss, which only the last stage has, and with sums that show whether all stages
-        # belong to one graph. For n numbers, n * (sum of squares) equals the square of the sum only if all are equal.
+        # One message sums the loss, which only the last stage has, and numbers that show whether all stages have traced the same
+        # graph: n numbers are equal if n * (sum of squares) equals the square of their sum.
         means = self._task.means
         sums = torch.tensor([0.0, tag, tag * tag, *means.numbers()], dtype=torch.float64, device=self._world.device)
         if losses:
@@ -149,8 +148,8 @@ class Pipelined:
         # Skip the comparison on a GPU, because the host would have to wait for it.
         if self._world.replicas > 1 and sums.device.type == "cpu":
             is_one = int(sums[2]) * self._workers == int(sums[1]) ** 2
-            # Replicas may differ in their numbers of rows, which are in their graphs, so only what the graphs read is compared
-            # between replicas. If the ranks of this pipeline differ among themselves, each sends a number that equals no other
+            # Between replicas compare only the values that the graphs read, because a graph contains its replica's number of
+            # rows. If the ranks of this pipeline have different graphs, each rank gets another negative number, which equals no
             # replica's.
             self.program = traced.reads.digest if is_one else -1 - self._world.rank
         return sums[0].to(self.plan.loss_dtype)
@@ -166,7 +165,7 @@ class Pipelined:
             sum_gradients(left, group)
         else:
             sum_gradients(params.values(), group)
-        # Sum after the sums over the replicas, so that all copies of a tied parameter get exactly the same gradient.
+        # Sum over the stages last, so that all copies of a tied parameter get exactly the same gradient.
         self.ties.sum_gradients(params)
 
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[object, Microbatch], Tensor]) -> Tensor:
@@ -201,9 +200,9 @@ class Pipelined:
 
     def _sharded(self, module: nn.Module) -> Used:
         shard.shard_stage(module, self._world)
-        # With find_unused the ranks sum their flags in each step, so that any step may skip a parameter, as without FullyShard.
+        # find_unused: any step may skip a parameter, as in a pipeline without FullyShard.
         used = Used(module, self._world, find_unused=True)
-        # Settle before FSDP2's own hook, which gathers the parameters.
+        # `prepend`: run before FSDP2's hook, which gathers the parameters.
         module.register_forward_pre_hook(lambda *_: used.settle(), prepend=True)
         module.register_forward_hook(lambda *_: used.watch())
         return used
@@ -221,7 +220,7 @@ class Pipelined:
 
     def _turns(self, micro: Microbatch, finish: Callable[[object, Microbatch], Tensor] | None) -> list[Turn]:
         """Return the microbatch's turn at each of this rank's stages."""
-        # Read the mode each time, because a script may set it on `par.module`, past `Parallel.eval`.
+        # Look at the mode each time: a script may set it by `par.module.eval()`.
         training = self._module.training
         segments = self._programs.segments(micro, training, self.plan.marks)
         for index in self._own:

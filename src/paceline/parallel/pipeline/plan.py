@@ -26,7 +26,7 @@ class StagePlan:
     """The stages of a pipeline, the measured blocks, and the cut into stages.
 
     Attributes:
-        marks: The call with which each stage but the first begins.
+        marks: For each stage but the first, the call with which it begins.
         uses: The modules, parameters and buffers of each stage.
         loss_dtype: The dtype of the weighted loss.
     """
@@ -42,7 +42,7 @@ class StagePlan:
         return len(self.marks) + 1
 
 
-#: Marks, blocks, cut, the loss's dtype, and the names of the model's tensors that the loss reads.
+#: Rank 0's decision: marks, blocks, cut, the loss's dtype, and names of the model's tensors that the loss reads.
 _Decision = tuple[tuple[Mark, ...], tuple[Block, ...], Plan, torch.dtype, list[str]]
 
 
@@ -62,9 +62,9 @@ def agree(task: Task, world: World, sample: Microbatch, programs: Programs, memo
         world, lambda: _decide(task, world, sample, programs, memory_bytes), kinds=(Mark, Block, Plan)
     )
     *others, last = _uses(task, sample, programs, marks)
-    # The last stage computes the loss. It gets a tied copy of each parameter of another stage that the loss reads.
+    # The last stage computes the loss. If the loss reads another stage's parameter, the last stage gets a tied copy.
     added = frozenset(by_loss).difference(held_tensors(task.model, last))
-    # Keep only parameters, because each worker has whole buffers.
+    # Don't count buffers, because each worker has whole buffers.
     parts = added.intersection(name for name, _ in task.model.named_parameters(remove_duplicate=False))
     if parts and world.layout.shard > 1:
         raise ParallelError(
@@ -114,7 +114,7 @@ def _decide(task: Task, world: World, sample: Microbatch, programs: Programs, me
         blocks = measure(task, sample, boundaries, marks, world.device, loss)
     options: _Options = {"schedule": layout.schedule, "workers": layout.pipe, "microbatches": task.at_once}
     if layout.cut is not None:
-        # The first block begins before any mark, so the marks count from 1.
+        # Mark n begins block n + 1, because the first block has no mark.
         starts = [1 + index for index, (_, place) in enumerate(marks) if place in places]
         plan = plan_by_hand(blocks, starts, **options)
     else:
@@ -153,7 +153,7 @@ def _check_by_hand(cut: tuple[str, ...], places: list[int], workers: int, stages
 
 
 def _tied(blocks: tuple[Block, ...]) -> list[frozenset[int]]:
-    """Return the set of blocks of each parameter that several blocks use."""
+    """Return, for each parameter that several blocks use, the set of these blocks."""
     users: dict[str, set[int]] = {}
     for index, block in enumerate(blocks):
         for name, _ in block.parameters:
@@ -167,13 +167,13 @@ def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark,
     The first stage also holds what no stage uses.
     """
     used: list[set[str]] = [set() for _ in range(len(marks) + 1)]
-    # In the other mode the forward may call other modules, which also need a stage.
+    # Trace training and evaluation mode: the forward may call different modules, and each module needs a stage.
     for training in (None, False, True):
         try:
             for own, segment in zip(used, programs.segments(sample, training, marks), strict=True):
                 own |= set(segment.uses)
         except ParallelError:
-            # Raise only the error in the model's own mode. An error in the other mode is raised when it is used.
+            # An error in the mode that is not used now is raised when it is used.
             if training is None:
                 raise
     held = {name for own in used for name in held_tensors(task.model, frozenset(own))}

@@ -22,12 +22,12 @@ _Value = TypeVar("_Value")
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
-#: The greatest level of `opened_modules`: 0 opens no entries of lists, each further level opens one level of entries.
+#: The greatest level for `opened_modules`: at level n, it opens entries of lists in n lists.
 LEVELS = 4
 
 
 class _Latest(dict[Hashable, _Value]):
-    """A cache of the first two values and the latest ones."""
+    """A cache that keeps the first two values, and the latest ones."""
 
     def keep(self, key: Hashable, value: _Value) -> None:
         self[key] = value
@@ -38,8 +38,9 @@ class _Latest(dict[Hashable, _Value]):
 class Programs:
     """A tracer of the model that always cuts at the same marks.
 
-    Every rank of a pipeline makes the same cuts: it has the whole batch of its replica and knows all shapes without
-    communication. Modules are opened level by level until there are marks for `stages`, or until the names in `cut` are called.
+    Every rank of a pipeline makes the same cuts without communication: it has its replica's whole batch and knows all shapes. To
+    open a module means to trace its forward too. Modules are opened level by level until there are marks for all `stages`, or
+    until the trace calls the modules in `cut`.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Programs:
         self._task = task
         self._device = device
         self._mode = task.model.training
-        # The first trace is kept: a model that reads values can be traced only with the sample's real tensors.
+        # `_Latest` keeps the first trace, because a model that reads tensors' values can be traced only with the sample.
         self._traced: _Latest[Traced] = _Latest()
         self._known: _Latest[tuple[Segment, ...]] = _Latest()
         #: A description of the last change in the values that the outer forward reads, or "".
@@ -115,8 +116,8 @@ class Programs:
 def opened_modules(model: nn.Module, *, level: int = 0, cut: Iterable[str] = ()) -> frozenset[str]:
     """Return the modules inside which a cut may be.
 
-    These are `nn.Sequential` and modules that hold a list of modules, unless they are blocks (a list with several entries of
-    their class), and all parents of these and of the modules in `cut`.
+    These are `nn.Sequential` and modules that hold a list of modules, and the parents of these and of the modules in `cut`. A
+    module is a block, and stays closed, if several modules of its class are in the same list.
     """
     found = {parent for name in cut for parent in _parents(name)}
     depths: dict[str, int] = {"": 0}
@@ -133,7 +134,7 @@ def opened_modules(model: nn.Module, *, level: int = 0, cut: Iterable[str] = ())
             own = not type(module).__module__.startswith("torch.nn.") and next(module.children(), None) is not None
             opened = (holds_list or (own and level > 0)) and depths[name] <= level
         if opened:
-            # Open the parents too, or the trace would never reach it.
+            # Open the parents too: the trace does not look into a closed module.
             found |= {name, *_parents(name)}
     return frozenset(found)
 

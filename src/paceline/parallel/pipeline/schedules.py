@@ -24,7 +24,7 @@ from paceline.parallel.tracing.segments import Value
 #: A tensor that is being sent or received, with torch's handle.
 _Message = tuple[Tensor, dist.Work | None]
 
-#: How many results of a worker may be in flight. Its next send then waits, because a fast stage would fill the memory.
+#: How many sent results of a worker may be in flight. Otherwise a fast stage would fill the memory.
 UNDER_WAY = 2
 
 
@@ -63,18 +63,18 @@ def run(
     if schedule != "forward":
         try:
             check_microbatches(schedule, workers, microbatches)
-        # The batch has fewer microbatches than the schedule accepts, as the last batch of an epoch may.
+        # Too few microbatches for the schedule, as in the last batch of an epoch.
         except ParallelError:
             schedule = "gpipe"
     of_index = {stage.index: stage for stage in stages}
-    # A send comes right after the call whose result it sends.
+    # The result of the last call, which a send after it sends.
     made: Sequence[Tensor] = ()
     messages.begin()
     for step in program(schedule, messages.worker, workers, microbatches, len(stages)):
         match step:
             case Receive(call, sender):
-                # The result is needed by the next stage's forward pass or the former stage's backward pass. The buffers
-                # have the shapes of that microbatch, known from the trace without asking the sender.
+                # The next stage's forward pass needs a result of "F", the former stage's backward pass a result of "B". The trace
+                # has the shapes, so the sender need not send them.
                 needs = call._replace(stage=call.stage + (1 if call.kind == "F" else -1))
                 messages.expect(needs, of_index[needs.stage].comes(needs.kind, needs.micro), sender)
             # Neither a send nor a receive waits for the other worker, so computation overlaps with messages. Only
@@ -112,7 +112,7 @@ class StageMessages:
     def expect(self, call: StageCall, values: Sequence[Value], sender: int) -> None:
         """Post the receives for `call`."""
         buffers = [torch.empty(value.shape, dtype=value.dtype, device=self._device) for value in values]
-        # Allocate new buffers each time, because a microbatch keeps received tensors until its backward pass is over.
+        # Use new buffers each time: a microbatch needs its received tensors until its backward pass.
         self._expected[call] = [(buffer, dist.irecv(buffer, group=self._group, group_src=sender)) for buffer in buffers]
 
     def take(self, call: StageCall) -> list[Tensor]:
@@ -123,8 +123,8 @@ class StageMessages:
         return _arrived(self._expected.pop(call, []))
 
     def send(self, tensors: Sequence[Tensor], receiver: int) -> None:
-        # Waiting here cannot deadlock: the receiver posts its receives in the order of the same `timeline.program`, where those
-        # of the oldest messages come before anything that waits for this worker's next ones.
+        # This wait cannot deadlock: in the receiver's order, which is that of the same `timeline.program`, the receives of these
+        # messages come before any wait for a later message of this worker.
         while len(self._sent) >= UNDER_WAY:
             _arrived(self._sent.popleft())
         self._sent.append(

@@ -48,16 +48,16 @@ class StageModule(nn.Module):
     """One stage's part of the model, under the model's names."""
 
     def forward(self, turn: Turn, *received: Tensor) -> object:
-        # FSDP2's hooks on this call search its arguments for tensors, and do not look into a `Turn`: only received tensors,
-        # which have gradients, must be visible. The part's code switches gradients off and on, and an error in between must not
-        # leave them off.
+        # FSDP2's hooks search the arguments of this call for tensors. They don't look into a `Turn`, and must only see the
+        # received tensors, which have gradients. `set_grad_enabled`: the segment's code switches gradients off and on, and must
+        # not leave them off after an error.
         with torch.set_grad_enabled(torch.is_grad_enabled()), turn.context(), normalization.counting(turn.micro):
             result = turn.segment(self, received, turn.batch)
             return result if turn.finish is None else turn.finish(result, turn.micro)
 
 
 class Stage:
-    """One stage's computation of a step, with what the backward passes need.
+    """One stage's computation of a step, with the tensors that backward passes need.
 
     It is number `index` of the `count` stages in the pipeline.
     """
@@ -69,11 +69,11 @@ class Stage:
         self._turns: Sequence[Turn] = ()
         self._trains = False
         self._left = 0
-        # Microbatch -> the received and the sent tensors, between which its graph in this stage lies.
+        # Microbatch -> received and sent tensors: start and end of its graph in this stage.
         self._kept: dict[int, tuple[Sequence[Tensor], tuple[Tensor, ...]]] = {}
 
     def begin(self, turns: Sequence[Turn], *, trains: bool) -> None:
-        """Prepare for a step. With `trains`, keep values for backward passes."""
+        """Prepare for a step. With `trains`, keep tensors for backward passes."""
         self._turns = turns
         self._trains = trains
         self._left = len(turns)
@@ -81,14 +81,14 @@ class Stage:
         self._kept.clear()
 
     def comes(self, kind: str, micro: int) -> list[Value]:
-        """Return the values to receive before the microbatch's pass "F" or "B"."""
+        """Return the values to receive before the microbatch's forward ("F") or backward ("B") pass."""
         segment = self._turns[micro].segment
         return list(segment.receives) if kind == "F" else [value for value in segment.sends if value.requires_grad]
 
     def forward(self, micro: int, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the values for the next stage, or the last stage's result."""
+        """Run the forward pass. Return the values for the next stage, or the last stage's result."""
         turn = self._turns[micro]
-        # A received tensor is a leaf of this stage's graph: the backward pass ends there and leaves the gradient in `.grad`.
+        # Received tensors are leaves of this stage's graph, so the backward pass leaves their gradients in `.grad`.
         inputs = [
             tensor.requires_grad_(self._trains and value.requires_grad)
             for tensor, value in zip(received, turn.segment.receives, strict=True)
@@ -145,8 +145,7 @@ class Stage:
         sent = []
         for tensor in inputs:
             if tensor.requires_grad:
-                # A value that this stage did not use has no gradient. Send zeros, because the former stage has posted a
-                # receive, as the trace announced.
+                # Send zeros for a value that this stage has not used: the former stage waits for a gradient of each value.
                 gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
                 sent.append(gradient.detach().contiguous())
         return sent

@@ -66,16 +66,16 @@ def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: i
         yield from (StageCall("F", stage, micro) for stage in stages for micro in range(microbatches))
         yield from (StageCall("B", stage, micro) for stage in reversed(stages) for micro in range(microbatches))
     elif schedule == "forward":
-        # Run groups of one microbatch per worker: then a worker with several stages never waits for the others, nor
-        # keeps received values for its later stages.
+        # Each stage runs a group of as many microbatches as there are workers. Then no worker waits, or keeps received values for
+        # its later stages.
         for first in range(0, microbatches, workers):
             group = range(first, min(first + workers, microbatches))
             yield from (
                 StageCall("F", stage, micro) for stage in range(worker, workers * chunks, workers) for micro in group
             )
     elif schedule == "1f1b":
-        # The last worker starts the backward pass right after its first forward pass. Each worker before it has one more
-        # microbatch in flight by then.
+        # The last worker runs each backward pass right after the forward pass. Each worker before it is one forward pass further
+        # ahead than the next worker.
         ahead = min(microbatches, workers - worker)
         yield from (StageCall("F", worker, micro) for micro in range(ahead))
         for micro in range(microbatches):

@@ -40,9 +40,9 @@ class Plain:
     """An executor (see `executor`) of the whole model.
 
     Attributes:
-        find_unused: Whether a step may skip parameters, also those that the first step used. None decides from the first step.
+        find_unused: Whether every step may skip other parameters. None: only those that the first step skips.
         notes: How the layers were cut, for `explain`.
-        summed: Parameters of whose gradient each worker has only a part, because it has only some experts.
+        summed: Parameters whose gradients are sums over the workers, each of which has only some experts.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Plain:
 
             self._units_written = shard.shard_stage(self._module, world)
             self._used = Used(self._module, world, find_unused)
-        # If workers have parts of the model or of each sequence, more gradients are summed, or over other groups.
+        # DDP can't be used if workers have parts of layers, sequences or experts: then gradients are summed over other groups.
         is_plain = max(world.layout.tensor, world.layout.context, world.layout.expert) == 1
         uses_ddp = not self._is_sharded and world.layout.data > 1 and is_plain
         learns = any(param.requires_grad for param in self._module.parameters())
@@ -106,7 +106,7 @@ class Plain:
                     self._used.watch()
                 # The loss has no gradient if all parameters are frozen, or if this replica has no rows.
                 if loss.requires_grad:
-                    # Each worker of a context group has the whole sequence's loss, and their gradients are summed.
+                    # Divide: gradients are summed over the context group, whose workers all have the whole loss.
                     share = loss / self._world.layout.context if self._world.layout.context > 1 else loss
                     share.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
@@ -114,12 +114,12 @@ class Plain:
         return functools.reduce(torch.add, losses)
 
     def _plain_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Return the parameters that FSDP2 does not gather, with their names."""
+        """Return (name, parameter) for parameters that FSDP2 has not split."""
         own = {id(param) for param in shard.left_whole(self._module)} if self._is_sharded else None
         return [(name, param) for name, param in self._module.named_parameters() if own is None or id(param) in own]
 
     def _sizes_written(self, versions: Mapping[str, int]) -> dict[str, float]:
-        """Return the size of each parameter that was changed in place since."""
+        """Return name -> size of each parameter that was changed in place since `versions` was taken."""
         sizes = {name: size_of(param) for name, param in self._plain_parameters() if param._version != versions[name]}
         for written in self._units_written:
             sizes |= written.sizes
@@ -162,7 +162,7 @@ class Plain:
 
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[object, Microbatch], Tensor]) -> Tensor:
         parts = []
-        # Do not sum over the replicas here: each returns its own part, and the caller adds them up.
+        # Return only this replica's sum. The caller adds the replicas' sums.
         with torch.no_grad():
             for micro in with_rows(micros):
                 with self._task.autocast(self._world.device), normalization.counting(micro):
@@ -203,13 +203,13 @@ class _Replicated:
         self._asked_for_unused = find_unused
         self._all = dict(model.named_parameters())
         self._reduced = 0
-        # The parameters without a gradient in the last microbatch of the first step. DDP sums gradients only in the
-        # last microbatch's backward pass, and waits there for every parameter.
+        # The parameters without a gradient in the last microbatch of the first step. DDP sums gradients in the backward pass of a
+        # step's last microbatch, and must not wait there for these.
         self._idle: set[str] = set()
         self._begin()
 
     def follow(self) -> None:
-        """Start anew before a step if parameters were frozen or unfrozen."""
+        """Treat the next step as the first one if parameters were frozen or unfrozen."""
         if any(param.requires_grad != (name in self._params) for name, param in self._all.items()):
             self._begin()
 
@@ -227,7 +227,7 @@ class _Replicated:
 
     @contextlib.contextmanager
     def reducing(self, is_last: bool) -> Iterator[nn.Module]:
-        """Yield the module to call; `is_last` lets DDP sum the gradients."""
+        """Yield the module to call. With `is_last`, let DDP sum the gradients in its backward pass."""
         if self._is_first:
             with self._watched(is_last):
                 yield self._model
@@ -295,7 +295,7 @@ class _Replicated:
         )
         group = self._world.replica_group
 
-        # Without annotations: torch compares a hook's annotations with its own classes, but here they would be strings.
+        # No annotations: torch checks that a hook's annotations are its classes, but in this module annotations are strings.
         def add(_, bucket):  # type: ignore[no-untyped-def]
             flat = bucket.buffer()
             self._reduced += flat.numel()

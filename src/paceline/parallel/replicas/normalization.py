@@ -19,8 +19,8 @@ from paceline.parallel.class_swap import SharedByCopies, apply_function
 from paceline.parallel.errors import ParallelError
 from paceline.torch_private import BatchNorm, InstanceNorm
 
-#: Whether the current rows count, unlike padding rows. It is a global, not per thread, because the stages of a pipeline
-#: compute one microbatch at a time.
+#: Whether this rank's current rows count or are padding, and whether any replica has rows that count. Global variables
+#: suffice, because a process computes one microbatch at a time.
 _counts = True
 _somewhere = True
 
@@ -33,15 +33,15 @@ def synchronise(module: nn.Module, group: dist.ProcessGroup | None) -> None:
     """
     for part in module.modules():
         if (kind := _SYNCHRONISED.get(type(part))) is not None:
-            # Bypass nn.Module's own `__setattr__` and tables, so that state dicts do not contain the group.
+            # Write to `__dict__`, so that state dicts do not contain the group.
             part.__dict__["_paceline_group"] = None if group is None else _Shared(group)
-            # Only the class changes. The module stays the same object, with the user's references, hooks and parameters.
+            # Change only the class: the module stays the same object, to which the user's code may refer.
             part.__class__ = kind
 
 
 @contextlib.contextmanager
 def alone(module: nn.Module) -> Iterator[None]:
-    """Let normalisation layers not communicate with other ranks in the block."""
+    """Keep normalisation layers from communicating with other ranks within the block."""
     groups = [(part, part.__dict__.get("_paceline_group")) for part in module.modules()]
     changed = [(part, group) for part, group in groups if group is not None]
     for part, _ in changed:
@@ -61,7 +61,7 @@ def counting(micro: Microbatch) -> Iterator[None]:
 
 
 def counting_as_now() -> contextlib.AbstractContextManager[None]:
-    """Return a context that repeats the current marking of rows as padding."""
+    """Return a context in which rows count, or are padding, as they do now."""
     return _counting_as(_counts, _somewhere)
 
 
@@ -99,8 +99,8 @@ class _Synchronised(BatchNorm):
         group = None if shared is None else shared.group
         uses_batch = self.training or self.running_mean is None
         if uses_batch and shared is not None and group is None and input.numel() == input.shape[1]:
-            # This replica has one row, and must not communicate now, as in a measurement. In training the row is
-            # normalised together with the other ranks' rows, so this is no error.
+            # Within `alone`, as in a measurement, a single row of this replica has no variance. That is no error, because in
+            # training it is normalised with the other replicas' rows.
             return _without_statistics(self, input)
         if not uses_batch or (group is None and _counts):
             if uses_batch and input.dim() > 1 and input.numel() == input.shape[1]:
@@ -113,7 +113,7 @@ class _Synchronised(BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         if not _somewhere or (group is None and not _counts):
-            # No rank has rows. The result is discarded, but the graph must be the same on all ranks.
+            # No rank has rows that count. The result is not used, but each rank needs the same graph.
             return _without_statistics(self, input)
         outputs: tuple[Tensor, ...] = apply_function(
             _Normalise, input, self.weight, self.bias, self.eps, group, _counts
@@ -126,7 +126,7 @@ class _Synchronised(BatchNorm):
     def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         """Move the running statistics towards this batch's mean and variance.
 
-        `variance` is the sum of squares divided by `count`, the running variance that by `count - 1`.
+        `variance` is the sum of squared deviations divided by `count`. The running variance divides it by `count - 1`.
         """
         if self.running_mean is None or self.running_var is None:
             return
@@ -155,7 +155,7 @@ class SynchronisedBatchNorm3d(_Synchronised, nn.BatchNorm3d):
 class _FollowsAll(InstanceNorm):
     """torch's InstanceNorm with running statistics of all replicas' rows.
 
-    Each row is normalised alone. The running statistics move towards the mean over the rows.
+    InstanceNorm normalises each row alone, but its running statistics follow the mean over all rows.
     """
 
     _paceline_group: _Shared | None
@@ -175,7 +175,7 @@ class _FollowsAll(InstanceNorm):
             return output
         is_batch = input.dim() > self._get_no_batch_dim()  # type: ignore[no-untyped-call]
         rows = float(input.shape[0] if is_batch else 1) if _counts else 0.0
-        # Rows change the running statistics linearly: the mean over replicas, weighted by rows, is that of all rows.
+        # Each replica has updated the statistics by its own rows. Their mean, weighted by rows, is the update by all rows.
         sums = torch.cat([mean * rows, variance * rows, mean.new_tensor([rows])]).double()
         dist.all_reduce(sums, group=group)
         with torch.no_grad():
@@ -232,8 +232,8 @@ class _Normalise(torch.autograd.Function):
         dist.all_reduce(first, group=group)
         count = first[-1]
         mean = (first[:-1] / count).to(wide.dtype)
-        # Send a second message with the distances from the mean of all rows. Sums of squares in one message would lose
-        # all digits of the variance if the mean is large compared with the deviation.
+        # The variance needs a second message, with the squared deviations from the mean. One message with sums of squares would
+        # lose all digits of the variance if the mean is much larger than the deviations.
         centred = wide - _shaped(mean, x)
         second = centred.square().sum(axes).double()
         second = second if counts else torch.zeros_like(second)

@@ -1,9 +1,9 @@
 """Parameters, gradients and optimizer states in equal parts, by torch's FSDP2.
 
-A unit is gathered at a time: each element of the model's lists (blocks), and the rest with the model itself. Tensors that are
-tied over two units belong to the model itself, because FSDP2 cannot have one tensor in two units.
+A unit is a module whose parameters FSDP2 gathers together: each element of the model's lists (blocks), and the model itself
+with all other parameters. The model's unit also has tensors that two other units share, because FSDP2 does not allow these.
 
-Parameters that a forward pass itself changes, such as a momentum encoder's, are written back:
+Changes that a forward pass makes to parameters, such as a momentum encoder's, are written back:
 
     root's forward   ChangedParts.begin
       unit's         ChangedParts.before, gather, Written.before
@@ -59,13 +59,12 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
         for name in names:
             part = module.get_submodule(name)
             part.register_forward_hook(_own_outputs)
-            # Hooks run in the order of registration. This one must run before FSDP2's own, which frees the whole parameters, so
-            # register it before `fully_shard`.
+            # Hooks run in the order of registration. Register this one before `fully_shard`, whose hook frees the parameters.
             written = Written(part, held_names)
             noted.append(written)
             part.register_forward_hook(written.after)
             fully_shard(part, **options)
-            # This hook must run after FSDP2's own, which gathers the parameters.
+            # Register this one after `fully_shard`: FSDP2's hook gathers the parameters.
             part.register_forward_pre_hook(written.before)
     except (ValueError, NotImplementedError) as error:
         raise ParallelError(f"this model can't be fully sharded by torch: {error}") from error
@@ -90,8 +89,8 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
 def _keep_recurrent_weights_apart(module: nn.Module) -> None:
     """Disable the flattening of recurrent layers' weights for cuDNN.
 
-    Flattening gives parameters other memory than FSDP2 fills in the next step: a layer would silently keep the values of
-    its first step.
+    Flattening moves the parameters to other memory than FSDP2 fills in the next step: the layer would silently compute with the
+    values of its first step.
     """
     recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
     for part in recurrent:
@@ -113,18 +112,18 @@ def wait_for_changes(module: nn.Module, names: Iterable[str], wait: Callable[[],
     units = [module.get_submodule(name) for name in names]
     changed = ChangedParts(units, wait)
     for unit in units:
-        # Run before FSDP2's own hook, which was registered in front of all others.
+        # `prepend`: run before FSDP2's hook, which gathers the parameters.
         unit.register_forward_pre_hook(changed.begin if unit is module else changed.before, prepend=True)
     module.register_forward_hook(changed.after)
 
 
 def _own_outputs(module: nn.Module, args: object, output: object) -> object:
-    """Copy output views, because changing a view in place drops FSDP2's hook."""
+    """Copy outputs that are views: changing a view in place would drop FSDP2's hook."""
     return map_tensors(output, lambda tensor: tensor.clone() if tensor.requires_grad and tensor._is_view() else tensor)
 
 
 def left_whole(module: nn.Module) -> list[nn.Parameter]:
-    """Return the 0-dim parameters, which FSDP2 cannot split."""
+    """Return the 0-dim parameters, which FSDP2 leaves whole."""
     return [param for param in module.parameters() if param.dim() == 0]
 
 
@@ -138,8 +137,8 @@ def reduce_over_replicas(module: nn.Module, is_last: bool) -> None:
 def reduce_after_last(module: nn.Module, is_last: bool) -> None:
     """Set whether a stage's next backward pass is the last one of the step.
 
-    The last pass sums gradients and frees whole parameters, kept until then for other microbatches. It does not affect other
-    modules.
+    Only the last pass sums gradients, and frees the whole parameters, which earlier microbatches still need. Does nothing for a
+    module without FSDP2.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -150,9 +149,9 @@ def reduce_after_last(module: nn.Module, is_last: bool) -> None:
 
 
 def part_again(module: nn.Module) -> None:
-    """Free parameters that a forward pass has gathered.
+    """Let FSDP2 free parameters that a forward pass has gathered.
 
-    A script that freezes one of `module.parameters()` would otherwise freeze a gathered copy.
+    Otherwise a script that freezes one of `module.parameters()` would freeze only the gathered copy.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -164,7 +163,7 @@ def part_again(module: nn.Module) -> None:
 def find_units(module: nn.Module, patterns: tuple[str, ...] | None = None) -> list[str]:
     """Return the names of the units, inner ones first.
 
-    None takes the elements of the outermost lists (ModuleList, Sequential, ModuleDict) that have parameters.
+    Without patterns: the elements with parameters of the outermost lists (ModuleList, Sequential, ModuleDict).
     """
     if patterns is None:
         chosen = [name for name in _elements(module) if next(module.get_submodule(name).parameters(), None) is not None]
@@ -235,12 +234,12 @@ def _check_dtypes(module: nn.Module, units: Sequence[str], ignored: Iterable[nn.
 class ChangedParts:
     """Hooks that wait for in-place changes before FSDP2 gathers parameters.
 
-    FSDP2 gathers on its own streams, which wait for the caller's stream only at the start of the root's forward pass. A
-    momentum encoder that the forward pass updates would be read while it is written.
+    FSDP2 gathers on GPU streams of its own, which wait for the caller's stream only at the start of the root's forward pass.
+    So it could read a momentum encoder's parameters while the forward pass updates them.
     """
 
     def __init__(self, units: Sequence[nn.Module], wait: Callable[[], None]) -> None:
-        """Watch the root and its units. `wait` waits for the caller's stream."""
+        """Watch the root and its units. `wait` lets FSDP2's streams wait for the caller's."""
         self._units = units
         self._wait = wait
         self._versions: dict[int, tuple[int, int]] = {}
@@ -276,16 +275,16 @@ def _versions(part: Tensor) -> tuple[int, int]:
 
 
 class Written:
-    """An observer that keeps in-place changes of whole parameters.
+    """An observer that writes in-place changes of gathered parameters back to the shards.
 
-    FSDP2 frees the whole parameters, and such a change, as of a momentum encoder, would be lost.
+    FSDP2 frees the gathered parameters after a pass, and a change, such as a momentum encoder's update, would be lost.
     """
 
     def __init__(self, part: nn.Module, names: Mapping[int, str]) -> None:
-        """Watch `part`; `names` (id -> name) is filled later."""
+        """Watch `part`. The caller fills `names` (id of a parameter -> name) later."""
         self._part, self._names = part, names
         self._versions: dict[int, int] = {}
-        #: Name -> size of the written values, until the executor takes it. Equal on all ranks if they wrote the same.
+        #: Name of a changed parameter -> sum of its absolute values, by which ranks compare the changes. The executor empties it.
         self.sizes: dict[str, float] = {}
 
     def before(self, *_: object) -> None:
@@ -307,7 +306,7 @@ def size_of(param: Tensor) -> float:
 
 
 def _write_back(sharded: nn.Parameter, whole: nn.Parameter) -> None:
-    """Write this rank's part of a whole parameter to FSDP2's shard."""
+    """Copy this rank's part of a gathered parameter into its shard."""
     part = whole.detach()
     if is_part(part):
         raise ParallelError(

@@ -21,7 +21,7 @@ from paceline.torch_private import is_being_made_whole, whole_parameters
 class Used:
     """An observer that removes gradients of unused parameters.
 
-    `find_unused` is as for `parallelize`; with None the first step decides.
+    `find_unused` is the setting of `parallelize`; with None, only parameters that the first step skips may be unused.
     """
 
     def __init__(self, module: nn.Module, world: World, find_unused: bool | None) -> None:
@@ -32,13 +32,13 @@ class Used:
         self._hooked: set[int] = set()
         self._seen: set[str] = set()
         self._watched = 0
-        # Record ids now, while all parameters are split: after a forward pass FSDP2 leaves some whole, and a whole
-        # parameter is another object.
+        # Record ids now, while all parameters are shards: after a forward pass FSDP2 leaves some gathered, which are other
+        # objects.
         self._all = {id(param): name for name, param in module.named_parameters()}
         self._begin(self._trained())
 
     def follow(self) -> None:
-        """Start anew before a step if parameters were frozen or unfrozen."""
+        """Treat the next step as the first one if parameters were frozen or unfrozen."""
         trained = self._trained()
         if trained != set(self._names.values()):
             self._begin(trained)
@@ -60,8 +60,8 @@ class Used:
     def settle(self) -> None:
         """Free whole parameters that FSDP2 has prefetched, before a forward pass.
 
-        It prefetches in a backward pass for units that then have none, such as frozen ones. The next microbatch would see their
-        values before its own forward pass has changed them.
+        In a backward pass FSDP2 also prefetches units that have no backward pass, such as frozen ones. Without this, the next
+        microbatch would use these values even if its own forward pass changes the parameters first.
         """
         for part in self._module.modules():
             if is_being_made_whole(part):
@@ -83,7 +83,7 @@ class Used:
                     "microbatches so far; FullyShard() has those of one at a time. Give microbatches=1, use register_hook, "
                     "or DataParallel()."
                 )
-            # A hook stays on the whole parameter, which FSDP2 creates once and refills in each pass.
+            # Register a hook only once: FSDP2 creates the gathered parameter once, and refills it in each pass.
             if id(whole) not in self._hooked:
                 self._hooked.add(id(whole))
                 if hooks is not None:

@@ -26,20 +26,20 @@ from paceline.parallel.reduce import anywhere, local
 from paceline.parallel.tensor.groups import undisturbed
 from paceline.parallel.tracing.source import shown
 
-# The largest difference of sums in another order, in rounding steps (eps) of the largest number. Measured: below 50.
+# The largest allowed difference, in rounding errors (eps) of the largest number. Another order of sums causes less than 50.
 _STEPS = 2000
 _MOST = 0.1
-#: The least scale of a gradient, as a fraction of the largest gradient. A smaller gradient may be the difference of
-#: large numbers, as after a normalisation of few rows.
+#: A gradient's difference is relative to its size, or at least to this fraction of the largest gradient: a smaller gradient
+#: may be the difference of large numbers.
 _LEAST_SCALE = 0.02
 #: A cut may change the results by this many times the change that a rounding error in each module's output causes.
 _ROUNDINGS = 10
 
 
 class Reference:
-    """The plain model's outputs, gradients and loss reads for some rows.
+    """The plain model's outputs and gradients for some rows, and the model's tensors that the loss reads.
 
-    The reference is computed before the cut, so no copy of the model is needed.
+    It is computed before the model is cut, so no copy of the model is needed.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class Reference:
         Every rank of the group calls it.
 
         Raises:
-            ParallelError: The first module, in the order of their calls, whose output differs, the parameter whose gradient
-                does, or what the loss reads in parts; the same on all ranks of the group.
+            ParallelError: On all ranks of the group: the first called module whose output differs, or the parameter whose
+                gradient differs, or a tensor that the loss reads and of which each rank has only a part.
         """
-        # Copy the reads before the pass, because a cut model may read other tensors.
+        # Store the plain model's reads before the pass, which records those of the cut model.
         lines = self._reads.state | self._reads.left
         cut = self._pass(is_cut=True)
         message = _first_difference(self._plain, cut, self._room)
@@ -103,10 +103,10 @@ class Reference:
             )
 
     def _room_for_rounding(self) -> _Room:
-        """Return how far rounding errors move the plain model.
+        """Return how much rounding errors change the plain model's results.
 
-        It is much if the model computes in a narrower dtype (autocast), or divides by values near 0 (a normalisation of few
-        rows).
+        They change much if the model computes in a narrower dtype (autocast), or divides by values near 0, as a normalisation of
+        few rows does.
         """
         try:
             other = self._pass(is_cut=False, is_shaken=True)
@@ -181,7 +181,7 @@ def reference(
 ) -> Reference:
     """Return the reference for the first sample that all ranks can compute.
 
-    Every rank calls it. All ranks take the same sample, or their messages would differ in size.
+    Every rank calls it. All ranks need the same sample, because their messages must have equal sizes.
     """
     *fewer, last = samples
     for sample in fewer:
@@ -200,7 +200,7 @@ class _Pass:
     Attributes:
         outputs: (module's name, its output) in the order of calls; "" is the model itself.
         gradients: Parameter's name -> gradient of the parameter.
-        loss, of_loss: The loss and its gradients, if it reads tensors of the model.
+        loss, of_loss: The loss, and its gradients by the model's parameters, if it reads tensors of the model itself.
         failed: The reason why the loss has no result, or "".
     """
 
@@ -213,9 +213,9 @@ class _Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class _Room:
-    """The changes of outputs and gradients that rounding errors alone cause.
+    """The changes of outputs and gradients that rounding errors alone cause; empty if unknown.
 
-    Both are empty if the changes are unknown.
+    The values are the largest distances.
     """
 
     outputs: Sequence[float] = ()
@@ -259,7 +259,7 @@ def gradients_of(
 
 
 def _weighted(index: int, tensor: Tensor) -> Tensor:
-    """Return a number that depends on each element."""
+    """Return a weighted sum of the elements, whose gradient reaches each of them."""
     tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     weights = normal(tensor.shape, "tensor check", index).to(tensor.device, tensor.dtype)
     return (tensor * weights).sum()
@@ -271,7 +271,7 @@ def _first_difference(expected: _Pass, actual: _Pass, room: _Room | None = None)
         return "its modules run in another order"
     rooms = room.outputs or [0.0] * len(expected.outputs)
     for (name, x), (_, y), noise in zip(expected.outputs, actual.outputs, rooms, strict=True):
-        # Compare the sums after layers that are cut by rows. Before them, each rank has only a part of an output.
+        # Skip modules of whose output each rank has only a part. The output of the next layer that is cut by rows is whole again.
         if (x.shape == y.shape or not name) and (text := _difference(x, y, noise=noise)):
             return f"the output of {name or 'the model'!r} {text}"
     largest = max((scale_of(grad) for grad in expected.gradients.values() if grad is not None), default=0.0)
@@ -288,7 +288,7 @@ def _first_difference(expected: _Pass, actual: _Pass, room: _Room | None = None)
 
 
 def _as_held(plain: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tensors as far as this rank holds `other`."""
+    """Return the part of both tensors that this rank has of `other`."""
     if not is_part(other):
         return plain, other
     if any(placement.is_partial() for placement in other.placements):
@@ -299,7 +299,7 @@ def _as_held(plain: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 def _difference(x: Tensor, y: Tensor, least_scale: float = 0.0, noise: float = 0.0) -> str:
     """Return in words how `y` differs from `x`, or "" if only by rounding.
 
-    The scale is at least `least_scale`. `noise` is the effect of a rounding error.
+    A difference is relative to the largest number of `x`, at least to `least_scale`. `noise` is the effect of a rounding error.
     """
     if x.shape != y.shape:
         return f"has the shape {list(y.shape)} in place of {list(x.shape)}"
@@ -326,7 +326,7 @@ def scale_of(x: Tensor) -> float:
 def within(x: Tensor, y: Tensor, allowed: float) -> bool:
     """Return True if no number of `x` and `y` differs by more than `allowed`.
 
-    A nan equals a nan, and an infinity only itself. Of complex numbers both parts are compared.
+    A nan equals a nan, and an infinity the same infinity. Both parts of complex numbers are compared.
     """
     x, y = _real(x), _real(y)
     # torch.allclose and abs().max() take more than ten times as long as aminmax.

@@ -28,8 +28,8 @@ from paceline.parallel.tensor.plan import TensorPlan, find_plan, fold, plan_from
 from paceline.parallel.tied_parameters import tie_again
 from paceline.torch_private import BatchNorm, keep_lookups_apart, keep_own_parts
 
-#: The number of rows of a microbatch for trials and the comparison; all rows if a model cannot compute so few. Batch
-#: normalisation needs more than two rows.
+#: How many rows of a microbatch the trials and the comparison use, for most models and for models with batch normalisation. If a
+#: model cannot compute so few rows, all rows are used.
 ROWS, ROWS_NORMALISED = 2, 4
 #: In a model without values only the gradients of parameters with at most this many numbers are compared.
 SMALL = 2**16
@@ -37,14 +37,14 @@ SMALL = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class Applied:
-    """The changes to a model, as a plan and in words."""
+    """The cuts that were made in a model."""
 
     plan: TensorPlan
     parts: int
 
     @property
     def lines(self) -> list[str]:
-        """The plan in words, one line of text per change."""
+        """The cuts in words, one line of text per cut."""
         plan = self.plan
         shown = [
             f"{placement}: {name}"
@@ -64,7 +64,7 @@ class Applied:
 
 
 def few_rows(model: nn.Module) -> int:
-    """Return how many rows of a microbatch the trials start with."""
+    """Return how many rows of a microbatch the trials use at first."""
     return ROWS_NORMALISED if any(isinstance(part, BatchNorm) for part in model.modules()) else ROWS
 
 
@@ -100,8 +100,8 @@ def apply(
     plain = None
     if sample is not None and parts > 1:
         with stand_ins(model, world.device):
-            # A model without values loses its stand-ins afterwards, so its loss cannot be examined. Gradients of its large
-            # parameters would be whole on each rank. Those of the small ones, before and between them, have passed all cuts.
+            # For a model without values, ignore the loss, which can't be called after this block. Compare only gradients of small
+            # parameters, because the large ones would be whole on each rank. The small ones show errors in all cuts behind them.
             samples = [sample] if few is None else [few, sample]
             plain = reference(model, samples, world, None if empty else loss, SMALL if empty else None)
     rows = sample if plain is None else plain.sample
@@ -116,7 +116,7 @@ def apply(
             )
         return find_plan(model, run, parts, ties)
 
-    # Rank 0 tries for all: trials compare numbers, which may be equal within rounding on one machine only.
+    # Only rank 0 runs the trials: rounding may give them another result on another machine.
     with stand_ins(model, world.device):
         found: TensorPlan = decide(world, find, kinds=(TensorPlan, Group))
     if not found.placements:
@@ -156,9 +156,9 @@ def apply(
 
 
 def cut(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, *, copies: bool = False) -> None:
-    """Cut the layers of the plan. Tied parameters must then be tied again.
+    """Cut the layers of the plan. The caller then ties tied parameters again.
 
-    `copies` copies whole outputs, because they are views, which FSDP does not accept as a module's output.
+    `copies`: let layers return copies of whole outputs, which are views. FSDP2 does not accept a view as a module's output.
     """
     keep_lookups_apart()
     modules = dict(model.named_modules())
@@ -171,7 +171,7 @@ def cut(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, *, copies: bool = 
             cut_turned(modules[name], mesh, placement, name in keeps, name in takes)
         else:
             style = _style(modules[name], placement, name in keeps, name in takes)
-            # Let each rank take its own part without a message, because all ranks have the same values.
+            # `src_data_rank=None`: each rank takes its part of its own values without a message, because all ranks have the same.
             parallelize_module(modules[name], mesh, style, src_data_rank=None)
         keep_own_parts(modules[name])
         if name in pieces:
@@ -189,7 +189,7 @@ def cut(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, *, copies: bool = 
 def _cut_gradient(param: DTensor) -> None:
     """Split a parameter's gradient as the parameter is split.
 
-    A tied tensor's gradient is whole, because the layers that share the tensor are cut in different ways.
+    The gradient of a tied tensor comes back whole if the layers that share the tensor are cut in different ways.
     """
     if isinstance(param.grad, DTensor) and param.grad.placements != param.placements:
         param.grad = param.grad.redistribute(placements=param.placements)

@@ -28,9 +28,9 @@ from paceline.parallel.tracing.fake_model import attributes_kept, untouched
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Linear layers that are cut together: `columns` by outputs, `row` by inputs.
+    """Linear layers that are cut together: `columns` by their outputs, `row` by its inputs.
 
-    `pieces` is the number of pieces in the columns' outputs, such as q, k and v, of which each worker has its part.
+    `pieces` is the number of pieces in a column's output, such as 3 for q, k and v. Each worker has a part of each piece.
     """
 
     columns: tuple[str, ...]
@@ -66,7 +66,7 @@ def observe(model: nn.Module, run: Callable[[], object]) -> Seen:
     try:
         with undisturbed(model), torch.enable_grad(), checkpoints_opened():
             for param in model.parameters():
-                # Watch frozen parameters too, or the graph would not show where they are used.
+                # Let frozen parameters have gradients too, so that the graph shows where they are used.
                 param.requires_grad_(param.is_floating_point())
             output = run()
             roots = [tensor.grad_fn for tensor in tensors_in(output) if tensor.grad_fn is not None]
@@ -112,9 +112,9 @@ class _Record:
 
     Attributes:
         calls: As in Seen.
-        made: Graph node -> the layer whose output it made.
-        rows: (layer, node of its input).
-        outputs: (layer, its output).
+        made: Node of autograd's graph -> the layer whose output it belongs to.
+        rows: (layer, node of the layer's input) for each call.
+        outputs: (layer, the layer's output) for each call.
     """
 
     calls: dict[str, int] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class _Record:
         self.calls[name] = self.calls.get(name, 0) + 1
         if not isinstance(output, Tensor) or output.grad_fn is None:
             return output
-        # Copy it, because a later in-place change, as by nn.ReLU(inplace=True), would give it another graph node.
+        # Return a copy: an in-place change by later code, such as nn.ReLU(inplace=True), would replace the output's node.
         output = output.clone()
         self.outputs.append((name, output))
         assert output.grad_fn is not None
@@ -159,7 +159,7 @@ def _groups(record: _Record, direct: frozenset[str]) -> Iterator[Group]:
 
 
 def _sources(node: Node, made: Mapping[Node, str]) -> set[str]:
-    """Return the layers on which `node` depends, if it depends on no other."""
+    """Return the layers on whose outputs `node` depends; none if it also depends on a parameter otherwise."""
     if node in made:
         return {made[node]}
     layers: set[str] = set()
@@ -167,13 +167,13 @@ def _sources(node: Node, made: Mapping[Node, str]) -> set[str]:
         if other in made:
             layers.add(made[other])
         elif hasattr(other, "variable"):
-            # Only nodes that accumulate a parameter's gradient have a `variable`.
+            # A node with a `variable` is a parameter that is used outside of these layers.
             return set()
     return layers
 
 
 def _reached(roots: Iterable[Node], ends: Container[Node] = ()) -> Iterator[Node]:
-    """Yield the nodes that are reachable from `roots`, not going beyond `ends`."""
+    """Yield the nodes that are reachable from `roots`, without following `ends`."""
     waiting = list(roots)
     seen = set(waiting)
     while waiting:
@@ -185,7 +185,7 @@ def _reached(roots: Iterable[Node], ends: Container[Node] = ()) -> Iterator[Node
 
 
 def _direct(model: nn.Module, record: _Record, edges: Mapping[int, int]) -> frozenset[str]:
-    """Return the parameters that are used without a call of their layer."""
+    """Return the parameters with more uses in the graph than their layer has calls."""
     expected: dict[int, int] = {}
     names: dict[int, list[str]] = {}
     for prefix, module in model.named_modules():

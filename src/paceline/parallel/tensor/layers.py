@@ -92,7 +92,7 @@ def deal(module: nn.Module, pieces: int, group: dist.ProcessGroup | None) -> Non
 
 
 def part_of(whole: Tensor, pieces: int, part: int, parts: int) -> Tensor:
-    """Return part number `part` of each piece of the outputs."""
+    """Return, of each piece of the outputs, part number `part`."""
     if pieces == 1:
         size = whole.shape[-1] // parts
         return whole.narrow(-1, part * size, size)
@@ -113,10 +113,10 @@ class _Deal(torch.autograd.Function):
 def _exchanged(own: Tensor, pieces: int, group: dist.ProcessGroup | None, *, back: bool) -> Tensor:
     """Exchange outputs [..., pieces * u] between ranks, or gradients with `back`.
 
-    `back` goes from each piece's part to the weight's columns.
+    Without `back`: from contiguous columns of the weight to a part of each piece. With `back`: the other way.
     """
     parts, rank = dist.get_world_size(group), dist.get_rank(group)
-    # Unit j of all ranks' outputs has u numbers. It is on rank j // pieces, and belongs on rank j % parts.
+    # All ranks' outputs consist of units of u numbers. Unit j is on rank j // pieces, and has to go to rank j % parts.
     by_columns = list(range(rank * pieces, (rank + 1) * pieces))
     by_pieces = list(range(rank, pieces * parts, parts))
     columns_of: Callable[[int], int] = lambda unit: unit // pieces  # noqa: E731

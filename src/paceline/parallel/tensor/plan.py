@@ -31,7 +31,7 @@ class TensorPlan:
 
     Attributes:
         placements: Module's name -> "colwise", "rowwise" or "vocab". Other modules stay whole on each rank.
-        groups: The groups of layers that exchange parts of their outputs.
+        groups: The groups of layers in which each rank hands on its part of an output without a message.
         divided: Module attributes that each rank divides by the number of parts, such as a number of heads.
         changed: Layers whose output the model changes in place.
         notes: Which layers were left whole, and why.
@@ -53,7 +53,7 @@ def find_plan(model: nn.Module, run: Callable[[], object], parts: int, ties: Seq
     """
     seen = observe(model, run)
     tied = {name for names in ties for name in names}
-    # Exclude groups with a tied weight: it is used elsewhere too, where it is not cut with the group.
+    # Leave groups with a tied weight whole: other layers use the weight too, and are not cut with the group.
     free = [group for group in seen.groups if not tied & {f"{name}.weight" for name in (*group.columns, group.row)}]
     verdicts = try_groups(model, run, free, parts)
     plan = _plan({}, seen, verdicts, "stay whole")
@@ -87,9 +87,9 @@ def plan_from_table(
 
 
 def _plan(placements: Mapping[str, str], seen: Seen, verdicts: Sequence[Verdict], others: str) -> TensorPlan:
-    """Return the plan of these placements and groups.
+    """Return the plan with these placements, and the groups that can be cut.
 
-    `others` says in words what is done with layers that cannot be cut.
+    `others` says in words what happens to other groups, for the notes.
     """
     good = [verdict for verdict in verdicts if not verdict.reason]
     return TensorPlan(
@@ -130,12 +130,12 @@ def _vocabulary(
     sizes = {size for size in sizes if size >= parts}
     found = {name for name, module in embeddings.items() if module.num_embeddings in sizes}
     found |= {name for name, module in heads.items() if module.out_features in sizes}
-    # A linear layer may happen to have as many outputs as a table has rows. The head is the last layer of that size.
+    # The head is the last linear layer with as many outputs as the embedding has rows; earlier ones have this size by accident.
     last = {module.out_features: name for name, module in heads.items()}
     found = {name for name in found if name in embeddings or last[heads[name].out_features] == name}
     for names in ties:
         owners = {name.rpartition(".")[0] for name in names}
-        # Tied weights are one tensor: cut all modules that share it by words, or none.
+        # A tied weight is one tensor: cut all modules that share it by words, or none.
         if not owners <= found:
             found -= owners
     return {name: "vocab" for name in seen.calls if name in found and _has_pair(name, found, usable)}
@@ -151,7 +151,7 @@ def _lone(model: nn.Module, seen: Seen, tied: set[str], parts: int) -> dict[str,
 
 
 def _has_pair(name: str, chosen: set[str], usable: Mapping[str, nn.Module]) -> bool:
-    """Return True if both an embedding and a head of this size are chosen."""
+    """Return True if `chosen` has an embedding and a head of this module's size."""
     sizes = {other: usable[other].get_parameter("weight").shape[0] for other in chosen}
     alike = [usable[other] for other in chosen if sizes[other] == sizes[name]]
     return len({isinstance(module, nn.Embedding) for module in alike}) == 2

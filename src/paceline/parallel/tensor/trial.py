@@ -25,9 +25,9 @@ from paceline.parallel.tensor.check import scale_of, within
 from paceline.parallel.tensor.groups import Group, undisturbed
 from paceline.parallel.tensor.layers import inputs, outputs, part_of
 
-#: (name of a module, name of its integer attribute)
+#: Name of a module, and name of its integer attribute.
 Attribute = tuple[str, str]
-#: The most variants to try. A guess: an attention module has three or four numbers that may have to be divided.
+#: The most sets of attributes to try. A guess: an attention module has three or four numbers that may have to be divided.
 _MOST_VARIANTS = 40
 
 
@@ -58,7 +58,7 @@ def try_groups(model: nn.Module, run: Callable[[], object], groups: Sequence[Gro
             verdicts.append(Verdict(group=group, reason=reason))
         else:
             kinds.setdefault(_kind(modules, group), []).append(group)
-    # Most models can be cut without changes. Then one trial of all kinds together shows that.
+    # First try all kinds of groups together without changes of attributes: for most models this one trial suffices.
     first = [replace(group, pieces=_pieces(modules, group, parts)) for alike in kinds.values() for group in alike]
     if len(kinds) > 1 and not _try(model, modules, run, first, parts, ()):
         return [*verdicts, *(Verdict(group=group) for group in first)]
@@ -70,15 +70,15 @@ def try_groups(model: nn.Module, run: Callable[[], object], groups: Sequence[Gro
 def _try_alike(
     model: nn.Module, modules: Mapping[str, nn.Module], run: Callable[[], object], groups: list[Group], parts: int
 ) -> list[Verdict]:
-    """Return verdicts on similar groups, which are tried together.
+    """Try similar groups together, and return their verdicts.
 
-    Either all groups can be cut in the same way, or none.
+    All groups can be cut in the same way, or none can.
     """
     variants = [_variants(modules, group, parts) for group in groups]
     first = ""
-    # A layer with three times as many outputs as the row has inputs yields q, k and v, one after the other.
+    # If a column has three times as many outputs as the row has inputs, its output probably has three pieces, such as q, k and v.
     pieces = list(dict.fromkeys((_pieces(modules, groups[0], parts), 1)))
-    # All groups try their first variants together, then their second: blocks of one class have equal attributes.
+    # Try variant n of all groups together, because blocks of one class have equal attributes.
     for chosen in itertools.islice(zip(*variants, strict=False), _MOST_VARIANTS):
         divided = [attribute for attributes in chosen for attribute in attributes]
         for count in pieces:
@@ -120,9 +120,9 @@ def _try(
 
 
 class _Stage:
-    """A replacement of layers that compares the inputs of the rows.
+    """A replacement of the groups' layers that compares the inputs of the rows.
 
-    `part` is the part that the columns return. With None they return the whole, for later comparison.
+    `part` is the part of their outputs that the columns return. None: they return whole outputs, and the inputs are stored.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], groups: Sequence[Group], parts: int) -> None:
@@ -137,7 +137,7 @@ class _Stage:
     def __enter__(self) -> _Stage:
         for group in self._groups:
             for name in group.columns:
-                # An instance attribute hides the class's forward until it is deleted.
+                # An attribute of the instance hides the class's forward. `__exit__` deletes it.
                 self._modules[name].forward = self._column(name, group.pieces)
             self._modules[group.row].forward = self._row(group.row)
         return self
@@ -155,7 +155,7 @@ class _Stage:
             if self.part is None:
                 self._inputs[name] = x.detach()
             elif not self.reason and not _same(x, self._inputs[name]):
-                # The layer is replaced and raises no error itself. LoRA's layers beside a cut layer are such a case.
+                # Another column before this one returned a part, as with LoRA's layers. The real layer would fail then.
                 self.reason = f"{name!r} needs all of its input, and would be given a part"
             whole = _random(name, (*x.shape[:-1], outputs(module)), x)
             return whole if self.part is None else part_of(whole, pieces, self.part, self._parts)
@@ -170,7 +170,7 @@ class _Stage:
                 self._inputs[name] = x.detach()
             elif not self.reason and not _same(x, part_of(self._inputs[name], 1, self.part, self._parts)):
                 self.reason = f"what leads to {name!r} mixes the parts, so that none can be computed alone"
-            # Return the same numbers for the whole and for each part, so that the model's output must be equal too.
+            # Return equal numbers in each run, so that only parts before the row can make the runs differ.
             return _random(name, (*x.shape[:-1], outputs(module)), x)
 
         return forward
@@ -195,7 +195,7 @@ def _variants(modules: Mapping[str, nn.Module], group: Group, parts: int) -> Ite
         (name, attribute)
         for name in _around(group)
         for attribute, value in vars(modules[name]).items()
-        # `type(...) is int`, because isinstance accepts a bool as int.
+        # Not isinstance, for which a bool is an int.
         if type(value) is int and value > 1 and value % parts == 0 and not attribute.startswith("_")
     ]
     attributes.sort(key=lambda item: "head" not in item[1])
@@ -204,7 +204,7 @@ def _variants(modules: Mapping[str, nn.Module], group: Group, parts: int) -> Ite
 
 
 def _around(group: Group) -> list[str]:
-    """Return the modules that contain the group's layers."""
+    """Return the modules around the group's layers, from the inside to their common module."""
     members = [name.split(".")[:-1] for name in (*group.columns, group.row)]
     common = 0
     while all(len(path) > common for path in members) and len({path[common] for path in members}) == 1:

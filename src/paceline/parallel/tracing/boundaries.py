@@ -91,7 +91,7 @@ class Boundaries:
                 return f"{node.name} is not a dense tensor"
             if "learns_from" in node.meta and self._index[node.meta["learns_from"]] >= index:
                 return f"{node.name} is filled in after it with something that has a gradient"
-        # A buffer that the forward pass changes would become two buffers, which change independently.
+        # Refuse a cut between two uses of a changed buffer: each stage would have a copy, and change only that.
         before = frozenset[int]().union(*(node.meta["touches"] for node in self.traced.order[:index]))
         after = frozenset[int]().union(*(node.meta["touches"] for node in self.traced.order[index:]))
         shared = before & after & self._written & self._fixed_storages()
@@ -99,7 +99,7 @@ class Boundaries:
             user = next(node for node in self.traced.order[index:] if node.meta["touches"] & shared)
             where = user.meta["module"] or user.name
             return f"a buffer or an input that the forward pass changes is used before it and in {where}"
-        # Two views of one storage would become two storages, and a change of one view would not reach the other.
+        # Refuse a cut that separates two views of a storage: a change of one view would not reach the other view's stage.
         later = frozenset[int]().union(*(node.meta["writes"] for node in self.traced.order[index:]))
         storages = [node.meta["storage"] for node in live if node.meta["storage"] in later]
         if len(storages) != len(set(storages)):

@@ -58,7 +58,7 @@ def make_shadow(
 def _with_device(tensor: Tensor, device: torch.device | None) -> Tensor:
     if not tensor.is_meta or device is None:
         return tensor
-    # The new tensor is never written, so its memory pages are never allocated.
+    # Nothing is written to this tensor, so the system allocates no memory for it.
     shape = torch.empty_like(tensor, device=device)
     return nn.Parameter(shape, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shape
 
@@ -73,7 +73,7 @@ def names_by_module(model: nn.Module) -> dict[int, str]:
     return {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
 
 
-#: (module's id, attribute) -> the attribute's name in the model, and its fingerprint or tensor.
+#: (id of a module, attribute) -> the attribute's name in the model, and a fingerprint of its value, or a tensor.
 Contents = dict[tuple[int, str], tuple[str, Hashable]]
 
 
@@ -105,7 +105,7 @@ class AttributeMirror:
         self.begin()
 
     def begin(self) -> None:
-        """Ignore changes that were made until now."""
+        """Ignore earlier changes."""
         self._stamps = {id(module): self._stamp(module) for module, _ in self._pairs}
 
     def original(self, module: nn.Module) -> nn.Module:
@@ -141,7 +141,7 @@ class AttributeMirror:
         return copy.deepcopy(value, memo)
 
     def _stamp(self, module: nn.Module) -> dict[str, Hashable]:
-        # Make one fingerprint per attribute: a common one covers only so many values, so a large one would hide others.
+        # One fingerprint per attribute: a fingerprint has a limited number of values, which a large attribute could use up.
         return {
             name: Fingerprint(by_version=self._by_version).of(value) for name, value in plain_attributes(module).items()
         }
@@ -154,10 +154,10 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
     Yields a function that restores them immediately.
     """
     saved = [(module, plain_attributes(module)) for module in model.modules()]
-    # A model may add hooks in its first call and record that in an attribute, so both must be restored together.
+    # Restore hooks and attributes together: a model may add hooks in its first call, and note in an attribute that it has.
     hooks = [(module._forward_hooks, dict(module._forward_hooks)) for module in model.modules()]
     values: Iterator[Any] = (value for _, own in saved for value in own.values())
-    # Leave out subclasses: the constructor of a cache may make an empty copy, and `refill` would then empty the original.
+    # Skip subclasses: `copy` of a cache, for example, may return an empty one, and restoring would empty the original.
     inside = [(value, value.copy()) for value in values if type(value) in (list, dict, set)]
 
     def put_back() -> None:
@@ -225,7 +225,7 @@ def eager() -> AbstractContextManager[object]:
 
     Compiled machine code would crash on fake tensors, which have no memory, and the compiler would inspect the recorder.
     """
-    # Without torch's compiler in memory nothing can be compiled, and setting a stance would load the compiler.
+    # If torch's compiler is not loaded, nothing is compiled. Setting a stance would load the compiler.
     is_loaded = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if is_loaded else contextlib.nullcontext()
 

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: The most values to visit. Further values count by identity.
+#: The most values in a fingerprint. Of further values only the identity counts.
 MOST = 20_000
-#: Of a numpy array with more bytes than this, only a sample of the numbers counts.
+#: For a numpy array with more bytes, only a sample of its numbers counts.
 WHOLE_ARRAY = 1 << 20
 _PLAIN = (bool, int, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.layout, torch.Size)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -30,9 +30,9 @@ _LEFT_OUT = ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations_
 
 
 class Same:
-    """A key that equals only a key of the same object.
+    """A key that equals only another key of the same object.
 
-    It holds the object, because `id` may repeat after an object is gone.
+    It keeps the object alive, because a new object could get the `id` of a freed one.
     """
 
     __slots__ = ("value",)
@@ -51,11 +51,11 @@ class Same:
 
 
 class Fingerprint:
-    """A maker of fingerprints that holds opaque values by identity.
+    """A maker of fingerprints.
 
     Attributes:
-        by_content: Opaque values count by their class only, so that two runs, or two ranks, can be compared.
-        by_version: A tensor that is changed in place counts as another one.
+    by_content: Count opaque values by class, not by identity, so that runs or ranks can be compared.
+    by_version: Count a tensor as a new value after it was changed in place.
     """
 
     def __init__(self, *, by_content: bool = False, by_version: bool = False) -> None:
@@ -77,7 +77,7 @@ class Fingerprint:
         self._inside.add(id(value))
         try:
             return self._look_into(value)
-        except Exception:  # a foreign object raises when it is inspected
+        except Exception:  # inspecting an object may raise any error
             return self._identity(value)
         finally:
             self._inside.discard(id(value))
@@ -127,7 +127,7 @@ class Fingerprint:
         return tuple((name, self.of(item)) for name, item in own.items())
 
     def _settings(self, kind: type) -> tuple[Hashable, ...]:
-        # A class alone may hold settings as attributes. In a container, such as a table of classes, it counts by its name.
+        # A class that is a value by itself may hold settings. In a container, such as a table of classes, only its name counts.
         if len(self._inside) > 1 or is_library(kind) or issubclass(kind, nn.Module):
             return ()
         return tuple(
@@ -143,10 +143,10 @@ class Fingerprint:
         for cell in function.__closure__ or ():
             try:
                 cells.append(self.of(cell.cell_contents))
-            except ValueError:  # the closure's cell is not filled yet
+            except ValueError:  # the enclosing function has not set this variable yet
                 cells.append(None)
         code = function.__code__
-        # Use only the file's name, because two machines may keep the same file in different folders.
+        # Between machines compare only the file's name, because the folder may differ.
         file = Path(code.co_filename).name if self._by_content else code.co_filename
         where = (file, code.co_firstlineno, code.co_name)
         return ("function", where, tuple(cells), self.of(function.__defaults__), self.of(function.__kwdefaults__))

@@ -31,7 +31,7 @@ from paceline.parallel.tracing.source import is_users, put_back
 from paceline.torch_private import is_torchs_attribute
 
 _ABSENT = object()
-#: Attributes that every module has and that are not set from outside.
+#: Attributes that every nn.Module has.
 OWN_NAMES = frozenset({*vars(nn.Module()), *vars(nn.Module), "__dict__", "__class__"})
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
@@ -80,7 +80,7 @@ class Reads:
         )
 
     def moved(self, other_of: Callable[[nn.Module], nn.Module]) -> Reads:
-        """Return the same reads of other modules, with their current values."""
+        """Return the same reads with each module replaced by `other_of(module)`, and their current values."""
         moved = Reads()
         for key, read in self.found.items():
             own = (key, read)
@@ -116,11 +116,11 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
                 seen.add(key)
                 _note_names(reads, frame.f_globals, _globals_of(frame.f_code), frame.f_code.co_names)
                 if frame.f_code.co_freevars:
-                    # Search for all functions with this code at once, because the search is slow.
+                    # One slow search finds all functions that have this code.
                     _note_cells(reads, frame)
 
     before, collects = sys.getprofile(), gc.isenabled()
-    # Disable the garbage collector: it runs finalizers within any line, whose reads do not belong to the forward.
+    # No garbage collection meanwhile: it runs finalizers, whose reads do not belong to the forward.
     gc.disable()
     nn.Module.__getattribute__ = look_up  # type: ignore[method-assign, assignment]
     sys.setprofile(see)
@@ -130,7 +130,7 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
         put_back(before)
         if collects:
             gc.enable()
-        # The inherited method then remains, unless another library has replaced it.
+        # Remove the override. If another library had set one, restore that.
         del nn.Module.__getattribute__
         if plain is not None:
             nn.Module.__getattribute__ = plain  # type: ignore[method-assign]
@@ -145,7 +145,7 @@ def attribute_read(module: nn.Module, name: str, text: str) -> tuple[Hashable, R
 
 def plain_attributes(module: nn.Module) -> dict[str, object]:
     """Return a module's own attributes, without those that every module has."""
-    # Exclude Paceline's attributes, such as a normalisation's process group, and FSDP's, whose state is no setting.
+    # Leave out attributes of Paceline, such as a normalisation's process group, and of FSDP: they are not the user's.
     return {
         name: value
         for name, value in vars(module).items()
@@ -161,7 +161,7 @@ def _attribute(module: nn.Module, name: str) -> object:
     if name in vars(module):
         return vars(module)[name]
     value = next((vars(kind)[name] for kind in type(module).__mro__ if name in vars(kind)), _ABSENT)
-    # Do not run a property's code here. If the forward runs it, its reads are recorded like those of any function.
+    # Don't run a property: if the forward does, the reads of its code are recorded anyway.
     return _ABSENT if hasattr(type(value), "__get__") else value
 
 
@@ -177,9 +177,9 @@ def _note_attribute(reads: Reads, module: nn.Module, name: str, name_of: Callabl
 def _note_names(
     reads: Reads, own: dict[str, object], names: Iterable[str], attributes: tuple[str, ...], depth: int = 3
 ) -> None:
-    """Record reads of these names of a Python module and of its modules.
+    """Record reads of these names of a Python module, and of modules that the names refer to.
 
-    In the modules within it only names count that the function uses as attributes.
+    `attributes` are the names that the function uses as attributes: of a module within the module, only these are read.
     """
     for name in names:
         match own.get(name, _ABSENT):
@@ -210,10 +210,10 @@ def _note_cells(reads: Reads, frame: types.FrameType) -> None:
         and not isinstance(local[name], (nn.Module, Tensor))
     ]
     if wanted and gc.get_freeze_count():
-        # `gc.get_referrers` skips frozen objects, and would miss the closure. Do not freeze again: that would also
-        # freeze objects made since.
+        # `gc.get_referrers` does not see objects that `gc.freeze` has hidden. Don't freeze again: that would hide newer objects
+        # too.
         gc.unfreeze()
-    # Search for the function, whose closure and defaults are needed: a frame refers only to its code.
+    # Find the function for its closure and defaults: a frame refers only to the function's code.
     referrers = gc.get_referrers(code) if wanted else []
     for function in (referrer for referrer in referrers if isinstance(referrer, types.FunctionType)):
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
@@ -230,7 +230,7 @@ def _content(cell: types.CellType) -> object:
 
 
 def _is_fixed(value: object) -> bool:
-    """Return True for code that does not change in training, such as functions."""
+    """Return True for a function, class or module, which training does not change."""
     if isinstance(value, type):
         module = sys.modules.get(value.__module__)
         file = getattr(module, "__file__", None)

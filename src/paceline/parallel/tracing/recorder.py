@@ -53,7 +53,7 @@ _Options = dict[str, object]
 
 
 class CannotRecordError(Exception):
-    """An operation of the forward that a graph cannot contain."""
+    """The forward contains an operation that a graph cannot contain."""
 
     def __init__(self, message: str, line: Line | None = None) -> None:
         super().__init__(message)
@@ -62,9 +62,9 @@ class CannotRecordError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Ran:
-    """A block's result on fake tensors, reused for the same arguments.
+    """A block's result on fake tensors, kept for further calls with the same arguments.
 
-    `state_writes` are the indices of the buffers that it changes in place.
+    `state_writes` are the indices of the buffers that the block changes in place.
     """
 
     result: object
@@ -153,8 +153,8 @@ class GraphRecorder(TorchFunctionMode):
         if not self.is_outer:
             return func(*args, **kwargs)
         match getattr(func, "__name__", ""):
-            # Fake tensors refuse these functions themselves. A trace of real tensors, for blocks that read values,
-            # would continue with the values of this one batch.
+            # Refuse functions that read values also in a trace with real tensors, which would record the values of this batch.
+            # Fake tensors refuse them anyway.
             case name if name in READS_VALUES:
                 raise CannotRecordError(f"`{name.strip('_')}` asks for a tensor's values")
             case "__set__":
@@ -176,14 +176,14 @@ class GraphRecorder(TorchFunctionMode):
         if self._opened(name):
             self._stack.append(name)
             result = original(module, *args, **kwargs)
-            # Remove the name only after success: after an error the stack shows the opened module.
+            # Not in a `finally`: after an error the stack tells in which opened module it was.
             self._stack.pop()
             return result
-        # Pause: the recorder's own operations until the end of the call do not belong to the forward.
+        # Don't record the recorder's own operations.
         self._paused = True
         own = list(module.buffers())
         node = self._node("call_module", name, args, kwargs)
-        # Reset only after success: after an error it names the block.
+        # Not reset in a `finally`: after an error this attribute tells in which block it was.
         self.inside = name
         result, writes = self._run(original, module, name, own, args, kwargs)
         self.inside = None
@@ -213,11 +213,11 @@ class GraphRecorder(TorchFunctionMode):
             key = (name, signature((args, kwargs)), torch.is_grad_enabled(), modes)
             if (known := self._ran.get(key)) is not None:
                 return map_tensors(known.result, fake_like), {_storage(own[index]) for index in known.state_writes}
-        # autograd counts each tensor's in-place changes, and views share the count. So a write shows in the count.
+        # `_version` counts in-place changes of a tensor and of all its views, so a larger count shows a write.
         before = [tensor._version for tensor in own]
         versions = [tensor._version for tensor in given]
         contents = [Fingerprint().of(value) for value in (*args, *kwargs.values())]
-        # The block draws its random numbers in its stage, so the trace restores the generators.
+        # Restore the random generators, because the stage draws the block's random numbers.
         with generators_kept(), unwatched():
             result = original(module, *args, **kwargs)
         for value, content in zip((*args, *kwargs.values()), contents, strict=True):
@@ -250,8 +250,8 @@ class GraphRecorder(TorchFunctionMode):
         result = func(*args, **kwargs)
         written = frozenset(_changed(inputs, versions))
         if not written and not tensors_in(result):
-            return result  # a size or a type: it is known now
-        # A tensor without a gradient gets one when something with a gradient is written to it.
+            return result  # such as a size or a dtype, which is constant in the graph
+        # Tensors that get a gradient because a tensor with a gradient was written to them.
         learn = [
             known
             for tensor, known in (self._nodes.values() if written else ())
@@ -292,7 +292,7 @@ class GraphRecorder(TorchFunctionMode):
 
     def _give_out(self, node: fx.Node, result: object) -> None:
         """Register each tensor of a call's result with its node."""
-        # If the result itself is a tensor, its path is empty.
+        # The path is empty if the result itself is a tensor.
         for path, tensor in tensors_at(result):
             part = node
             for kind, key in path:
@@ -339,7 +339,7 @@ class GraphRecorder(TorchFunctionMode):
 
     def _find(self, tensor: Tensor) -> fx.Node:
         if (known := self._nodes.get(id(tensor))) is not None:
-            # The tensor's history differs from the recorded calls, so the graph would give the tensor another gradient.
+            # The recorded calls don't explain why the tensor has a gradient, or has none: the graph's gradient would be wrong.
             if known[1].meta["requires_grad"] != tensor.requires_grad:
                 raise CannotRecordError(
                     "it has a gradient that the calls which made it don't explain, or has lost one (a call below torch's own "
@@ -414,14 +414,14 @@ def _methods() -> dict[object, str]:
     methods: dict[object, str] = {}
     for name in dir(Tensor):
         method = getattr(Tensor, name, None)
-        # Prefer the name that equals the method's own.
+        # If a method has several names, take the one in its `__name__`.
         if callable(method) and (method not in methods or method.__name__ == name):
             methods[method] = name
     return methods
 
 
 def _is_data(value: object) -> bool:
-    """Return True if a value has only tensors and numbers in plain containers."""
+    """Return True if a value consists of tensors and plain values in tuples, lists and dicts."""
     leaves, _ = flatten(value, lambda item: not isinstance(item, (tuple, list)) and type(item) is not dict)
     return all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves)
 

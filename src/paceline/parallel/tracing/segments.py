@@ -45,8 +45,8 @@ class Segment:
     """One part of a cut model, for one signature of the batch.
 
     Attributes:
-        inputs: The indices of the batch's tensors that the part takes.
-        uses: Names of the modules, parameters and buffers that the part uses from `self`.
+        inputs: The indices of the batch's tensors that the part needs.
+        uses: Names of the modules, parameters and buffers of `self` that the part uses.
     """
 
     function: Callable[..., object]
@@ -69,20 +69,20 @@ def split(boundaries: Boundaries, places: Sequence[int]) -> tuple[Segment, ...]:
 
 
 def stage_module(model: nn.Module, names: Iterable[str], kind: type[_Module]) -> _Module:
-    """Return a module with the modules and tensors of these names."""
+    """Return a module that has only those modules and tensors of `model`."""
     return _filled(kind(), model, [(model, frozenset(names))])
 
 
 def joined(model: nn.Module, stages: Iterable[tuple[nn.Module, frozenset[str]]]) -> nn.Module:
-    """Return a module with the contents of several stages."""
+    """Return a module that has the modules and tensors of several stages."""
     return _filled(nn.Module(), model, list(stages))
 
 
 def _filled(top: _Module, model: nn.Module, held: Sequence[tuple[nn.Module, frozenset[str]]]) -> _Module:
-    """Put modules and tensors of these names into `top`, and return it."""
+    """Put modules and tensors into `top`, and return it. `held`: pairs of source and names."""
     top.training = model.training
-    # Use the model's order on every rank: gradients are summed over the replicas in this order, so that messages match.
-    # Modules come first, so that a parameter within one exists already.
+    # Keep the model's order, in which the replicas sum gradients: their messages must match. Put modules first: with a module
+    # its parameters are there too.
     ordered = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for name in [*ordered, *(name for name, _ in all_names(model))]:
         for source, names in held:
@@ -117,7 +117,7 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
     if is_last:
         graph.output(map_arg(traced.output.args[0], lambda node: made[node]))
     else:
-        # Use the order of `live`, which the next part's `receives` has too.
+        # In the order of the next part's `receives`.
         graph.output(tuple(made[node] for node in sends))
     code = graph.python_code("self")
     names = dict(code.globals)
@@ -150,15 +150,15 @@ def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted:
         args = map_arg(node.args, lambda source: made[source])
         kwargs = map_arg(node.kwargs, lambda source: made[source])
         made[node] = graph.create_node(node.op, node.target, args, kwargs)
-    # The segment ends within a no_grad block. Switch gradients on again for the code that follows.
+    # If the segment ends within a no_grad block, switch gradients on again for later code.
     if before is not None:
         graph.call_function(_restore_gradients, (before,))
 
 
 def _closure(nodes: Iterable[fx.Node], recomputed: frozenset[fx.Node]) -> set[fx.Node]:
-    """Return all nodes that each part must compute or load for these calls.
+    """Return the nodes that a part with these calls must compute or load itself.
 
-    These nodes are recomputed values, parameters and inputs.
+    They are recomputed values, parameters, and tensors of the batch.
     """
     closure: set[fx.Node] = set()
     todo = list(nodes)
@@ -199,8 +199,8 @@ def _put(top: nn.Module, model: nn.Module, name: str) -> None:
     for part in parents:
         source = source.get_submodule(part)
         if part not in owner._modules:
-            # A ModuleList replaces each list, because FullyShard finds blocks in lists. It also replaces an nn.Sequential,
-            # which FullyShard would treat as a block: here only its entries are called.
+            # Copy a list as a ModuleList, in which FullyShard finds blocks. Copy an nn.Sequential so too: the stage calls only
+            # its entries, but FullyShard would treat it as a block.
             is_list = isinstance(source, _LISTS) or isinstance(owner, nn.ModuleList)
             container: nn.Module = nn.ModuleList() if is_list else nn.Module()
             container.training = source.training

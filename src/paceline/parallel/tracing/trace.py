@@ -157,7 +157,7 @@ class Tracer:
                 except _InBlockError as failed:
                     if self._model is None:
                         raise self._without_values(failed) from failed.__cause__
-                # Trace outside of the handler, or Python would show the second error "during handling of" the first.
+                # After the `except` block: otherwise Python would print a new error as raised "during handling of" the first.
                 with stand_ins(self._real, self._device):
                     return self._trace_real(args, kwargs, training)
             except _ShutError as shut:
@@ -192,7 +192,7 @@ class Tracer:
     def _forget_blocks(self, changed: list[nn.Module]) -> None:
         """Forget results of the blocks that contain one of these modules.
 
-        Only a block's output shapes are cached, and changes elsewhere at most change its arguments.
+        Other results stay valid: they are only output shapes, which depend on the block and its arguments.
         """
         names = {f"{self._names.get(id(module), '')}." for module in changed}
         for key in [key for key in self._ran if any(name.startswith(f"{key[0]}.") for name in names)]:
@@ -264,7 +264,7 @@ class Tracer:
         states = [state() for _, state in GENERATORS]
         traced = record(lambda recorder: None)
         for (name, state), earlier in zip(GENERATORS, states, strict=True):
-            # If no line is found, another thread has drawn the random numbers.
+            # Without such a line, another thread has drawn the random numbers.
             if state() != earlier and (line := line_where(state)) is not None:
                 raise ParallelError(
                     f"{cannot}: {shown(line)}: it draws from {name}, and a stage would repeat the first call's "
@@ -288,7 +288,7 @@ class Tracer:
                 "stage would not do so again. Do it inside a block, or in the loop, before step()."
             )
         calls = tuple(traced.calls())
-        # A graph for another mode or number of rows often has the calls of an earlier one, and needs no second run.
+        # Skip the second run if an earlier graph had the same calls, as often for another mode or number of rows.
         is_new = calls not in self._repeated
         if is_new and (line := traced.difference(record(lambda recorder: None, with_reads=False))) is not None:
             raise ParallelError(
@@ -305,9 +305,9 @@ class Tracer:
         return traced
 
     def _settles(self, model: nn.Module, key: tuple[int, str], traced: Traced, record: Record) -> bool:
-        """Return True if only the first call of the model sets the attribute.
+        """Return True if a second call of the model does not change the attribute again.
 
-        A second call must not change it, as in a model that notes what kind of problem its labels are.
+        A model may set an attribute in its first call, such as the kind of its problem, which it infers from the labels.
         """
         owner = next(module for module in model.modules() if id(module) == key[0])
         value = vars(owner).get(key[1])
@@ -322,7 +322,7 @@ class Tracer:
         changed = {
             key: (before.get(key) or after[key])[0] for key in before | after if before.get(key) != after.get(key)
         }
-        # A block that changes attributes of its own modules does so in its stage too.
+        # Ignore attributes that a block changes in its own modules: it does the same in its stage.
         blocks = tuple(f"{leaf}." for leaf in traced.leaves)
         return next(((key, name) for key, name in changed.items() if not name.startswith(blocks)), None)
 
@@ -387,7 +387,7 @@ class Tracer:
         reason = (
             str(error) if isinstance(error, CannotRecordError) else "what it does next depends on a tensor's values"
         )
-        # If an opened module cannot be traced, it becomes a block. The outermost forward cannot become a block.
+        # Treat an opened module that cannot be traced as a block. The whole model cannot become a block.
         cannot = needs_values or isinstance(error, CannotRecordError)
         if cannot and own_line is None and (name := recorder.opened_now):
             raise _ShutError(name, f"{where}: {reason}") from error
@@ -414,12 +414,12 @@ class _InBlockError(Exception):
 
 
 def key_of(args: tuple[object, ...], kwargs: dict[str, object], training: bool | None) -> Hashable:
-    """Return a key that is equal for calls that share a graph."""
+    """Return a key that is equal for calls with the same graph."""
     return signature((args, kwargs)), training
 
 
 def _check_hooks(model: nn.Module) -> None:
-    """Refuse hooks on the whole model, which stages never call."""
+    """Refuse hooks on the whole model: stages never call it as a whole."""
     for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
         for hook in getattr(model, table).values():
             raise ParallelError(
@@ -429,7 +429,7 @@ def _check_hooks(model: nn.Module) -> None:
 
 
 def _not_collected(error: BaseException) -> str:
-    """Return the name of an output that transformers did not collect, or ""."""
+    """Return the name of an output that transformers left empty in this model, or ""."""
     values = (value for frame, _ in traceback.walk_tb(error.__traceback__) for value in frame.f_locals.values())
     # Look only at dataclasses, because other objects may compute an attribute.
     outputs = ((value, name) for value in values if is_dataclass(value) for name in ("hidden_states", "attentions"))
