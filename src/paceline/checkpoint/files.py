@@ -101,7 +101,7 @@ def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
     together: dict[tuple[int, int, str], list[CheckpointPart]] = {}
     for part in parts:
         together.setdefault((part.step, -part.of, part.token), []).append(part)
-    # Sort, so that for each step the checkpoint with fewer parts comes later and replaces the others.
+    # Sorted by falling number of parts: a later checkpoint of the same step replaces an earlier one.
     return {
         step: sorted(members, key=lambda part: part.rank)
         for (step, of, _), members in sorted(together.items())

@@ -95,7 +95,7 @@ def leave(why: str, *, followers: int = 0) -> NoReturn:
     _flush()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
-    # This is reached only if SIGTERM is blocked.
+    # Without effect of the signal, because SIGTERM is blocked: exit with its exit code.
     raise SystemExit(128 + signal.SIGTERM)
 
 

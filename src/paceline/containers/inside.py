@@ -52,7 +52,7 @@ def main(argv: "list[str]") -> None:
 
 
 def given(environment: "dict[str, str]") -> "dict[str, str]":
-    """Move the prefixed variables to their own names."""
+    """Rename the prefixed variables to their names without the prefix."""
     # Iterate over a copy, because the loop removes names.
     for name in list(environment):
         if name.startswith(DEFAULT):

@@ -31,7 +31,7 @@ def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) 
         return 0
     removed: set[str] = set()
     deadline = time.monotonic() + (settle_s if engine.kind == "docker" else 0.0)
-    # Repeat this, because an engine may still be creating a container for a killed client.
+    # Several tries, because an engine may still be creating a container for a killed client.
     for _ in range(_TRIES):
         # Wait only until there are containers. After a removal, an empty list means that all are gone.
         while not (containers := _containers(engine, run_id)) and not removed and time.monotonic() < deadline:

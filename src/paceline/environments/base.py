@@ -123,7 +123,7 @@ _known: dict[tuple[str, str], Base] = {}
 @cache
 def _here() -> Base:
     names: dict[str, object] = {}
-    # Run the same code as another interpreter does, so that both report the same facts.
+    # For this interpreter, run the same code that other interpreters run.
     exec(_FACTS, names)
     facts = names["facts"]
     assert callable(facts)

@@ -84,7 +84,7 @@ def described(
         path = _file("pip_requirements_file", pip_requirements_file, source_directory)
         environment = Environment.from_pip_requirements(None, path)
     values |= {
-        # With conda packages, the environment may get its own interpreter, which has no base packages to add to.
+        # With conda packages the environment may get a new interpreter, which has no packages to build upon.
         "layered": layered and not conda,
         "pip_packages": packages,
         "conda_packages": conda,

@@ -123,7 +123,7 @@ class Installer:
         # uv excludes a package even if it is requested, so excluding is safe only if all requested names are known.
         rounds = _ROUNDS if len(names) == len(others) else 0
         excluded = set(before.found) - names
-        # Exclude the packages of the base. The next round requests those that turn out to be missing.
+        # Exclude the packages of the base. If one of them is needed in another version, the next round requests it.
         for _ in range(rounds):
             excluded -= {canonical(requirement.name) for requirement in missing}
             requested = [as_written.get(str(each)) or _line(each) for each in missing]

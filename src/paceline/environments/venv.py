@@ -64,7 +64,7 @@ def make(
 ) -> None:
     """Create the virtual environment at `prefix`, without pip.
 
-    over: the folder at `prefix` has other content already, which stays.
+    over: whether to keep content that the folder at `prefix` already has.
 
     Raises:
         EnvironmentBuildError: uv and the interpreter's venv module both failed.

@@ -98,7 +98,7 @@ class DataReference:
             raise DataError(f"as_upload() of {self.name!r} takes one folder of one datastore, unpartitioned.")
 
     def __str__(self) -> str:
-        """Return the placeholder in a script's arguments; each worker replaces it by its own path."""
+        """Return a placeholder for a script's arguments. Each worker replaces it by the path there."""
         return f"${PATH_VARIABLES[0]}{self.name}"
 
     @property

@@ -77,7 +77,7 @@ class HangWatch:
         if self._first is None:
             self._first, self._next_look = told, now + self._pause_s
             return
-        # The import is late: few runs are silent for so long.
+        # Imported here because few runs are silent for so long.
         from paceline.observe.stacks import RunStacks
         from paceline.observe.wait_graph import gets_on
 

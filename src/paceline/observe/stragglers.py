@@ -188,7 +188,7 @@ def pace_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str], 
 
 
 def straggler_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str]) -> Straggler | None:
-    """Return the ranks that hold up the others in these windows, or None if unclear."""
+    """Return the ranks that hold up the other ranks in these windows, or None."""
     if len(windows) < WINDOWS or len(windows[0]) < 2:
         return None
     total = _summed(windows)

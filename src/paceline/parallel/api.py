@@ -105,7 +105,7 @@ def parallelize(
         >>> for batch in par.epoch(0):
         ...     loss = par.step(batch)
     """
-    # find_spec imports nothing, so a broken torch raises its own error below.
+    # Only search for torch: if the import fails, torch's own error is better than this one.
     if find_spec("torch") is None:
         raise ParallelError(
             "parallelize needs torch, which this Python doesn't have; pip install 'paceline[torch]', "
@@ -130,7 +130,7 @@ def parallelize(
 
     comparison = Comparison.begin()
     place = mesh.start(device)
-    # From here on an error on one rank is reported to the others, which would wait for that rank.
+    # From here on report an error on one rank to the other ranks, which would otherwise wait for it.
     with FailureWatch(mesh.joined(place)).guard("parallelize()"):
         _check_model(model, optimizer)
         _check_loss(loss)

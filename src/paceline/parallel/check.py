@@ -323,7 +323,7 @@ def _verdict(
 
 
 def _beyond(apart: Mapping[str, float], limit: Callable[[str], float]) -> list[str]:
-    """Return the names of values beyond their limits, the furthest first."""
+    """Return the names of values that differ by more than their limits, the largest difference first."""
     return sorted((name for name in apart if not apart[name] <= limit(name)), key=lambda name: -apart[name])
 
 

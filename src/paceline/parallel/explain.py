@@ -140,7 +140,7 @@ def _pipeline_lines(executor: Pipelined, microbatches: int, layout: Layout) -> l
     rows = [("stage", "worker", "begins with", "blocks", "F + B ms", "share", "parameters", "kept", "memory")]
     for stage, (own, cost) in enumerate(zip(plan.plan.parts(plan.blocks), costs, strict=True)):
         held = parameter_bytes(own)
-        # FullyShard leaves each worker a fraction of the memory per parameter.
+        # With FullyShard a worker has only its shard of the stage's parameters, gradients and optimizer state.
         memory = plan.plan.memory_bytes[stage] - STATE_FACTOR * held * (1 - 1 / layout.shard)
         kept = in_flight(layout.schedule, stage, plan.stages, workers, microbatches)
         rows.append(

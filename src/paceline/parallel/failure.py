@@ -102,7 +102,7 @@ class FailureWatch:
         try:
             yield
         except Exception as error:
-            # A communication error only echoes another rank's failure. That rank may need a moment to write its own.
+            # A communication error is the consequence of another rank's failure. Wait for that rank's report.
             if is_communication(error) and line.wait_for_root():
                 raise line.worker_error() from error
             line.tell(error, lost=is_communication(error), stage=self._stage, microbatch=_microbatch)

@@ -71,7 +71,7 @@ def first_check(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]
 def _compared(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) -> object:
     if par.world.layout.batch_norm == "local" and par.world.replicas > 1:
         raise CannotCompareError("with batch_norm='local' it is another one")
-    # All ranks skip the comparison together. Otherwise some ranks would wait in its collectives for the others.
+    # All ranks must skip the comparison, or none: otherwise some would wait in its collectives for ranks that skip it.
     if anywhere(bool(par.skeleton.reason), par.world):
         raise CannotCompareError(par.skeleton.reason or "another rank can't copy it")
     _refuse_large(par)

@@ -192,7 +192,7 @@ class StepMeans:
         return [self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares]
 
     def fill(self, numbers: list[float]) -> None:
-        """Replace the sums by those over several ranks."""
+        """Set the sums, such as to the result of adding them over the ranks."""
         self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares = numbers
 
     def add(self, over: MeanOver, weight: float, rows: int) -> float:

@@ -120,7 +120,7 @@ def refuse_too_large(
     share = share_of(model, layout)
     numbers = tried_state_numbers(optimizer, place.device)
     gradients, states = int(trained * share), None if numbers is None else int(numbers * trained * share)
-    # Splitting frees the memory of the other workers' parts of the parameters.
+    # Subtract what splitting the parameters frees: the parts of the other workers.
     coming = gradients + max(0, (states or 0) - _held(optimizer)) - int(whole * (1 - share))
     free, limit, spare = _room(place.device, whole, memory_bytes)
     own = MemoryPlan(

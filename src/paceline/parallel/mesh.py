@@ -194,7 +194,7 @@ def _mesh_and_groups(
 
 
 def group_over(layout: Layout, axes: frozenset[str], ranks: Iterable[int]) -> dist.ProcessGroup | None:
-    """Return the group of those `ranks` that differ only along `axes`.
+    """Return this rank's group among `ranks`: the ranks that differ from it only along `axes`.
 
     Every rank of the world calls it in the same order.
     """

@@ -201,7 +201,7 @@ class Parallel:
     def epoch(self, epoch: int) -> Iterator[OwnBatch | GlobalBatch]:
         """Yield this rank's parts of an epoch's batches.
 
-        After `load` it continues at the checkpoint: a finished epoch yields nothing, and the interrupted one yields the rest.
+        After `load`, a finished epoch yields nothing, and the interrupted epoch yields its remaining batches.
         `epoch` counts from 0, and seeds the order of the samples.
 
         Raises:

@@ -56,10 +56,10 @@ def main(argv: list[str]) -> int:
         os.set_inheritable(fd, False)
     else:
         _take_lock(folder)
-    # Do this before the fork, so that the supervisor's orphans always come to the guardian. The property is not inherited: the
-    # supervisor requests it again for itself, and adopts its workers' orphans.
+    # Become a subreaper before the fork, so that the guardian adopts every orphan of the supervisor. The child does not inherit
+    # this: the supervisor becomes one too (below), and adopts the orphans of its workers.
     processes.become_subreaper()
-    # Collections skip loaded objects; scanning them would copy pages that both processes share.
+    # Let garbage collections skip the loaded objects: scanning them would copy memory pages that both processes share.
     gc.freeze()
     gc.enable()
     child = os.fork()

@@ -109,7 +109,7 @@ class ExecCommands:
                 one.ended = time.monotonic()
 
     def close(self) -> None:
-        """Remove all files at the attempt's end; the commands' processes have ended with the other processes."""
+        """Remove all files at the attempt's end, when the commands' processes have ended."""
         for name in (*self._running, *self._told):
             self._forget(name)
         self._running.clear()

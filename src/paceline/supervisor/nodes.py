@@ -165,8 +165,8 @@ def _report(verb: str, node_rank: int, code: int, result: Any, folder: RunFolder
 class ThisHost(LocalNodes):
     """A single node, this machine, for a run with remote nodes.
 
-    `LocalNodes` waits for every child of the process and kills all of them. Here the links to the run's nodes are children
-    too: their ssh would be killed, and its exit code lost to the thread that waits for it. So wait for single pids.
+    `LocalNodes` reaps and kills every child of this process. Here that would include the ssh processes that connect to the run's
+    nodes, and whose exit codes other threads wait for. So this class waits for single pids.
     """
 
     def __init__(self) -> None:

@@ -257,7 +257,7 @@ def _finish(run: Supervision, outcome: Outcome) -> None:
     # Take the time before releasing the nodes: the next run on them must not seem to start before the end of this run.
     ended_utc = utc_now()
     give_nodes_back(run)
-    # Do this after releasing the nodes, because the links to the nodes are children of this process.
+    # Kill the remaining processes only after releasing the nodes: the links to the nodes are children of this process.
     processes.kill_descendants(os.getpid())
     run.held.close()
     unlink_inputs(run.job, run.folder)

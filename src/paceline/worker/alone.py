@@ -41,7 +41,7 @@ def note() -> None:
 def trained_alone(modules: dict[str, ModuleType]) -> str | None:
     """Return the library that has trained a model in this process alone, or None.
 
-    It is "lightning", "torch", "tensorflow" or "jax". None means that it has not, or that this is uncertain.
+    The library is "lightning", "torch", "tensorflow" or "jax". None also means that the case is doubtful.
     """
     if any(name in modules for name in _OTHER_WAYS) or _joined_ours(modules) or _joined_torch(modules):
         return None

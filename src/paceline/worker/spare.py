@@ -516,7 +516,7 @@ def _take_over(request: dict[str, Any], fds: list[int], connection: socket.socke
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
-    # Each process has its own seed, as if it had loaded numpy itself.
+    # Seed numpy anew, or all forks would draw the same numbers.
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     lazy_import.take_loaded()

@@ -20,7 +20,7 @@ _HEADER, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
 _MESSAGE_BYTES, _INODE_AT = 72, 68
 #: In tcp_info: bytes that the peer has acknowledged, and bytes received.
 _COUNTS, _COUNTS_AT = struct.Struct("=QQ"), 120
-#: Open files are scanned rarely enough to take at most this share of a core, and at most once in so many seconds.
+#: Scan open files so rarely that it takes at most this share of a core; and least seconds between two scans.
 _SHARE, _FILES_S = 0.0005, 10.0
 _LIMIT_S = 1.0
 

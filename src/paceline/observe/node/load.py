@@ -38,7 +38,7 @@ _NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-#: Child processes are searched rarely enough to take at most this share of a core, and at most once in so many seconds.
+#: Search child processes so rarely that it takes at most this share of a core; and least seconds between two searches.
 _SHARE, _FAMILY_S = 0.001, 5.0
 #: If children hold less than this share of their worker's memory, shared pages are ignored.
 _SHARED = 0.2

@@ -312,7 +312,7 @@ def _wait_for(workers: list[Worker]) -> None:
 
 
 def _add_call(found: ProcessFacts) -> None:
-    """Add the system call in which a process waits for another process, and the other process."""
+    """Add the system call in which a process waits on a pipe, and the pipe's readers."""
     if "pipe" not in found["wchan"] or (call := process_state.waits_for(found["pid"])) is None:
         return
     found["call"] = call

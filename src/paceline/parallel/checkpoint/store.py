@@ -432,7 +432,7 @@ def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
 
 
 def on_all(action: Callable[[], _T]) -> _T:
-    """Run the action on every rank; raise an error of any rank on all."""
+    """Run the action on every rank. If it fails on any rank, raise an error on all."""
     try:
         result = action()
     except Exception as error:

@@ -120,7 +120,7 @@ class Boundaries:
             constant = node.op == "get_attr" and str(node.target) in self.traced.constants
             if not constant and (node.op not in ("call_function", "call_method") or node.meta["random"]):
                 continue
-            # Never compute a value with a gradient twice: both gradients would reach its parameters.
+            # Never compute a value with a gradient in two stages: its parameters would get the gradient twice.
             if node.meta.get("requires_grad") or node.meta["touches"] & self._written:
                 continue
             if all(given in own for given in node.all_input_nodes):
@@ -135,7 +135,7 @@ class Boundaries:
         return any(node.op != "get_attr" and node not in self.recomputed for node in self.traced.order[:index])
 
     def _fixed_storages(self) -> frozenset[int]:
-        """Return the storages of buffers and inputs, of which each stage has its own."""
+        """Return the storages of buffers and inputs, of which each stage has a copy."""
         state = frozenset[int]().union(*(node.meta["state"] for node in self.traced.order))
         return state | {node.meta["storage"] for node in self.traced.inputs}
 

@@ -70,7 +70,7 @@ def find_line(run: Callable[[], object], probe: Callable[[], Hashable], is_outer
     def in_frame(frame: types.FrameType, event: str, _: object) -> TraceFunction:
         if not lines and is_outer():
             look()
-            # After a return, the rest of the calling line runs.
+            # After a return, Python goes on with the calling line.
             now = _users_frame(frame.f_back) if event == "return" else frame
             last[:] = [] if now is None else [(now.f_code.co_filename, now.f_lineno)]
         return in_frame

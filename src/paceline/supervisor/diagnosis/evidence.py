@@ -41,9 +41,9 @@ _MARK = re.compile(r"^(?:\[rank \d+\] |\[rank\d+\]:\s?|\[\w+\d+\]:)+")
 _FRAMES_OF_RICH = ("╭", "│", "╰", "┌", "└", "+", "|")
 #: Exceptions of launchers that report a failed rank.
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException")
-#: Most lines that may follow the exception's line: the rest of its message, or a program's last output.
+#: Most lines that may follow the exception's line: further lines of its message, or a program's last output.
 _MOST_BEHIND = 8
-#: Number of late operations to name; the others are counted.
+#: How many late operations a report names. Of further ones it has only the number.
 _SHOWN = 3
 #: Library -> the advice how its workers train one model together.
 _HOW = {

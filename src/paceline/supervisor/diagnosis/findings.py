@@ -184,7 +184,7 @@ def _with_memory(failed: FailureReport, found: Findings) -> FailureReport:
 def may_have_lost_a_node(found: Findings) -> bool:
     """Return whether an unnoticed loss of a node may explain all failures.
 
-    That is so if nothing is known of some of its workers, and no other worker has failed by itself.
+    It may if some workers have not reported their ends, and no other worker has failed by itself.
     """
     if found.is_here or found.lost or len(found.launch.nodes) == 1:
         return False
