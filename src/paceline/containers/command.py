@@ -124,8 +124,7 @@ def wrap(
     options = (
         ["--path", prepared.bin_dir] if prepared.bin_dir and "PATH" not in launch.job.environment_variables else []
     )
-    # HOME may be in the image's temporary folders, which are removed with the container. Apptainer has the host's /tmp, from
-    # which nothing would remove it.
+    # A HOME in the image's /tmp is removed with the container. Apptainer's /tmp is the host's, and would keep it.
     for home in ("/tmp", "/var/tmp") if engine.keeps_containers else ():
         options += ["--home", home]
     # -I and -S: no code of the image's packages may run before the environment variables are set.

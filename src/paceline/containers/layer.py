@@ -132,8 +132,7 @@ def ensure_layer(
                 mounts=[
                     Mount(path=Path(INSIDE).parent.parent, read_only=True),
                     Mount(path=pip, read_only=True),
-                    # Mount the folder twice: under its own path for pip's files, and at `prefix`, the path that the
-                    # environment's programs contain.
+                    # Mount the folder twice: under its own path for pip's files, and at `prefix`, which its programs contain.
                     Mount(path=made),
                     Mount(path=made, at=prefix),
                     *files,

@@ -26,8 +26,7 @@ def main(argv: list[str]) -> int:
     except ImportError:
         print("paceline: this Python has no module venv (on Debian: apt-get install python3-venv)", file=sys.stderr)
         return 1
-    # Without pip: many images lack ensurepip, so Paceline's own pip is used. Symlinks: a copy of the interpreter might not find
-    # libraries beside the original.
+    # Paceline's pip is used, as many images lack ensurepip. A copied interpreter might not find its libraries.
     venv.EnvBuilder(symlinks=True, with_pip=False).create(prefix)
     python = os.path.join(prefix, "bin", "python")
     own = _site_packages(python)

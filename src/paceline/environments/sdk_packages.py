@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from paceline.job.environment import Spec
 
-# Matches `azureml-core==1.2`, `azureml_core[x]>=1; python_version<"3"` and `conda-forge::azureml-sdk=1.2`, not paths or
-# options.
+# Matches `azureml-core==1.2`, `azureml_core[x]>=1; python_version<"3"` and `conda-forge::azureml-sdk=1.2`.
 _NAME = re.compile(r"^\s*(?:[\w.-]+::)?(azureml(?:[-_.][\w.-]*)?)\s*(\[[^]]*\])?\s*(?:$|[=<>!~;@#\s])", re.IGNORECASE)
 #: Removed package -> dependencies of it that scripts use, and that are therefore installed instead.
 _INSTEAD = {"azureml-mlflow": ("mlflow-skinny",), "azureml-dataset-runtime": (), "azureml-dataprep": ()}

@@ -30,8 +30,7 @@ _NAME = re.compile(
 _HARMLESS_NAME = re.compile(r"(?i)_(?:file|path|dir|id|ids|name|type|url|count|limit|length|size|ttl|kind)$")
 # Values of switches and numbers, such as HF_HUB_DISABLE_IMPLICIT_TOKEN=1, are not secrets.
 _HARMLESS_VALUE = re.compile(r"(?i)|-?[0-9.]+|true|false|yes|no|on|off|none|null")
-# Formats of tokens: Hugging Face, GitHub, GitLab, OpenAI, Slack, AWS and Google; then a JWT, a private key, and a URL with a
-# password.
+# Tokens of Hugging Face, GitHub, GitLab, OpenAI, Slack, AWS and Google; a JWT, a private key, a URL with a password.
 _VALUE = re.compile(
     r"hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|xox[abeoprs]-[\w-]{8,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*"

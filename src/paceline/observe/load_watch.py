@@ -29,15 +29,13 @@ if TYPE_CHECKING:
 
 #: Seconds between two samples; 0 disables them.
 SECONDS_VARIABLE, SECONDS = "PACELINE_SAMPLE_SECONDS", 5.0
-#: Pairs (seconds since the start, how many samples are then merged into one): frequent while people may be watching, rarer
-#: later, so that the file stays small.
+#: Pairs: seconds since the start, and how many samples are merged into one from then on, to keep the file small.
 THINNED = ((600.0, 6), (6 * 3600.0, 24))
 #: Values of a worker's load that are not stored as series: process counts, and totals since the worker's start.
 _NOT_KEPT = ("pid", "processes", "age_s", "steps", "data_s", "wait_s", "eval_s", "save_s")
 #: Number of samples that are kept for the report of a worker that ran out of memory.
 _REMEMBERED = 60
-#: How many of the last windows determine the current straggler; how many windows to keep; how many of the oldest to merge
-#: in pairs when there are more.
+#: Numbers of windows: to find the current straggler; to keep; and of the oldest to merge in pairs.
 _RECENT, _MOST, _OLD = 12, 240, 200
 
 

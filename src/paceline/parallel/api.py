@@ -185,8 +185,7 @@ def parallelize(
 
             batch = sample
             if batch is None and loader is not None:
-                # Build a layout only to take a sample: the layout that "auto" will choose is not known yet, and the
-                # global batch is the same with every layout.
+                # Any layout serves to take a sample, because the global batch is the same with every layout.
                 batch = feed(loader, task, mesh.build(place, strategies.Layout(data=place.size))).sample()
             choice = auto.choose(task, optimizer, batch, place, memory_bytes)
             strategy = choice.strategy

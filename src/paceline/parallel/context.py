@@ -263,8 +263,7 @@ def _attend(
 def _causal(size: int, end: int, device: torch.device) -> Tensor:
     """Return the causal mask of the last `size` queries over `end` positions."""
     if device.type == "cuda":
-        # On a GPU this bias needs no mask tensor. Within a dispatch mode, as in the comparison before the first step, torch fails
-        # to make it: then use the mask below.
+        # On a GPU this bias needs no mask tensor. Within a dispatch mode torch fails to make it: use the mask below.
         with contextlib.suppress(RuntimeError):
             return causal_lower_right(size, end)
     return torch.arange(end - size, end, device=device)[:, None] >= torch.arange(end, device=device)

@@ -192,8 +192,7 @@ class ErrorLine:
         message: _Message = {"rank": self.rank, "stage": stage, "microbatch": microbatch, "what": what, "text": text}
         key = "lost" if lost else f"failed/{self._round}"
         with contextlib.suppress(Exception):
-            # `compare_set` writes only to an empty key, so the first of several failing ranks wins. If the store is gone, no
-            # rank is left to read it.
+            # `compare_set` writes only to an empty key, so that the error of the first failing rank stays.
             self.store.compare_set(key, "", json.dumps(message))
         self._say_seen()
 
@@ -311,8 +310,7 @@ class ErrorLine:
             # then raises a WorkerError, which the script can handle. Only a rank without such an error is ended.
             ends_at = ends_at or time.monotonic() + GRACE_S
             if time.monotonic() > ends_at:
-                # The main thread waits in C++, where no exception reaches it. A regular exit would wait for that thread, so use
-                # `os._exit`.
+                # `os._exit`, because the main thread waits in C++: no exception reaches it, and a regular exit would wait for it.
                 print(f"paceline: {self.worker_error()}", file=sys.stderr, flush=True)
                 os._exit(1)
 
@@ -334,8 +332,7 @@ class ErrorLine:
                     file=sys.stderr,
                     flush=True,
                 )
-                # Wait before this process ends, so that the other rank's watcher can read this rank's calls: on rank 0
-                # the end of the process also ends the store.
+                # Let the other rank's watcher read this rank's calls first: if rank 0 ends, the store ends too.
                 time.sleep(4 * POLL_S)
                 os._exit(1)
 
@@ -343,8 +340,7 @@ class ErrorLine:
         """Read another rank's error, if there is one in the last three rounds."""
         with self._reading:
             now = self._round
-            # Ranks may be a call or two apart: a rank that has sent its part of a collective goes on while others still
-            # receive.
+            # Ranks may be a call or two apart: one that has sent its part of a collective goes on while others receive.
             for number in range(max(now - 2, 0), now + 1):
                 key = f"failed/{number}"
                 if self._root is None and number not in self._own_failures and self.store.check([key]):

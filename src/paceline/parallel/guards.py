@@ -136,8 +136,7 @@ class Layers:
         Raises:
             ParallelError: A layer or a parameter was replaced or added.
         """
-        # FSDP2 swaps whole parameters and this rank's parts. In modules with their own `__setattr__`, such as RNNs, a
-        # swap looks like a change by the user.
+        # Ignore FSDP2, whose exchange of whole parameters and parts looks in some modules (RNNs) like a user's change.
         of_fsdp = {id(param) for pair in whole_parameters(self._held) for param in pair} if self._new else set()
         for its_owner, name, its_new in self._new:
             owner, new = its_owner(), its_new()

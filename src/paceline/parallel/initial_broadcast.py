@@ -75,8 +75,7 @@ def description(task: Task, optimizer: torch.optim.Optimizer | None) -> list[str
 def first_difference(everyone: list[list[str]]) -> str:
     """Return a sentence about the first line in which ranks differ."""
     lines = next(lines for lines in zip_longest(*everyone, fillvalue="nothing more") if len(set(lines)) > 1)
-    # If only some ranks have a parameter, all later lines are shifted on those ranks. Then name that parameter instead
-    # of the first shifted line.
+    # If only some ranks have a parameter, name the parameter: on these ranks all later lines are shifted.
     sets = [set(own) for own in everyone]
     alone = next((line for line in lines if sum(line in own for own in sets) < len(sets)), lines[0])
     what = alone.partition(": ")[0]

@@ -169,8 +169,7 @@ def _mesh_and_groups(
     global _made_for
     from torch.distributed.device_mesh import init_device_mesh
 
-    # Skip axes of one rank: torch makes a group for each axis, and each Gloo group has three threads, one of which wakes up a
-    # hundred times per second.
+    # Skip axes of one rank: torch makes a group for each axis, and a Gloo group has three threads, one of them busy.
     axes = tuple(axis for axis in AXES if getattr(layout, axis) > 1)
     shape = tuple((axis, int(getattr(layout, axis))) for axis in axes)
     # Meshes and groups are invalid if the script has made a new process group.

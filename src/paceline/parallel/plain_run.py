@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: The largest allowed difference, as a fraction of the largest gradient. Small models round differently if sums are in
-#: another order.
+#: The largest allowed difference, as a fraction of the largest gradient: another order of sums rounds differently.
 LIMITS = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 

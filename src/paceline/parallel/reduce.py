@@ -57,8 +57,7 @@ def sum_gradients(
         # Transfer all flags at once, because each transfer waits for the GPU.
         for param, part, flag in zip(bucket, sums, counts.tolist(), strict=True):
             summed = part.view(local(param).shape)
-            # No rank has used this parameter. Keep None instead of zeros: an optimizer applies decay and momentum to a gradient
-            # of zeros.
+            # No rank has used this parameter. Keep None: an optimizer would apply decay and momentum to a gradient of zeros.
             if flag == 0:
                 continue
             if param.grad is None:

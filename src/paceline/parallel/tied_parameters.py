@@ -63,8 +63,7 @@ class StageTies:
         self._world = world
         first = first_names(model)
         params = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        # Use a dict, not a set: every rank must make the groups below in the same order, but a set of strings has
-        # another order in each process.
+        # A dict, because all ranks must make the groups below in the same order. A set's order differs between processes.
         held: dict[str, set[int]] = {}
         for stage, names in enumerate(uses):
             for name in held_tensors(model, names):

@@ -150,8 +150,7 @@ class Parallel:
             # With one replica all ranks have the loss already, and the message only compares their positions in the data. Skip it
             # on a GPU, because reading the result would stall.
             if group is not None or (self.world.size > 1 and loss.device.type == "cpu"):
-                # One message sums the loss and numbers that identify this rank's position in the data. Send float64 on all ranks:
-                # the loss of padding may have another dtype.
+                # One message sums the loss and a hash of the position in the data. Use float64: the loss of padding may differ.
                 wide = loss.double()
                 size = sum(executor.written.values())
                 numbers = *tags((*self._place(batch), executor.program)), size, size * size, *means.numbers()

@@ -289,8 +289,7 @@ class Wake:
         os.set_blocking(self._write, False)
         # The interpreter's C handler writes the byte. A full pipe is harmless: one byte wakes up.
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        # Use handlers, not masks or SIG_IGN, which the workers would inherit. Without a handler for SIGCHLD, Python does not
-        # install its C handler.
+        # Use handlers: workers would inherit masks and SIG_IGN. SIGCHLD needs one, or Python's C handler does not run.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
             signal.signal(number, self._stop)

@@ -49,8 +49,7 @@ def main(argv: "list[str]") -> None:
     if launcher is not None:
         from paceline.worker import monitor, ranks, spare
 
-        # The order matters: the log's name needs the rank, output must go to the log before there is any, and the fork must come
-        # before imports that start threads.
+        # In this order: the log's name needs the rank, and the fork must precede imports that start threads.
         ranks.from_open_mpi(os.environ, "srun" if launcher == "--srun" else "mpirun")
         if launcher == "--mpi":
             spare.hand_over(sys.argv)
@@ -121,8 +120,7 @@ def _import_from_copy() -> None:
         if not path.startswith(top) and (copy := copied(path)) is not None:
             sys.path[index] = copy
             found.append(copy)
-    # Setuptools adds an import finder for each editable install:
-    # https://setuptools.pypa.io/en/latest/userguide/development_mode.html
+    # Setuptools' import finders (https://setuptools.pypa.io/en/latest/userguide/development_mode.html)
     for name, module in list(sys.modules.items()):
         mapping: dict[str, str] = getattr(module, "MAPPING", {}) if name.startswith("__editable__") else {}
         for package, path in mapping.items():

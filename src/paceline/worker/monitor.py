@@ -35,8 +35,7 @@ def wait_for_child(*, under_srun: bool = False) -> None:
         relay = PmixRelay(os.environ)
     # Reserve space now, so that the end can be reported even on a full disk.
     report.hold_space(f"end_{os.environ['PACELINE_RANK']}.json")
-    # Fork while there is one thread and nothing of the script is loaded: a lock held by another thread would stay locked in
-    # the child.
+    # Fork while there is only one thread: in the child, a lock that another thread holds would stay locked.
     child = os.fork()
     if child == 0:
         if relay is not None:
@@ -52,6 +51,5 @@ def wait_for_child(*, under_srun: bool = False) -> None:
     report.ended(128 - code if code < 0 else code, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
     if relay is not None:
         relay.hold(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), int(os.environ["WORLD_SIZE"]))
-    # Exit with 0 even after a failure: otherwise mpirun would kill all workers within half a second. `_exit` skips the exit
-    # handlers, which are the worker's.
+    # Exit with 0 even after a failure, or mpirun kills all workers soon. `_exit` skips the worker's exit handlers.
     os._exit(0)

@@ -30,8 +30,7 @@ class PmixRelay:
     """
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
-        # The waiting process has these threads: one per listener and two per connection. They share `_servers`, and only add
-        # to it or discard from it, which is atomic.
+        # Threads, one per listener and two per connection, share `_servers`. Adding to it and discarding are atomic.
         self._listeners: dict[tuple[str, int], socket.socket] = {}
         self._servers: set[socket.socket] = set()
         self._worker = 0

@@ -108,8 +108,7 @@ def cut(batch: object, task: Task, world: World) -> list[Microbatch]:
         weights = [
             weigh(task.loss_weight, unwrap(piece.target), len(span)) for piece, span in zip(pieces, ranges, strict=True)
         ]
-        # The weights of all replicas together: a mean of the replicas' means would give the rows of a short replica more
-        # weight.
+        # Sum the weights over all replicas: in a mean of the replicas' means, rows of a short replica would weigh more.
         total = sum_number(sum(weights), world.replica_group, world.device)
         if not total > 0:
             raise ParallelError(

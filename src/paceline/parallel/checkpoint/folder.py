@@ -110,8 +110,7 @@ class Saving:
         # Sync before the rename: after a power failure a folder with the final name must have its files.
         sync_if_possible(self.folder)
         former = _former(self.path)
-        # A rename cannot replace a non-empty folder, so the former one is moved. `find` returns it until the new one has its
-        # name.
+        # Move the former folder: a rename cannot replace a non-empty one. `find` returns the former until the second rename.
         if find(self.path) == self.path:
             shutil.rmtree(former, ignore_errors=True)
             os.rename(self.path, former)

@@ -181,8 +181,7 @@ def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]
         if kind != "optimizer" or name not in params:
             continue
         param = params[name]
-        # State with the parameter's shape is split as the parameter is. Each rank has other state, such as the step number,
-        # whole.
+        # State with the parameter's shape is split like the parameter. Other state, such as the step number, is whole.
         if shape == param.shape and state != "step":
             buffers[key] = torch.empty_like(param.detach(), dtype=dtype)
         else:

@@ -436,8 +436,7 @@ def on_all(action: Callable[[], _T]) -> _T:
     try:
         result = action()
     except Exception as error:
-        # Raise within this clause. A variable with the error would keep this frame, and all that it has read, alive until a
-        # garbage collection.
+        # Raise here: a variable with the error would keep this frame's data in memory until a garbage collection.
         raise_agreed(error)
         raise
     raise_agreed(None)

@@ -27,8 +27,7 @@ from paceline.parallel.tracing.segments import Segment, split
 
 _T = TypeVar("_T")
 
-#: The least number of repeats, and the number for a block shorter than SHORT_S, which other processes on the machine
-#: delay by more than its own time.
+#: Least number of repeats, and the number for a block shorter than SHORT_S, whose time other processes distort.
 REPEATS, MOST_REPEATS, SHORT_S = 3, 10, 0.01
 #: How many blocks of each kind to time; the other blocks of the kind get the same time.
 ALIKE = 3
@@ -100,8 +99,7 @@ def saved_by(forward: Callable[[], _T], model: nn.Module) -> tuple[_T, int]:
         storage = tensor.untyped_storage()
         if storage._cdata not in kept:
             sizes[storage._cdata] = storage.nbytes()
-        # Detach: if an operation saves its own result, as attention does, result and graph would refer to each other, and their
-        # memory would never become free.
+        # Detach: an operation's saved result, as of attention, and its graph would refer to each other and stay in memory.
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

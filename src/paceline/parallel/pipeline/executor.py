@@ -148,9 +148,8 @@ class Pipelined:
         # Skip the comparison on a GPU, because the host would have to wait for it.
         if self._world.replicas > 1 and sums.device.type == "cpu":
             is_one = int(sums[2]) * self._workers == int(sums[1]) ** 2
-            # Between replicas compare only the values that the graphs read, because a graph contains its replica's number of
-            # rows. If the ranks of this pipeline have different graphs, each rank gets another negative number, which equals no
-            # replica's.
+            # Between replicas compare only the values that the graphs read: the graphs contain each replica's number of rows. If
+            # the ranks of this pipeline differ, each gets another negative number, which equals no replica's.
             self.program = traced.reads.digest if is_one else -1 - self._world.rank
         return sums[0].to(self.plan.loss_dtype)
 

@@ -77,8 +77,7 @@ def run(
                 # has the shapes, so the sender need not send them.
                 needs = call._replace(stage=call.stage + (1 if call.kind == "F" else -1))
                 messages.expect(needs, of_index[needs.stage].comes(needs.kind, needs.micro), sender)
-            # Neither a send nor a receive waits for the other worker, so computation overlaps with messages. Only
-            # `take` waits, for the next call's inputs.
+            # Sends and receives don't wait, so computation overlaps with messages. Only `take` waits for inputs.
             case Send(_, receiver):
                 messages.send(made, receiver)
             case StageCall("F", stage, micro):

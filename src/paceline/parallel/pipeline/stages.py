@@ -48,9 +48,8 @@ class StageModule(nn.Module):
     """One stage's part of the model, under the model's names."""
 
     def forward(self, turn: Turn, *received: Tensor) -> object:
-        # FSDP2's hooks search the arguments of this call for tensors. They don't look into a `Turn`, and must only see the
-        # received tensors, which have gradients. `set_grad_enabled`: the segment's code switches gradients off and on, and must
-        # not leave them off after an error.
+        # FSDP2's hooks must see only the received tensors, which have gradients. They don't look into a `Turn`.
+        # `set_grad_enabled` restores the mode if the segment's code fails while it has gradients switched off.
         with torch.set_grad_enabled(torch.is_grad_enabled()), turn.context(), normalization.counting(turn.micro):
             result = turn.segment(self, received, turn.batch)
             return result if turn.finish is None else turn.finish(result, turn.micro)

@@ -66,16 +66,14 @@ def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: i
         yield from (StageCall("F", stage, micro) for stage in stages for micro in range(microbatches))
         yield from (StageCall("B", stage, micro) for stage in reversed(stages) for micro in range(microbatches))
     elif schedule == "forward":
-        # Each stage runs a group of as many microbatches as there are workers. Then no worker waits, or keeps received values for
-        # its later stages.
+        # Each stage runs as many microbatches in a row as there are workers: then no worker waits, or keeps values.
         for first in range(0, microbatches, workers):
             group = range(first, min(first + workers, microbatches))
             yield from (
                 StageCall("F", stage, micro) for stage in range(worker, workers * chunks, workers) for micro in group
             )
     elif schedule == "1f1b":
-        # The last worker runs each backward pass right after the forward pass. Each worker before it is one forward pass further
-        # ahead than the next worker.
+        # The last worker runs forward and backward passes in turn. Each worker before is one more forward pass ahead.
         ahead = min(microbatches, workers - worker)
         yield from (StageCall("F", worker, micro) for micro in range(ahead))
         for micro in range(microbatches):

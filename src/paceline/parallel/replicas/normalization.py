@@ -259,8 +259,7 @@ class _Normalise(torch.autograd.Function):
         own_weight = (grad * normal).sum(ctx.axes)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            # Each row has influenced the mean and variance of all ranks, so these sums are over all ranks' rows. A
-            # padding row's gradient is 0.
+            # Sum over all ranks' rows, because each row has influenced the mean and variance of all. Padding adds 0.
             sums = torch.cat([own_bias, own_weight]).double()
             dist.all_reduce(sums, group=ctx.group)
             of_bias, of_weight = (sums / count).to(normal.dtype).chunk(2)

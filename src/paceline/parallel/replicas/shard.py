@@ -80,8 +80,7 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
             # Let FSDP2 sum instead of averaging, because the microbatches' weights are in the loss.
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
-            # Parameters that a rank's rows skip are sent as zeros. Otherwise the rank would send a shorter message than the
-            # others, which hangs or ends the process.
+            # Send zeros for parameters that a rank's rows skip: messages of different lengths would hang or crash.
             reduce_unused_too(part)
     return noted
 

@@ -32,8 +32,7 @@ class Used:
         self._hooked: set[int] = set()
         self._seen: set[str] = set()
         self._watched = 0
-        # Record ids now, while all parameters are shards: after a forward pass FSDP2 leaves some gathered, which are other
-        # objects.
+        # Record the shards' ids now: after a forward pass FSDP2 leaves some parameters gathered, as other objects.
         self._all = {id(param): name for name, param in module.named_parameters()}
         self._begin(self._trained())
 

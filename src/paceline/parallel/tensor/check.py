@@ -29,8 +29,7 @@ from paceline.parallel.tracing.source import shown
 # The largest allowed difference, in rounding errors (eps) of the largest number. Another order of sums causes less than 50.
 _STEPS = 2000
 _MOST = 0.1
-#: A gradient's difference is relative to its size, or at least to this fraction of the largest gradient: a smaller gradient
-#: may be the difference of large numbers.
+#: A gradient's difference is relative to its size, but at least to this fraction of the largest gradient.
 _LEAST_SCALE = 0.02
 #: A cut may change the results by this many times the change that a rounding error in each module's output causes.
 _ROUNDINGS = 10

@@ -210,8 +210,7 @@ def _note_cells(reads: Reads, frame: types.FrameType) -> None:
         and not isinstance(local[name], (nn.Module, Tensor))
     ]
     if wanted and gc.get_freeze_count():
-        # `gc.get_referrers` does not see objects that `gc.freeze` has hidden. Don't freeze again: that would hide newer objects
-        # too.
+        # `gc.get_referrers` does not see objects that `gc.freeze` has hidden. Freezing again would hide newer ones too.
         gc.unfreeze()
     # Find the function for its closure and defaults: a frame refers only to the function's code.
     referrers = gc.get_referrers(code) if wanted else []

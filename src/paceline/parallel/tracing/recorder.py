@@ -153,8 +153,7 @@ class GraphRecorder(TorchFunctionMode):
         if not self.is_outer:
             return func(*args, **kwargs)
         match getattr(func, "__name__", ""):
-            # Refuse functions that read values also in a trace with real tensors, which would record the values of this batch.
-            # Fake tensors refuse them anyway.
+            # Fake tensors refuse these functions anyway. Real tensors would bring this batch's values into the graph.
             case name if name in READS_VALUES:
                 raise CannotRecordError(f"`{name.strip('_')}` asks for a tensor's values")
             case "__set__":

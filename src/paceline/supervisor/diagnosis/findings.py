@@ -89,13 +89,12 @@ class Findings:
         exit_code = self.exit_codes.get(rank)
         stopped = rank in self.asked
         if stopped and error is not None:
-            # A script that raised an error before it was told to end has failed by itself.
+            # A script that raised an error before it got SIGTERM has failed by itself.
             own = error.get("time", 0.0) < self.asked[rank]
             stopped, error = (False, error) if own else (True, None)
             exit_code = error.get("exit_code", 1) if error else exit_code
         elif error is not None and (exit_code is None or exit_code > 128):
-            # The exception came first, even if native code then aborted the interpreter. A lost node never sends a process's
-            # exit code.
+            # Take the exception's exit code: a lost node sends no other, and native code may abort after the exception.
             exit_code = error.get("exit_code", 1)
         lines = last_lines(self.folder.rank_log(self.launch.attempt, rank), _CRASH_LINES)
         return WorkerEnd(
