@@ -186,7 +186,7 @@ class Installer:
         raise EnvironmentBuildError(_sentence(of_uv(output)))
 
     def _settings_of_pip(self) -> PipSettings:
-        """Return the user's pip settings with this environment's options. pip is run only once to read them."""
+        """Return the user's pip settings, read only once, with this environment's options."""
         if self._settings is None:
             self._settings = pip_settings.read(build_environment())
             self._settings.add(self._options)

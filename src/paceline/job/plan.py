@@ -216,7 +216,7 @@ class StartedCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessExit:
-    """The end of a command. exit_code: as a shell reports it; time: Unix time; peak_bytes: peak memory, or 0."""
+    """The end of a command. exit_code: as a shell reports it; peak_bytes: peak memory, or 0."""
 
     pid: int
     node_rank: int

@@ -111,7 +111,7 @@ class Goodput:
 
 
 class Interval(NamedTuple):
-    """A period of one rank, with class -> share of the rank's core-seconds and of its GPU-seconds."""
+    """A period of one rank, with class -> share of its core-seconds and GPU-seconds."""
 
     start: float
     end: float
@@ -225,7 +225,7 @@ class _Attempt:
         return self._overlaid((one for one in found if one.end > one.start), (train, train + self._redone_s))
 
     def _overlaid(self, intervals: Iterable[Interval], again: Span) -> Iterator[Interval]:
-        """Yield the intervals, but with the class of hangs or repeated steps while there were any."""
+        """Yield the intervals, cut where a hang or repeated steps begin or end."""
         cuts = sorted({edge for span in (*self._hangs, again) for edge in span if math.isfinite(edge)})
         for one in intervals:
             edges = [one.start, *cuts[bisect.bisect(cuts, one.start) : bisect.bisect_left(cuts, one.end)], one.end]
@@ -337,7 +337,7 @@ def _hangs(folder: RunFolder, number: int, span: Span) -> Iterator[Span]:
 
 
 def _redone(folder: RunFolder) -> dict[int, float]:
-    """Return attempt -> seconds that it spent on steps that an earlier attempt had done already."""
+    """Return attempt -> seconds spent on steps that an earlier attempt had done already."""
     logs = metric_logs(folder.metrics)
     attempts = next((found for found in logs.values() if len(found) > 1), {})
     reached: dict[str, int] = {}

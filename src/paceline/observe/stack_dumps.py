@@ -25,7 +25,7 @@ LIMIT_S = 20.0
 
 @dataclass
 class _Look:
-    """A request to examine ranks on their nodes. done: called with the result. asked_ranks: the ranks."""
+    """A request to examine ranks on their nodes. done: called with the result."""
 
     number: int
     done: Callable[[WorkersReport], None]

@@ -310,7 +310,7 @@ def _let_most_rule(op: Op, told: WorkersReport) -> None:
 
 
 def _is_past(one: WorkerFacts, entry: Collective) -> bool:
-    """Return whether a rank has left this collective already: a collective may end earlier on one rank."""
+    """Return whether a rank has already left this collective."""
     group = str(entry["channel"]).removeprefix("torch ")
     last = one.get("torch", {}).get("last", {}).get(group, 0) if str(entry["channel"]).startswith("torch ") else 0
     return bool(entry["number"] and last >= entry["number"])

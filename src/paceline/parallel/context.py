@@ -79,7 +79,7 @@ def _lists(model: nn.Module, prefix: str = "") -> list[str]:
 
 
 class _List(SharedByCopies):
-    """A list of blocks that the model calls one after the other, on parts of the sequence."""
+    """A list of blocks that the model calls in order, on parts of the sequence."""
 
     def __init__(self, name: str, blocks: list[nn.Module], world: World, dim: int) -> None:
         self._name, self._blocks, self._dim = name, blocks, dim

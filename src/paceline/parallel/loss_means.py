@@ -282,7 +282,7 @@ def wider_sample(
 
 
 def _chosen(target: object, rows: int, count: int) -> list[int]:
-    """Return the rows for a sample: extreme targets, in an order that spreads them over both parts."""
+    """Return the rows for a sample, with extreme targets in both of its parts."""
     keys = [
         x for x in tensors_in(target) if x.dim() and len(x) == rows and not x.is_floating_point() and not x.is_complex()
     ]

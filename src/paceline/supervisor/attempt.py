@@ -143,6 +143,6 @@ def _launch(run: Supervision, number: int) -> Launch:
 
 
 def _shell(of_node: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the environment to which the workers' variables are added: the node's, or the submitting shell's."""
+    """Return the environment below the workers' variables: the node's, or the submitting shell's."""
     shell = processes.shell_environment() if of_node is None else of_node
     return processes.with_home(environment.inherited(shell))

@@ -132,7 +132,7 @@ def _found(launch: Launch, node_rank: int) -> dict[str, Any]:
 
 
 def left_its_container(launch: Launch, folder: RunFolder, rank: int, is_alive: Callable[[int], bool]) -> bool:
-    """Return whether the container engine's client ended although the worker still runs or has never started.
+    """Return whether the engine's client ended although the worker runs or never started.
 
     A podman client that gets SIGTERM too early exits with 0, as if the script had ended well. is_alive: returns whether the
     process of this pid runs.

@@ -53,7 +53,7 @@ def tell(folder: RunFolder, record: RunRecord, addresses: Mapping[str, str]) -> 
 
 
 class Said:
-    """The message on a run: a title, and after a failure the first lines of the report."""
+    """The message on a run: a title, and the first lines of a failure report."""
 
     def __init__(self, folder: RunFolder, record: RunRecord) -> None:
         name = tags_and_properties.read(folder.notes).name

@@ -104,7 +104,7 @@ def clean_nodes(run: Supervision) -> None:
 
 
 def remove_on_nodes(run: Supervision) -> None:
-    """End containers on remote nodes: docker's daemon runs them, so they continue after their client is killed."""
+    """End containers on remote nodes, which docker's daemon runs even after their client's end."""
     nodes, seen = run.nodes, run.seen
     if nodes is None or seen is None or nodes.shell(0) is None:
         return

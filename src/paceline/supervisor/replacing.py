@@ -48,7 +48,7 @@ class Replacing:
     def start(
         self, lost: Mapping[int, StartedCommand], staying: Collection[int], errors: Collection[int], cause: str
     ) -> dict[int, StartedCommand]:
-        """Start lost workers again, and return their commands; return {} if all workers have to start again.
+        """Start lost workers again, and return their commands; {} if all workers must start again.
 
         lost: the commands of the lost ranks. staying: the living ranks. errors: ranks whose script raised an
         exception. cause: the cause of the loss.

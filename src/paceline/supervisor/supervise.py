@@ -147,7 +147,7 @@ def _attempts(run: Supervision) -> Outcome:
 
 
 def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
-    """Return the outcome; without its failure if the engine caused it by ending or preempting the run."""
+    """Return the outcome, without a failure that the engine caused by ending the run."""
     failure = outcome.failure
     if failure is None or (failure.cause not in NODES_GONE and failure.exit_code not in _KILLED):
         return outcome

@@ -128,7 +128,7 @@ class Supervision:
             threading.Thread(target=self._tell_of_hang, args=(self.record,), daemon=True).start()
 
     def _tell_of_hang(self, record: RunRecord) -> None:
-        """Send notifications of the hang. This runs in a thread, because the workers are watched meanwhile."""
+        """Send notifications of the hang, in a thread that does not delay the watch."""
         from paceline.supervisor import notify
 
         for why in notify.tell(self.folder, record, self.secrets):

@@ -262,7 +262,7 @@ class WorkerWatch:
             self._stood = hang_text(found[0])
 
     def _is_over(self) -> bool:
-        """Return whether the attempt is over: all workers have ended, or those that remain must be ended."""
+        """Return whether all workers have ended, or the remaining ones must be ended."""
         now = time.time()
         if self._lost or len(self._exit_codes) == len(self._places):
             return True
@@ -301,7 +301,7 @@ class WorkerWatch:
         return bool(started) and not self._replacing.why_not
 
     def _was_killed_here(self) -> bool:
-        """Return whether SIGKILL ended a worker of this machine, where an earlier failure would already be known."""
+        """Return whether SIGKILL ended a worker here, where an earlier failure would be known."""
         return self._nodes.shell(0) is None and 128 + signal.SIGKILL in self._exit_codes.values()
 
     def _look(self) -> None:

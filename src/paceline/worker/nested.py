@@ -47,7 +47,7 @@ def begin_below() -> None:
 
 
 def _be_live() -> None:
-    """Flush each line at once, as on a terminal, and print the stack when native code crashes.
+    """Flush each line at once, and print the stack when native code crashes.
 
     Set no environment variables for this: the script and its children would inherit them.
     """

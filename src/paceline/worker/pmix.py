@@ -24,7 +24,7 @@ _LOOK_S = 0.1
 
 
 class PmixRelay:
-    """A relay between a worker and its server, if the environment names one that can be relayed.
+    """A relay between a worker and its PMIx server, if the environment names one.
 
     Create it before forking the worker: it changes the environment so that the worker connects to the relay.
     """

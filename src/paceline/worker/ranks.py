@@ -134,7 +134,7 @@ def check_when_loaded(world_size: int) -> None:
 
 
 def check(mpi: Any, world_size: int) -> None:
-    """Refuse an MPI world of another size than the run's. Accept an MPI that is not initialised.
+    """Refuse an initialised MPI whose world has another size than the run.
 
     mpi: The module mpi4py.MPI.
 

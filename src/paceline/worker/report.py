@@ -66,7 +66,7 @@ def failed(error: BaseException) -> None:
 
 
 def _texts(error: BaseException) -> tuple[str, str, str]:
-    """Return the exception's first line ("ValueError: bad batch"), its whole text, and its text with the traceback."""
+    """Return the exception's first line, its whole text, and its text with the traceback."""
     try:
         import traceback
 

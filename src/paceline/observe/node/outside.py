@@ -25,7 +25,7 @@ _NAMED = 3
 
 @functools.lru_cache(maxsize=1)
 def driver() -> "Nvml | None":
-    """Return the driver's library, or None. The first call takes long where no driver stays loaded."""
+    """Return the driver's library, or None. The first call may take long."""
     return Nvml.begin()
 
 

@@ -197,7 +197,7 @@ def _by_signals(folder: str, workers: dict[int, Worker], seconds: float, rate: f
 
 
 def _sample(workers: dict[int, Worker], counted: dict[int, StackCounts]) -> list[int]:
-    """Sample each worker's main thread and the main threads of forked children. Return the ranks that answered."""
+    """Sample the main threads of workers and forked children. Return the ranks that answered."""
     asked = {}
     for rank, worker in workers.items():
         dump = _asked(worker, worker.pid) if worker.pid else None

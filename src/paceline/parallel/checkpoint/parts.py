@@ -46,7 +46,7 @@ class TensorPiece:
 
 
 def pieces_of(tensors: Mapping[str, Tensor]) -> list[TensorPiece]:
-    """Return this rank's pieces, which share memory with training. Empty pieces of split tensors are left out."""
+    """Return this rank's pieces that are not empty. They share memory with training."""
     pieces = [
         TensorPiece(key, corner_of(tensor), local(tensor), tuple(tensor.shape)) for key, tensor in tensors.items()
     ]

@@ -36,7 +36,7 @@ _ROUNDINGS = 10
 
 
 class Reference:
-    """The plain model's outputs and gradients for some rows, and the model's tensors that the loss reads.
+    """The plain model's outputs and gradients for some rows, and the loss's reads.
 
     It is computed before the model is cut, so no copy of the model is needed.
     """

@@ -159,7 +159,7 @@ def _groups(record: _Record, direct: frozenset[str]) -> Iterator[Group]:
 
 
 def _sources(node: Node, made: Mapping[Node, str]) -> set[str]:
-    """Return the layers on whose outputs `node` depends; none if it also depends on a parameter otherwise."""
+    """Return the layers from which `node` follows; none if it also needs another parameter."""
     if node in made:
         return {made[node]}
     layers: set[str] = set()

@@ -201,7 +201,7 @@ def may_have_lost_a_node(found: Findings) -> bool:
 
 
 def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None:
-    """Return the report of a lost node, or None if a worker had failed by itself before."""
+    """Return the report of a lost node, or None if a worker had failed before."""
     lost = lost_nodes(found)
     own = [end for end in ends if end.error is not None and not end.stopped and not end.is_victim]
     # Workers of an elastic run that left for more nodes, as requested, have not failed.
@@ -271,7 +271,7 @@ def _not_started(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None
 
 
 def _launcher_report(found: Findings, missing: list[int]) -> FailureReport:
-    """Return the report on workers that vanished without a failure: mpirun is gone, or never started them."""
+    """Return the report on workers that vanished, or that mpirun never started."""
     launch, driver, code = found.launch, found.driver_lines(), found.launcher_code
     starter = launch.starter.name if launch.starter else "mpirun"
     noticed = _noticed(driver)

@@ -37,7 +37,7 @@ def memory_text(
     by_kernel: bool = True,
     on_gpu: bool = False,
 ) -> str:
-    """Return sentences on a rank's memory, its largest user, the memory plan, and a remedy; or "".
+    """Return sentences on a rank's memory, its largest user, its plan, and a remedy.
 
     node_ranks: rank -> its node. plan: bytes that `paceline.parallel` planned. now_s: Unix time. peak_bytes: the process's
     peak, or 0. by_kernel: whether the kernel killed the process; otherwise the process's own request for memory failed.
