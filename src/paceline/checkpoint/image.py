@@ -286,7 +286,7 @@ class _Child:
         took = self._now() - self._began
         if not ready:
             os.kill(self._pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):  # a script may reap all children
+        with contextlib.suppress(ChildProcessError):  # the script may have reaped this child
             os.waitpid(self._pid, 0)
         if said != b"0":
             why = os.strerror(int(said)) if said else "it was killed" if ready else f"it took over {_CHILD_S:.0f} s"

@@ -74,7 +74,7 @@ def local_path(requirement: str, folder: Path | None = None) -> LocalPath | None
         if not name and (found := _EXTRAS.search(text)):
             text, extras = text[: found.start()].rstrip(), found["extras"]
         path = Path(unquote(urlsplit(text).path))
-    # `https://...` or `git+ssh://...` is the same from every folder
+    # A URL such as `https://...` or `git+ssh://...` does not depend on the folder.
     elif re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", text) or "://" in text:
         return None
     else:

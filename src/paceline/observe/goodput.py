@@ -249,7 +249,7 @@ def _all(start: float, end: float, name: str) -> Interval:
 
 def _classified(start: float, sample: _Sample, cores: float, *, trains: bool) -> Interval:
     values = sample.values
-    if not {"rank_memory_gib", "rank_cpu_percent"} & values.keys():  # the worker's process has ended
+    if not {"rank_memory_gib", "rank_cpu_percent"} & values.keys():  # no values: the process has ended
         return _all(start, sample.at, IDLE)
     shares = {name: _share(values[key]) for key, name in _MEASURED.items() if key in values}
     total = sum(shares.values())

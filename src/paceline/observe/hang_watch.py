@@ -102,14 +102,14 @@ class HangWatch:
             self._note(None)
 
     def _record(self, name: str, time_utc: str) -> None:
-        with contextlib.suppress(OSError):  # the modules that write logs report a full disk
+        with contextlib.suppress(OSError):  # ignore a full disk, which the modules that write logs report
             append_line(self._folder.hangs(self._launch.attempt), {name: time_utc})
 
     def _report(self, stacks: RunStacks) -> None:
         text = hang_text(stacks)
         path = self._folder.hang_report(self._launch.attempt)
         # A later hang replaces the report of an earlier one.
-        with contextlib.suppress(OSError):  # the modules that write logs report a full disk
+        with contextlib.suppress(OSError):  # ignore a full disk, which the modules that write logs report
             write_whole(path, f"Nothing has come since {self._last_utc}.\n{text}\n\n{stacks}\n")
             write_json(path.with_suffix(".json"), stacks.to_json())
         say(f"the run hangs: nothing has come since {self._last_utc}. {text}")

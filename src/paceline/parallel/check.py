@@ -193,7 +193,7 @@ def compare(
 def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor, float]:
     """Run one step; return its loss and the loss's factor.
 
-    The gradients stay in the parameters. An error here did not occur in the plain model.
+    The gradients stay in the parameters. Raise CannotComputeError after an error, which the plain model does not have.
     """
     means, group = par.task.means, par.world.replica_group
     try:

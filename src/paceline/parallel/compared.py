@@ -101,7 +101,7 @@ class _Observed(Comparison):
         self._asked = steps
         self._losses: list[float] = []
         self._first: dict[str, Tensor] = {}
-        #: How many times the parameters' size in the script's own dtype their size here is.
+        #: The parameters' bytes here, divided by their bytes in the script's own dtype.
         self._widened = 1.0
         self._narrowest = Narrowest()  # type: ignore[no-untyped-call]
 

@@ -1,7 +1,7 @@
-"""Tied parameters: tensors with several names, and their copies in the stages of a pipeline.
+"""Tied parameters: tensors with several names, of which the first identifies the tensor, and copies of them in stages.
 
-Without `StageTies` each stage's copy would learn from its own stage's gradient, with a plausible loss. Buffers that the forward
-pass changes are never in two stages: `boundaries` does not cut there.
+Without `StageTies` each stage's copy would silently learn from its own stage's gradient alone. Buffers that the forward pass
+changes are never in two stages: `boundaries` does not cut there.
 """
 
 from __future__ import annotations

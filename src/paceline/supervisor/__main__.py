@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
         if stat.S_ISSOCK(os.fstat(int(argv[1])).st_mode):
             fd = _wait_to_begin(folder, int(argv[1]), argv[2:])
         if fd is None:
-            return 0  # the submitting program ended without a run
+            return 0  # there is no run: the submitting program has ended
         # A lock of flock(2) is held while any process has the open file. The guardian and the supervisor have it by fork; a
         # worker that inherited the file would hold the lock after both were killed.
         os.set_inheritable(fd, False)
@@ -121,7 +121,7 @@ def _guard(folder: RunFolder, supervisor: int) -> int:
         return 0
     record = store.stored(folder)
     if status == 0 and folder.engine.exists():
-        return 0  # the engine interrupted the run, and starts it again or reports its end
+        return 0  # write no end: the engine interrupted the run, and may start it again
     code = os.waitstatus_to_exitcode(status)
     how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     say(f"the supervisor (pid {supervisor}) {how}; its workers were ended")

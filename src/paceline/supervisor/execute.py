@@ -231,7 +231,7 @@ class ExecCommands:
         if not one.folder.is_there() or now - one.heard > _SILENCE_S:
             self._hang_up(one)
         elif self._is_apart:
-            with contextlib.suppress(OSError):  # the next message has not arrived yet
+            with contextlib.suppress(OSError):  # no further message has arrived
                 while True:
                     self._pass_on(one, one.folder.read(f"in_{one.sent}.json"))
                     one.sent += 1

@@ -100,7 +100,7 @@ def shorten_logs(folder: RunFolder, attempt: int) -> None:
     if not closed:
         return
     order = folder.log_order(attempt)
-    with contextlib.suppress(OSError):  # the disk is full: lines are ordered less well
+    with contextlib.suppress(OSError):  # the disk is full: the merged view orders lines less exactly
         lines = []
         for line in order.read_text().splitlines():
             words = line.split()

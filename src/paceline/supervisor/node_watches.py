@@ -69,7 +69,7 @@ class ResizeWatch:
                 write_whole(path, text)
         else:
             for node in self._launch.nodes:
-                with contextlib.suppress(OSError):  # a lost node ends the attempt in any case
+                with contextlib.suppress(OSError):  # ignore a lost node, which ends the attempt anyway
                     put(node.node_rank, str(path), text.encode())
         self._note(f"goes on with {count} nodes after its next checkpoint")
 

@@ -101,7 +101,7 @@ def on_nodes(
         if code != 0:
             failure = _report(verb, rank, code, read_json(results[rank]), folder)
             if verb == "prepare" and not seen.is_shared:
-                name = nodes.nodes[rank].name  # the paths are on this node's own disk
+                name = nodes.nodes[rank].name  # name the node, because the message's paths are on its disk
                 failure = replace(failure, message=f"On node {name}: {failure.message}", node=name)
             return NodeOutcome(failure=failure)
     return NodeOutcome(results=tuple(read_json(path) for path in results.values()))

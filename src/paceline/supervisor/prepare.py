@@ -65,7 +65,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
     if done.failure is not None or done.stopped is not None:
         return Outcome(failure=done.failure, stopped=done.stopped, lost=len(nodes.lost()))
     if run.seen.is_shared:
-        unlink_inputs(run.job, run.folder)  # an attempt on other nodes left these links
+        unlink_inputs(run.job, run.folder)  # links that an attempt on other nodes left
         link_inputs(run.job, run.prepared[0], run.folder.work)
     run.start_clock()
     return None

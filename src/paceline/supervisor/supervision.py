@@ -263,7 +263,7 @@ class Supervision:
         """Ask whether another run, such as a more urgent one, needs the nodes."""
         ask = getattr(self.nodes, "leave_reason", None)
         if ask is not None and not self.leaves_for:
-            with contextlib.suppress(TargetError, EngineError, OSError):  # the queue can't be read now
+            with contextlib.suppress(TargetError, EngineError, OSError):  # ask again later: the queue can't be read now
                 self.leaves_for = ask()
         return bool(self.leaves_for)
 

@@ -32,7 +32,7 @@ def note() -> None:
         return
     try:
         library = trained_alone(sys.modules)
-    except Exception:  # a library may have an unknown version
+    except Exception:  # a version of a library may lack the examined attributes
         return
     if library is not None:
         report.note_alone(library)

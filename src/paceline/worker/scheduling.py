@@ -39,7 +39,7 @@ def begin(environ: Mapping[str, str] = os.environ) -> None:
     try:
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except OSError:  # the container forbids it
+    except OSError:  # a container may forbid another policy
         pass
 
 

@@ -168,7 +168,7 @@ def _networks() -> dict[str, int]:
             received, sent, found = received + int(words[0]), sent + int(words[8]), True
     for folder in _ports():
         with contextlib.suppress(OSError, ValueError):
-            # These counters have a unit of four bytes.
+            # InfiniBand counts words of four bytes.
             received += 4 * _number(f"{folder}/port_rcv_data")
             sent += 4 * _number(f"{folder}/port_xmit_data")
             found = True

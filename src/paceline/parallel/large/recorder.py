@@ -110,7 +110,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def began(self, tensor: Tensor) -> bool:
-        """Return True if the tensor is registered, initialised or not."""
+        """Return True if recording of the tensor has begun (see `begin`)."""
         return tensor.untyped_storage()._cdata in self._logs
 
     def made(self, function: Operation, tensors: list[Tensor]) -> None:

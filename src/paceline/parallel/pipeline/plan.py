@@ -164,7 +164,7 @@ def _tied(blocks: tuple[Block, ...]) -> list[frozenset[int]]:
 def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark, ...]) -> tuple[frozenset[str], ...]:
     """Return the names of the tensors and modules that each stage holds.
 
-    The first stage also holds what no stage uses.
+    The first stage also holds tensors that no stage uses.
     """
     used: list[set[str]] = [set() for _ in range(len(marks) + 1)]
     # Trace training and evaluation mode: the forward may call different modules, and each module needs a stage.

@@ -95,7 +95,7 @@ def _keep_recurrent_weights_apart(module: nn.Module) -> None:
     for part in recurrent:
         vars(part)["flatten_parameters"] = _leave_apart
     if recurrent:
-        # cuDNN then flattens the weights in each call, and torch warns about it.
+        # Hide torch's warning that cuDNN now has to flatten the weights in each call.
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
 

@@ -1,8 +1,8 @@
-"""Traces of a model's outer forward as graphs, with blocks as single nodes.
+"""Traces of a model's outer forward, the code outside of its blocks, as graphs in which each block is a node.
 
 A graph is valid for one signature (a microbatch's shapes) and one mode (training or not): sizes are constants in it, and
 Python's branches are fixed. A new signature is traced on a copy of the model with fake tensors: shapes without memory. A block
-that cannot run on these, because it reads values, runs for real instead; then a second signature is impossible.
+that reads tensors' values cannot run on these. It runs on real tensors, and then no other signature can be traced.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def printed_traceback(lines: Sequence[str]) -> tuple[str, str] | None:
         return None
     is_launcher = found[-1][0].rpartition(".")[2] in _LAUNCHERS
     if not is_launcher and sum(bool(line.strip()) for line in plain[found[-1][2] + 1 :]) > _MOST_BEHIND:
-        return None  # the program continued after this exception
+        return None  # not the cause, because the program continued after it
     causes = [one for one in found if one[0].rpartition(".")[2] not in _LAUNCHERS]
     # An exception about a lost peer is a consequence, even if it comes before its cause in the log.
     causes = [one for one in causes if not LOST_PEER.search(plain[one[2]])] or causes
@@ -123,7 +123,7 @@ def stalled_text(path: Path) -> str | None:
             entry = (float(told["time_s"]) - float(told["waited_s"]), sorted(map(int, told["missing_ranks"])))
             is_done = bool(told.get("resolved"))
         except (ValueError, TypeError, KeyError):
-            continue  # the line is incomplete: the rank was killed while writing
+            continue  # skip an incomplete line, whose rank was killed while writing
         late.pop(key, None)
         if not is_done:
             late[key] = entry
