@@ -203,7 +203,7 @@ def run_argv(
 
 
 def for_client(engine: ContainerEngine, values: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with which the client sets these variables in the container."""
+    """Return the variables of the client that make it set `values` in the container."""
     if engine.keeps_containers:
         return dict(values)
     # The variable APPTAINERENV_NAME sets NAME inside, even with --cleanenv.

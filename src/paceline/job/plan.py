@@ -85,8 +85,8 @@ class RankSlot:
 class Starter:
     """An engine's own program that starts MPI's workers instead of mpirun.
 
-    Its command line gets the worker's command line appended. It starts each worker on its node, in order of rank, with PMIx.
-    environment: variables for the program itself, not for its workers.
+    argv: its command line, to which the worker's command line is appended. It starts each worker on its node, in order of rank,
+    with PMIx. environment: variables for the program itself, not for its workers.
     """
 
     argv: tuple[str, ...]

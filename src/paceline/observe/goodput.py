@@ -186,7 +186,7 @@ def goodput(folder: RunFolder, record: RunRecord) -> Goodput:
 
 
 class _Attempt:
-    """The division of one attempt's time."""
+    """The division of one attempt's time into classes."""
 
     def __init__(self, folder: RunFolder, number: int, span: Span, running: float, redone_s: float) -> None:
         self._begin, self._end = span
@@ -289,7 +289,7 @@ def _states(folder: RunFolder, record: RunRecord) -> list[tuple[float, str]]:
     start = min((seconds_of(one.started_utc) or math.inf for one in record.attempts), default=math.inf)
     if not found:
         return [(start if math.isfinite(start) else time.time(), "")]
-    # If the clock was set back, let times not decrease.
+    # Times must not decrease, even if the clock was set back.
     times = itertools.accumulate((at for at, _ in found), max)
     # An empty state: a program that logs its own run has no attempts, so how it used its time is unknown.
     return [

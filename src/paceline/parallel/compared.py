@@ -42,7 +42,7 @@ LIMITS = {"float64": 1e-9, "own": 1e-4}
 ROUNDINGS = 50
 
 VARIABLE = "PACELINE_CHECK"
-#: The names of the comparison's folder and files in the run's outputs.
+#: Names of the comparison's folder in the run's outputs, and of its files.
 FOLDER, VALUES, OUTCOME = "check", "values.pt", "outcome.json"
 
 _NARROW = {torch.bfloat16, torch.float16, torch.float32}

@@ -26,7 +26,7 @@ class Hooks:
         self._later: list[Tensor] = []
 
     def also(self, tensor: Tensor) -> Hooks:
-        """Follow another tensor's hooks too. Return self."""
+        """Call the hooks of another tensor too. Return self."""
         self._later.append(tensor)
         return self
 

@@ -295,7 +295,7 @@ class Wake:
             signal.signal(number, self._stop)
 
     def heed(self, nodes: object) -> None:
-        """Wake up for messages from these nodes too: remote processes send no signals."""
+        """Let messages from these nodes interrupt a sleep too: remote processes send no signals."""
         if hasattr(nodes, "on_news"):
             nodes.on_news = self.poke
 

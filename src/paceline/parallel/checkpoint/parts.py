@@ -80,7 +80,7 @@ def part_name(rank: int, size: int) -> str:
 
 
 def encoded(pieces: Sequence[TensorPiece]) -> tuple[object, list[DenseArray], dict[str, str]]:
-    """Return the state of a part's header, its arrays, and torch's metadata."""
+    """Return a part's state for the header, its arrays, and the metadata for torch."""
     about = {
         piece.key: [list(piece.whole), list(piece.corner), list(piece.tensor.shape), str(piece.tensor.dtype)]
         for piece in pieces

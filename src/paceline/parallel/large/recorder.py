@@ -114,7 +114,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         return tensor.untyped_storage()._cdata in self._logs
 
     def made(self, function: Operation, tensors: list[Tensor]) -> None:
-        """Handle an operation on tensors with memory. Subclasses override it."""
+        """Ignore an operation that wrote or returned `tensors` with memory; a subclass records it."""
 
     def __torch_dispatch__(
         self, func: Operation, types: Sequence[type], args: _Args = (), kwargs: _Options | None = None

@@ -69,7 +69,7 @@ class Plan:
 
 
 def parameter_bytes(blocks: Sequence[Block]) -> int:
-    """Return the bytes of these blocks' parameters, each tied one once."""
+    """Return the bytes of these blocks' parameters, counting a tied parameter once."""
     return sum(dict(pair for block in blocks for pair in block.parameters).values())
 
 

@@ -123,7 +123,7 @@ class Tracer:
 
     def __init__(self, model: nn.Module, opened: Callable[[str], bool], device: torch.device | None = None) -> None:
         self._opened = opened
-        #: Opened modules that cannot be traced, and are blocks instead -> the reason.
+        #: Name of an opened module that could not be traced, and is a block now -> the reason.
         self.shut: dict[str, str] = {}
         self._model: nn.Module | None = model
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
