@@ -13,6 +13,7 @@ import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -89,8 +90,13 @@ def _python_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.py"))
 
 
-def _docstrings(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.Expr, str]]:
-    for node in ast.walk(tree):
+@lru_cache(maxsize=1)
+def _nodes(code: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(code)))
+
+
+def _docstrings(code: str) -> Iterator[tuple[ast.AST, ast.Expr, str]]:
+    for node in _nodes(code):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)
             if text and isinstance(node.body[0], ast.Expr):
@@ -99,7 +105,7 @@ def _docstrings(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.Expr, str]]:
 
 def prose_of(code: str) -> list[tuple[int, str]]:
     """Return the docstrings and comments of a Python file, each with its first line's number."""
-    texts = [(statement.lineno, text) for _, statement, text in _docstrings(ast.parse(code))]
+    texts = [(statement.lineno, text) for _, statement, text in _docstrings(code)]
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
         if token.type == tokenize.COMMENT:
             texts.append((token.start[0], token.string.lstrip("#: ")))
@@ -107,19 +113,18 @@ def prose_of(code: str) -> list[tuple[int, str]]:
 
 
 def _count(code: str) -> Counter[str]:
-    tree = ast.parse(code)
     counts = Counter(files=1, lines=code.count("\n"))
     lines = code.splitlines()
     # Docstrings and comments don't count: a text that is deleted must not raise the share of what is left.
-    for _, statement, _ in _docstrings(tree):
+    for _, statement, _ in _docstrings(code):
         lines[statement.lineno - 1 : statement.end_lineno] = [""] * ((statement.end_lineno or 0) - statement.lineno + 1)
     counts["code lines"] = sum(bool(line.strip()) and not line.lstrip().startswith("#") for line in lines)
-    for node in ast.walk(tree):
+    for node in _nodes(code):
         counts["if"] += isinstance(node, (ast.If, ast.IfExp))
-    for node in tree.body:
+    for node in _nodes(code)[0].body:  # type: ignore[attr-defined]
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             counts["import lines"] += (node.end_lineno or node.lineno) - node.lineno + 1
-    for node, _, text in _docstrings(tree):
+    for node, _, text in _docstrings(code):
         if not isinstance(node, ast.Module):
             counts["first lines"] += 1
             counts["words in first lines"] += len(text.partition("\n")[0].split())
