@@ -61,9 +61,9 @@ _GRACE_S = 3.0
 
 
 class _Caller(threading.local):
-    """A context whose operations are awaited at once by the submitting thread.
+    """A context for operations that the submitting thread waits for at once.
 
-    These operations do not wake the loop's thread. Wait for them: only the wait tells the other ranks of them.
+    Submitting one does not wake the loop's thread: only the wait sends the request to the other ranks.
     """
 
     waits_at_once = False
@@ -190,7 +190,7 @@ class BackgroundLoop:
 
     def overdue(self, limit_s: float) -> str | None:
         """Describe an operation that takes longer than the limit, or return None."""
-        # The set's first rank ends waiting operations with a better reason, so it gets `_GRACE_S` more time.
+        # Wait `_GRACE_S` longer, because the set's first rank ends such operations too, and its error names the missing ranks.
         now_s = time.monotonic()
         doing = self.negotiation.doing
         if doing is not None and now_s - doing[0] > limit_s:
@@ -214,7 +214,7 @@ class BackgroundLoop:
                 with self._guarded():
                     self._lead(handle, end_s)
             finally:
-                # Release _claim first: a thread that holds _wake and finds _claim held relies on the check below.
+                # Release _claim before this check: a thread that submits while _claim is held does not wake the loop itself.
                 self._claim.release()
                 with self._wake:
                     if self._pending or self.negotiation.todo or self._leaving:
@@ -264,8 +264,7 @@ class BackgroundLoop:
     def _guarded(self) -> Iterator[None]:
         """Fail the engine if the block raises an error.
 
-        KeyboardInterrupt is raised again: an operation may have stopped in the middle, and the other ranks cannot go on with this
-        one.
+        KeyboardInterrupt fails it too, and is raised again: the interrupted operation can't be completed on the other ranks.
         """
         try:
             yield

@@ -157,7 +157,7 @@ class Coordinator:
         slots = tuple(self._ready_slots)
         self._ready_slots.clear()
         results: list[tuple[int, bytes]] = []
-        # Fold before the epoch may change, because these slot numbers belong to the old epoch.
+        # Reduce these payloads before the epoch may change, because their slot numbers belong to the old epoch.
         if self._payloads:
             self._fold(results, 0, [next(iter(self._slots[slot].requests.values())) for slot in slots])
         # Wait until every rank has sent a number of this epoch: until then, older numbers may be in flight.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _NUMBERS = "biufc"
 DEVICE_ALLREDUCE = "device_allreduce"
 OPERATIONS = ("sum", "average", "min", "max", "product", "adasum")
-#: The dtype that the bits of arrays stand for where NumPy lacks it: one for all arrays, or one for each.
+#: A dtype that NumPy lacks, such as bfloat16, for arrays that hold its bits: one for all arrays, or one for each.
 Dtype = str | Sequence[str | None] | None
 
 
@@ -110,7 +110,7 @@ class Engine:
         return self._reduce(ALLREDUCE, name, arrays, outs, grouped=True, **how)
 
     def reducescatter(self, name: str, array: Array, **how: Unpack[ReductionOptions]) -> Handle:
-        """Start a reduce-scatter; the result is this rank's rows. The first ranks get the rows left over."""
+        """Start a reduce-scatter; the result is this rank's rows. The first ranks get the remainder, a row each."""
         return self._reduce(REDUCESCATTER, name, [array], **how)
 
     def grouped_reducescatter(self, name: str, arrays: Sequence[Array], **how: Unpack[ReductionOptions]) -> Handle:
@@ -343,8 +343,8 @@ class Engine:
         return last
 
     def _change_sets(self, op: str, ranks: tuple[int, ...], finish: Callable[[Any], object]) -> Handle:
-        # The name is the position among all changes of sets, so ranks with different requests meet and get an error.
-        # The lock keeps the number and the submission together when several threads change sets.
+        # The name is a counter of changes, so ranks that request different changes meet under one name and get an error.
+        # The lock keeps threads from submitting their changes in another order than they have counted them.
         with self._changes_lock:
             name = f"change.{self.counted(0, next(self._set_changes))}"
             return self._submit(CHANGE_SETS, name, [], 0, op=op, splits=ranks, finish=finish)
@@ -369,8 +369,8 @@ def start(settings: EngineSettings | None = None) -> Engine:
         if _engine is None:
             settings = settings or EngineSettings.from_environment()
             joined = world.join(os.environ)
-            # `atexit` runs in reverse order, and `join` has registered MPI's finalization, so `stop` runs first.
-            # Register it again, because an earlier engine may have registered `stop` before that.
+            # `atexit` runs in reverse order, so `stop` must be registered after MPI's finalization, which `join` registers.
+            # An earlier engine may have registered `stop` before it, so register it again.
             atexit.unregister(stop)
             atexit.register(stop)
             _engine = Engine(joined, settings)
@@ -407,7 +407,7 @@ def stop() -> None:
 
 @functools.cache
 def _dtype_name(dtype: DType) -> str:
-    # NumPy builds this text at each access, so it is cached.
+    # Cached, because NumPy builds a dtype's name at each access.
     return str(dtype.name)
 
 

@@ -62,8 +62,8 @@ class Fusion:
 
     def open(self) -> None:
         """Open shared memory between the ranks where possible."""
-        # Every rank calls this method before its first reduction, and not earlier, because shared memory takes space.
-        # All ranks come here with the same operation, so either all of them open it or none does.
+        # Called at the first reduction, because shared memory takes space. All ranks begin the same operation then, so either
+        # all of them open it or none does.
         if not self._is_open:
             self._shared = self._transport.share_segments(SEGMENT_BYTES)
         self._is_open = True
@@ -173,7 +173,8 @@ class Fusion:
                 numbers.from_float32(reduced, target, dtype)
             elif self._shared is not None and len(arrays) > 1:
                 if is_there and self._shared.rank < 2:
-                    # The target equals this segment and saves cache. Ranks from 2 on would write it before reading it.
+                    # Read the target in place of this rank's segment, which has equal values but is not in the cache. Only ranks
+                    # 0 and 1 can: the sum of the first two segments goes into the target before later segments are read.
                     stretches[self._shared.rank] = target
                 numbers.joined(join, stretches, target)
                 numbers.scale(target, post, divisor)

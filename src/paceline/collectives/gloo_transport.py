@@ -77,8 +77,8 @@ class GlooTransport:
         try:
             link = self._links[rank]
             link.send(data)
-            # The first rank continues with the operation that it has announced, and would block there on a rank without
-            # the whole announcement. The other ranks poll, and send the rest of their messages meanwhile.
+            # The first rank sends the whole response before it starts the operation, because it would wait there for ranks
+            # that have only a part of the response. Other ranks send the rest of a message while they poll.
             while self.rank == 0 and not link.flush():
                 links.wait([link], 1.0)
         except OSError as error:
@@ -232,7 +232,7 @@ class GlooTransport:
         return self._torch.from_numpy(array if array.flags.writeable else array.copy())
 
     def share_segments(self, size: int) -> SharedSegments | None:
-        # TCP has no barrier that is cheap enough to be called once for each buffer.
+        # Shared segments need a barrier for each buffer, and a barrier over TCP is too slow for that.
         return None
 
     def gather_objects(self, value: object) -> list[Any]:

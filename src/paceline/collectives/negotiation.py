@@ -100,7 +100,7 @@ class Negotiation:
         return True
 
     def perform(self) -> None:
-        """Perform the agreed operations, and fail the rest if the end was announced."""
+        """Perform the agreed operations; fail all pending ones if the first rank has announced the end."""
         todo = self.todo
         if todo:
             self.doing = (time.monotonic(), f"{todo[0][1].request.kind} {todo[0][1].request.name!r}")

@@ -26,10 +26,10 @@ Ready = tuple[CollectiveTask, Agreement]
 
 #: Size of one reduction. With 2 ranks on one machine 1 MiB was fastest, 2 MiB equal, 0.25 and 4 MiB 10 to 30 % slower.
 PIECE_BYTES = 1 << 20
-#: Arrays of these sizes or more are reduced by MPI directly, because copying them into a buffer costs more: without
-#: shared memory results are copied out as well; with it and more than two ranks, each rank reads all copies. Multiplied
-#: arrays have a larger limit, as MPI needs one more pass. Two ranks with shared memory have only `fusion_bytes` as one:
-#: for 8 to 64 MiB the buffer took 0.6 of the time of MPI's call, and the same time where the cores share no cache.
+#: MPI reduces arrays of these sizes or more directly, because a buffer costs more: without shared memory each result is
+#: copied out of it; with shared memory each rank reads the copies of all ranks. For arrays that are multiplied the limit is
+#: larger, as MPI needs one more pass. Two ranks with shared memory always use buffers, for arrays below `fusion_bytes`: with
+#: 8 to 64 MiB they took 0.6 of the time of MPI's call, and the same time where the cores share no cache.
 DIRECT_BYTES = 1 << 20
 SHARED_DIRECT_BYTES = 8 << 20
 SHARED_DIRECT_MULTIPLIED_BYTES = 32 << 20

@@ -74,7 +74,7 @@ class ProcessSets:
             self._device_groups[number] = made
         return self._device_groups[number]
 
-    # Changes. The thread of the world's loop makes them, in the same order on all ranks.
+    # --- changes of sets, made by the thread of the world's loop in the same order on all ranks
 
     def make(self, members: tuple[int, ...]) -> int:
         """Create a set of these sorted ranks, and return its number."""
@@ -86,15 +86,15 @@ class ProcessSets:
         same = [number for number, others in self.ranks.items() if others == members]
         if same:
             raise ArgumentError(f"ranks {list(members)} are process set {same[0]} already. Use that one.")
-        # Every rank gets the same number, and splits at the same point of the world's operations. The world's loop
-        # calls this method while it holds _turn, so nothing else uses its transport meanwhile.
+        # All ranks get the same number, and split their transport at the same point of the world's operations. The world's
+        # loop holds _turn during this call, so no other thread uses that transport.
         number = next(self._numbers)
         transport = self.loops[0].transport.split(members, number) if len(members) > 1 else Alone()
         self.ranks[number] = members
         if self._rank in members and transport is not None:
             loop = self._start_loop(transport, number)
-            # `lost`, in another thread, sets the failure first and then fails all loops. Either it saw this loop, or
-            # the failure is seen here.
+            # `lost` may run in another thread: it sets the failure, and then fails the loops that it sees. If it has missed
+            # this new loop, the failure is set by now.
             if self._failure is not None:
                 _fail(loop, self._failure)
         return number
@@ -137,7 +137,7 @@ class ProcessSets:
             for callback, wants_arrivals in observers:
                 callback(request, submitted_s, agreed_s, done_s, *((arrivals,) if wants_arrivals else ()))
 
-        # None if there are no observers, which saves time.
+        # Without observers None, so that the loop saves the call for each operation.
         loop.negotiation.observer = observed if observers else None
         if any(wants_arrivals for _, wants_arrivals in observers):
             loop.negotiation.note_arrivals()
@@ -192,7 +192,6 @@ class ProcessSets:
             self.lost(reason, rank)
 
     def _end_overdue(self) -> None:
-        """Fail operations that exceed the time limit."""
         limit_s = self._settings.stall_shutdown_s
         if not limit_s or self._failure is not None:
             return

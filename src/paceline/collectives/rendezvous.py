@@ -141,7 +141,7 @@ def meet(environ: Mapping[str, str], generation: int) -> Meeting:
     meeting = place_to_meet(environ, str(generation))
     far = [other for other in meeting.wait_for_all() if not _is_loopback(other)]
     if far and _is_loopback(meeting.address):
-        # On the machine itself its name often means a loopback address, so use the one on the route to another rank.
+        # A machine often resolves its own name to a loopback address. Use its address on the route to another rank instead.
         return replace(meeting, address=links.own_address(far[0], 9))
     return meeting
 
