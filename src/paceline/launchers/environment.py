@@ -193,13 +193,13 @@ def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
         return {} if launch.job.compute_target == "local" else threads
     values = threads | {
         "PYTHONUNBUFFERED": "1",
-        # Open MPI's own handler would print addresses, but it leaves a signal alone that has a handler already.
+        # Show a Python traceback after a crash. Open MPI then installs no handler of its own, which would print addresses.
         "PYTHONFAULTHANDLER": "1",
         # Ranks that iterate over a set of strings, as transformers models do, need the same hash seed.
         "PYTHONHASHSEED": "0",
     }
     if launch.job.distributed_backend in ("gloo", "mpi") and not launch.job.use_gpu:
-        # Without a GPU and this variable, accelerate treats each process as the only process.
+        # On ranks without a GPU, accelerate needs this variable: otherwise it treats each process as the only one.
         values["ACCELERATE_USE_CPU"] = "true"
     if launch.job.distributed_backend == "mpi":
         # Let torch use huge pages: data between processes is mapped page by page, so an all-reduce of 16 MiB is a third

@@ -48,7 +48,7 @@ _CODE = (
 )
 _TIMEOUT_S = 20
 
-#: Prefixes of the starter's variables: user settings with these prefixes are for the workers, not options of it.
+#: Prefixes of a starter's own variables. If the user sets such a variable, only the workers get it, not the starter.
 _STARTERS = ("SLURM_", "SRUN_")
 #: Variables that tell Open MPI 4 that srun has started it; without them each worker has a separate world of size 1.
 _KEPT_FOR_4 = ("SLURM_NODELIST", "SLURM_STEP_ID", "SLURM_JOBID")
@@ -71,7 +71,7 @@ class MpiLauncher:
     def check(self, job: Job) -> None:
         made_anew = job.environment.needs_build and not job.environment.layered
         if job.compute_target == "local" and job.environment.docker_image is None and not made_anew:
-            # Check only an existing interpreter: the content of a new environment or image is known at the launch.
+            # Check only an existing interpreter: the content of a new environment or image is unknown before the launch.
             find_open_mpi(job.environment.python or sys.executable)
 
     def commands(self, launch: Launch) -> list[Command]:
@@ -177,7 +177,7 @@ def _dotted(version: tuple[int, int]) -> str:
 
 @functools.cache
 def _version_text(mpirun: str) -> str:
-    """Return the program's answer to --version, which each attempt needs."""
+    """Return what `mpirun --version` prints, cached for the run's later attempts."""
     try:
         # The timeout is long, because a first start from a slow network disk takes seconds.
         variables = processes.with_home(os.environ)
@@ -319,7 +319,7 @@ def starter_command(launch: Launch, starter: Starter, major: int, variables: Map
             **environment.of_run(launch),
             **variables,
             **{name: value for name, value in users.items() if name not in for_workers},
-            # These come last: the starter's variables override user settings, which workers take from the command line.
+            # The starter's variables come last, and override the user's. Workers get the user's values by their command line.
             **starter.environment,
         },
         defaults=defaults,

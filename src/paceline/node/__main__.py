@@ -43,7 +43,8 @@ def main(argv: list[str]) -> int:
     record = store.stored(folder)
     assert record.job is not None, "only submitted runs have nodes"
     job = record.job
-    # A node of `ThisHost`, which only checks or stores outputs, counts as one, which the job's range may not allow.
+    # Only `prepare` needs the number of nodes. To check or store outputs, the supervisor calls this program for one node, and
+    # one node may be fewer than the job's range allows.
     if "--nodes" in argv and verb == "prepare":
         job = job.resized(int(argv[argv.index("--nodes") + 1]))
     work: dict[str, tuple[Callable[[], dict[str, object]], Path]] = {
@@ -78,7 +79,7 @@ def _failure(error: Exception) -> dict[str, str]:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" ({error.filename!r})" if error.filename else ""
         return {"cause": "disk", "message": f"The disk is full{where}. Free some space and submit again."}
-    import traceback  # only needed here
+    import traceback
 
     traceback.print_exc()
     return {
@@ -103,7 +104,7 @@ def remove_containers(job: Job, folder: RunFolder) -> dict[str, object]:
     if job.environment.docker_image is not None:
         from paceline.containers import find_engine, remove
 
-        # This happens twice in a run, so a short wait suffices.
+        # Wait only briefly for a container that is still starting: each node removes containers a second time at the end.
         remove(find_engine(to_start=False), folder.run_id, settle_s=0.25)
     return {}
 

@@ -104,7 +104,7 @@ def store_outputs(job: Job, folder: RunFolder, node_rank: int) -> dict[str, obje
             )
             left = uploaded.left_out
             stored.append(reference.to_json() | {"files": uploaded.files, "bytes": uploaded.bytes})
-            # Remove it only after everything is stored: after an earlier failure the user finds all files here.
+            # Remove the folder only after all files are stored: if an upload fails, the user finds all of them here.
             path.unlink() if path.is_symlink() else shutil.rmtree(path)
         left_out += [{"name": f"uploads/{reference.name}/{name}".removesuffix("/."), "why": why} for name, why in left]
     return {"outputs": stored, "left_out": left_out}

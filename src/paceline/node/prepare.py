@@ -36,7 +36,7 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
     """
     came = as_here(folder)
     if apart:
-        # The supervisor creates it if nodes see its folder. Other nodes create their own, which some of them may share.
+        # The supervisor can't write to this folder, so the nodes create the workers' folder. Several nodes may share it.
         with locks.locked(folder.path / "work.lock"):
             if not folder.work.exists():
                 work_dir.make(folder, is_shared=False, sent=came.linked())

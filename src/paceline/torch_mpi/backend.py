@@ -33,7 +33,7 @@ R = TypeVar("R")
 _MODULE = "torch.distributed"
 _MARK = "_paceline_mpi"
 
-#: Has `timeout`, that of the group that this thread is creating. torch does not pass it to an MPI backend.
+#: `timeout` of the group that this thread is creating. Kept here, because torch does not pass it to an MPI backend.
 _making = threading.local()
 
 
@@ -59,7 +59,7 @@ def install_when_loaded() -> None:
     """Call `install` once torch.distributed has been imported; load nothing before."""
     distributed = sys.modules.get(_MODULE)
     if distributed is not None:
-        # If torch was built without it, `torch.distributed` is an empty module.
+        # In a torch that was built without distributed support, `torch.distributed` is an empty module.
         if distributed.is_available():
             _patch(distributed)
     else:

@@ -102,12 +102,12 @@ def all_gather(outputs: Sequence[Tensor], tensor: Tensor, size: int) -> Call:
         comm.Allgatherv(buffers.elements(buffers.plain(tensor)), buffers.pieces(flat, sizes))
         buffers.distribute(flat, outputs)
 
-    # The ranks compare this text, so a rank that expects other sizes gets an error before any data moves.
+    # The ranks compare the call's text, so a rank that expects other sizes gets an error before any data moves.
     return Call(text=f"all_gather({tensor.dtype}, sizes {sizes})", run=run, outputs=[list(outputs)])
 
 
 def all_gather_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) -> Call:
-    """Fill each output with all ranks' tensors at its position, concatenated."""
+    """Fill `outputs[i]` with the concatenation of all ranks' `tensors[i]`."""
     for output, tensor in zip(outputs, tensors, strict=True):
         _check_alike([output, tensor], "all_gather_into_tensor")
         _expect(
@@ -251,7 +251,7 @@ def _all_reduce_sparse(tensor: Tensor, op: Operation, size: int) -> Call:
         counts = comm.allgather(indices.shape[1])
         # Store the indices entry by entry, not dimension by dimension, so that the ranks' entries can be concatenated.
         entries = indices.t().contiguous()
-        # A rank without entries can't derive their length from its first one, but must take part in both calls.
+        # The length of an entry comes from the first one. A rank without entries computes it from the shape: it takes part too.
         width, length = entries.shape[1], values[:1].numel() if counts[comm.rank] else math.prod(values.shape[1:])
         all_entries = entries.new_empty(sum(counts), width)
         all_values = values.new_empty(sum(counts), *values.shape[1:])
@@ -260,7 +260,7 @@ def _all_reduce_sparse(tensor: Tensor, op: Operation, size: int) -> Call:
         total = torch.sparse_coo_tensor(all_entries.t(), all_values, tensor.shape, check_invariants=False).coalesce()
         if kind == torch.distributed.ReduceOp.AVG:
             total = total / size
-        # Copy into the tensor itself: a detached sparse tensor has its own lists of entries.
+        # Copy into `tensor`, not into its detached form, which has indices and values of its own.
         with torch.no_grad():
             tensor.copy_(total)
 

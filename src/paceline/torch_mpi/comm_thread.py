@@ -114,7 +114,7 @@ class Lane:
             self._turn.release()
 
     def check(self) -> None:
-        """Raise the error that made the lane unusable, if any."""
+        """Raise the error that made this queue of calls unusable, if any."""
         if self._broken:
             raise CollectivesError(self._broken)
 
@@ -134,7 +134,7 @@ class Lane:
             with self._turn:
                 return self._run(call, timeout_s, _LOOKS_ASIDE)
         finally:
-            # Count down before the future is done, so that a caller that has waited for it finds the lane free.
+            # Count down before the future is done: a caller that has waited for it may then run its next call itself.
             with self._count_lock:
                 self._waiting -= 1
 

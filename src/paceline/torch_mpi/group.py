@@ -52,7 +52,7 @@ def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
     if ranks and world.rank not in ranks:
         return None
     if not ranks or ranks == list(range(world.size)):
-        # The lane duplicates the communicator, so the world itself can be passed.
+        # `Lane` duplicates the communicator, so it can be given COMM_WORLD itself.
         return MpiProcessGroup(world, timeout_s, list(range(world.size)))
     if max(ranks) >= world.size:
         raise CollectivesError(f"a process group of ranks {ranks}, but MPI's world has {world.size} processes.")
