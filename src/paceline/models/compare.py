@@ -14,7 +14,7 @@ from paceline.models.record import Lineage, ModelRecord
 from paceline.runs.search.params import arguments_by_name
 from paceline.system.units import value_text
 
-#: Name of MLflow's description of a model, and most bytes of it that are read.
+#: Name of the file in which MLflow describes a model, and the maximum number of bytes to read of it.
 _FILE, _MOST_BYTES = "MLmodel", 1 << 16
 
 

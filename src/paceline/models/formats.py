@@ -88,7 +88,7 @@ _MODULES = (
     (b"keras", "keras"),
 )
 _ONE_END = 1 << 20
-# A scikit-learn estimator's pickle: the key, its memo, and a short text of that length.
+# The version in a scikit-learn estimator's pickle: a key, pickle's opcodes, the length of the version, and the version.
 _SKLEARN_VERSION = re.compile(
     rb"_sklearn_version(?:\x94|h.|q.|r....)*(?:\x8c(.)|X(.)\x00\x00\x00)([0-9][0-9A-Za-z.+]*)", re.S
 )

@@ -32,7 +32,8 @@ from paceline.system.files import gone_is_fine, names_in, stamp_of
 STAMP_NS = 10**18
 #: linux/fs.h: _IOW(0x94, 9, int)
 _FICLONE = 0x40049409
-#: Large, because each chunk costs a switch between two threads. Several, so that neither waits on a busy machine.
+#: Size of a chunk: large, because each one costs a switch between two threads. Number of chunks: several, so that neither
+#: thread has to wait for the other on a busy machine.
 _CHUNK, _CHUNKS = 1 << 21, 8
 _SAMPLE = 1 << 16
 _TRIES = 3
@@ -130,8 +131,8 @@ def _keep(source: ModelSourceFile, blobs: Path, target: Path, on_read: Callable[
         # The stamp has no ctime, because a new hard link changes the ctime as well.
         stamp, before = stamp_of(fd), os.fstat(fd)
         sha256 = whole = None
-        # Only hash a file that resembles an existing content, to need no space for a copy. Otherwise, or if the hash differs,
-        # copy and hash in one pass.
+        # Hash a file that resembles a stored one before copying it: if they are equal, no copy is needed. Otherwise copy and
+        # hash in one pass.
         if (alike := _alike(fd, before.st_size, blobs)) is not None:
             sha256, whole = _hash_both(fd, alike, on_read)
             os.lseek(fd, 0, os.SEEK_SET)

@@ -85,7 +85,7 @@ def push(
         }
         blobs.put([(sha256, folder / one.name) for sha256, one in sorted(wanted.items())], progress)
         blobs.refresh()
-        # Files that are not in `wanted` have been checked already.
+        # Check only the files just stored: the others were checked when `wanted` was made.
         if short := [one.name for one in wanted.values() if not blobs.has(one.sha256, one.size_bytes, verify=verify)]:
             raise TransferError(f"{short[0]!r} of model {record.id} is not whole in {store.title}. Push again.")
         notes = registry.notes_of(workspace_dir, record)
@@ -166,7 +166,7 @@ def _check_same(record: ModelRecord, content: bytes, store: Store) -> None:
 
 
 def _read(content: bytes, store: Store) -> tuple[ModelRecord, dict[str, dict[str, object]]]:
-    """Parse a stored record, whose names stay in its folder."""
+    """Parse a stored record. Refuse file names that lead out of the version's folder."""
     try:
         data = json.loads(content)
         record = ModelRecord.from_json(data)

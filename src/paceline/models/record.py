@@ -11,7 +11,7 @@ from paceline.runs.run_data import InputData
 from paceline.system.serialization import known_fields
 
 RECORD_VERSION = 1
-#: The file in a version's folder, and the folder beside it.
+#: In a version's folder: the file with the record, and the folder of the registered files.
 DOCUMENT, FILES = "model.json", "files"
 
 

@@ -262,7 +262,7 @@ def resolve(workspace_dir: Path, reference: str | ModelReference) -> ModelRecord
     versions = versions_of(workspace_dir)
     there = aliases.current(versions, meant.name)
     if meant.alias not in there:
-        load(workspace_dir, meant.name)  # raises if the model does not exist at all
+        load(workspace_dir, meant.name)  # raises if no model has this name
         raise ModelNotFoundError(
             f"model {meant.name!r} has no alias {meant.alias!r}.{did_you_mean(meant.alias, there)} "
             f"It has: {', '.join(there) or 'none'}. "

@@ -109,7 +109,7 @@ class FollowedRun:
             tags |= _tags(place)
         write = None
         for name, metric in series.read(self._run.metrics).items():
-            # A metric's name may be the tag with a prefix from its folder.
+            # Skip metrics that the event files have: a metric's name is the tag, or the tag after a prefix from its folder.
             if name in tags or any(name.endswith(f"/{tag}") for tag in tags):
                 continue
             numbers = [place for place in enumerate(metric) if isinstance(place[1][1], (int, float))]

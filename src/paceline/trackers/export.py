@@ -182,7 +182,7 @@ def _check_answers(uri: str) -> None:
     try:
         urllib.request.urlopen(uri, timeout=_ANSWER_S).close()
     except urllib.error.HTTPError:
-        return  # a server answers; its client finds out whether it is MLflow's and takes the run
+        return  # a server has answered; MLflow's client reports whether it is an MLflow server
     except urllib.error.URLError as error:
         # Ignore certificate errors here: MLflow's client has separate certificate settings.
         if isinstance(error.reason, (ConnectionRefusedError, TimeoutError, socket.gaierror)):

@@ -10,7 +10,7 @@ import sys
 
 from paceline.system.lazy_import import when_loaded
 
-# Not from typing, which takes time to import in every worker.
+# Not imported from typing, which would slow the start of every worker.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Comma-separated trackers whose values become metrics, or "none". Default: all.
 VARIABLE = "PACELINE_TRACKERS"
 
-#: Tracker -> its modules, each with `module:function` here, which is called when it has loaded.
+#: Tracker -> {its module: our `module:function`, which is called once a script has imported that module}.
 TRACKERS = {
     "tensorboard": {
         "tensorboard.summary.writer.event_file_writer": "libraries:hear_event_writer",
@@ -71,7 +71,7 @@ def install(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def _say_unheard(loaded: ModuleType) -> None:
-    if hasattr(loaded, "__path__"):  # a package, no file of the user's that has this name
+    if hasattr(loaded, "__path__"):  # the tracker's package, not a file of the user's with the same name
         print(
             f"paceline: values that are logged to {UNHEARD[loaded.__name__]} alone are not kept as metrics of the run. Log them "
             f"by paceline.Run.get_context().log(name, value) too; {VARIABLE}=none hides this line",

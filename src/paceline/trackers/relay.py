@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 #: MLflow's limits: metrics and parameters in a request, lengths of a name, a parameter and a tag.
 _BATCH, _PARAMETERS, _NAME_LENGTH, _PARAMETER_LENGTH, _TAG_LENGTH = 1000, 100, 250, 6000, 8000
 _NOT_IN_NAMES = re.compile(r"[^\w\-./ :]")
-#: Answers that a later try may change: a timeout, too many requests.
+#: HTTP status codes after which the relay retries: a timeout, too many requests.
 _PASSING = (408, 429)
 #: Pauses in seconds: between two looks at the run, and the longest after an error.
 _LOOK_S, _LONGEST_PAUSE_S = 2.0, 60.0
@@ -62,7 +62,7 @@ class SentValue(NamedTuple):
 
 
 class CutError(Exception):
-    """The error of a server that did not answer: it may have the last request or not."""
+    """The server did not answer. It may or may not have processed the last request."""
 
 
 @dataclass

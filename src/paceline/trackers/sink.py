@@ -100,11 +100,11 @@ class Sink:
         try:
             self.folder.metrics.mkdir(parents=True, exist_ok=True)
             with open(self.folder.metric_folders(self.context.rank), "a+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+                fcntl.flock(file, fcntl.LOCK_EX)  # closing the file releases the lock
                 file.seek(0)
                 known, before = dict[str, str](), dict[str, str]()
                 for line in file:
-                    with contextlib.suppress(ValueError):  # cut short by a full disk
+                    with contextlib.suppress(ValueError):  # a line that a full disk has cut short
                         attempt, of, where, prefix = json.loads(line)
                         if of == tracker:
                             (known if attempt == self.context.attempt else before)[where] = prefix
@@ -112,7 +112,7 @@ class Sink:
                     known[path] = prefix_among(path, known, before)
                     file.write(json.dumps([self.context.attempt, tracker, path, known[path]]) + "\n")
                 return known[path]
-        except OSError:  # a full disk: this process is on its own
+        except OSError:  # a full disk: choose a prefix without knowing the other processes' choices
             return prefix_among(
                 path, {where: prefix for (of, where), prefix in self._folders.items() if of == tracker}, {}
             )

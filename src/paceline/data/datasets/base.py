@@ -46,7 +46,7 @@ class AnyDataset:
     description: str | None = field(default=None, repr=False)
     tags: Mapping[str, str] = field(default_factory=dict, repr=False)
     fingerprint: str | None = field(default=None, repr=False)
-    #: Read options beside the steps: a table's format and its options, or the partition_format of files.
+    #: How the files are read: a table's format and its options, or the partition_format of files.
     reading: Reading = field(default_factory=Reading, repr=False)
     #: Whether the sources are the frozen copy of a registered version.
     is_frozen: bool = field(default=False, repr=False)
@@ -223,7 +223,7 @@ class AnyDataset:
             sources=sources,
             mode="direct",
             dataset=dataset,
-            # A part has the fingerprint of the whole dataset only if it reads all files.
+            # The fingerprint is that of all files, so an unnamed dataset with fewer files must not carry it.
             fingerprint=fingerprint if sources == self.sources or self.name is not None else None,
             table=self._reference_table(),
             frozen=self.is_frozen,

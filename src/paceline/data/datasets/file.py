@@ -125,7 +125,7 @@ class TabularDataset(AnyDataset):
             table = json.loads(reference.table or "{}")
             taken = steps_from_json(table.get("steps"))
         except (TypeError, ValueError, AttributeError) as error:
-            # DataError is a ValueError, and has its own message.
+            # A DataError, which is a ValueError too, already has a clear message.
             if isinstance(error, DataError):
                 raise
             raise DataError(f"input {reference.name!r}: its table={reference.table!r} is not JSON.") from error

@@ -70,7 +70,7 @@ def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None
     ):
         raise DataError(f"{found}. Register a new version, and freeze that one.")
     names = [info.relative for info in infos]
-    # Rows and selections follow the order of the files, which is that of their paths.
+    # The order of rows follows from the order of the files' paths, so frozen paths must sort as the original ones do.
     if names != sorted(set(names)):
         raise DataError(
             f"the files of dataset {name!r} would have another order or equal names in one folder. Register a dataset of one "
@@ -94,7 +94,7 @@ def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None
         source = replace(source, path=f"{source.path}/{names[0]}")
     stored = with_content(list_files([source], workspace_dir), workspace_dir)
     frozen = replace(record, frozen=source, frozen_fingerprint=content_fingerprint(stored))
-    # A file may have changed while it was sent.
+    # Compare with the registered content: a file may have changed during the upload.
     if not (found := _compared(workspace_dir, frozen, content)):
         if store_record.kind != "local":
             with Store(store_record) as store, store.translating("removing changed files"):

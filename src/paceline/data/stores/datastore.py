@@ -90,7 +90,7 @@ class Datastore:
                 )
         _check_bool(default=default, overwrite=overwrite)
         settings = dict(options or {})
-        # Check the original text: the absolute path of a folder would begin with "/".
+        # Check the user's text for secrets: `_checked_url` below turns a text that is no URL into an absolute path.
         check_no_secrets(os.fspath(url), settings)
         text = _checked_url(name, os.fspath(url))
         record = StoreRecord(

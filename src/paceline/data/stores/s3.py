@@ -25,7 +25,7 @@ from paceline.data.stores.filesystem import Store
 #: s3fs options with a counterpart in obstore.
 _KNOWN = frozenset({"endpoint_url", "key", "secret", "token", "anon", "client_kwargs", "profile"})
 _KNOWN_CLIENT = frozenset({"endpoint_url", "region_name"})
-#: Variables with credentials. Without them, botocore finds roles, files and profiles.
+#: Variables with credentials. If they are not set, botocore searches roles, configuration files and profiles.
 _DIRECT = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 #: Least size of a part. An interruption loses at most `_AT_ONCE` parts.
@@ -103,7 +103,7 @@ def _botocore_chain(
         store.secrets.add("secret_access_key", frozen.secret_key)
         if frozen.token:
             store.secrets.add("token", frozen.token)
-        # Role credentials expire, and obstore then asks again. botocore has the time only in a private attribute.
+        # Credentials of a role expire, and obstore then calls this again. Only this private attribute has the time.
         expiry = getattr(credentials, "_expiry_time", None)
         return {
             "access_key_id": frozen.access_key,
@@ -214,12 +214,12 @@ def _found(fs: Any, to: dict[str, str]) -> tuple[str | None, dict[int, tuple[str
             if not answer.get("IsTruncated"):
                 return upload, parts
             marker = int(answer["NextPartNumberMarker"])
-    except Exception:  # not allowed to list, a store that can't, or finished by somebody else meanwhile
+    except Exception:  # the store refuses or lacks such lists, or another process has completed the upload
         return None, {}
 
 
 def _is_there(fs: Any, to: dict[str, str], size: int) -> bool:
     try:
         return bool(fs.call_s3("head_object", **to)["ContentLength"] == size)
-    except Exception:  # missing or no answer: the earlier error is raised
+    except Exception:  # no such object, or no answer: the caller raises the error of the upload
         return False

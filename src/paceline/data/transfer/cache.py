@@ -241,7 +241,7 @@ class DataCache:
         assert self.view_dir(run_id, 0)
         remove_tree(self.views / run_id)
         with gone_is_fine():
-            os.truncate(self._held / run_id, 0)  # discard the note of `note_unheld`
+            os.truncate(self._held / run_id, 0)  # discard what `note_unheld` has written
 
     def drop_dead_views(self) -> None:
         """Remove the views of runs that have ended."""
@@ -256,7 +256,7 @@ class DataCache:
             with gone_is_fine(), open(fd, "rb"):
                 if not self._is_used_unheld(fd, name):
                     remove_tree(self.views / name)
-                    # While locked: a process that has opened the file detects the unlink, and creates another.
+                    # Unlink while holding the lock: a process that waits for it detects the unlink, and creates a new file.
                     (self._held / name).unlink(missing_ok=True)
 
     # --- helpers

@@ -48,7 +48,7 @@ def list_files(sources: Sequence[Source], workspace_dir: Path) -> list[FileInfo]
     A source is a folder with everything below it, a file, or a pattern with `*`, `?` and `**`; "" is the whole store.
 
     Raises:
-        DataError: A store or path does not exist, or names that can't be in one folder.
+        DataError: A store or path does not exist, or two names can't be in one folder.
         TransferError: The store can't be read.
     """
     files: dict[tuple[str | None, str], FileInfo] = {}

@@ -279,7 +279,7 @@ async def _take(reader: ObjectReader, waiting: Iterator[FileToFetch], meter: Met
     fetched = 0
     # All 32 tasks share one iterator: they run in one thread, and switch only at a download.
     for job in waiting:
-        # After a failure the threads retry, more slowly, and find the cause.
+        # After a failure leave all further jobs to the caller's threads, which retry each file and report the cause.
         if left:
             left.append(job)
             continue
@@ -323,7 +323,7 @@ def download_files(
     Interrupted downloads resume.
 
     Raises:
-        DataError: Names that can't be in one folder.
+        DataError: Two names can't be in one folder.
         TransferError: The disk is full, or a file can't be read.
     """
     names = {path_in_store(info): info for info in infos}

@@ -41,7 +41,7 @@ _LARGEST_STEP = 1 << 63
 #: Seconds since 1970 of the year 3000: later times are errors.
 _LAST_S = 32_503_680_000.0
 _LOCK_S = 30.0
-#: Property with the tracker and the id in it.
+#: Property of an imported run: the tracker, and the run's id in the tracker.
 ORIGIN = "imported_from"
 
 Outcome = Literal["new", "grown", "unchanged", "broken"]
@@ -211,7 +211,7 @@ class Adopter:
     # --- writing
 
     def _create(self, read: _Read) -> None:
-        # Only imports make this folder, and this import holds their lock: the folder belongs to a killed import.
+        # Imports create this folder under a lock that this import holds, so an existing folder is that of a killed import.
         shutil.rmtree(self._runs_dir / f"{NEW}{read.record.run_id}", ignore_errors=True)
 
         def fill(folder: RunFolder) -> None:
@@ -305,7 +305,7 @@ def _put_files(folder: RunFolder, read: _Read, known: Mapping[str, list[int]]) -
             continue
         try:
             with open(links.open_below(os.fspath(file.top), file.inside), "rb") as source:
-                # The earlier copy stays if the file can't be opened.
+                # Remove an earlier copy only now, after the old store's file was opened.
                 if name in known:
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(folder.file(name))
@@ -349,7 +349,7 @@ def _checked(point: Point, problems: Problems) -> _Value | None:
         problems.note(f"left out a value whose name has not 1 to {_LONGEST_NAME} characters", name)
         return None
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _LARGEST_STEP:
-        # A float is as exact as the old tracker's own chart. An int beyond floats is infinite there too.
+        # Metrics have 64-bit integers. A float is exact enough: charts show no more digits.
         value = float(value) if abs(value) < 1 << 1023 else math.copysign(math.inf, value)
     if isinstance(value, str):
         value = _text(value, problems)
@@ -388,7 +388,7 @@ def _text(value: object, problems: Problems) -> str | None:
     if len(text) > _LONGEST_TEXT:
         problems.note(f"cut a text after {_LONGEST_TEXT:,} characters", text)
         text = text[:_LONGEST_TEXT]
-    # Lone surrogates are no text: no file and no page could hold them.
+    # Replace lone surrogates, which UTF-8 can't encode.
     return text.encode("utf-8", "replace").decode()
 
 

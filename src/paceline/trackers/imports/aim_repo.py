@@ -28,16 +28,16 @@ def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
         from aim.sdk.index_manager import RepoIndexManager  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
         raise UserError("Aim's repositories need aim, on Python 3.12 or older: pip install aim.") from error
-    # The values are read after this generator has ended: they keep the copy.
+    # Each run keeps a reference to the copy, because its values are read after this generator has ended.
     copy = tempfile.TemporaryDirectory(prefix="paceline-aim-")
     shutil.copytree(old, os.path.join(copy.name, ".aim"), symlinks=True)
     repo = Repo.from_path(copy.name)
     index = RepoIndexManager.get_index_manager(repo)
     keys = sorted(repo.list_all_runs())
+    # Index all runs before reading the first one: Aim opens the index once, and would not see runs that are added later.
     for key in keys:
         index.index(key)
     damaged = set(repo.list_corrupted_runs())
-    # Aim opens the index once, with the runs that it has by then.
     for key in keys:
         # RocksDB's errors have no common class below Exception.
         try:

@@ -116,7 +116,7 @@ class _Meta:
 
 
 def _joined(key: str, segments: list[tuple[Path, _Meta]]) -> OldRun:
-    """Return one run from the folders of its starts."""
+    """Combine the folders of a run, one for each of its starts, into one run."""
     last = segments[-1][1]
     problems = Problems()
     for _, meta in segments:
@@ -196,7 +196,7 @@ def _pictures(value: Mapping[str, object]) -> list[str]:
 
 
 def _leaves(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) with dotted names; empty objects and those of media stay whole."""
+    """Yield (name, value) pairs with dotted names, without splitting empty objects and media."""
     return flat(values, is_whole=lambda value: not value or _MEDIA in value)
 
 

@@ -116,7 +116,7 @@ def _test(clause: _Clause) -> Predicate | None:
             return lambda facts: RunStatus.to_string(view.status(facts.status)) == value
         case "tag", _ if not key.startswith(("mlflow.", "paceline.")):
             return Compare(field_of(f"tags.{quoted(key)}"), "=", (value,)).test(0)
-        # NaN equals nothing.
+        # Exclude NaN, which equals no value, not even itself.
         case "parameter", _ if typed(value) == typed(value):
             return _param_test(key, value)
     return None
@@ -127,7 +127,7 @@ def _param_test(name: str, value: str) -> Predicate:
     test = Compare(field_of(f"params.{quoted(name)}"), "=", (value,)).test(0)
 
     def passes(facts: RunFacts) -> bool:
-        # A sweep's value or an argument such as lr=0.1 replaces --lr in the facts, and MLflow's view has --lr alone.
+        # In the facts, a sweep's value or an argument such as lr=0.1 replaces the value of --lr. MLflow's view has that of --lr.
         is_replaced = facts.is_child or f"{name}=" in facts.arguments or len(facts.arguments) >= LONG
         return is_replaced or name not in facts.params or test(facts)
 

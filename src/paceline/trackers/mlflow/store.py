@@ -230,7 +230,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
                     to.log.scalar(name, metric.value, metric.step, time_s)
                 except MetricError as error:
                     raise MlflowException(str(error), INVALID_PARAMETER_VALUE) from error
-        if params:  # or every metric would read the run's notes
+        if params:  # skip the call for metrics, because it reads the run's notes
             _add_parameters(to, {f"{to.prefix}{param.key}": str(param.value) for param in params})
         self._set_tags(to, {tag.key: tag.value for tag in tags})
 
