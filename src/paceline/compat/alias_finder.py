@@ -1,4 +1,4 @@
-"""Lets `import horovod.torch` find `paceline.compat.horovod.torch`: one module under two names, never two copies."""
+"""An import hook by which `import horovod.torch` returns the module `paceline.compat.horovod.torch`, not a copy of it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 class AliasFinder:
     """A module finder that imports `<name>.x` from the package `<own>`.
 
-    absent: a module's name without the first part -> why it is not here, and what to do instead; also of all below it.
-    hidden: modules of `own` that have no name there. renamed: a module's name without the first part -> that of ours.
-    beside: finds what neither has, such as a package that another distribution puts beside these.
+    Module names below have no first part: "torch.elastic" means `<name>.torch.elastic`. absent: module that Paceline lacks ->
+    why, and what to use instead; this covers its submodules too. hidden: modules of `own` that must not be found as
+    `<name>.x`. renamed: module -> its name in `own`. beside: finds modules that other distributions add to the package `<name>`.
     """
 
     def __init__(

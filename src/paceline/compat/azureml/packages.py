@@ -199,7 +199,7 @@ def _packages(dependencies: CondaDependencies, notes: SubmissionNotes) -> tuple[
         )
         conda = []
     requested = [*dependencies.pip_packages]
-    # Every environment has this package by default, so it is no request of the driver's.
+    # The SDK lists azureml-defaults in every environment. Alone it is not a request for packages, so ignore it.
     for line in requested if requested != ["azureml-defaults"] else ():
         name = package_name(line)
         if name == "horovod":

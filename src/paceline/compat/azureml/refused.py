@@ -1,4 +1,4 @@
-"""Classes of the SDK that need a service of Azure, and the descriptions that their calls take.
+"""Classes of the SDK that need a service of Azure, and classes of arguments for them.
 
 Each refused class names its replacement.
 """

@@ -23,7 +23,7 @@ _OURS = "paceline.compat.azureml"
 
 CLUSTER = "means this machine, or the target added under this name (paceline compute add)."
 _OLD = (
-    # Without np.bool and np.long, which NumPy 2 defines again.
+    # np.bool and np.long are not in this list, because NumPy 2 defines them again.
     (r"^(?:np|numpy)\.(float|int|object|str|complex)$", "np.{0} was removed in NumPy 1.24: write {0}."),
     (r"^sklearn\.externals", "it was removed in scikit-learn 0.23: import joblib directly."),
     (r"^(?:tf|tensorflow)\.contrib", "tf.contrib ended with TensorFlow 1."),
@@ -99,7 +99,7 @@ def _of_file(file: str, parts: Iterable[tuple[int, str]]) -> list[DriverFinding]
         script = _Visitor(file)
         script.visit(tree)
         visitor.found += script.found
-    # The visitor also records the name of each call it judges; the name on its own works.
+    # The visitor has recorded such a call twice: as a use to change, and as a name that works. Keep only the first.
     judged = {(one.line, one.name) for one in visitor.found if one.becomes != WORKS}
     kept = [one for one in visitor.found if one.becomes != WORKS or (one.line, one.name) not in judged]
     return sorted(dict.fromkeys(kept), key=lambda one: one.line)

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.compat.azureml.aliases import FINDER
 from paceline.compat.azureml.records import late
 
-#: Methods whose annotations are too vague -> the classes they may return. A run may be of any of the three.
+#: Methods whose annotations are too vague -> the classes that they may return. `submit` may return any of the three.
 _RUNS = (("core.run", "Run"), ("train.hyperdrive.run", "HyperDriveRun"), ("pipeline.core.run", "PipelineRun"))
 _GIVEN = {
     "get_context": _RUNS[:1],
@@ -54,7 +54,7 @@ _OF_AUTOML = (
 def missing(classes: tuple[type, ...], name: str) -> str | None:
     """Return why every class lacks or refuses an attribute, or None."""
     whys = [_missing(one, name) for one in classes]
-    # A refusal says more than the absence of a name.
+    # Prefer the message of a method that always raises: it names the alternative.
     return min(whys, key=lambda why: " has no " in str(why)) if all(whys) else None
 
 

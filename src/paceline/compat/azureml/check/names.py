@@ -1,4 +1,4 @@
-"""The table of all supported SDK names, by module, for the site.
+"""The table of all supported SDK names, by module, for the documentation.
 
 `python -m <this module>` prints it.
 """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline import Workspace
     from paceline.compat.azureml.records import Document
 
-#: Spark, Data Lake Analytics, Data Explorer, Batch and Data Factory on Azure.
+#: Kinds of targets that exist only in Azure: Data Lake Analytics, Batch, Data Factory, Spark and Data Explorer.
 _CLOUD = (
     *("AdlaCompute", "BatchCompute", "DataFactoryCompute", "DatabricksCompute", "HDInsightCompute", "KustoCompute"),
     "SynapseCompute",
@@ -326,7 +326,7 @@ class AmlCompute(ComputeTarget):
 
 
 class BatchAiCompute(ComputeTarget):
-    """A cluster of 2018."""
+    """A cluster of Batch AI, the SDK's compute service of 2018."""
 
     @staticmethod
     def provisioning_configuration(

@@ -424,7 +424,7 @@ class EnvironmentBuild:
 def _curated(name: str, version: str | None) -> Environment:
     made = Environment(name)
     made.version = version or "1"
-    # List no packages: packages that a driver adds to a clone are used with the installed packages.
+    # List no packages: runs have the installed ones, and a driver may add others to a clone.
     made.python.conda_dependencies = CondaDependencies.create(pip_packages=[])
     made.environment_variables = {}
     return made

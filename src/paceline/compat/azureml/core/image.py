@@ -80,7 +80,7 @@ class Image:
 
 
 class ContainerImage(Image):
-    """An image."""
+    """An image by its class in the SDK: a script and its models."""
 
     @staticmethod
     def image_configuration(

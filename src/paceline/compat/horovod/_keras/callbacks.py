@@ -285,9 +285,9 @@ class LearningRateSchedule:
         optimizer = self.model.optimizer
         before, after = learning_rate_of(optimizer), self.initial_lr * self.multiplier(epoch)
         set_learning_rate(optimizer, after)
-        # A rate read back from float32 may differ in its last digits.
+        # Compare with a tolerance: the optimizer has the rate as a float32, whose last digits may differ.
         if self.momentum_correction and before > 0 and not math.isclose(before, after, rel_tol=1e-7):
-            # Scaling the velocity equals scaling the momentum in the next step. The momentum is fixed in the graph.
+            # Scale the velocity, because the graph has the momentum as a constant. The next step is the same.
             for velocity in velocities(optimizer):
                 velocity.assign(velocity * (after / before))
 

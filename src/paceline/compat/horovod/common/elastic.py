@@ -350,7 +350,7 @@ class RankGroup:
         """Report that this rank trains, so that a lost rank may be replaced."""
         self.is_new = False
         kept = state.kept()
-        # A user's own handler may keep its value elsewhere, and then hands over nothing.
+        # A handler of the user's may not store its value where `kept` looks. Then this rank has no whole commit for others.
         hands_over = kept is not None and None not in kept.get("handlers", {}).values()
         self._report(basics.engine().generation, hands_over=hands_over)
 

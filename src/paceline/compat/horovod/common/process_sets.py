@@ -204,7 +204,7 @@ class _Registry:
 
 
 registry = _Registry()
-#: All ranks.
+#: The process set of all ranks.
 global_process_set = registry.world
 
 

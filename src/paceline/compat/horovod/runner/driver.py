@@ -65,8 +65,8 @@ class RanksDriver:
         output.grow(len(job.slots))
         self._ranks = [RankEnd(host=slot.host) for slot in job.slots]
         routes = self._routes()
-        # Without a route to a host (a name that only ssh knows), ranks may connect from any address, and try each name of
-        # this machine.
+        # If this machine finds no route to the hosts, such as to a name that only ssh knows, listen at all addresses, and let
+        # ranks try each name of this machine.
         is_anywhere = not routes and not job.is_local
         #: Names or addresses at which the ranks' hosts may reach this machine.
         self._names = [*routes, *([socket.gethostname()] if is_anywhere else []), "127.0.0.1"]

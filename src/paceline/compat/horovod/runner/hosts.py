@@ -167,7 +167,6 @@ def from_script(command: str, slots: int | None) -> Callable[[], list[Host]]:
 
 
 def _run(line: str) -> tuple[int, str, str]:
-    """Run a shell command and return its exit code, output and errors."""
     # Use a process group, so that all programs of a shell that takes too long can be ended.
     process = subprocess.Popen(
         line,

@@ -144,7 +144,6 @@ def _line(name: str, is_there: bool) -> str:
 
 
 def _has_nccl() -> bool:
-    """Return whether torch was built with NCCL."""
     try:
         import torch  # noqa: F401 - loaded for `nccl_built`
     except ImportError:

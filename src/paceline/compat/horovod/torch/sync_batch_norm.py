@@ -67,7 +67,7 @@ class _Normalise(torch.autograd.Function):
         own_square = (wide - _shaped(own_mean, x)).square().sum(axes)
         # Exchange means and squared distances, not sums of squares, which lose precision for a large mean
         # (Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979).
-        # Use float64, because a batch may have more than 2**24 pixels, up to which float32 counts.
+        # Use float64 for the counts: a batch may have more than 2**24 pixels, the largest count that float32 has exactly.
         own = torch.cat([own_mean.double(), own_square.double(), own_mean.new_tensor([own_count]).double()])
         every = allgather(own.unsqueeze(0))
         means, squares, counts = every[:, :channels], every[:, channels:-1], every[:, -1:]
@@ -96,7 +96,7 @@ class _Normalise(torch.autograd.Function):
         mean_grad, mean_along = (_shaped(part / count.to(part.dtype), normal) for part in torch.split(summed, channels))
         factor = scale if weight is None else scale * weight.to(scale.dtype)
         grad_x = (grad - mean_grad - normal * mean_along) * _shaped(factor, normal)
-        # Keep the parameters' gradients on this rank: the optimizer averages them like all others.
+        # Return this rank's own gradients of weight and bias: the optimizer averages them, like all gradients.
         own = (None, None) if weight is None else (grad_weight.to(weight.dtype), grad_bias.to(weight.dtype))
         return grad_x.to(grads[0].dtype), *own, None
 

@@ -1,18 +1,18 @@
-"""Lets `import azureml` find Paceline's names in every program of this environment, before the real SDK.
+"""An import hook: in every program of this environment, `import azureml` loads Paceline's package, not the real SDK.
 
-Copied here by `paceline azureml install`, with the .pth file that loads it; `paceline azureml uninstall` takes both away.
+`paceline azureml install` copies this file and the .pth file that loads it. `paceline azureml uninstall` removes both.
 """
 
 import sys
 
-# Not typing's, which takes longer to load than all else here.
+# Not imported from typing, which takes longer to load than the rest of this file.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from typing import Any
 
 
-# Every program of the environment loads this at its start: nothing is loaded before `azureml` is asked for.
+# Every program of the environment loads this file when it starts. Load Paceline only when a program imports `azureml`.
 class _Names:
     @staticmethod
     def find_spec(fullname: str, path: "Any" = None, target: "Any" = None) -> "Any":

@@ -1,5 +1,5 @@
-# Python imports this module when it starts below a worker of a run (https://docs.python.org/3/library/site.html): the folder
-# is on PYTHONPATH there. What is said here holds for any Python, of any version; the next module of this name follows.
+# Python imports this module at its start (https://docs.python.org/3/library/site.html) in a worker and its child processes,
+# which have this folder on PYTHONPATH. It must work in any version of Python. It then runs the next module of the same name.
 import os
 import sys
 
@@ -8,7 +8,7 @@ if os.environ.get("PACELINE_RUN_DIR") and os.environ.get("PACELINE_RANK"):
         from paceline.worker import nested
 
         nested.begin_below()
-    except Exception:  # an interpreter that is too old, or has another Paceline: it runs as without
+    except Exception:  # this Python is too old, or has another release of Paceline: start without it
         pass
 
 

@@ -1,6 +1,6 @@
-"""`import horovod` in what `horovodrun` starts: the real package where it is installed, else Paceline's.
+"""A package for programs that `horovodrun` starts: `import horovod` loads the real package if installed, else Paceline's.
 
-The folder above stands before site-packages on the path (PYTHONPATH can do no other), so it looks further itself.
+PYTHONPATH puts the folder above before site-packages, so this file itself searches the rest of the path for the real package.
 """
 
 import os
@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
 _here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# Without the folder above this one, where only this file would be found again.
+# Leave out the folder above, in which the search would find this file again.
 _spec = PathFinder.find_spec("horovod", [place for place in sys.path if os.path.abspath(place) != _here])
 
 if _spec is not None and _spec.loader is not None:

@@ -1,4 +1,4 @@
-"""`import horovod` in a process that has the folder above this one on its path: Paceline's own takes the name."""
+"""A package that makes `import horovod` load Paceline's package, if the folder above this one is on the import path."""
 
 import sys
 
@@ -8,5 +8,5 @@ install("horovod", force=True)
 
 import paceline.compat.horovod as _own  # noqa: E402
 
-# Whoever imports `horovod` is given this entry, not the module that is being executed here.
+# The import statement returns this entry of sys.modules, not the module that this file defines.
 sys.modules[__name__] = _own

@@ -130,7 +130,7 @@ def get_env_rank_and_size() -> tuple[int, int]:
     Raises:
         RuntimeError: Only one of the two is set.
     """
-    # HOROVOD_RANK comes first: below horovodrun and mpirun, both of the first two are set, and only it is of this job.
+    # HOROVOD_RANK comes first: if horovodrun runs below an mpirun, the variables of Open MPI are those of another job.
     for prefix in ("HOROVOD", "OMPI_COMM_WORLD", "PMI"):
         names = (f"{prefix}_RANK", f"{prefix}_SIZE")
         values = [os.environ.get(name) for name in names]
