@@ -79,6 +79,6 @@ def test_invalid_argument_is_refused_with_the_next_step(refusals: list[str], num
         (64, 2, {"HOROVOD_CYCLE_TIME": "0"}, 0.0),
     ],
 )
-def test_cycle_time_is_longer_if_ranks_use_all_cores(monkeypatch, cores, ranks, environ, cycle_s):
+def test_default_cycle_time_is_longer_if_ranks_use_all_cores(monkeypatch, cores, ranks, environ, cycle_s):
     monkeypatch.setattr(processes, "core_count", lambda: cores)
     assert EngineSettings.from_environment(environ).chosen(ranks, environ).gathering_s == cycle_s

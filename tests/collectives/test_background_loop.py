@@ -50,7 +50,7 @@ class DeadTransport:
         pass
 
 
-def test_stall_check_tolerates_concurrently_ending_operations() -> None:
+def test_stall_check_works_while_other_threads_end_operations() -> None:
     """It went through the table of operations while they were taken out, and the thread that watches ranks died of it."""
     loop: Any = BackgroundLoop(Alone(), (0,), 0, EngineSettings().chosen(1), lambda *_: None)
     failed: list[BaseException] = []
@@ -103,7 +103,7 @@ def test_process_set_created_during_a_rank_death_fails() -> None:
         engine._sets.stop()
 
 
-def test_an_operation_that_is_in_flight_fails_when_the_engine_does() -> None:
+def test_operation_in_flight_raises_the_reason_when_a_rank_dies() -> None:
     transport: Any = DeadTransport()
     places = [PeerPlace(host="here", pid=1, namespace="")] * 3
     engine = Engine(RankedWorld(name="gloo", transport=transport, places=places), EngineSettings())

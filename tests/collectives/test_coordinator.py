@@ -76,7 +76,7 @@ def test_cached_request_with_another_shape_gets_an_error():
     assert "[3]" in response.agreements[0].error
 
 
-def test_a_number_of_the_epoch_before_is_still_understood():
+def test_slot_number_sent_before_a_new_epoch_is_still_resolved():
     coordinator = Coordinator(2, 1)
     agree_on(coordinator, "a", 3)
     slot = agree_on(coordinator, "a", 3)
@@ -93,7 +93,7 @@ def test_a_number_of_the_epoch_before_is_still_understood():
     assert names(coordinator) == ["a"]
 
 
-def test_joined_ranks_are_not_waited_for():
+def test_operation_does_not_wait_for_joined_ranks():
     coordinator = Coordinator(2, 8)
     coordinator.receive(1, Message(0, (), (Request(JOIN, JOIN),)))
     coordinator.receive(0, Message(0, (), (request("a", 3),)))
@@ -109,7 +109,7 @@ def task(array: Any, op: str = "sum", dtype: str = "float32", prescale: float = 
     return SimpleNamespace(request=request, arrays=[array], outs=[out])
 
 
-def test_inline_data_of_two_ranks_is_reduced_in_the_response():
+def test_small_arrays_sent_with_the_requests_are_reduced_in_the_response():
     coordinator = Coordinator(2, 8)
     tasks = [task(numpy.array([1, 2], numpy.float32), "average"), task(numpy.array([3, 6], numpy.float32), "average")]
     for rank, asked in enumerate(tasks):
@@ -121,7 +121,7 @@ def test_inline_data_of_two_ranks_is_reduced_in_the_response():
     assert inline_result(tasks[0], data, 2).tolist() == [2, 4]
 
 
-def test_nothing_is_added_up_where_a_rank_has_sent_nothing_along():
+def test_inline_reduction_is_skipped_if_a_rank_sends_no_array():
     coordinator = Coordinator(2, 8)
     asked = task(numpy.ones(2, numpy.float32))
     coordinator.receive(0, Message(0, (), (asked.request,), payload=inline_payload(asked)))
@@ -137,7 +137,7 @@ def test_nothing_is_added_up_where_a_rank_has_sent_nothing_along():
     assert not response.results
 
 
-def test_ranks_that_disagree_get_no_result():
+def test_ranks_that_disagree_about_a_shape_get_an_error_and_no_result():
     coordinator = Coordinator(2, 8)
     for rank, asked in enumerate((task(numpy.ones(2, numpy.float32)), task(numpy.ones(3, numpy.float32)))):
         coordinator.receive(rank, Message(0, (), (asked.request,), payload=inline_payload(asked)))
@@ -151,21 +151,21 @@ def test_ranks_that_disagree_get_no_result():
     ("op", "wanted"),
     [("sum", [True, True]), ("average", [True, False]), ("min", [True, False]), ("max", [True, True])],
 )
-def test_truth_values_are_joined_as_numpy_joins_them(op, wanted):
+def test_inline_reduction_of_bools_equals_numpy(op, wanted):
     asked = task(numpy.array([True, False]), op, "bool")
     data = inline_fold(asked.request, [b"\x01\x00", b"\x01\x01"])
     assert inline_result(asked, data, 2).tolist() == wanted
 
 
 @pytest.mark.promise("float16-bfloat16-summed-float32")
-def test_half_precision_is_added_up_in_float32():
+def test_inline_sum_of_half_precision_is_computed_in_float32():
     asked = task(numpy.array([2048], numpy.float16), dtype="float16")
     one = inline_payload(task(numpy.array([1], numpy.float16), dtype="float16"))
     data = inline_fold(asked.request, [inline_payload(asked), one, one])
     assert inline_result(asked, data, 3).tolist() == [2050]
 
 
-def test_large_arrays_and_groups_go_the_usual_way():
+def test_large_arrays_adasum_and_groups_are_not_sent_with_the_request():
     assert inline_payload(task(numpy.ones(INLINE_LIMIT_BYTES // 4 + 1, numpy.float32))) is None
     assert inline_payload(task(numpy.ones(2, numpy.float32), "adasum")) is None
     grouped = task(numpy.ones(2, numpy.float32))

@@ -48,7 +48,7 @@ assert (seen[-1][2] - seen[20][2]) * os.sysconf("SC_PAGE_SIZE") < 4 << 20, seen
 
 @pytest.mark.promise("engine-s-steps-take-memory")
 @pytest.mark.timeout(900)
-def test_the_second_half_of_the_steps_takes_no_memory(tmp_path, monkeypatch):
+def test_memory_does_not_grow_in_the_second_half_of_many_steps(tmp_path, monkeypatch):
     need_mpi()
     monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "8")
     growth = _growth(tmp_path, STEPS)
@@ -56,7 +56,7 @@ def test_the_second_half_of_the_steps_takes_no_memory(tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(900)
-def test_the_measure_of_memory_sees_a_leak(tmp_path, monkeypatch):
+def test_memory_check_detects_a_deliberate_leak(tmp_path, monkeypatch):
     need_mpi()
     monkeypatch.setenv("PACELINE_TEST_LEAK", "1")
     growth = _growth(tmp_path, LEAKING_STEPS)
@@ -64,7 +64,7 @@ def test_the_measure_of_memory_sees_a_leak(tmp_path, monkeypatch):
     assert all(traced > LEAKING_STEPS // 2 * 200 for traced, _ in growth), growth
 
 
-def test_an_engine_that_was_stopped_leaves_no_thread_and_no_file_open(tmp_path):
+def test_stopped_engine_leaves_no_thread_or_open_file(tmp_path):
     need_mpi()
     done = mpirun_text(2, LIVES, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

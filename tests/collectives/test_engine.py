@@ -64,7 +64,7 @@ for dtype in ("int8", "uint8", "int16", "uint16"):
 
 
 @pytest.mark.promise("sums-integers-wrap-around-numpy")
-def test_sums_of_short_integers_wrap_over_mpi_as_numpys_do(tmp_path):
+def test_overflowing_integer_sums_over_mpi_wrap_around_as_in_numpy(tmp_path):
     # The story: Open MPI's operations for AVX stop at the largest number, from a few elements on.
     need_mpi()
     done = mpirun_text(2, SHORT_INTEGERS, tmp_path)
@@ -84,7 +84,7 @@ def test_every_operation_equals_numpy(ranks, tmp_path):
 
 @pytest.mark.promise("rank-killed-told-others")
 @pytest.mark.parametrize("death", [DEATH, DEATH_AT_A_MEETING], ids=["in MPI", "at a meeting"])
-def test_a_killed_rank_raises_on_the_other(death, tmp_path):
+def test_killed_rank_raises_an_error_on_the_other_rank(death, tmp_path):
     need_mpi()
     if death == DEATH_AT_A_MEETING and len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs a core for each of two ranks")

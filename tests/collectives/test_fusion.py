@@ -59,7 +59,7 @@ def test_fused_reduction_equals_numpy_bitwise(ranks: int, dtype: str, in_place: 
 
 
 @pytest.mark.parametrize("factors", [(0.5, 1.0, 1), (1.0, 0.5, 1), (1.0, 1.0, 2), (1.0, 3.0, 1)])
-def test_an_array_that_is_multiplied_in_its_place_is_multiplied_once(factors: tuple[float, float, int]) -> None:
+def test_in_place_reduction_applies_scale_factors_once(factors: tuple[float, float, int]) -> None:
     def work(rank: int, segments: SharedSegments | None) -> Any:
         array = numpy.arange(LENGTH, dtype="float32") * (rank + 1)
         fusion_over(segments).allreduce([Part(array, array, *factors)], "sum", "float32")

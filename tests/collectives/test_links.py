@@ -27,7 +27,7 @@ def take(link):
     return message
 
 
-def test_messages_come_whole_and_in_order(pair):
+def test_messages_arrive_whole_and_in_order(pair):
     one, other = pair
     sent = [b"", b"a", b"\x00" * 70000, b"end"]
     for message in sent:
@@ -83,7 +83,7 @@ def test_concurrent_sends_on_one_link_keep_messages_whole(pair):
         assert [message for message in came if message[:1] == letter] == [letter * n * 40 for n in range(1, 400)]
 
 
-def test_the_end_of_the_other_side_is_an_error_after_the_last_message(pair):
+def test_closed_peer_raises_after_its_last_message_was_read(pair):
     one, other = pair
     one.send(b"last")
     one.close()
@@ -116,7 +116,7 @@ def test_missing_ranks_are_named_in_the_timeout():
         link.close()
 
 
-def test_the_address_that_reaches_this_machine_is_its_own():
+def test_own_address_on_the_route_to_loopback_is_loopback():
     assert links.own_address("127.0.0.1", 9) == "127.0.0.1"
     with pytest.raises(socket.gaierror):
         links.own_address("no-such-host.invalid", 9)

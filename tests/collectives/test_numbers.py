@@ -20,7 +20,7 @@ def test_bfloat16_is_rounded_to_the_nearest_and_nan_stays_nan():
     numpy.testing.assert_array_equal(back, [1.0, 1.0, 1.015625, numpy.nan, numpy.inf, -0.0])
 
 
-def test_integers_are_cut_off_towards_zero():
+def test_scaled_integers_are_truncated_towards_zero():
     array = numpy.array([3, -3, 4], numpy.int64)
     numbers.scale(array, 1.0, 2)
     assert array.tolist() == [1, -1, 2]

@@ -20,7 +20,7 @@ LONG_BYTES = 9 << 20
 
 
 @pytest.mark.parametrize(("ranks", "calls_of_mpi"), [(2, 0), (3, 9)])
-def test_two_ranks_add_up_long_arrays_without_a_call_that_blocks(ranks: int, calls_of_mpi: int) -> None:
+def test_two_ranks_with_shared_memory_sum_large_arrays_without_mpi(ranks: int, calls_of_mpi: int) -> None:
     def work(rank: int, segments: SharedSegments | None) -> tuple[bool, int, bool]:
         calls: list[Any] = []
         transport: Any = SimpleNamespace(

@@ -65,7 +65,7 @@ def test_script_can_have_its_own_process_group(order, end, tmp_path):
 
 
 @pytest.mark.proof
-def test_below_torchrun_the_agents_store_is_used(tmp_path):
+def test_rank_under_torchrun_uses_the_store_of_the_agent(tmp_path):
     require_engine("torch", importlib.util.find_spec("torch"))
     script = tmp_path / "beside.py"
     script.write_text(BESIDE)
@@ -84,7 +84,7 @@ def test_below_torchrun_the_agents_store_is_used(tmp_path):
     assert done.stdout.count("ok") == 2
 
 
-def test_a_rank_that_does_not_come_is_named(tmp_path):
+def test_timeout_of_the_rendezvous_names_the_missing_rank(tmp_path):
     script = tmp_path / "late.py"
     script.write_text(
         "import os, sys\nfrom paceline import collectives\n"
@@ -95,7 +95,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
     assert "told: rank 1 of 3 ranks did not call hvd.init() within 8 s of rank 0" in world.outputs[0], world.told()
 
 
-def test_a_port_that_another_program_has_is_named(tmp_path):
+def test_port_of_another_program_is_named_in_the_error(tmp_path):
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -109,7 +109,7 @@ def test_a_port_that_another_program_has_is_named(tmp_path):
     assert f"told: rank 0 can't reach the store at MASTER_ADDR=127.0.0.1, MASTER_PORT={port}" in world.outputs[0]
 
 
-def test_missing_rendezvous_variable_is_named_with_the_others():
+def test_missing_rendezvous_variable_is_reported_beside_the_set_ones():
     with pytest.raises(CollectivesError, match="RANK='0', WORLD_SIZE='2', MASTER_ADDR missing, MASTER_PORT='x'"):
         rendezvous.place({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "x"})
 
@@ -174,7 +174,7 @@ def test_rank_without_the_secret_refuses_store_values():
         part(store, None).get("a")
 
 
-def test_invalid_address_of_a_rank_is_named():
+def test_invalid_address_of_a_rank_is_named_in_the_error():
     assert rendezvous._address("fe80::1%eth0", 2) == "fe80::1%eth0"
     with pytest.raises(CollectivesError, match="rank 2 sent the address 'worker:1', which is not an IP address"):
         rendezvous._address("worker:1", 2)
@@ -195,7 +195,7 @@ class Bad:
         return (os.system, ("touch PWNED",))
 
 
-def test_a_message_holds_plain_values_and_runs_nothing(tmp_path, monkeypatch):
+def test_pickle_with_other_classes_is_refused_as_a_message(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     message = (
         1,
@@ -251,7 +251,7 @@ store.set(name.replace("/0/links", "/1/links"), pickle.dumps(Bad()))
 
 @pytest.mark.promise("value-ranks-store-nobody-run")
 @pytest.mark.parametrize("secret", ["5e" * 32, ""])
-def test_a_stranger_at_the_store_runs_nothing(secret, tmp_path):
+def test_foreign_process_cannot_run_code_through_the_store(secret, tmp_path):
     # It did: what lay in the store was unpickled by every rank but the first.
     for name, text in (("rank.py", RANK), ("stranger.py", STRANGER)):
         (tmp_path / name).write_text(text)

@@ -25,7 +25,7 @@ def run(transport: str, ranks: int, folder: Path, *arguments: object, **variable
 
 
 @pytest.mark.parametrize("transport", ["mpi", "gloo"])
-def test_disagreement_about_process_sets_fails_on_all_ranks_and_leaves_nothing(transport, tmp_path):
+def test_disagreement_about_process_sets_raises_on_all_ranks_and_changes_no_set(transport, tmp_path):
     checks = (
         "different_process_sets_are_told_to_all",
         "sets_that_come_and_go_leave_nothing_behind",
@@ -35,7 +35,7 @@ def test_disagreement_about_process_sets_fails_on_all_ranks_and_leaves_nothing(t
 
 
 @pytest.mark.parametrize("transport", ["mpi", "gloo"])
-def test_begin_and_end_of_a_stall_are_recorded(transport, tmp_path, monkeypatch):
+def test_begin_and_end_of_a_stall_are_written_to_the_stall_file(transport, tmp_path, monkeypatch):
     file = tmp_path / "stalls with a space.jsonl"
     monkeypatch.setenv("PACELINE_STALL_FILE", str(file))
     run(transport, 2, tmp_path, "a_stall_is_told_and_over", file, PACELINE_STALL_FILE=str(file))

@@ -41,7 +41,7 @@ dist.destroy_process_group()
 """
 
 
-def test_steps_data_and_others_are_counted(tmp_path):
+def test_step_clock_counts_steps_data_time_and_waits_for_other_ranks(tmp_path):
     (tmp_path / "script.py").write_text(TRAINS)
     environment = clean_environment() | {"PACELINE_WATCH_DIR": str(tmp_path), "PACELINE_RANK": "0"}
     done = run_alone(str(tmp_path / "script.py"), loaded=TORCH, environment=environment, hides=True)

@@ -26,7 +26,7 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "
         ({"HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_CONTROLLER": "gloo"}, "gloo"),
     ],
 )
-def test_the_transport_follows_from_the_variables(environ, chosen):
+def test_transport_is_chosen_from_environment_variables(environ, chosen):
     assert world.choice(environ) == chosen
 
 
@@ -37,17 +37,17 @@ def test_process_without_a_launcher_chooses_mpi_if_installed(monkeypatch, has_mp
     assert world.choice({"WORLD_SIZE": "1"}) == chosen
 
 
-def test_an_unknown_transport_is_named():
+def test_unknown_transport_is_named_in_the_error():
     with pytest.raises(ArgumentError, match="HOROVOD_CPU_OPERATIONS='ccl'"):
         world.choice({"HOROVOD_CPU_OPERATIONS": "ccl"})
 
 
-def test_two_settings_that_contradict_each_other_are_refused():
+def test_contradicting_transport_settings_are_refused():
     with pytest.raises(ArgumentError, match="HOROVOD_CONTROLLER=mpi and HOROVOD_CPU_OPERATIONS=gloo"):
         world.choice({"HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_CONTROLLER": "mpi"})
 
 
-def test_a_world_of_mpi_that_has_lost_a_rank_is_not_joined_again():
+def test_mpi_world_that_has_lost_a_rank_cannot_be_joined_again():
     pytest.importorskip("mpi4py")
     code = (
         "from paceline.collectives import CollectivesError, mpi, world\n"
@@ -78,7 +78,7 @@ def test_single_rank_leaves_no_shared_memory_file():
     assert done.stdout.splitlines() == ["1 False", "[]"], done.stderr
 
 
-def test_single_rank_needs_no_home():
+def test_single_rank_starts_without_the_variable_home():
     # Story: below a service without HOME, Open MPI ended the process in its first call.
     pytest.importorskip("mpi4py")
     code = "import os; from paceline.collectives import mpi; print(mpi.world().size, 'HOME' in os.environ)"

@@ -78,7 +78,7 @@ def command_lines_with(secrets: set[bytes]) -> list[bytes]:
 
 
 @pytest.mark.promise("store-s-secret-file-log")
-def test_a_run_takes_from_s3_and_stores_there_and_its_secret_is_nowhere(
+def test_run_reads_and_writes_s3_without_showing_the_secret(
     lab: Lab, store: pl.Datastore, s3_once: servers.S3, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     secrets = spellings(PLANTED)
@@ -130,7 +130,7 @@ def test_unreachable_store_fails_the_run_before_workers(lab: Lab, workspace: Wor
     assert "lab" in run.failure.message
 
 
-def test_canceling_ends_a_download_and_the_next_run_has_whole_files(
+def test_next_run_gets_whole_files_after_a_canceled_download(
     lab: Lab,
     workspace: Workspace,
     s3_once: servers.S3,

@@ -100,9 +100,9 @@ def test_a_test_counts_in_its_column(compat):
         "tests/parallel/test_on_ranks.py::test_on_ranks[pipeline.check_a-4]": "PipelineParallel, products",
         "tests/parallel/test_on_ranks.py::test_on_ranks[tensor.check_a-4]": None,
         "tests/parallel/test_on_ranks.py::test_on_ranks[checkpoint.check_a-2]": "checkpoints",
-        "tests/torch_mpi/test_group.py::test_group_check_holds_on_every_rank[3-x]": "`mpi`",
-        "tests/compat/horovod/test_on_ranks.py::test_check_holds_on_every_rank[3-a.check]": "Horovod",
-        "tests/compat/horovod/test_on_ranks.py::test_check_holds_on_every_rank[4-a.check]": None,
+        "tests/torch_mpi/test_group.py::test_process_group_check_holds_on_every_rank[3-x]": "`mpi`",
+        "tests/compat/horovod/test_on_ranks.py::test_horovod_check_holds_on_every_rank[3-a.check]": "Horovod",
+        "tests/compat/horovod/test_on_ranks.py::test_horovod_check_holds_on_every_rank[4-a.check]": None,
         "tests/collectives/test_links.py::test_it": None,
     }
     assert {test_id: compat.column_of(test_id) for test_id in ids} == ids

@@ -19,7 +19,7 @@ def test_unknown_launcher_is_refused_with_the_known_ones():
         get_launcher("rocket")
 
 
-def test_plain_processes_need_nothing_that_is_installed():
+def test_processes_launcher_accepts_every_job():
     get_launcher("processes").check(make_job())
 
 

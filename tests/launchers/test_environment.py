@@ -43,18 +43,18 @@ def test_rank_variables_of_the_submitting_process_are_dropped(name):
         *("PACELINE_SCHEDULING", "PACELINE_TRACKERS", "PACELINE_SEPARATE_WORKERS", "PACELINE_STACKS_SIGNAL"),
     ],
 )
-def test_the_user_s_own_settings_are_kept(name):
+def test_users_own_settings_are_kept(name):
     assert environment.inherited({name: "1"}) == {name: "1"}
     assert environment.inherited({name: "1", "OMPI_COMM_WORLD_RANK": "0"}) == {name: "1"}
 
 
 @pytest.mark.parametrize("name", ["OMPI_MCA_btl", "PRTE_MCA_plm", "PMIX_MCA_gds"])
-def test_settings_of_open_mpi_are_the_user_s_unless_an_mpirun_is_above(name):
+def test_open_mpi_settings_are_dropped_only_below_an_mpirun(name):
     assert environment.inherited({name: "1"}) == {name: "1"}
     assert environment.inherited({name: "1", "OMPI_COMM_WORLD_RANK": "0"}) == {}
 
 
-def test_the_given_environment_is_not_changed():
+def test_inherited_does_not_change_its_argument():
     given = {"RANK": "1"}
     environment.inherited(given)
     assert given == {"RANK": "1"}
@@ -129,12 +129,12 @@ def test_time_limit_sets_paceline_end_time():
     assert environment.of_run(launch)["PACELINE_END_TIME"] == "1800000000"
 
 
-def test_nothing_shows_the_secret_of_the_ranks():
+def test_secret_of_the_ranks_is_in_no_repr_or_run_variable():
     assert "5e5e" not in repr(make_launch(make_job()))
     assert "PACELINE_RUN_SECRET" not in environment.of_run(make_launch(make_job(), secret=""))
 
 
-def test_worker_place_has_its_environment_variables():
+def test_variables_of_a_worker_have_its_node_and_local_rank():
     launch = make_launch(make_job(**TWO_BY_TWO))
     assert environment.of_place(launch, launch.places[3]) == {
         "LOCAL_RANK": "1",
@@ -174,7 +174,7 @@ def test_job_without_gpus_leaves_cuda_visible_devices():
 @pytest.mark.parametrize(
     ("cores", "workers", "threads"), [(8, 1, "8"), (8, 2, "4"), (8, 3, "2"), (2, 4, "1"), (1, 1, "1")]
 )
-def test_threads_are_the_node_s_cores_divided_by_its_workers(cores, workers, threads):
+def test_thread_count_is_the_cores_of_the_node_divided_by_its_workers(cores, workers, threads):
     job = make_job(distributed_backend="gloo", process_count_per_node=workers)
     launch = make_launch(job, cores=cores)
     found = environment.defaults(launch, launch.places[0])
@@ -190,7 +190,7 @@ def test_all_ranks_of_every_attempt_share_a_hash_seed(backend):
 
 
 @pytest.mark.parametrize(("backend", "value"), [("mpi", "1"), ("gloo", None)])
-def test_tensors_that_mpi_moves_lie_in_huge_pages(backend, value):
+def test_torch_uses_huge_pages_only_with_the_mpi_backend(backend, value):
     launch = make_launch(make_job(distributed_backend=backend, process_count_per_node=2))
     assert environment.defaults(launch, launch.places[0]).get("THP_MEM_ALLOC_ENABLE") == value
 
@@ -212,7 +212,7 @@ def test_accelerate_variables_select_cpu_for_cpu_jobs(backend, use_gpu, value):
     assert environment.defaults(launch, launch.places[0]).get("ACCELERATE_USE_CPU") == value
 
 
-def test_gloo_and_nccl_talk_over_the_interface_of_each_node_s_address():
+def test_gloo_and_nccl_use_the_interface_of_each_nodes_address():
     nodes = tuple(
         Node(node_rank=rank, name=f"n{rank}", address=f"10.0.0.{rank}", cores=1, interface=f"eth{rank}")
         for rank in (0, 1)
@@ -237,7 +237,7 @@ def test_gloo_and_nccl_talk_over_the_interface_of_each_node_s_address():
         ({"PYTHONPATH": ""}, {"PYTHONPATH": "/mine"}, "/shared/team/.paceline/lib/0"),
     ],
 )
-def test_paceline_comes_before_the_user_s_own_path(variables, shell, path):
+def test_pythonpath_has_paceline_before_the_users_folders(variables, shell, path):
     launch = make_launch(make_job(environment_variables=variables))
     command = Command(argv=("x",), environment={"A": "1"}, log=Path("log"))
     found = environment.with_paths(command, launch, shell)
@@ -280,7 +280,7 @@ def test_other_backends_have_no_tf_config(values):
 # --- the command line
 
 
-def test_a_worker_is_the_interpreter_the_worker_s_side_and_the_script():
+def test_worker_command_is_interpreter_worker_program_and_script():
     launch = make_launch(make_job(arguments=("--epochs", "5", "--", "a b", "; rm -rf /", "")))
     assert environment.worker_argv(launch, 0, "--mpi") == (
         "/env/bin/python",

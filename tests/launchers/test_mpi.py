@@ -74,7 +74,7 @@ def test_open_mpi_4_command_of_two_workers_on_one_node(mpirun):
     )
 
 
-def test_stand_in_nodes_have_a_context_for_each_worker_that_says_its_place(mpirun):
+def test_simulated_nodes_have_an_mpirun_context_for_each_worker(mpirun):
     program = mpirun("5.0.8")
     command = command_of(make_job(distributed_backend="mpi", node_count=2, process_count_per_node=2))
 
@@ -100,7 +100,7 @@ def test_script_arguments_are_never_parsed_by_mpirun(mpirun, argument):
         assert command.argv.count(":") == nodes - 1
 
 
-def test_ranks_are_left_to_mpirun(mpirun):
+def test_mpirun_command_sets_no_rank_variables(mpirun):
     mpirun("5.0.8")
     command = command_of(make_job(distributed_backend="mpi", process_count_per_node=2))
     assert "RANK" not in command.environment
@@ -116,7 +116,7 @@ def test_one_mpirun_command_starts_all_workers(mpirun):
     assert str(command.log) == f"/shared/team/.paceline/runs/{RUN_ID}/logs/driver.log"
 
 
-def test_the_user_s_variables_are_neither_replaced_by_the_environment_nor_by_a_word(mpirun):
+def test_users_variables_are_replaced_neither_in_environment_nor_on_the_command_line(mpirun):
     mpirun("5.0.8")
     users = {"HOROVOD_LOCAL_SIZE": "7", "CUDA_VISIBLE_DEVICES": "9", "MASTER_PORT": "1234", "OMPI_MCA_btl": "self"}
     for nodes in (1, 2):
@@ -145,7 +145,7 @@ def test_workers_of_one_node_see_their_own_gpus(mpirun):
 @pytest.mark.parametrize(
     ("version", "name"), [("5.0.8", "PRTE_MCA_prte_tmpdir_base"), ("4.1.6", "OMPI_MCA_orte_tmpdir_base")]
 )
-def test_open_mpi_s_sockets_and_shared_memory_lie_in_the_scratch_folder(mpirun, version, name):
+def test_open_mpi_files_are_in_the_scratch_folder(mpirun, version, name):
     mpirun(version)
     variables = command_of(make_job(distributed_backend="mpi")).environment
     for variable in (name, "OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_btl_vader_backing_directory"):
@@ -153,7 +153,7 @@ def test_open_mpi_s_sockets_and_shared_memory_lie_in_the_scratch_folder(mpirun, 
 
 
 @pytest.mark.parametrize(("uid", "allowed"), [(0, True), (1000, False)])
-def test_only_root_needs_to_be_allowed(mpirun, monkeypatch, uid, allowed):
+def test_mpirun_is_allowed_to_run_as_root_only_for_root(mpirun, monkeypatch, uid, allowed):
     mpirun("5.0.8")
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     assert ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" in command_of(make_job(distributed_backend="mpi")).environment) is allowed
@@ -165,7 +165,7 @@ def test_only_root_needs_to_be_allowed(mpirun, monkeypatch, uid, allowed):
 @pytest.mark.parametrize(
     ("text", "version"), [("5.0.8", (5, 0)), ("4.1.6", (4, 1)), ("4.0.0rc2", (4, 0)), ("10.2.1", (10, 2))]
 )
-def test_the_version_is_read(mpirun, text, version):
+def test_version_of_mpirun_is_parsed(mpirun, text, version):
     program = mpirun(text)
     assert find_open_mpi(sys.executable) == OpenMpi(program, version)
 
@@ -220,7 +220,7 @@ MPICH = MpiLibrary("MPICH Version: 4.2.0", None)
         ("4.1.4", "5.0.11", None, "bin"),  # no mpi4py: nothing to agree with
     ],
 )
-def test_the_mpirun_of_mpi4py_s_library_is_taken(mpirun, monkeypatch, tmp_path, system, own, library, taken):
+def test_mpirun_of_the_library_that_mpi4py_loads_is_used(mpirun, monkeypatch, tmp_path, system, own, library, taken):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "own/python"))
     programs = {"bin": mpirun(system), "env": mpirun(own, "env")}
     mpi4py_loads(monkeypatch, library)
@@ -365,7 +365,7 @@ def test_per_worker_variables_are_set_for_each_rank():
     ] * 2
 
 
-def test_srun_finds_its_own_settings_and_no_options_among_the_user_s_variables():
+def test_users_slurm_variables_reach_workers_but_not_srun():
     made = command(environment_variables={"SLURM_HOSTFILE": "mine", "MINE": "1", "GLOO_SOCKET_IFNAME": "ib0"})
     assert made.environment["SLURM_CONF"] == "/etc/slurm.conf"
     assert "SLURM_HOSTFILE" not in made.environment
@@ -375,7 +375,7 @@ def test_srun_finds_its_own_settings_and_no_options_among_the_user_s_variables()
     assert "GLOO_SOCKET_IFNAME" not in str(found)
 
 
-def test_open_mpi_talks_by_the_nodes_network_unless_the_shell_says_otherwise():
+def test_open_mpi_uses_the_network_of_the_nodes_by_default():
     assert command().defaults["OMPI_MCA_btl_tcp_if_include"] == "10.0.0.0/24"
 
 
@@ -387,6 +387,6 @@ def test_open_mpi_4_keeps_the_variables_that_identify_srun(version, kept):
     assert [value for option, value in itertools.pairwise(made.argv) if option == "--keep"] == kept
 
 
-def test_workers_in_containers_are_refused_with_the_way_out():
+def test_srun_refuses_workers_in_containers_and_names_mpirun():
     with pytest.raises(LauncherError, match=r"can't be started by srun.*mpi='mpirun'"):
         command(container={"image": "x"})

@@ -34,7 +34,7 @@ def pairs(argv):
     ("version", "setting", "plm", "agent"),
     [((5, 0), "--prtemca", "ssh", "plm_ssh_agent"), ((4, 1), "--mca", "rsh", "plm_rsh_agent")],
 )
-def test_mpirun_reaches_the_other_hosts_by_the_run_s_own_shell(version, setting, plm, agent):
+def test_mpirun_uses_the_runs_remote_shell_for_other_hosts(version, setting, plm, agent):
     (command,) = MpiLauncher().commands(launch(open_mpi=("/env/bin/mpirun", version)))
     triples = list(zip(command.argv, command.argv[1:], command.argv[2:], strict=False))
     assert (setting, "plm", plm) in triples
@@ -93,7 +93,7 @@ def in_images(*images, version=(5, 0)):
     ("version", "setting"),
     [((5, 0), ("--prtemca", "plm_ssh_num_concurrent", "2")), ((4, 1), ("--mca", "plm_rsh_num_concurrent", "2"))],
 )
-def test_open_mpi_s_part_on_a_node_stays_in_its_container(version, setting):
+def test_open_mpi_daemon_in_a_container_stays_in_the_foreground(version, setting):
     # Story: in the background it would be no container's first process, and end with that.
     (command,) = MpiLauncher().commands(launch(**in_images("sha", "sha", version=version)))
     assert setting in list(zip(command.argv, command.argv[1:], command.argv[2:], strict=False))

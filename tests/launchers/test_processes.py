@@ -51,13 +51,13 @@ def test_all_workers_have_the_same_command_line():
 
 
 @pytest.mark.parametrize("name", ["MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "AZUREML_RUN_ID", "MINE"])
-def test_the_user_s_variables_stand_over_everything(name):
+def test_users_variables_override_all_others(name):
     job = make_job(distributed_backend="gloo", node_count=2, environment_variables={name: "users"})
     for command in commands(job, gpus=1):
         assert command.environment[name] == "users"
 
 
-def test_defaults_are_not_set_in_the_environment():
+def test_default_variables_are_kept_apart_so_that_the_shell_can_override_them():
     # The shell's OMP_NUM_THREADS stands over ours, which the target lays under it.
     (command,) = commands(make_job(distributed_backend="gloo"))
     assert command.defaults["OMP_NUM_THREADS"] == "8"

@@ -64,7 +64,7 @@ def test_concurrent_alias_moves_are_serialized(workspace, versions):
     assert aliases.current(versions, "digits") == {"production": changes[-1]["version"]}
 
 
-def test_a_change_that_was_cut_short_never_was(workspace, versions):
+def test_truncated_line_of_an_alias_change_is_ignored(workspace, versions):
     aliases.move(versions, "digits", "production", 1)
     with open(workspace / "models/digits/aliases.jsonl", "a") as file:
         file.write('{"alias": "production", "ver')

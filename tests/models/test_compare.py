@@ -58,7 +58,7 @@ def test_versions_differ_in_metrics_parameters_files_and_packages() -> None:
         {"topology": 3},
     ],
 )
-def test_lineage_of_the_wrong_types_is_one_clear_error(run: dict[str, Any]) -> None:
+def test_lineage_with_wrong_types_raises_a_model_error(run: dict[str, Any]) -> None:
     with pytest.raises(
         ModelError, match=r"the record of digits:1 has a lineage that can't be read .* Register the files again"
     ):
@@ -92,7 +92,7 @@ signature:
         ("signature: {inputs: '[7]'}", {}),
     ],
 )
-def test_signature_is_read_from_the_file_of_mlflow(tmp_path: Path, text: str, types: dict[str, str]) -> None:
+def test_signature_is_read_from_the_mlmodel_file(tmp_path: Path, text: str, types: dict[str, str]) -> None:
     file = ModelFile(name="model/MLmodel", size_bytes=1, sha256="0" * 64)
     record = ModelRecord(name="digits", top="model", is_folder=True, files=(file,))
     assert signature(tmp_path, record) == {}

@@ -130,7 +130,7 @@ def test_torch_file_formats_are_distinguished(tmp_path):
 
 
 @pytest.mark.parametrize("compress", [0, 3, ("gzip", 3), ("bz2", 3), ("xz", 3), ("lzma", 3)])
-def test_the_files_of_joblib_hold_pickles_however_they_are_compressed(tmp_path, compress):
+def test_joblib_file_counts_as_a_pickle_with_any_compression(tmp_path, compress):
     joblib.dump({"weights": numpy.ones(100)}, tmp_path / "model.bin", compress=compress)
     assert format_of(tmp_path / "model.bin") in HOLDS_PICKLE
 
@@ -218,12 +218,12 @@ RUN = {
         ("config.json", b"{}", RUN, (None, None)),
     ],
 )
-def test_the_framework_is_seen_from_the_files_and_from_the_run(tmp_path, name, content, run, expected):
+def test_framework_is_detected_from_the_files_and_the_run(tmp_path, name, content, run, expected):
     assert framework(tmp_path, name, content, run) == expected
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_scikit_learn_writes_its_version_into_its_pickles(tmp_path, protocol):
+def test_version_of_scikit_learn_is_read_from_its_pickle(tmp_path, protocol):
     linear_model = pytest.importorskip("sklearn.linear_model", reason="scikit-learn is not installed")
     import sklearn
 
@@ -231,7 +231,7 @@ def test_scikit_learn_writes_its_version_into_its_pickles(tmp_path, protocol):
     assert framework(tmp_path, "m.pkl", content, RUN) == ("sklearn", sklearn.__version__)
 
 
-def test_scikit_learn_s_files_of_joblib_are_its_own(tmp_path):
+def test_joblib_file_of_an_estimator_is_detected_as_scikit_learn(tmp_path):
     linear_model = pytest.importorskip("sklearn.linear_model", reason="scikit-learn is not installed")
     joblib.dump(linear_model.LinearRegression().fit([[0.0], [1.0]], [0, 1]), tmp_path / "m.joblib")
     found, version = framework(tmp_path, "m.joblib", (tmp_path / "m.joblib").read_bytes())

@@ -37,7 +37,7 @@ def blobs(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 1, keep._CHUNK, LARGE])
-def test_content_is_stored_once_and_copied_from_its_source(kept, tmp_path, size):
+def test_equal_content_is_stored_once_and_not_linked_to_its_source(kept, tmp_path, size):
     content = os.urandom(size)
     first, one = kept(content)
     again, other = kept(content)
@@ -52,7 +52,7 @@ def test_content_is_stored_once_and_copied_from_its_source(kept, tmp_path, size)
     assert keep.sha256_of(one) == first.sha256
 
 
-def test_a_second_time_nothing_is_written(kept, monkeypatch):
+def test_known_content_is_not_written_again(kept, monkeypatch):
     content = os.urandom(LARGE)
     kept(content)
     monkeypatch.setattr(keep, "_copy", lambda *given: pytest.fail("it was copied"))
@@ -60,7 +60,7 @@ def test_a_second_time_nothing_is_written(kept, monkeypatch):
     assert not result.is_new
 
 
-def test_contents_that_begin_and_end_alike_are_two(kept, tmp_path):
+def test_contents_with_equal_beginning_and_end_are_stored_separately(kept, tmp_path):
     content = bytearray(os.urandom(LARGE))
     kept(content)
     content[keep._SAMPLE + 1] ^= 1
@@ -100,7 +100,7 @@ def test_silently_corrupted_content_is_not_reused(kept, tmp_path, at):
 
 
 @pytest.mark.promise("content-disk-lost-handed-registration")
-def test_a_pull_takes_no_content_that_the_disk_has_lost(kept, tmp_path):
+def test_pull_does_not_reuse_a_blob_whose_bytes_have_changed(kept, tmp_path):
     first, rotten = kept(b"weights")
     rotten.chmod(0o644)
     rotten.write_bytes(b"Weights")
@@ -122,7 +122,7 @@ def test_files_are_copied_if_hard_links_fail(kept, tmp_path, monkeypatch, number
     assert blobs(tmp_path) == []
 
 
-def test_content_that_can_not_be_hard_linked_is_stored_per_user(kept, tmp_path, monkeypatch):
+def test_content_of_another_user_that_cannot_be_linked_is_copied(kept, tmp_path, monkeypatch):
     """As Linux has it (protected_hardlinks) in a workspace that several users share."""
     link = os.link
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
@@ -160,7 +160,7 @@ def test_source_changed_during_reading_is_read_again(kept, tmp_path, monkeypatch
     assert len(times) == 3
 
 
-def test_a_source_that_keeps_changing_is_named(kept, tmp_path, monkeypatch):
+def test_source_that_keeps_changing_is_named_in_the_error(kept, tmp_path, monkeypatch):
     stamps = iter(range(100))
     monkeypatch.setattr(keep, "stamp_of", lambda fd: next(stamps))
     with pytest.raises(ModelError, match=r"source' changed each of 3 times it was read\. Register it once"):
@@ -168,7 +168,7 @@ def test_a_source_that_keeps_changing_is_named(kept, tmp_path, monkeypatch):
     assert os.listdir(tmp_path / "kept") == []
 
 
-def test_a_disk_without_room_leaves_no_part(kept, tmp_path, monkeypatch):
+def test_full_disk_leaves_no_partial_copy(kept, tmp_path, monkeypatch):
     def full(*given):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -187,7 +187,7 @@ def test_pipe_in_place_of_a_file_does_not_block(kept, tmp_path):
         kept(b"", tmp_path / "pipe")
 
 
-def test_only_unreferenced_content_is_dropped(kept, tmp_path):
+def test_only_unreferenced_content_is_removed(kept, tmp_path):
     _, one = kept(b"a" * 10)
     _, other = kept(b"b" * 10)
     one.unlink()
@@ -201,7 +201,7 @@ def test_only_unreferenced_content_is_dropped(kept, tmp_path):
     assert os.listdir(tmp_path / "blobs") == []
 
 
-def test_a_clone_takes_the_place_of_a_copy_where_the_file_system_can(kept, monkeypatch):
+def test_file_is_cloned_if_the_file_system_supports_it(kept, monkeypatch):
     """Tried on whatever the tests' disk is: what a clone does is done here by a copy, and the hash is that of the clone."""
 
     def clone(fd, out):

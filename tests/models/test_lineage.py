@@ -115,7 +115,7 @@ def test_process_without_the_workspace_is_refused_with_the_next_step(tmp_path, m
     assert not (tmp_path / "ws/models").exists()
 
 
-def test_a_script_that_is_faster_than_its_supervisor_is_running(tmp_path, monkeypatch):
+def test_lineage_says_running_before_the_supervisor_has_recorded_it(tmp_path, monkeypatch):
     folder, fd = make_run(tmp_path / "ws/runs", status=states.STARTING)
     os.close(fd)
     record = store.stored(folder)
@@ -124,7 +124,7 @@ def test_a_script_that_is_faster_than_its_supervisor_is_running(tmp_path, monkey
     assert of_run(folder, record)["status"] == "Running"
 
 
-def test_register_model_outside_a_run_prints_the_action(capsys):
+def test_register_model_outside_a_run_only_prints_a_message(capsys):
     pl.Run.get_context().register_model("digits", "outputs/model", tags={"a": 1})
     assert capsys.readouterr().out == "Attempted to register model digits\n"
 

@@ -96,7 +96,7 @@ def test_push_to_mlflow_copies_files_metrics_tags_and_aliases(workspace, model, 
 
 
 @needs_mlflow
-def test_a_push_that_broke_off_leaves_no_version_and_is_done_again(workspace, model, uri, monkeypatch):
+def test_interrupted_push_to_mlflow_leaves_no_version_and_can_be_repeated(workspace, model, uri, monkeypatch):
     import mlflow
 
     client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
@@ -115,7 +115,7 @@ def test_invalid_mlflow_registry_is_one_error_line(workspace, model):
 
 
 @needs_mlflow
-def test_a_changed_model_is_not_pushed(workspace, model, uri):
+def test_model_changed_on_disk_is_not_pushed_to_mlflow(workspace, model, uri):
     path = model.artifact / "weights"
     path.chmod(0o644)
     path.write_text("spoilt")
@@ -123,7 +123,7 @@ def test_a_changed_model_is_not_pushed(workspace, model, uri):
         mlflow_registry.push(workspace.path, model.record, uri)
 
 
-def test_without_mlflow_the_package_is_named(workspace, model, monkeypatch):
+def test_missing_mlflow_package_is_named_in_the_error(workspace, model, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"mlflow-skinny, which is missing: pip install 'paceline\[mlflow\]'"):
         mlflow_registry.push(workspace.path, model.record, "sqlite:///x.db")

@@ -50,13 +50,13 @@ def test_registered_run_folder_is_version_1_with_its_lineage(workspace, run):
     assert told["environment"]["seen"] == "in the run"
 
 
-def test_a_single_file_keeps_its_name(workspace, run):
+def test_registered_single_file_keeps_its_name(workspace, run):
     model = run.register_model("digits", "outputs/model/weights.bin")
     assert model.artifact.read_bytes() == b"\x01" * 100
     assert [file.name for file in model.record.files] == ["weights.bin"]
 
 
-def test_without_a_path_the_model_s_name_is_that_of_the_run_s_file(workspace, run, tmp_path):
+def test_register_model_without_a_path_takes_the_run_file_of_that_name(workspace, run, tmp_path):
     run.upload_file("digits.bin", write_tree(tmp_path, {"up": "1"}) / "up")
     assert run.register_model("digits.bin").record.top == "digits.bin"
 
@@ -102,7 +102,7 @@ def test_missing_version_is_reported_with_the_existing_ones(workspace, tmp_path,
 
 
 @pytest.mark.promise("model-changed-disk-refused-changed")
-def test_a_model_that_was_changed_on_disk_is_refused(workspace, tmp_path):
+def test_model_changed_on_disk_is_refused(workspace, tmp_path):
     model = register(workspace, tmp_path)
     path = model.artifact / "model.bin"
     path.chmod(0o644)
@@ -126,7 +126,7 @@ def test_later_changes_of_the_run_do_not_change_the_model(workspace, run):
     model.verify()
 
 
-def test_a_copy_is_the_caller_s_own_and_never_replaces_anything_unasked(workspace, tmp_path):
+def test_downloaded_copy_is_writable_and_replaced_only_with_exist_ok(workspace, tmp_path):
     model = register(workspace, tmp_path)
     copy = model.download(tmp_path / "there")
     assert copy == str(tmp_path / "there/made")
@@ -139,7 +139,7 @@ def test_a_copy_is_the_caller_s_own_and_never_replaces_anything_unasked(workspac
     model.verify()
 
 
-def test_a_version_that_an_alias_points_at_stays(workspace, tmp_path):
+def test_version_with_an_alias_cannot_be_deleted(workspace, tmp_path):
     first, second = register(workspace, tmp_path), register(workspace, tmp_path)
     first.set_alias("production")
     with pytest.raises(ModelError, match=r"digits:1 is 'production'\. Move the alias first"):
@@ -218,7 +218,7 @@ def test_model_refuses_non_workspaces(tmp_path):
     ],
     ids=["gone", "more", "link", "short", "link-for-file"],
 )
-def test_every_change_of_a_version_s_folder_is_seen_at_once(workspace, tmp_path, spoil, said):
+def test_changed_missing_or_added_file_of_a_version_is_detected(workspace, tmp_path, spoil, said):
     model = register(workspace, tmp_path)
     spoil(model.artifact)
     with pytest.raises(ModelChangedError, match=said):
@@ -227,7 +227,7 @@ def test_every_change_of_a_version_s_folder_is_seen_at_once(workspace, tmp_path,
         model.path  # noqa: B018
 
 
-def test_a_workspace_that_was_copied_without_its_times_is_read_whole(workspace, tmp_path):
+def test_model_in_a_copy_without_file_times_is_verified_by_content(workspace, tmp_path):
     shutil.copytree(register(workspace, tmp_path).workspace.path, tmp_path / "copy", copy_function=shutil.copyfile)
     model = pl.Model(pl.Workspace(tmp_path / "copy"), "digits")
     assert model.path

@@ -104,7 +104,9 @@ def test_pushed_version_equals_the_pulled_one(store, model, workspace, other):
 
 
 @pytest.mark.parametrize("kind", ["folder", "s3"])
-def test_a_place_needs_no_datastore(model, workspace, other, tmp_path, monkeypatch, s3_once, bucket, kind):
+def test_push_and_pull_accept_a_path_or_url_without_a_datastore(
+    model, workspace, other, tmp_path, monkeypatch, s3_once, bucket, kind
+):
     if kind == "s3":
         s3_once.bucket(bucket)
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3_once.url)
@@ -163,7 +165,7 @@ def test_interrupted_push_resumes_with_remaining_files(near, model, workspace, m
 
 
 @pytest.mark.promise("push-s3-broke-off-within")
-def test_a_push_that_broke_off_within_a_large_file_goes_on_there(
+def test_interrupted_push_resumes_within_a_large_file(
     workspace, other, tmp_path, s3_once, bucket, proxied, monkeypatch
 ):
     """A model is mostly one large file, and a push that broke off began with that again."""
@@ -205,7 +207,7 @@ def test_push_with_verify_reads_existing_files(store, model, workspace):
     assert not [model.push("lab", verify=True) for _ in range(2)][1]
 
 
-def test_a_file_that_came_short_is_stored_again(near, model, workspace):
+def test_push_stores_a_truncated_file_again(near, model, workspace):
     on_store.push(workspace.path, model.record, LAB)
     (blob,) = (path for path in (near / ".blobs").iterdir() if path.stat().st_size == 100_000)
     blob.write_bytes(b"w" * 10)
@@ -247,7 +249,7 @@ def test_interrupted_pull_resumes(workspace, other, tmp_path, s3_once, bucket, p
 
 
 @pytest.mark.promise("lies-store-model-another-one", "push-s3-broke-off-within")
-def test_a_content_that_was_spoilt_there_never_becomes_a_model(near, model, workspace, other):
+def test_pull_of_a_file_damaged_in_the_store_is_refused(near, model, workspace, other):
     on_store.push(workspace.path, model.record, LAB)
     (blob,) = (path for path in (near / ".blobs").iterdir() if path.stat().st_size == 100_000)
     blob.write_bytes(b"x" * 100_000)
@@ -319,7 +321,7 @@ def test_missing_model_in_store_is_reported_with_the_existing_ones(near, model, 
         on_store.pull(other.path, LAB, "digits", 2)
 
 
-def test_a_model_that_was_changed_here_is_not_pushed(near, model, workspace):
+def test_model_changed_on_disk_is_not_pushed_to_a_store(near, model, workspace):
     path = model.artifact / "weights"
     path.chmod(0o644)
     path.write_bytes(b"spoilt")
@@ -338,7 +340,7 @@ def test_a_model_that_was_changed_here_is_not_pushed(near, model, workspace):
         ("/mnt/models", Source(path="/mnt/models")),
     ],
 )
-def test_places_of_models(text, expected):
+def test_text_of_a_model_place_is_parsed(text, expected):
     assert on_store.place(text) == expected
 
 

@@ -49,7 +49,7 @@ def whole(workspace):
 
 
 @pytest.mark.promise("twenty-registrations-once-gets-number")
-def test_twenty_processes_at_once_get_twenty_numbers(workspace, tmp_path):
+def test_twenty_concurrent_registrations_get_twenty_versions(workspace, tmp_path):
     write_tree(tmp_path, {f"made/{number % 4}/weights": str(number % 4) * 100_000 for number in range(20)})
     started = [start(workspace, tmp_path / f"made/{number % 4}", 2) for number in range(20)]
     for process in started:
@@ -110,7 +110,7 @@ def test_killed_registration_leaves_no_version_and_no_files(workspace, tmp_path,
     assert tree_size(workspace / "models") < 10_000
 
 
-def test_files_of_a_running_registration_are_not_swept(workspace, monkeypatch):
+def test_files_of_a_running_registration_are_not_removed(workspace, monkeypatch):
     monkeypatch.setattr(staging, "_FRESH_S", -1.0)
     parts = registry.parts_dir(workspace)
     with staging.staged(parts) as files:

@@ -112,7 +112,7 @@ def test_file_name_that_is_not_utf8_is_refused(made):
 # --- of a run
 
 
-def test_a_run_s_folder_is_taken_by_its_name_there(folder):
+def test_run_path_is_registered_under_its_last_name(folder):
     assert names(sources.of_run(folder, "outputs/model")) == ["model/a"]
     assert names(sources.of_run(folder, "./outputs//best.bin")) == ["best.bin"]
     assert names(sources.of_run(folder, "outputs")) == ["outputs/best.bin", "outputs/model/a"]
@@ -159,7 +159,7 @@ def test_files_outside_the_run_are_refused(folder, tmp_path, name, said):
         sources.of_run(folder, name)
 
 
-def test_a_link_that_comes_in_the_place_of_a_run_s_file_is_not_followed(folder, tmp_path):
+def test_run_file_replaced_by_a_symlink_is_not_opened(folder, tmp_path):
     (file,) = sources.of_run(folder, "outputs/best.bin").files
     (folder.outputs / "best.bin").unlink()
     (folder.outputs / "best.bin").symlink_to(write_tree(tmp_path, {"secret": "1"}) / "secret")

@@ -22,7 +22,7 @@ from paceline.node.output import Bar, bar_text, say
         ((500, 1500, 0, 1), "train  [########----------------]  33%  0.5 of 1.5 kB, 0 of 1 files"),
     ],
 )
-def test_the_bar_says_bytes_and_files(figures, text):
+def test_progress_bar_shows_bytes_and_files(figures, text):
     assert bar_text("train", *figures) == text
 
 

@@ -20,7 +20,7 @@ def run_with_torch(folder: Path, code: str, **options: bool) -> str:
     return done.stdout
 
 
-def test_nothing_is_loaded_before_torch_is() -> None:
+def test_install_when_loaded_imports_neither_torch_nor_mpi() -> None:
     code = """
 import sys
 before = set(sys.modules)

@@ -530,7 +530,9 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str
         for check in checks
     ],
 )
-def test_group_check_holds_on_every_rank(failed: Callable[[int], dict[str, str]], ranks: int, check: str) -> None:
+def test_process_group_check_holds_on_every_rank(
+    failed: Callable[[int], dict[str, str]], ranks: int, check: str
+) -> None:
     assert check not in failed(ranks), failed(ranks)[check]
 
 

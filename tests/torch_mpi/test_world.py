@@ -135,7 +135,7 @@ def run_script(
     return mpirun(ranks, "script.py", cwd=tmp_path, is_fresh=is_fresh, **options)
 
 
-def test_a_script_that_never_destroys_its_group_ends_well(tmp_path: Path) -> None:
+def test_script_that_never_destroys_its_group_exits_with_0(tmp_path: Path) -> None:
     done = run_script(
         tmp_path, 2, "dist.init_process_group('mpi'); dist.all_reduce(torch.ones(3)); print('end')", is_fresh=True
     )
@@ -156,7 +156,7 @@ dist.all_reduce(torch.ones(3))
 
 
 @pytest.mark.proof
-def test_a_group_can_be_made_and_destroyed_many_times(tmp_path: Path) -> None:
+def test_process_group_can_be_created_and_destroyed_repeatedly(tmp_path: Path) -> None:
     script = """
 import threading
 for number in range(60):
@@ -173,7 +173,7 @@ assert threading.active_count() == 1, threading.enumerate()
 
 
 @pytest.mark.promise("rank-does-come-error-group")
-def test_a_rank_that_does_not_come_is_reported_at_the_time_limit(tmp_path: Path) -> None:
+def test_missing_rank_is_reported_at_the_time_limit(tmp_path: Path) -> None:
     script = """
 import time
 from datetime import timedelta
@@ -220,7 +220,7 @@ assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.0
     assert done.returncode == 0, done.stderr
 
 
-def test_a_mixture_of_backends_is_refused(tmp_path: Path) -> None:
+def test_mpi_backend_mixed_with_another_backend_is_refused(tmp_path: Path) -> None:
     script = """
 try:
     dist.init_process_group("cpu:mpi,cuda:nccl", init_method="file:///tmp/never", rank=0, world_size=1)

@@ -36,7 +36,7 @@ def record(data: bytes) -> bytes:
     return struct.pack("<Q", len(data)) + b"crc " + data + b"crc "
 
 
-def test_every_form_of_a_scalar_is_read_and_nothing_else() -> None:
+def test_event_reader_reads_only_scalars_in_all_their_forms() -> None:
     long = "a" * 300
     as_tensor = part(1, b"t") + part(8, b"\x08\x01" + part(2, b"") + part(4, struct.pack("<f", 2.5)))
     histogram = part(1, b"h") + part(5, b"\x09" + bytes(8))
@@ -70,7 +70,7 @@ def test_one_element_tensor_is_a_scalar(tensor: bytes, value: float | None) -> N
     assert tensor_scalar(tensor) == value
 
 
-def test_a_file_that_grows_is_read_once_and_a_torn_record_waits_for_its_end(tmp_path: Path) -> None:
+def test_growing_event_file_is_read_once_up_to_its_last_whole_record(tmp_path: Path) -> None:
     path = tmp_path / "events.out.tfevents.1"
     first, second = record(event(1, plain("loss", 1.0))), record(event(2, plain("loss", 2.0)))
     path.write_bytes(first + second[:20])

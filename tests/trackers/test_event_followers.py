@@ -33,7 +33,7 @@ def taken_up(folder: RunFolder, attempt: int) -> dict[str, object]:
 
 
 @pytest.mark.promise("program-without-python-keeps-metrics")
-def test_a_program_without_python_keeps_its_metrics_in_each_attempt(folder: RunFolder) -> None:
+def test_event_files_of_other_programs_become_metrics_of_each_attempt(folder: RunFolder) -> None:
     # The story: the names of the first attempt were taken for the program's own, so later attempts lost theirs.
     written(folder, range(3), at_s=100.0)
     assert taken_up(folder, 1) == {"loss": [0.0, 0.5, 1.0]}
@@ -45,13 +45,13 @@ def test_a_program_without_python_keeps_its_metrics_in_each_attempt(folder: RunF
 
 
 @pytest.mark.parametrize("step", [1, None])
-def test_a_value_that_the_program_has_logged_itself_is_not_taken_twice(folder: RunFolder, step: int | None) -> None:
+def test_event_file_value_that_is_already_a_metric_is_skipped(folder: RunFolder, step: int | None) -> None:
     MetricLog(folder.metric_log(0, 1), of_tracker=True).scalar("loss", 0.5, step, 101.0)
     written(folder, range(1, 2), at_s=100.0)
     assert taken_up(folder, 1) == {"loss": 0.5}
 
 
-def test_trainings_of_one_program_have_prefixes(folder: RunFolder) -> None:
+def test_event_folders_of_several_trainings_get_prefixes(folder: RunFolder) -> None:
     for fold in range(2):
         written(folder, range(2), at_s=100.0 * fold, name=f"logs/{fold}/version_0")
     assert taken_up(folder, 1) == {"loss": [0.0, 0.5], "1/loss": [0.0, 0.5]}

@@ -53,7 +53,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 @pytest.mark.promise("runs-go-out-csv-parquet")
-def test_every_value_is_a_row(folder: RunFolder, tmp_path: Path) -> None:
+def test_csv_export_has_a_row_for_each_value(folder: RunFolder, tmp_path: Path) -> None:
     out = io.StringIO()
     to_csv([folder], out)
     rows = list(csv.DictReader(io.StringIO(out.getvalue())))
@@ -87,7 +87,7 @@ def test_event_files_have_the_values_of_each_rank_with_step_and_time(folder: Run
 
 
 @pytest.mark.promise("runs-go-out-csv-parquet")
-def test_mlflow_gets_parameters_every_value_and_the_files(folder: RunFolder, tmp_path: Path) -> None:
+def test_mlflow_export_has_parameters_all_values_and_files(folder: RunFolder, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", MLFLOW, str(folder.path), (tmp_path / "mlruns").as_uri()],
         env={**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true"},
@@ -98,7 +98,7 @@ def test_mlflow_gets_parameters_every_value_and_the_files(folder: RunFolder, tmp
     assert done.returncode == 0, done.stderr
 
 
-def test_a_place_that_mlflow_does_not_know_is_named(folder: RunFolder) -> None:
+def test_unknown_mlflow_uri_is_named_in_the_error(folder: RunFolder) -> None:
     with pytest.raises(UserError, match="--to mlflow: nowhere://x refuses run"):
         to_mlflow(folder, "nowhere://x")
 

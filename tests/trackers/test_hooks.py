@@ -74,7 +74,7 @@ def test_tracker_hook_is_installed_on_import(
         del sys.modules[name]
 
 
-def test_mlflow_is_pointed_at_the_run_unless_the_user_has_named_a_place(tmp_path: Path) -> None:
+def test_mlflow_tracking_uri_is_set_unless_the_user_has_set_one(tmp_path: Path) -> None:
     found = environ(tmp_path)
     hooks.install(found)
     assert found["MLFLOW_TRACKING_URI"] == f"paceline://{tmp_path}/my%20ws"
@@ -84,7 +84,7 @@ def test_mlflow_is_pointed_at_the_run_unless_the_user_has_named_a_place(tmp_path
     assert theirs == environ(tmp_path, MLFLOW_TRACKING_URI="http://mlflow.example")
 
 
-def test_a_variable_says_which_trackers_are_listened_to(
+def test_variable_paceline_trackers_selects_the_trackers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(hooks, "TRACKERS", {"wandb": {"library_of_the_test.run": "libraries:hear_wandb"}})
@@ -100,7 +100,7 @@ def test_a_variable_says_which_trackers_are_listened_to(
 
 
 @pytest.mark.promise("tracker-whose-values-kept-named")
-def test_uncaptured_tracker_is_named_on_import(
+def test_import_of_an_unsupported_tracker_prints_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("library_of_the_test_a", "library_of_the_test_b"):
@@ -130,7 +130,7 @@ def test_uncaptured_tracker_is_named_on_import(
 
 
 @pytest.mark.promise("tracker-whose-values-kept-named")
-def test_trackio_s_values_are_kept_with_its_own_steps(to: Sink) -> None:
+def test_trackio_values_become_metrics_with_trackios_steps(to: Sink) -> None:
     class Run:
         name, _next_step = "fold", 0
 

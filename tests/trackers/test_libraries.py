@@ -133,7 +133,7 @@ def test_summarywriter_values_survive_sigkill(cli: Cli) -> None:
     assert cli.json("metrics")[0]["metrics"]["x"]["last"] == 0.5
 
 
-def test_event_files_of_a_shell_script_s_python_are_read_at_its_end(cli: Cli) -> None:
+def test_event_files_of_python_in_a_shell_script_are_read_at_the_end(cli: Cli) -> None:
     cli.script(WRITES, "src/fit.py")
     cli.script("#!/bin/sh\npython src/fit.py\n", "src/train.sh")
     (cli.folder / "src" / "train.sh").chmod(0o755)
@@ -159,7 +159,7 @@ def keras() -> None:
 
 @pytest.mark.promise("scripts-log-tensorboard-mlflow-w")
 @pytest.mark.slow
-def test_keras_s_tensorboard_callback_is_read_from_its_files(cli: Cli, keras: None) -> None:
+def test_values_of_keras_tensorboard_callback_are_read_from_its_files(cli: Cli, keras: None) -> None:
     script = """
         import os
         os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -182,7 +182,7 @@ def test_keras_s_tensorboard_callback_is_read_from_its_files(cli: Cli, keras: No
 
 @pytest.mark.promise("scripts-log-tensorboard-mlflow-w")
 @pytest.mark.slow
-def test_lightning_s_loggers_tell_each_value_once(cli: Cli) -> None:
+def test_each_value_of_several_lightning_loggers_is_logged_once(cli: Cli) -> None:
     needs("lightning")
     script = """
         import torch, lightning as L
@@ -241,7 +241,7 @@ def test_transformers_trainer_logs_are_captured(cli: Cli) -> None:
 
 @pytest.mark.promise("scripts-log-tensorboard-mlflow-w")
 @pytest.mark.slow
-def test_wandb_s_log_is_kept_in_offline_mode(cli: Cli) -> None:
+def test_wandb_values_become_metrics_in_offline_mode(cli: Cli) -> None:
     needs("wandb")
     script = """
         import wandb
@@ -260,7 +260,7 @@ def test_wandb_s_log_is_kept_in_offline_mode(cli: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_trackio_s_log_is_kept(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackio_values_become_metrics(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     script = """
@@ -330,7 +330,7 @@ def test_mlflow_client_reads_the_workspace_and_logs_runs(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
 
 
-def test_numbers_that_mlflow_copies_to_a_logged_model_stay_once_in_the_run(cli: Cli) -> None:
+def test_metrics_that_mlflow_logs_again_for_a_model_are_kept_once(cli: Cli) -> None:
     """`log_model` logs the run's numbers of its step again: `{'err': [0.5, 0.5]}`."""
     needs("mlflow")
     script = """

@@ -32,7 +32,7 @@ def entries(to: Sink) -> dict[str, tuple[Any, Any, Any]]:
     return {name: (one[-1].get("kind"), one[-1].get("value"), one[-1].get("step")) for name, one in found.items()}
 
 
-def test_images_histograms_and_texts_of_a_summarywriter_are_kept(to: Sink) -> None:
+def test_images_histograms_and_texts_of_a_summarywriter_become_metrics(to: Sink) -> None:
     summary = pytest.importorskip("torch.utils.tensorboard.summary")
     numpy = pytest.importorskip("numpy")
     proto = pytest.importorskip("tensorboard.compat.proto.event_pb2")
@@ -56,7 +56,7 @@ def test_images_histograms_and_texts_of_a_summarywriter_are_kept(to: Sink) -> No
     assert found == {"loss": (None, 0.5, 3)}
 
 
-def test_media_of_wandb_are_kept(to: Sink) -> None:
+def test_wandb_media_become_metrics(to: Sink) -> None:
     image = pytest.importorskip("PIL.Image").new("RGB", (2, 2))
 
     class Run:
@@ -83,7 +83,7 @@ def test_media_of_wandb_are_kept(to: Sink) -> None:
     assert found["histogram"][1:] == ({"counts": [1, 2], "edges": [0.0, 1.0, 2.0]}, 4)
 
 
-def test_broken_media_and_names_of_others_are_dropped(to: Sink) -> None:
+def test_broken_media_and_media_under_taken_names_are_dropped(to: Sink) -> None:
     own = MetricLog(to.folder.metric_log(1))
     own.scalar("mine", 2.0)
     to.keep("wandb", "mine", libraries.Html("x"))

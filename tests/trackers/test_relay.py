@@ -144,7 +144,7 @@ def complete(folder: RunFolder) -> None:
     store.change(folder, store.stored(folder), states.COMPLETED, ended_utc="2026-11-28T12:00:00.000Z", exit_code=0)
 
 
-def test_values_of_a_running_run_arrive_and_its_end_too(server: Server, run: tuple[RunFolder, MetricLog]) -> None:
+def test_relay_sends_values_and_the_end_of_a_running_run(server: Server, run: tuple[RunFolder, MetricLog]) -> None:
     folder, log = run
     relay = MetricRelay(folder, server.uri)
     log.scalar("loss", 1.0, 0, 12.5)
@@ -172,7 +172,7 @@ def test_values_of_a_running_run_arrive_and_its_end_too(server: Server, run: tup
 
 @pytest.mark.parametrize("how", ["before", "after", "half"])
 @pytest.mark.parametrize("kind", ["experiments/create", "runs/create", "runs/log-batch", "runs/update"])
-def test_cut_connection_neither_loses_nor_doubles_values(
+def test_relay_sends_each_value_once_although_the_connection_breaks(
     server: Server, run: tuple[RunFolder, MetricLog], kind: str, how: str
 ) -> None:
     folder, log = run
@@ -205,7 +205,7 @@ MetricRelay(RunFolder(Path(sys.argv[1])), sys.argv[2]).look()
 """
 
 
-def test_killed_relay_continues_without_loss_or_double(server: Server, run: tuple[RunFolder, MetricLog]) -> None:
+def test_killed_relay_resumes_and_sends_each_value_once(server: Server, run: tuple[RunFolder, MetricLog]) -> None:
     folder, log = run
     for step in range(2500):
         log.scalar("loss", 0.5, step, 1.0 + step)
@@ -237,12 +237,12 @@ def test_killed_relay_continues_without_loss_or_double(server: Server, run: tupl
     assert server.values() == Counter(("loss", step, "0.5") for step in range(2500))
 
 
-def test_place_that_is_no_server_is_refused() -> None:
+def test_relay_to_an_address_without_a_server_is_refused() -> None:
     with pytest.raises(UserError, match="--to 'mlflow=here': write mlflow=URI, such as"):
         verb(run_id=None, to="mlflow=here", experiment=None)
 
 
-def test_half_written_line_waits_for_its_rest(server: Server, run: tuple[RunFolder, MetricLog]) -> None:
+def test_relay_waits_for_the_end_of_a_partly_written_line(server: Server, run: tuple[RunFolder, MetricLog]) -> None:
     folder, log = run
     log.scalar("loss", 1.0, 0)
     with open(folder.metric_log(0), "ab") as file:
@@ -255,7 +255,9 @@ def test_half_written_line_waits_for_its_rest(server: Server, run: tuple[RunFold
     assert sorted(server.values()) == [("loss", 0, "1.0"), ("loss", 1, "2.0")]
 
 
-def test_refused_value_ends_the_relay_with_the_server_s_words(server: Server, run: tuple[RunFolder, MetricLog]) -> None:
+def test_value_refused_by_the_server_ends_the_relay_with_its_message(
+    server: Server, run: tuple[RunFolder, MetricLog]
+) -> None:
     folder, log = run
     log.scalar("refused", 1.0, 0)
     with pytest.raises(UserError, match=f"{server.uri} refuses run {folder.run_id}: .*no such name"):

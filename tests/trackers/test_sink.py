@@ -34,7 +34,7 @@ def test_metric_name_belongs_to_its_first_tracker_or_the_script(to: Sink) -> Non
     assert metrics.read(to.folder.metrics) == {"loss": [1.0, 0.5], "mine": 2.0}
 
 
-def test_numbers_are_kept_with_their_step_and_time_and_nothing_else_is(to: Sink) -> None:
+def test_sink_logs_numbers_with_step_and_time_and_ignores_other_values(to: Sink) -> None:
     class Scalar:
         def item(self) -> float:
             return 0.25

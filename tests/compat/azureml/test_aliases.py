@@ -56,7 +56,7 @@ def test_one_import_line_provides_the_azureml_names():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_folder_on_the_path_gives_a_worker_the_names(real):
+def test_worker_with_the_shim_folder_on_its_path_imports_azureml(real):
     done = python(SAME, SHIM, real)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -92,7 +92,7 @@ def test_missing_module_names_the_alternative(name, instead):
     assert "docs/from-azureml.md" in last
 
 
-def test_driver_runs_unchanged(tmp_path):
+def test_unchanged_driver_runs_under_paceline_azureml(tmp_path):
     (tmp_path / "beside.py").write_text("VALUE = 5\n")
     (tmp_path / "driver.py").write_text(
         "import sys, beside\nfrom azureml.core import Workspace\nprint(sys.argv[1:], beside.VALUE)\n"
@@ -119,7 +119,7 @@ def test_driver_runs_unchanged(tmp_path):
     "first", ["import azureml.core", "from azureml.core.run import Run", "from azureml.train.dnn import PyTorch"]
 )
 @pytest.mark.parametrize("place", ["driver", "worker"])
-def test_submodules_that_the_sdk_s_imports_load_are_there_after_them(place, first):
+def test_standard_submodules_are_available_after_importing_the_sdk(place, first):
     """30 public files write `import urllib` and then `urllib.request.urlretrieve`, which the SDK's imports make work."""
     code = f"""
 import sys
@@ -142,7 +142,7 @@ def test_submodules_are_not_loaded_for_programs_without_azureml():
     assert done.stdout == "None\n"
 
 
-def test_a_driver_is_run_as_a_module_of_the_working_directory(tmp_path):
+def test_driver_module_is_found_in_the_working_directory(tmp_path):
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "__init__.py").touch()
     (tmp_path / "jobs" / "helper.py").write_text("import azureml.core\nX = azureml.core.__name__\n")

@@ -55,7 +55,7 @@ def test_azureml_names_are_installed_into_and_removed_from_the_environment(tmp_p
     assert left == []
 
 
-def test_a_folder_that_can_t_be_written_is_an_error_with_the_other_ways(tmp_path, monkeypatch):
+def test_unwritable_environment_folder_raises_an_error_with_alternatives(tmp_path, monkeypatch):
     (tmp_path / "site").write_text("")
     monkeypatch.setattr(everywhere, "_folders", lambda: [tmp_path / "site"])
     with pytest.raises(UserError, match=r"can't be written: .*Write `import paceline\.azureml`"):

@@ -19,7 +19,7 @@ from paceline.compat.azureml import exceptions as sdk
         (errors.TransferError, sdk.AzureMLException),
     ],
 )
-def test_paceline_s_errors_arrive_as_the_sdk_s(own, theirs):
+def test_paceline_errors_are_raised_as_sdk_exceptions(own, theirs):
     @sdk.sdk_errors
     def call():
         raise own("what is wrong")

@@ -159,7 +159,7 @@ def test_every_renamed_module_can_be_imported():
     )
 
 
-def test_logins_are_classes_of_their_own():
+def test_each_login_is_a_separate_class():
     from paceline.compat.azureml.core import authentication
 
     login = authentication.InteractiveLoginAuthentication()
@@ -169,7 +169,7 @@ def test_logins_are_classes_of_their_own():
         assert not isinstance(login, kind)
 
 
-def test_alternative_module_names_hold_the_same_classes():
+def test_classes_are_found_under_all_their_module_names():
     assert "NoaaIsdWeather: Azure's open data service is not available here. " in run_python(OTHER_NAMES)
     for name in (
         *("pipeline.steps.mpi_step.MpiStep", "core.compute.compute.ComputeTarget", "core.compute.aks.AksCompute"),
@@ -182,7 +182,7 @@ def test_alternative_module_names_hold_the_same_classes():
 
 
 @pytest.mark.promise("programs-import-there-table-code")
-def test_table_has_every_name():
+def test_table_in_the_docs_has_every_supported_name():
     """`python -m paceline.compat.azureml.check.names` prints it, and the site has it as a page."""
     rows = table().splitlines()[2:]
     for module, names in by_module().items():

@@ -31,14 +31,14 @@ def made(*, conda=(), pip=(), **options):
     return environment
 
 
-def test_an_environment_that_asks_for_nothing_is_this_interpreter_s(notes):
+def test_environment_without_requests_is_this_interpreters(notes):
     spec = spec_of(Environment("mine"), notes)
     assert not spec.needs_build
     assert dict(spec.environment_variables) == {}
     assert notes.all() == ()
 
 
-def test_well_known_conda_packages_are_installed_by_pip_with_a_note(notes):
+def test_common_conda_packages_are_installed_by_pip_with_a_note(notes):
     spec = spec_of(made(conda=["numpy", "pytorch", "scikit-learn=1.5.0"], pip=["einops==0.8.0"]), notes)
     assert (spec.layered, spec.conda_packages) == (True, ())
     assert spec.pip_packages == ("numpy", "torch", "scikit-learn==1.5.0.*", "einops==0.8.0")
@@ -56,7 +56,7 @@ def test_well_known_conda_packages_are_installed_by_pip_with_a_note(notes):
         ("einops==0.1", "einops==0.1", None),
     ],
 )
-def test_a_version_of_long_ago_is_not_insisted_on_where_the_package_is_here(notes, asked, becomes, said):
+def test_outdated_pin_of_an_installed_package_is_dropped_with_a_note(notes, asked, becomes, said):
     assert spec_of(made(pip=[asked]), notes).pip_packages == (becomes,)
     assert [said in text for text in notes.all()] == ([True] if said else [])
 

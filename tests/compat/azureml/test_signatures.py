@@ -279,7 +279,7 @@ def parameters(function: object) -> list[inspect.Parameter]:
 
 @pytest.mark.promise("parameters-members-sdk-s-drivers")
 @pytest.mark.parametrize("module", SIGNATURES)
-def test_parameters_are_the_sdk_s(module: str) -> None:
+def test_calls_have_the_sdks_parameters_and_defaults(module: str) -> None:
     there = importlib.import_module(f"paceline.compat.azureml.{RENAMED.get(module, module)}")
     for call, text in SIGNATURES[module].items():
         target = there
@@ -341,7 +341,7 @@ MEMBERS = {
 
 @pytest.mark.promise("parameters-members-sdk-s-drivers")
 @pytest.mark.parametrize("name", MEMBERS)
-def test_objects_have_the_members_that_programs_use(name: str) -> None:
+def test_objects_have_the_attributes_that_collected_programs_use(name: str) -> None:
     module, _, kind = name.rpartition(".")
     there = dir(getattr(importlib.import_module(f"paceline.compat.azureml.{module}"), kind))
     # Set when an object is made.
@@ -365,7 +365,7 @@ ESTIMATOR = (
 
 
 @pytest.mark.parametrize("name", ["Estimator", "PyTorch", "TensorFlow", "Chainer", "SKLearn"])
-def test_parameters_of_estimators_are_the_sdk_s(name: str) -> None:
+def test_estimators_have_the_sdks_parameters(name: str) -> None:
     kind = getattr(importlib.import_module("paceline.compat.azureml.train.estimator"), name)
     first, *ours = parameters(kind)
     assert (first.name, first.kind) == ("source_directory", first.POSITIONAL_OR_KEYWORD)

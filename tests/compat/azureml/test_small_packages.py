@@ -17,7 +17,7 @@ from paceline.compat.azureml.widgets import RunDetails
 from paceline.trackers.event_file import EventFile
 
 
-def test_the_widget_shows_a_run_and_waits_for_nothing(ws, capsys):
+def test_widget_shows_a_run_without_waiting_for_it(ws, capsys):
     run = Experiment(ws, "e").start_logging(snapshot_directory=None, outputs=False)
     run.log("loss", 1)
     RunDetails(run).show()
@@ -26,14 +26,14 @@ def test_the_widget_shows_a_run_and_waits_for_nothing(ws, capsys):
     run.complete()
 
 
-def test_telemetry_and_logins_take_anything_and_keep_nothing():
+def test_telemetry_and_logins_accept_any_argument_and_store_none():
     set_diagnostics_collection(send_diagnostics=True, verbosity="INFO")
     login = ServicePrincipalAuthentication("tenant", "id", service_principal_password="pa55")
     assert login.get_authentication_header() == {}
     assert "pa55" not in str(vars(login))
 
 
-def test_collected_data_is_a_table(tmp_path, monkeypatch):
+def test_data_collector_writes_a_csv_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     collector = ModelDataCollector("best/model", designation="inputs", feature_names=["a", "b"])
     collector.collect([[1, 2], [3, 4]])
@@ -44,7 +44,7 @@ def test_collected_data_is_a_table(tmp_path, monkeypatch):
     assert lines[3].split(",")[1] == "mine"
 
 
-def test_public_data():
+def test_public_dataset_is_loaded_from_scikit_learn_or_refused():
     pytest.importorskip("sklearn")
     pytest.importorskip("pandas")
     frame = Diabetes.get_tabular_dataset().to_pandas_dataframe()

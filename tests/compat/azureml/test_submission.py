@@ -43,17 +43,17 @@ def shape(found):
     ],
     ids=["none", "mpi", "nccl", "gloo", "tensorflow"],
 )
-def test_distributed_configurations(ws, given, expected):
+def test_distributed_configuration_sets_backend_and_process_counts(ws, given, expected):
     assert shape(job(ws, ScriptRunConfig("src", "train.py", distributed_job_config=given))) == expected
 
 
-def test_parameter_servers(ws):
+def test_tensorflow_configuration_starts_parameter_servers(ws):
     config = TensorflowConfiguration(worker_count=2, parameter_server_count=1)
     found = job(ws, ScriptRunConfig("src", "train.py", distributed_job_config=config))
     assert (found.distributed_backend, found.worker_count, found.parameter_server_count) == ("ps", 2, 1)
 
 
-def test_processes_that_can_t_be_shared_out_are_refused(ws):
+def test_process_count_that_nodes_cannot_share_evenly_is_refused(ws):
     with pytest.raises(RunConfigurationException, match="process_count=3"):
         job(ws, ScriptRunConfig("src", "train.py", distributed_job_config=PyTorchConfiguration("Gloo", 3, 2)))
     with pytest.raises(RunConfigurationException, match="distributed_job_config='mpi'"):
@@ -75,7 +75,7 @@ def test_configuration_is_read_at_submission(ws):
     assert "cluster is this machine" in found.notes[0]
 
 
-def test_data_may_be_named_in_the_configuration_and_among_the_arguments(ws):
+def test_same_data_in_configuration_and_arguments_is_one_input(ws):
     store = ws.get_default_datastore()
     reference = DataReference(store, "code", "code", mode="download", overwrite=True)
     config = ScriptRunConfig("src", "train.py", ["--d", reference, "--again", reference])
@@ -97,7 +97,7 @@ def test_script_configs_with_one_run_config_keep_their_own_scripts(ws):
     assert (run.script, run.arguments) == (None, [])
 
 
-def test_notebook_is_executed_by_nbconvert(ws, monkeypatch):
+def test_notebook_job_gets_nbconvert_if_it_is_missing(ws, monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "nbconvert" else find_spec(name))
     found = prepared(ScriptRunConfig("src", "train.ipynb"), ws)
@@ -106,7 +106,7 @@ def test_notebook_is_executed_by_nbconvert(ws, monkeypatch):
     assert "-m nbconvert --to notebook --execute train.ipynb" in found.job.arguments[1]
 
 
-def test_arguments_as_one_text_are_split_as_by_a_shell(ws):
+def test_arguments_in_one_string_are_split_as_by_a_shell(ws):
     assert job(ws, ScriptRunConfig("src", "train.py", "--name 'a b' --x 1")).arguments == ("--name", "a b", "--x", "1")
 
 
@@ -119,7 +119,7 @@ def test_misspelled_attribute_raises_and_old_attributes_do_not():
         config.environment.python.conda_dependency = None
 
 
-def test_a_store_itself_is_its_content_as_a_folder(ws):
+def test_datastore_as_an_argument_is_mounted_as_a_folder(ws):
     store = ws.get_default_datastore()
     found = job(ws, ScriptRunConfig("src", "train.py", ["--data", store, "--part", store.path("a/b").as_download()]))
     assert found.arguments[1] == "$AZUREML_DATAREFERENCE_workspaceblobstore"
@@ -164,7 +164,7 @@ def test_data_path_in_a_command_is_quoted(ws):
     assert [one.name for one in made.inputs] == ["d"]
 
 
-def test_a_notebook_is_executed(ws):
+def test_notebook_runs_by_a_shell_command(ws):
     found = job(ws, ScriptRunConfig("src", "a/book.ipynb"))
     assert (found.entry_script, found.arguments[0]) == ("bash", "-c")
     assert "--execute a/book.ipynb" in found.arguments[1]
@@ -187,7 +187,7 @@ def test_python_notebook_runs_with_the_runs_own_kernel(ws, metadata, is_named):
     assert ("kernel_name=python3" in found.arguments[1]) == is_named
 
 
-def test_wrong_use_gives_the_sdk_s_exceptions(ws):
+def test_invalid_script_configuration_raises_the_sdks_exception(ws):
     with pytest.raises(UserErrorException, match="excludes script and arguments"):
         ScriptRunConfig("src", "train.py", command="python train.py")
     with pytest.raises(UserErrorException, match="the script or command is missing"):
@@ -198,7 +198,7 @@ def test_wrong_use_gives_the_sdk_s_exceptions(ws):
         job(ws, ScriptRunConfig("src", "train.py", ["--x", None]))
 
 
-def test_the_environment_s_name_and_version_are_in_the_run_s_details(ws, tmp_path):
+def test_run_details_have_the_environments_name_and_version(ws, tmp_path):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "train.py").write_text("")
     mine = Environment("mine").register(ws)
@@ -240,7 +240,7 @@ def test_replacement_notes_are_shown_once(ws, tmp_path, capsys, caplog):
         exp.submit("train.py")
 
 
-def test_run_resumes_from_checkpoints_in_each_way_of_the_sdk(ws, tmp_path):
+def test_run_resumes_from_another_runs_outputs_by_each_method_of_the_sdk(ws, tmp_path):
     """`_get_outputs_datapath()` gave no DataPath: the SDK's notebook on resuming stopped at `create_data_reference`."""
     write_tree(
         tmp_path / "src",

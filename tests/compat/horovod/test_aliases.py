@@ -108,19 +108,19 @@ def test_every_module_is_identical_under_both_names():
     )
 
 
-def test_the_folder_of_names_does_the_same():
+def test_shim_folder_on_the_path_makes_horovod_importable():
     require_module("torch")
     assert run_with_torch(IMPORT_ALL, paceline.compat.shim_dir()) == "ok"
 
 
 @pytest.mark.promise("real-horovod-comes-first")
-def test_a_real_horovod_is_not_hidden_unasked(real):
+def test_real_horovod_is_not_replaced_without_force(real):
     answer = run("import paceline.compat as c; c.install('horovod')", real, check=False)
     assert "the real horovod is installed" in answer
     assert "force=True" in answer
 
 
-def test_a_real_horovod_is_hidden_when_forced(real):
+def test_real_horovod_is_replaced_with_force(real):
     code = (
         "import horovod; assert horovod.real\nimport paceline.compat as c; c.install('horovod', force=True)\n"
         "import horovod; print(horovod.__name__)"
@@ -128,7 +128,7 @@ def test_a_real_horovod_is_hidden_when_forced(real):
     assert run(code, real) == "paceline.compat.horovod"
 
 
-def test_a_real_horovod_that_is_loaded_counts(real):
+def test_loaded_real_horovod_is_not_replaced_without_force(real):
     code = (
         f"import sys; sys.path.insert(0, {str(real)!r}); import horovod; sys.path.pop(0)\n"
         "import paceline.compat as c; c.install('horovod')"
@@ -140,7 +140,7 @@ def test_shim_folder_precedes_a_real_horovod(real):
     assert run("import horovod; print(horovod.__name__)", paceline.compat.shim_dir(), real) == "paceline.compat.horovod"
 
 
-def test_uninstalling_takes_the_name_away():
+def test_uninstalled_alias_is_no_longer_importable():
     code = (
         "import paceline.compat as c; c.install('horovod'); import horovod\n"
         "from paceline.compat.horovod import aliases; aliases.uninstall()\nimport importlib.util\n"
@@ -176,7 +176,7 @@ def test_missing_modules_name_the_reason():
         assert answer in told[name]
 
 
-def test_another_name_is_refused():
+def test_install_refuses_names_other_than_horovod():
     with pytest.raises(UserError, match=r"no 'azure'\. There is: 'horovod'"):
         paceline.compat.install("azure")
 

@@ -103,7 +103,7 @@ def test_loader_exception_is_raised_at_its_batch(size):
     assert any(entry.name == "_iterate" for entry in caught.traceback), "the loader's own frame"
 
 
-def test_leaving_the_loop_ends_the_thread_and_the_loader_s_own_generator():
+def test_leaving_the_loop_ends_the_thread_and_closes_the_generator():
     loader = Ahead(2, 1000)
     for batch in loader:
         if batch == 30:
@@ -114,7 +114,7 @@ def test_leaving_the_loop_ends_the_thread_and_the_loader_s_own_generator():
     assert next(iter(loader)) == 0, "the next loop begins anew"
 
 
-def test_closing_ends_a_loop_that_goes_on():
+def test_closing_the_loader_ends_its_running_loop():
     loader = Ahead(2, 1000)
     seen = []
     for batch in loader:
@@ -124,7 +124,7 @@ def test_closing_ends_a_loop_that_goes_on():
     loader.close_async_loader()
 
 
-def test_two_loops_at_once_do_not_share():
+def test_two_concurrent_loops_each_get_all_batches():
     loader = Ahead(4, 5)
     assert list(zip(loader, loader, strict=True)) == [(n, n) for n in (0, 10, 20, 30, 40)]
 
@@ -149,19 +149,19 @@ def test_wrong_base_class_order_warns():
 
 
 @pytest.mark.parametrize("size", [-1, 1.5, "4", None])
-def test_a_wrong_size_is_refused(size):
+def test_invalid_queue_size_is_refused(size):
     with pytest.raises(ValueError, match=r"async_loader_queue_size=.* must be a whole number"):
         Ahead(size, 3)
 
 
-def test_missing_loader_methods_are_named():
+def test_missing_loader_methods_raise_errors_that_name_them():
     with pytest.raises(NotImplementedError, match="BaseDataLoader has no _iterate"):
         list(BaseDataLoader())
     with pytest.raises(TypeError, match="no __len__"):
         len(BaseDataLoader())
 
 
-def test_a_program_ends_though_a_loop_was_left_standing():
+def test_program_exits_although_a_loop_is_unfinished():
     code = (
         "from paceline.compat.horovod.data import AsyncDataLoaderMixin, BaseDataLoader\n"
         "class L(AsyncDataLoaderMixin, BaseDataLoader):\n"

@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).parents[3] / "examples" / "horovod_torch" / "train.py"
         pytest.param(2, ("--use-adasum",), marks=pytest.mark.proof),
     ],
 )
-def test_the_example_learns_the_digits(ranks, options):
+def test_torch_example_learns_the_digits(ranks, options):
     done = run_on_ranks(ranks, SCRIPT, "--epochs", "6", *options, PYTHONPATH=str(shim_dir()))
     assert done.returncode == 0, done.stderr
     accuracies = [float(found) for found in re.findall(r"accuracy (0\.\d+)", done.stdout)]

@@ -22,7 +22,7 @@ hvd.allreduce(torch.ones(2), name="b")
 """
 
 
-def test_a_script_that_never_calls_shutdown_leaves_a_whole_json_file(tmp_path):
+def test_timeline_is_valid_json_without_a_call_of_shutdown(tmp_path):
     script, trace = tmp_path / "train.py", tmp_path / "new folder" / "trace.json"
     script.write_text(SCRIPT)
     done = run_on_ranks(1, script, PYTHONPATH=str(ROOT / "src"), HOROVOD_TIMELINE=str(trace))

@@ -16,14 +16,14 @@ def test_versions_are_compared_by_number():
         util.is_version_greater_equal_than("2.13.0", "2.9")
 
 
-def test_environment_variables_are_set_for_a_while(monkeypatch):
+def test_environment_variables_are_restored_after_the_block(monkeypatch):
     monkeypatch.setenv("KEPT", "before")
     with util.env(KEPT=None, NEW="1"):
         assert ("KEPT" in os.environ, os.environ["NEW"]) == (False, "1")
     assert (os.environ["KEPT"], "NEW" in os.environ) == ("before", False)
 
 
-def test_built_checks_follow_the_installed_packages(monkeypatch):
+def test_checks_such_as_mpi_built_follow_the_installed_packages(monkeypatch):
     assert util.gloo_built() is True  # with torch, whether or not the script has loaded it
     monkeypatch.setitem(sys.modules, "torch", None)
     assert util.gloo_built() is False
@@ -32,14 +32,14 @@ def test_built_checks_follow_the_installed_packages(monkeypatch):
         util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__)
 
 
-def test_horovod_basics_has_the_functions_on_its_class_too():
+def test_horovod_basics_class_has_the_lifecycle_functions():
     made = basics.HorovodBasics("horovod", "mpi_lib_v2")
     assert basics.HorovodBasics.rank is made.rank is basics.rank
     assert {"init", "size", "nccl_built", "stop_timeline"} <= set(dir(made))
     assert not hasattr(made, "find_spec")
 
 
-def test_lists_are_split_as_evenly_as_can_be():
+def test_list_is_split_into_nearly_equal_parts():
     assert util.split_list([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]]
     assert util.split_list([1], 2) == [[1], []]
 

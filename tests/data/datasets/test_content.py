@@ -35,7 +35,7 @@ def test_copied_folder_has_the_same_fingerprint(tmp_path, workspace):
     assert of_folder(tmp_path / "one", workspace) == of_folder(tmp_path / "other", workspace)
 
 
-def test_fingerprint_ignores_times_and_identical_replacements(tmp_path, workspace):
+def test_fingerprint_ignores_file_times_and_equal_rewritten_files(tmp_path, workspace):
     write_tree(tmp_path / "one", FILES)
     before = of_folder(tmp_path / "one", workspace)
     os.utime(tmp_path / "one/a.txt", (1, 1))
@@ -53,7 +53,7 @@ def test_fingerprint_ignores_times_and_identical_replacements(tmp_path, workspac
         lambda top: (top / "deep/b.txt").unlink(),
     ],
 )
-def test_every_other_change_changes_the_fingerprint(tmp_path, workspace, change):
+def test_each_change_of_names_or_content_changes_the_fingerprint(tmp_path, workspace, change):
     write_tree(tmp_path / "one", FILES)
     before = of_folder(tmp_path / "one", workspace)
     change(tmp_path / "one")
@@ -71,7 +71,7 @@ def test_unchanged_file_is_hashed_once(tmp_path, workspace, monkeypatch):
     assert content_fingerprint([found]) == before
 
 
-def test_two_writes_within_one_clock_tick_are_two_contents(tmp_path, workspace):
+def test_change_without_a_new_modification_time_is_detected(tmp_path, workspace):
     write_tree(tmp_path / "one", {"a.txt": "alpha"})
     times = os.stat(tmp_path / "one/a.txt")
     before = of_folder(tmp_path / "one", workspace)
@@ -80,7 +80,7 @@ def test_two_writes_within_one_clock_tick_are_two_contents(tmp_path, workspace):
     assert of_folder(tmp_path / "one", workspace) != before
 
 
-def test_hashes_that_can_not_be_kept_are_made_again(tmp_path, workspace):
+def test_hashes_are_recomputed_if_their_database_is_damaged(tmp_path, workspace):
     write_tree(tmp_path / "one", FILES)
     before = of_folder(tmp_path / "one", workspace)
     database = Path(os.environ["PACELINE_DATA_CACHE"]) / "digests.sqlite"
@@ -89,14 +89,14 @@ def test_hashes_that_can_not_be_kept_are_made_again(tmp_path, workspace):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_can_not_be_read_is_named(tmp_path, workspace):
+def test_unreadable_file_is_named_in_the_error(tmp_path, workspace):
     write_tree(tmp_path / "one", FILES)
     (tmp_path / "one/a.txt").chmod(0)
     with pytest.raises(TransferError, match=r"a\.txt"):
         of_folder(tmp_path / "one", workspace)
 
 
-def test_selection_has_its_own_fingerprint(tmp_path, workspace):
+def test_fingerprint_of_a_selection_covers_only_its_files(tmp_path, workspace):
     write_tree(tmp_path / "store", {f"x/{n}.txt": str(n) for n in range(5)})
     store = Datastore.register(workspace, "lab", tmp_path / "store")
     dataset = Dataset.File.from_files((store, "x")).skip(1).take(3).register(workspace, "some")

@@ -56,7 +56,7 @@ def xs(dataset):
 # Files.
 
 
-def test_files_are_named_by_folder_file_pattern_and_list(data):
+def test_dataset_path_may_be_a_folder_file_pattern_or_list(data):
     assert Dataset.File.from_files("data").to_path() == ["/a.csv", "/b.csv", "/sub/c.csv"]
     assert Dataset.File.from_files(data / "a.csv").to_path() == ["/a.csv"]
     assert Dataset.File.from_files(f"{data}/*.csv").to_path() == ["/a.csv", "/b.csv"]
@@ -65,7 +65,7 @@ def test_files_are_named_by_folder_file_pattern_and_list(data):
     assert Dataset.File.from_files(data.as_uri()).to_path() == ["/a.csv", "/b.csv", "/sub/c.csv"]
 
 
-def test_files_of_a_datastore_are_named_by_its_name_and_a_reference(workspace):
+def test_datastore_files_are_found_by_store_name_or_reference(workspace):
     in_the_default_store(workspace, {"train/a.txt": "a", "train/b.bin": "b"})
     assert Dataset.File.from_files(("default", "train"), workspace=workspace).to_path() == ["/a.txt", "/b.bin"]
     assert Dataset.File.from_files([("default", "train/*.txt")], workspace=workspace).to_path() == ["/a.txt"]
@@ -73,7 +73,7 @@ def test_files_of_a_datastore_are_named_by_its_name_and_a_reference(workspace):
     assert Dataset.File.from_files(reference, workspace=workspace).to_path() == ["/a.txt", "/b.bin"]
 
 
-def test_a_datastore_brings_its_workspace(workspace, tmp_path):
+def test_dataset_takes_the_workspace_from_its_datastore(workspace, tmp_path):
     write_tree(tmp_path, {"lab/train/a.txt": "a", "lab/b.txt": "b"})
     store = Datastore.register(workspace, "lab", tmp_path / "lab")
     assert Dataset.File.from_files((store, "train")).to_path() == ["/a.txt"]
@@ -83,7 +83,7 @@ def test_a_datastore_brings_its_workspace(workspace, tmp_path):
         Dataset.File.from_files([(store, "train"), Datastore(Workspace(tmp_path / "other"))])
 
 
-def test_files_are_downloaded_whole(data, tmp_path):
+def test_download_keeps_folders_and_returns_the_paths(data, tmp_path):
     paths = Dataset.File.from_files("data").download("out")
     assert paths == [str(tmp_path / "out" / name) for name in ("a.csv", "b.csv", "sub/c.csv")]
     assert Path(paths[2]).read_text() == CSV["data/sub/c.csv"]
@@ -99,12 +99,12 @@ def test_download_replaces_files_only_with_overwrite(data, tmp_path):
     assert Path("out/b.csv").read_text() == CSV["data/b.csv"]
 
 
-def test_a_download_of_a_pattern_leaves_no_view_behind(data, tmp_path):
+def test_download_of_a_pattern_leaves_no_cache_view(data, tmp_path):
     assert len(Dataset.File.from_files("data/*.csv").download("out")) == 2
     assert [entry for entry in os.listdir(tmp_path / "cache/views") if not entry.startswith(".")] == []
 
 
-def test_nasty_names_are_files_like_any_other(tmp_path):
+def test_files_with_spaces_quotes_and_newlines_in_their_names_are_downloaded(tmp_path):
     names = ["a b", "'\"", "ünï", "x:y", "line\nbreak", "-rf", "$HOME"]
     write_tree(tmp_path / "data", dict.fromkeys(names, "x"))
     dataset = Dataset.File.from_files("data")
@@ -128,7 +128,7 @@ def test_full_disk_raises_and_leaves_no_partial_file(data, small_disk):
     assert not list(small_disk.glob("out/*"))
 
 
-def test_files_are_taken_in_the_order_of_their_paths(data):
+def test_take_skip_and_split_select_files_in_path_order(data):
     dataset = Dataset.File.from_files("data")
     assert dataset.take(2).to_path() == ["/a.csv", "/b.csv"]
     assert dataset.skip(1).take(1).to_path() == ["/b.csv"]
@@ -159,7 +159,7 @@ def test_selection_with_equal_file_names_is_refused_in_a_run(tmp_path):
         (DataReference(name="out", sources=(Source(datastore="default", path="x"),), mode="upload"), "is an output"),
     ],
 )
-def test_path_without_files_is_refused_at_once(data, path, message):
+def test_dataset_path_without_files_is_refused_at_once(data, path, message):
     with pytest.raises(DataError, match=message):
         Dataset.File.from_files(path)
 
@@ -170,7 +170,7 @@ def test_a_url_with_a_password_is_refused_without_showing_it():
     assert "hunter2" not in str(caught.value)
 
 
-def test_an_empty_folder_is_refused_unless_its_files_are_still_to_come(tmp_path, workspace):
+def test_empty_folder_is_refused_unless_validation_is_off(tmp_path, workspace):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"no files at .*validate=False"):
         Dataset.File.from_files("empty")
@@ -179,7 +179,7 @@ def test_an_empty_folder_is_refused_unless_its_files_are_still_to_come(tmp_path,
         dataset.register(workspace, "e")
 
 
-def test_a_datastore_by_name_alone_waits_for_its_workspace(workspace):
+def test_dataset_of_a_store_name_gets_its_workspace_when_registered(workspace):
     in_the_default_store(workspace, {"train/a.txt": "a"})
     dataset = Dataset.File.from_files(("default", "train"))
     with pytest.raises(DataError, match="names the datastore 'default', but not whose"):
@@ -190,7 +190,7 @@ def test_a_datastore_by_name_alone_waits_for_its_workspace(workspace):
 # What a run takes.
 
 
-def test_a_dataset_becomes_a_reference_in_each_mode(data, workspace):
+def test_dataset_returns_a_reference_for_each_mode(data, workspace):
     dataset = Dataset.File.from_files("data").register(workspace, "my digits")
     reference = dataset.as_named_input("train")
     assert (reference.name, reference.mode, reference.sources) == ("train", "direct", (Source(path=str(data)),))
@@ -202,11 +202,11 @@ def test_a_dataset_becomes_a_reference_in_each_mode(data, workspace):
     assert Dataset.File.from_files("data").as_mount().name == Dataset.File.from_files(str(data)).as_mount().name
 
 
-def test_a_name_that_begins_with_a_digit_still_names_an_input(data, workspace):
+def test_input_of_a_dataset_name_with_a_leading_digit_gets_a_prefix(data, workspace):
     assert Dataset.File.from_files("data").register(workspace, "2024.v1").as_mount().name == "input_2024_v1"
 
 
-def test_a_worker_gets_a_file_dataset_over_the_folder_that_was_fetched(data, workspace):
+def test_worker_gets_a_file_dataset_of_the_downloaded_folder(data, workspace):
     reference = Dataset.File.from_files("data").register(workspace, "d").as_named_input("train")
     found = opened(reference, data)
     assert isinstance(found, FileDataset)
@@ -214,7 +214,7 @@ def test_a_worker_gets_a_file_dataset_over_the_folder_that_was_fetched(data, wor
     assert (found.name, found.version, found.fingerprint) == ("d", 1, reference.fingerprint)
 
 
-def test_a_worker_gets_a_table_with_its_steps_over_the_folder_that_was_fetched(data, workspace):
+def test_worker_gets_a_table_with_its_steps_from_the_downloaded_folder(data, workspace):
     table = Dataset.Tabular.from_delimited_files("data").skip(1).keep_columns("x").register(workspace, "t")
     found = opened(table.as_named_input("rows"), data)
     assert isinstance(found, TabularDataset)
@@ -280,7 +280,7 @@ def test_parquet_json_lines_and_compressed_files_are_read(tmp_path):
     assert xs(Dataset.Tabular.from_delimited_files("zip")) == [7]
 
 
-def test_files_of_no_bytes_have_no_rows(tmp_path):
+def test_empty_csv_files_have_no_rows(tmp_path):
     write_tree(tmp_path, {"d/a.csv": "", "d/b.csv": "x\n1\n", "d/c.csv": "x\n"})
     frame = Dataset.Tabular.from_delimited_files("d").to_pandas_dataframe()
     assert frame["x"].tolist() == [1]
@@ -289,7 +289,7 @@ def test_files_of_no_bytes_have_no_rows(tmp_path):
     assert len(Dataset.Tabular.from_delimited_files("e").to_pandas_dataframe()) == 0
 
 
-def test_steps_are_done_in_their_order(data):
+def test_selection_steps_are_applied_in_order(data):
     table = Dataset.Tabular.from_delimited_files("data")
     assert xs(table.take(3).skip(1)) == [2, 3]
     assert xs(table.skip(1).take(3)) == [2, 3, 4]
@@ -301,7 +301,7 @@ def test_steps_are_done_in_their_order(data):
         table.keep_columns("z").to_pandas_dataframe()
 
 
-def test_take_does_not_read_further_rows(tmp_path):
+def test_take_stops_reading_at_its_last_row(tmp_path):
     write_tree(tmp_path, {"d/a.csv": "x\n1\n2\n", "d/b.csv": b"x\n\xff\n"})
     assert xs(Dataset.Tabular.from_delimited_files("d").take(2)) == [1, 2]
     with pytest.raises(DataError, match=r"'b\.csv' can't be read as delimited"):
@@ -334,7 +334,7 @@ def test_random_split_is_reproducible_and_covers_every_row_once(tmp_path):
         (lambda table: table.drop_columns([1]), "drop_columns"),
     ],
 )
-def test_wrong_steps_are_refused_at_once(data, act, message):
+def test_invalid_selection_steps_are_refused_at_once(data, act, message):
     with pytest.raises(DataError, match=message):
         act(Dataset.Tabular.from_delimited_files("data"))
 
@@ -349,13 +349,13 @@ def test_wrong_steps_are_refused_at_once(data, act, message):
         (b"x\n\xff\xfe\n", Dataset.Tabular.from_delimited_files),
     ],
 )
-def test_a_broken_file_is_named(tmp_path, content, make):
+def test_broken_table_file_is_named_in_the_error(tmp_path, content, make):
     write_tree(tmp_path, {"bad": content})
     with pytest.raises(DataError, match=r"'bad' can't be read as .*Fix the file"):
         make("bad").to_pandas_dataframe()
 
 
-def test_a_frame_is_stored_and_registered(workspace):
+def test_pandas_frame_is_stored_and_registered(workspace):
     frame = pandas.DataFrame({"x": [1, 2], "y": ["a", "b"]}, index=[7, 9])
     first = Dataset.Tabular.register_pandas_dataframe(
         frame, (Datastore(workspace), "frames"), "f", description="two rows"
@@ -377,7 +377,7 @@ def test_register_pandas_dataframe_checks_frame_target_and_name(workspace):
         Dataset.Tabular.register_pandas_dataframe(pandas.DataFrame(), Datastore(workspace), "../f")
 
 
-def test_a_folder_is_uploaded_and_is_a_dataset(workspace, tmp_path):
+def test_uploaded_folder_becomes_a_dataset(workspace, tmp_path):
     write_tree(tmp_path, {"flat/a": "1", "flat/b": "2"})
     dataset = Dataset.File.upload_directory("flat", (Datastore(workspace), "up"))
     assert dataset.to_path() == ["/a", "/b"]

@@ -36,7 +36,7 @@ def programs_of(library: str) -> list[str]:
 
 
 @pytest.mark.parametrize("library", NEEDED)
-def test_the_programs_with_a_library_run(tmp_path, library):
+def test_documented_programs_of_each_library_run(tmp_path, library):
     require_engine(library, find_spec(library))
     assert programs_of(library)
     write_tree(Workspace.from_config().path / "data", {"people/a.csv": "age,name\n1,a\n2,b\n3,c\n4,d\n5,e\n"})
@@ -55,5 +55,5 @@ def test_every_documented_program_is_tested():
     assert sorted(known) == sorted(PROGRAMS)
 
 
-def test_the_first_program_prints_its_items():
+def test_first_documented_program_prints_the_shown_items():
     assert run_python(PROGRAMS[0]).strip() == "['b', 'd']"

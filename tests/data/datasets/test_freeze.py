@@ -68,7 +68,7 @@ def test_frozen_version_keeps_its_content_when_its_files_change_or_vanish(worksp
     assert found.freeze().sources == found.sources
 
 
-def test_equal_contents_of_two_versions_take_space_once(workspace, source, digits):
+def test_equal_files_of_two_frozen_versions_are_stored_once(workspace, source, digits):
     digits.freeze()
     (source / "a.csv").write_text("x\n9\n")
     second = Dataset.File.from_files(str(source)).register(workspace, "digits", create_new_version=True).freeze()
@@ -81,14 +81,14 @@ def test_equal_contents_of_two_versions_take_space_once(workspace, source, digit
     assert second.check()
 
 
-def test_single_file_stays_a_file(workspace, source, take):
+def test_frozen_single_file_is_mounted_as_a_file(workspace, source, take):
     one = Dataset.File.from_files(str(source / "a.csv")).register(workspace, "one").freeze()
     (source / "a.csv").write_text("changed")
     fetched = take(one.as_mount())
     assert fetched.path.read_text() == "x\n1\n"
 
 
-def test_rows_and_selections_of_a_frozen_table_are_those_of_the_version(workspace, tmp_path):
+def test_frozen_table_has_the_rows_of_its_registered_version(workspace, tmp_path):
     write_tree(tmp_path, {f"t/{number}.csv": f"x\n{number}\n{number * 10}\n" for number in range(5)})
     table = Dataset.Tabular.from_delimited_files(str(tmp_path / "t/*.csv"), include_path=True).take(4)
     before = table.register(workspace, "t").to_pandas_dataframe()
@@ -105,7 +105,7 @@ def test_files_that_have_changed_since_the_registration_are_not_frozen(workspace
     assert not Dataset.get_by_name(workspace, "digits").is_frozen
 
 
-def test_file_that_changes_while_it_is_stored_is_noticed(workspace, source, digits, monkeypatch):
+def test_file_that_changes_while_it_is_frozen_raises_an_error(workspace, source, digits, monkeypatch):
     real = freezing._hashes
 
     def hashes(paths):
@@ -122,7 +122,7 @@ def test_file_that_changes_while_it_is_stored_is_noticed(workspace, source, digi
 
 
 @pytest.mark.promise("frozen-dataset-keeps-content")
-def test_damaged_frozen_file_is_named(workspace, digits, tmp_path):
+def test_damaged_frozen_file_is_named_in_the_error(workspace, digits, tmp_path):
     frozen = digits.freeze(str(tmp_path / "near"))
     (tree,) = [path for path in (tmp_path / "near").iterdir() if path.name != ".contents"]
     damaged = tree / "deep/b.csv"
@@ -135,7 +135,7 @@ def test_damaged_frozen_file_is_named(workspace, digits, tmp_path):
         frozen.freeze()
 
 
-def test_freezing_that_broke_off_goes_on(workspace, digits, lab, monkeypatch):
+def test_interrupted_freeze_is_completed_by_the_next_one(workspace, digits, lab, monkeypatch):
     real = registered.keep_frozen
     monkeypatch.setattr(registered, "keep_frozen", lambda *_: (_ for _ in ()).throw(TransferError("killed")))
     with pytest.raises(TransferError):
@@ -154,12 +154,12 @@ def test_freezing_that_broke_off_goes_on(workspace, digits, lab, monkeypatch):
         ("https://h/x", "nothing can be stored"),
     ],
 )
-def test_place_that_takes_nothing_is_refused(digits, where, why):
+def test_invalid_target_of_a_freeze_is_refused(digits, where, why):
     with pytest.raises(DataError, match=why):
         digits.freeze(where)
 
 
-def test_files_of_one_name_are_refused(workspace, tmp_path):
+def test_dataset_with_equal_file_names_cannot_be_frozen(workspace, tmp_path):
     write_tree(tmp_path, {"p/x.csv": "1", "q/x.csv": "2"})
     twice = Dataset.File.from_files([str(tmp_path / "p/x.csv"), str(tmp_path / "q/x.csv")]).register(workspace, "twice")
     with pytest.raises(DataError, match="another order or equal names"):

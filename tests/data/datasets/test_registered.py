@@ -53,7 +53,7 @@ def test_description_and_tags_of_a_version_are_updated(workspace, files):
         files.update(tags={})
 
 
-def test_a_table_comes_back_with_its_reading_and_its_steps(workspace, files):
+def test_registered_table_keeps_its_read_options_and_steps(workspace, files):
     table = Dataset.Tabular.from_delimited_files("data", separator=";").random_split(0.5, seed=3)[0].keep_columns(["x"])
     table.register(workspace, "t")
     found = Dataset.get_by_name(workspace, "t")
@@ -62,7 +62,7 @@ def test_a_table_comes_back_with_its_reading_and_its_steps(workspace, files):
     assert len(found.to_pandas_dataframe()) == 1
 
 
-def test_the_same_registered_again_is_the_same_version(workspace, files):
+def test_registering_the_same_data_again_returns_the_same_version(workspace, files):
     first = files.register(workspace, "digits")
     again = files.register(workspace, "digits", tags={"seen": "twice"})
     assert (again.version, again.id) == (1, first.id)
@@ -97,14 +97,14 @@ def test_check_names_added_removed_and_changed_files(workspace, files, tmp_path)
     assert "a.csv" in str(found)
 
 
-def test_content_of_the_same_size_that_was_written_again_is_changed(workspace, files, tmp_path):
+def test_check_detects_a_rewritten_file_of_the_same_size(workspace, files, tmp_path):
     made = files.register(workspace, "digits")
     (tmp_path / "data/a.csv").write_text("x\n7\n")
     os.utime(tmp_path / "data/a.csv", ns=(1, 1))
     assert made.check().changed == (str(tmp_path / "data/a.csv"),)
 
 
-def test_check_keeps_order_of_overlapping_sources_with_take(workspace, files):
+def test_check_of_overlapping_sources_with_take_finds_no_change(workspace, files):
     dataset = Dataset.File.from_files(["data/b.csv", "data", "data/a.csv"]).take(1)
     made = dataset.register(workspace, "first")
     assert made.to_path() == ["/a.csv"]
@@ -153,7 +153,7 @@ def test_ordinary_dataset_names_are_accepted(workspace, files, name):
 
 
 @pytest.mark.promise("dataset-s-version-number-never")
-def test_versions_that_were_forgotten_are_not_given_out_again(workspace, files):
+def test_version_numbers_are_not_reused_after_unregistering(workspace, files):
     made = files.register(workspace, "digits")
     files.register(workspace, "digits", create_new_version=True)
     made.unregister_all_versions()
@@ -164,7 +164,7 @@ def test_versions_that_were_forgotten_are_not_given_out_again(workspace, files):
     made.unregister_all_versions()
 
 
-def test_no_workspace_is_refused(files, tmp_path):
+def test_register_refuses_an_object_that_is_no_workspace(files, tmp_path):
     for wrong in (None, "ws", tmp_path):
         with pytest.raises(DataError, match="is not a workspace"):
             files.register(wrong, "d")
@@ -177,7 +177,7 @@ def test_dataset_of_another_workspaces_store_is_refused(workspace, tmp_path):
         dataset.register(Workspace(tmp_path / "other"), "d")
 
 
-def test_a_record_that_a_newer_version_wrote_is_named(workspace, files):
+def test_record_of_a_newer_paceline_is_named_in_the_error(workspace, files):
     files.register(workspace, "d")
     path = workspace.path / "datasets/d/1.json"
     for wrong in ({**json.loads(path.read_text()), "lens": 1}, [], {"steps": [["fold", 3]], "sources": []}):
@@ -206,7 +206,7 @@ for _ in range(int(sys.argv[2])):
 """
 
 
-def test_processes_at_once_get_versions_of_their_own(workspace, files):
+def test_concurrent_registrations_get_different_versions(workspace, files):
     processes = [start_python(REGISTER, workspace.path, 20) for _ in range(3)]
     got = [int(line) for process in processes for line in process.communicate(timeout=180)[0].split()]
     assert [process.returncode for process in processes] == [0, 0, 0]

@@ -35,20 +35,20 @@ def test_an_epoch_has_every_sample_once(length, seed, epoch):
     assert len(order) == length
 
 
-def test_order_equals_its_frozen_values():
+def test_order_has_the_values_that_checkpoints_rely_on():
     """Checkpoints hold positions in it: whoever changes these numbers makes every run resume with other samples."""
     assert GlobalOrder(10)[:].tolist() == FROZEN_10
     assert GlobalOrder(1_000_000, seed=7, epoch=3)[:6].tolist() == FROZEN_MILLION
     assert [GlobalOrder(10**15, seed=-1, epoch=2)[position] for position in (0, 1, 10**15 - 1)] == FROZEN_HUGE
 
 
-def test_without_numpy_the_order_is_the_same(without_numpy):
+def test_plain_python_computes_the_order_that_checkpoints_rely_on(without_numpy):
     assert GlobalOrder(10)[:].tolist() == FROZEN_10
     assert GlobalOrder(1_000_000, seed=7, epoch=3)[:6].tolist() == FROZEN_MILLION
 
 
 @pytest.mark.parametrize("length", [1, 2, 255, 256, 257, 1000, 4097, 70_000, (1 << 26) + 1, 10**12, 1 << 62])
-def test_numpy_plain_python_and_single_positions_agree(length, monkeypatch):
+def test_order_is_equal_by_numpy_by_plain_python_and_by_single_positions(length, monkeypatch):
     order = GlobalOrder(length, seed=1, epoch=2)
     positions = range(0, length, max(1, length // 500))[:500]
     fast = order.samples(positions)
@@ -62,7 +62,7 @@ def test_numpy_is_not_loaded_at_import():
     assert loaded.strip() == "False"
 
 
-def test_order_works_without_numpy():
+def test_order_works_where_numpy_is_not_installed():
     ask = "from paceline.data.sampling.order import GlobalOrder\nprint(*GlobalOrder(10)[:])"
     code = f"import sys; sys.modules['numpy'] = None\n{ask}"
     assert [int(word) for word in run_python(code).split()] == FROZEN_10
@@ -78,7 +78,7 @@ def test_slices_equal_those_of_a_list(length, data):
     assert order[position] == everything[position]
 
 
-def test_a_long_slice_is_made_of_pieces_and_taken_by_numpy_without_a_copy():
+def test_long_slice_is_computed_in_chunks_and_shared_with_numpy():
     order = GlobalOrder(200_000)
     part = order[1:]
     assert part.tolist() == [sample for piece in order.chunks(range(1, 200_000)) for sample in piece]
@@ -108,13 +108,13 @@ def test_seed_and_epoch_each_give_another_order():
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
-def test_every_order_of_a_handful_of_samples_comes_equally_often(length):
+def test_every_order_of_a_few_samples_is_equally_likely(length):
     count = math.factorial(length)
     seen = Counter(tuple(GlobalOrder(length, seed)) for seed in range(25 * count))
     _is_uniform([seen[order] for order in itertools.permutations(range(length))])
 
 
-def test_all_720_orders_of_6_samples_come():
+def test_all_720_orders_of_6_samples_occur():
     assert len({tuple(GlobalOrder(6, seed)) for seed in range(9000)}) == 720
 
 
@@ -136,7 +136,7 @@ def test_neighbours_in_the_order_are_not_neighbours_in_the_data():
     assert (order == other).sum() < 15
 
 
-def test_the_test_of_uniformity_sees_a_skew():
+def test_uniformity_check_detects_a_skewed_count():
     with pytest.raises(AssertionError):
         _is_uniform([1100, 1000, 1000, 900])
 
@@ -160,7 +160,7 @@ def _is_uniform(counts):
         ((10, 1, None), "epoch=None must be an integer"),
     ],
 )
-def test_wrong_values_are_refused(arguments, message):
+def test_invalid_length_seed_or_epoch_is_refused(arguments, message):
     with pytest.raises(DataError, match=message):
         GlobalOrder(*arguments)
 

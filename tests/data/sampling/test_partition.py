@@ -29,7 +29,7 @@ def test_split_by_size_covers_all_files_in_balanced_parts(files, parts, rng):
     assert split_by_size(sizes, parts) == made
 
 
-def test_the_largest_go_first_and_ties_to_the_lowest_part():
+def test_split_by_size_places_large_files_first_and_ties_in_the_lowest_part():
     assert split_by_size([("d", 1), ("a", 3), ("c", 2), ("b", 3)], 2) == [["a", "c"], ["b", "d"]]
 
 
@@ -68,13 +68,13 @@ def test_partition_gives_each_item_to_one_rank(length, world_size):
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_arrays_and_ranges_are_views_of_themselves():
+def test_partition_of_an_array_or_range_is_a_view():
     array = np.zeros((10, 3))
     assert np.shares_memory(partition(array, 1, 4), array)
     assert partition(range(10), 1, 4) == range(1, 10, 4)
 
 
-def test_a_torch_tensor_is_a_view_of_itself():
+def test_partition_of_a_torch_tensor_is_a_view():
     torch = pytest.importorskip("torch")
     tensor = torch.arange(10)
     part = partition(tensor, 1, 4)
@@ -83,13 +83,13 @@ def test_a_torch_tensor_is_a_view_of_itself():
     assert part.tolist() == [99, 5, 9]
 
 
-def test_a_frame_gives_rows_and_not_columns():
+def test_partition_of_a_frame_selects_rows():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": [1, 2, 3], "b": [4, 5, 6]})
     assert partition(frame, 0, 2)["b"].tolist() == [4, 6]
 
 
-def test_a_list_is_not_copied():
+def test_partition_of_a_list_does_not_copy_it():
     items = ["a", "b", "c", "d", "e"]
     part = partition(items, 1, 2)
     items[3] = "changed"
@@ -135,7 +135,7 @@ def test_a_rank_outside_its_world_is_refused(rank, world_size, message):
         partition([1, 2, 3], rank, world_size)
 
 
-def test_the_launchers_variables_are_used(monkeypatch):
+def test_rank_is_read_from_the_launchers_variables(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert list(partition([0, 1, 2, 3, 4])) == [1, 4]
@@ -181,7 +181,7 @@ def test_launcher_of_one_process_is_rank_0_of_1(variable):
         {"RANK": "0", "WORLD_SIZE": "0"},
     ],
 )
-def test_broken_variables_are_an_error_that_names_both(environment):
+def test_invalid_rank_variables_raise_an_error_that_names_both(environment):
     with pytest.raises(RunContextError, match=r"RANK=.*WORLD_SIZE="):
         own_rank(environment=environment)
 

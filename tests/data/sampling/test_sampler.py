@@ -45,7 +45,7 @@ def drawing(length, world_size, **options):
     )
 
 
-def test_positions_are_dealt_in_turn():
+def test_positions_are_distributed_round_robin():
     assert drawing(8, 3) == "0 3 6   1 4 7   2 5"
     assert drawing(8, 3, drop_last=True) == "0 3   1 4   2 5"
     assert drawing(8, 3, pad=True) == "0 3 6   1 4 7   2 5 8"
@@ -122,7 +122,7 @@ def test_run_resumed_on_another_worker_count_keeps_the_order(length, seed, epoch
 
 
 @given(st.integers(1, 60), st.integers(1, 60), WORLDS, st.integers(0, 60))
-def test_consumed_argument_equals_advance(length, other, world_size, used):
+def test_state_with_the_consumed_argument_equals_that_after_advance(length, other, world_size, used):
     told, counted = samplers(length, world_size)[0], samplers(length, world_size)[0]
     used = min(used, len(told))
     list(told), list(counted)
@@ -140,7 +140,7 @@ def test_prefetched_samples_do_not_count_as_consumed():
     assert sampler.state_dict(consumed=10)["position"] == 20
 
 
-def test_uncounted_mid_epoch_state_is_refused():
+def test_state_within_an_epoch_needs_a_count_of_used_samples():
     sampler = DistributedSampler(100, 0, 2)
     assert sampler.state_dict()["position"] == 0
     next(iter(sampler))
@@ -175,7 +175,7 @@ def test_length_equals_the_next_iterations_count():
     assert len(list(sampler)) == 2
 
 
-def test_resumed_position_applies_to_one_epoch_only():
+def test_only_the_first_iteration_starts_at_the_resumed_position():
     sampler = DistributedSampler(10, 0, 1)
     sampler.load_state_dict({**sampler.state_dict(), "position": 4})
     # Looking at the first samples is no iteration.
@@ -184,7 +184,7 @@ def test_resumed_position_applies_to_one_epoch_only():
     assert len(list(sampler)) == 10
 
 
-def test_set_epoch_keeps_the_position_of_the_same_epoch_only():
+def test_set_epoch_keeps_a_loaded_position_only_in_its_own_epoch():
     sampler = DistributedSampler(10, 0, 1)
     sampler.load_state_dict({**sampler.state_dict(), "epoch": 3, "position": 4})
     assert sampler.epoch == 3
@@ -215,7 +215,7 @@ def test_state_at_the_end_of_an_epoch_resumes_the_next(drop_last):
     assert (late.epoch, len(late)) == (5, len(resumed))
 
 
-def test_an_old_iterator_does_not_count():
+def test_samples_of_an_older_iterator_are_not_counted():
     sampler = DistributedSampler(10, 0, 1)
     old, new = iter(sampler), iter(sampler)
     next(old)
@@ -238,7 +238,7 @@ def test_an_old_iterator_does_not_count():
         ({"epoch": None}, "epoch=None"),
     ],
 )
-def test_a_state_of_something_else_is_refused_and_changes_nothing(change, message):
+def test_state_of_another_dataset_is_refused_and_changes_no_setting(change, message):
     sampler = DistributedSampler(10, 0, 1)
     state = sampler.state_dict()
     with pytest.raises(DataError, match=message):
@@ -262,12 +262,12 @@ def test_invalid_state_is_refused():
         ((10,), {"seed": "x"}, "seed='x'"),
     ],
 )
-def test_wrong_values_are_refused(arguments, options, message):
+def test_invalid_sampler_arguments_are_refused(arguments, options, message):
     with pytest.raises(DataError, match=message):
         DistributedSampler(*arguments, **options)
 
 
-def test_ranks_come_from_the_launcher(monkeypatch):
+def test_sampler_reads_its_rank_from_the_launchers_variables(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert sorted(DistributedSampler(5, shuffle=False)) == [1, 3]
@@ -319,7 +319,7 @@ def test_a_data_loader_gives_the_samples_in_order_and_resumes_them(workers):
     assert [sample for batch in loader for sample in batch.tolist()] == expected[12:]
 
 
-def test_sampler_works_below_a_batch_sampler():
+def test_sampler_works_inside_a_batch_sampler():
     data = pytest.importorskip("torch.utils.data")
     sampler = DistributedSampler(10, 0, 2, shuffle=False)
     batches = data.BatchSampler(sampler, batch_size=2, drop_last=True)
@@ -327,7 +327,7 @@ def test_sampler_works_below_a_batch_sampler():
     assert [batch.tolist() for batch in loader] == [[0, 2], [4, 6]]
 
 
-def test_an_initialised_process_group_says_the_rank(tmp_path):
+def test_sampler_reads_its_rank_from_an_initialised_process_group(tmp_path):
     distributed = pytest.importorskip("torch.distributed")
     if not distributed.is_gloo_available():
         pytest.skip("needs torch with Gloo")
@@ -370,7 +370,7 @@ def stateful_loader():
 @pytest.mark.parametrize(
     ("batch_size", "workers"), [(3, 0), (None, 0), (3, 2), pytest.param(None, 2, marks=pytest.mark.proof)]
 )
-def test_a_stateful_data_loader_needs_no_counting(stateful_loader, batch_size, workers):
+def test_stateful_data_loader_resumes_without_calls_of_advance(stateful_loader, batch_size, workers):
     def loaders(world_size, rank):
         sampler = DistributedSampler(40, rank, world_size, seed=3)
         return sampler, stateful_loader(Numbers(40), batch_size=batch_size, sampler=sampler, num_workers=workers)

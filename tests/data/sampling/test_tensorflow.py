@@ -46,7 +46,7 @@ def test_dataset_resumed_on_another_worker_count_keeps_the_order():
     assert after[1] == list(resumed)
 
 
-def test_rows_are_gathered_in_the_structure_that_was_given():
+def test_batches_have_the_structure_of_the_given_arrays():
     batches = list(tensorflow_dataset({"x": X, "y": (Y, Y + 1)}, 7, 1, 2))
     assert [len(batch["x"]) for batch in batches] == [7, 7, 7, 4]
     assert all((batch["x"][:, 0].numpy() == 2 * batch["y"][0].numpy()).all() for batch in batches)
@@ -55,14 +55,14 @@ def test_rows_are_gathered_in_the_structure_that_was_given():
     assert numbers(tensorflow_dataset([5, 6, 7], 2, 0, 1, shuffle=False)) == [5, 6, 7]
 
 
-def test_consecutive_epochs_have_their_own_order():
+def test_each_epoch_of_a_tensorflow_dataset_has_another_order():
     dataset = tensorflow_dataset(10, 4, 0, 1, seed=1, epoch=3, epochs=2, start=7)
     assert [len(batch) for batch in dataset] == [3, 4, 4, 2]
     assert numbers(dataset) == [*GlobalOrder(10, 1, 3)[7:], *GlobalOrder(10, 1, 4)]
     assert int(dataset.cardinality()) == 4
 
 
-def test_tensorflow_does_not_share_out_again():
+def test_tensorflows_own_sharding_is_off():
     import tensorflow as tf
 
     options = tensorflow_dataset(10, 4, 0, 2).options()
@@ -97,6 +97,6 @@ def test_tf_distribute_strategy_trains_on_the_dataset():
         ((10, 4, 0, 1), {"seed": 1.5}, r"seed=1\.5"),
     ],
 )
-def test_wrong_values_are_refused_at_once(arguments, options, message):
+def test_invalid_arguments_of_tensorflow_dataset_are_refused_at_once(arguments, options, message):
     with pytest.raises(DataError, match=message):
         tensorflow_dataset(*arguments, **options)

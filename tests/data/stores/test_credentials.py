@@ -47,7 +47,7 @@ def test_a_secret_is_read_from_the_keyring(monkeypatch):
         resolve({"key": "keyring:lab/you"}, "lab")
 
 
-def test_a_missing_keyring_names_the_extra(monkeypatch):
+def test_missing_keyring_package_is_reported_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "keyring", None)
     with pytest.raises(DataError, match=r"pip install 'paceline\[keyring\]'"):
         resolve({"key": "keyring:lab/me"}, "lab")
@@ -126,7 +126,7 @@ def test_harmless_options_may_be_registered():
     check_no_secrets("sftp://me@host/x", {"client_kwargs": {"region_name": "eu"}})
 
 
-def test_secrets_are_cut_out_of_texts_however_they_are_written():
+def test_secrets_are_removed_from_texts_in_quoted_and_url_forms():
     from urllib.parse import quote, quote_plus
 
     secrets = Secrets({"password": SECRET})

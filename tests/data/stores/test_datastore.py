@@ -25,7 +25,7 @@ def test_default_store_exists_without_registration(workspace):
     assert store.files() == []
 
 
-def test_a_registered_store_is_found_and_forgotten(workspace, tmp_path):
+def test_registered_store_is_found_until_unregistered(workspace, tmp_path):
     store = Datastore.register(workspace, "lab", tmp_path / "files", default=True)
     assert Datastore.get_default(workspace) == store
     assert list(Datastore.list(workspace)) == ["default", "lab"]
@@ -38,7 +38,7 @@ def test_a_registered_store_is_found_and_forgotten(workspace, tmp_path):
         Datastore.get(workspace, "lab")
 
 
-def test_a_name_is_not_taken_twice_unless_allowed(workspace, tmp_path):
+def test_registered_name_is_replaced_only_with_overwrite(workspace, tmp_path):
     Datastore.register(workspace, "lab", tmp_path / "a")
     with pytest.raises(DataError, match="overwrite=True"):
         Datastore.register(workspace, "lab", tmp_path / "b")
@@ -46,13 +46,13 @@ def test_a_name_is_not_taken_twice_unless_allowed(workspace, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "a/b", ".default", "-x", "ü", "a\n", 7])
-def test_a_wrong_name_is_refused(workspace, tmp_path, name):
+def test_invalid_datastore_name_is_refused(workspace, tmp_path, name):
     with pytest.raises(DataError, match="letters, digits"):
         Datastore.register(workspace, name, tmp_path)
 
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "s3://", "nonsense://x", "http:///x"])
-def test_a_wrong_url_is_refused(workspace, url):
+def test_invalid_datastore_url_is_refused(workspace, url):
     with pytest.raises(DataError, match=r"no kind that is known|names no bucket or host"):
         Datastore.register(workspace, "lab", url)
 
@@ -68,20 +68,20 @@ def test_a_wrong_url_is_refused(workspace, url):
         ("file:///some/folder", "local", "Local", None),
     ],
 )
-def test_the_url_says_the_kind(workspace, monkeypatch, url, kind, azure_type, container):
+def test_kind_of_a_store_follows_from_its_url(workspace, monkeypatch, url, kind, azure_type, container):
     monkeypatch.setattr("paceline.data.stores.datastore.check_installed", lambda record: None)
     store = Datastore.register(workspace, "lab", url)
     assert (store.kind, store.datastore_type, store.container_name) == (kind, azure_type, container)
     assert store.account_name == ("account" if kind == "azure" else None)
 
 
-def test_a_missing_extra_is_named(workspace, monkeypatch):
+def test_missing_extra_of_a_store_is_named_in_the_error(workspace, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"needs adlfs, which is not installed.*pip install 'paceline\[azure\]'"):
         Datastore.register(workspace, "lab", "az://box/x")
 
 
-def test_a_secret_in_the_clear_is_refused_and_written_nowhere(workspace):
+def test_plain_text_secret_is_refused_and_not_stored(workspace):
     with pytest.raises(DataError, match="in the clear"):
         Datastore.register(workspace, "lab", "s3://bucket", options={"secret": "planted"})
     with pytest.raises(DataError, match="not shown here"):
@@ -89,14 +89,14 @@ def test_a_secret_in_the_clear_is_refused_and_written_nowhere(workspace):
     assert not list((workspace.path).rglob("lab.json"))
 
 
-def test_the_file_of_a_store_holds_places_and_no_values(workspace, monkeypatch):
+def test_record_of_a_store_has_places_of_secrets_but_no_secrets(workspace, monkeypatch):
     monkeypatch.setenv("LAB_SECRET", "planted")
     Datastore.register(workspace, "lab", "s3://bucket", credentials={"secret": "env:LAB_SECRET"})
     text = (workspace.path / "datastores/lab.json").read_text()
     assert json.loads(text) == {"url": "s3://bucket", "options": {}, "credentials": {"secret": "env:LAB_SECRET"}}
 
 
-def test_a_spoiled_file_of_a_store_is_refused_by_name(workspace):
+def test_damaged_datastore_record_is_named_in_the_error(workspace):
     write_tree(workspace.path, {"datastores/lab.json": "{half"})
     with pytest.raises(DataError, match=r"lab.json' can't be read as a datastore"):
         Datastore.get(workspace, "lab")
@@ -113,7 +113,7 @@ def test_a_store_is_pickled_and_printed_without_connections(workspace, tmp_path)
     assert repr(store) == f"Datastore({workspace!r}, 'lab')"
 
 
-def test_references_have_names_that_a_run_can_use(workspace, tmp_path):
+def test_reference_names_are_valid_names_of_inputs(workspace, tmp_path):
     store = Datastore.register(workspace, "my-lab", tmp_path)
     assert store.path("/train set/*.csv").name == "my_lab_train_set_csv"
     assert store.path("x", data_reference_name="mine").name == "mine"
@@ -171,7 +171,7 @@ def test_upload_files_keeps_paths_below_the_common_or_given_folder(workspace, tm
         store.upload_files([tmp_path / "src"])
 
 
-def test_a_web_store_takes_no_upload(workspace, tmp_path):
+def test_upload_to_an_http_store_is_refused(workspace, tmp_path):
     write_tree(tmp_path / "src", {"a": "1"})
     with pytest.raises(DataError, match="HTTP can only be read from"):
         Datastore.register(workspace, "web", "http://127.0.0.1:9").upload(tmp_path / "src")
@@ -195,7 +195,7 @@ def test_a_full_disk_stops_a_download_and_leaves_no_file_of_that_name(workspace,
     assert not (small_disk / "out/a").exists()
 
 
-def test_memory_is_a_store_of_this_process(workspace, bucket, tmp_path):
+def test_memory_store_keeps_files_within_the_process(workspace, bucket, tmp_path):
     store = Datastore.register(workspace, "mem", f"memory://{bucket}")
     write_tree(tmp_path / "src", FILES)
     store.upload(tmp_path / "src")
@@ -219,6 +219,6 @@ def test_memory_is_a_store_of_this_process(workspace, bucket, tmp_path):
         (lambda ws: Datastore(ws).path("x").as_upload(overwrite="no"), "overwrite='no'"),
     ],
 )
-def test_values_of_another_type_are_refused(workspace, call, said):
+def test_datastore_arguments_of_a_wrong_type_are_refused(workspace, call, said):
     with pytest.raises(DataError, match=re.escape(said)):
         call(workspace)

@@ -58,11 +58,11 @@ def named(name: str, text: str = "") -> Exception:
     ],
     ids=repr,
 )
-def test_each_error_has_its_cause(error, cause):
+def test_each_library_error_is_mapped_to_its_cause(error, cause):
     assert cause_of(error) == cause
 
 
-def test_a_cause_behind_another_error_counts():
+def test_underlying_error_determines_the_cause():
     error = FileNotFoundError("url")
     error.__cause__ = _AnswerError(403)
     assert cause_of(error) == "denied"

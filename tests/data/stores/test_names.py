@@ -9,7 +9,7 @@ from paceline.errors import DataError
 
 
 @pytest.mark.parametrize("name", ["a", "a b/ü.txt", "..a/b..", "q'\"\\", "n\nl", "-rf", "*"])
-def test_a_strange_name_may_be_a_file(name):
+def test_unusual_but_valid_file_name_is_accepted(name):
     assert check_relative(name, "the store") == name
 
 
@@ -28,7 +28,7 @@ def test_path_is_normalized(path, cleaned):
 
 
 @pytest.mark.parametrize("path", ["..", "a/../../b", "a\0"])
-def test_a_callers_path_that_leaves_the_store_is_refused(path):
+def test_path_that_leaves_the_store_is_refused(path):
     with pytest.raises(DataError, match="leaves the store"):
         clean_path(path, "the store")
 
@@ -48,11 +48,11 @@ def test_a_callers_path_that_leaves_the_store_is_refused(path):
         ("*", "n\nl", True),
     ],
 )
-def test_a_pattern_means_these_paths(pattern, path, matches):
+def test_pattern_matches_the_expected_paths(pattern, path, matches):
     assert bool(pattern_regex(pattern).fullmatch(path)) is matches
 
 
-def test_a_patterns_folder_is_the_deepest_without_a_star():
+def test_base_of_a_pattern_is_its_deepest_folder_without_a_wildcard():
     assert [pattern_base(pattern) for pattern in ("a/b/*.csv", "*", "a*/b", "a/**/c")] == ["a/b", "", "", "a"]
 
 

@@ -62,7 +62,7 @@ def echo(answer: Answer) -> None:
     ("url", "place"),
     [("proxy", "env"), ("proxy", "file"), ("http://127.0.0.1:9", "env"), ("http://no-such-host.invalid", "env")],
 )
-def test_an_s3_secret_is_nowhere(
+def test_s3_secret_does_not_appear_in_messages_logs_or_files(
     workspace, s3, bucket, proxied, take, cache, logged, monkeypatch, tmp_path, url, place
 ):
     s3.bucket(bucket, {"x": b"1"})
@@ -92,7 +92,7 @@ def test_an_s3_secret_is_nowhere(
     assert SECRET.encode() not in pickle.dumps(store)
 
 
-def test_a_secret_that_the_libraries_find_themselves_is_nowhere(
+def test_aws_secret_from_the_environment_does_not_appear_in_messages(
     workspace, s3, bucket, proxied, take, cache, logged, monkeypatch
 ):
     s3.bucket(bucket, {"x": b"1"})
@@ -104,7 +104,7 @@ def test_a_secret_that_the_libraries_find_themselves_is_nowhere(
 
 
 @pytest.mark.parametrize("has_file", [True, False], ids=["in a file", "in variables"])
-def test_a_session_token_that_the_libraries_find_themselves_is_nowhere(
+def test_aws_session_token_from_the_environment_does_not_appear_in_messages(
     workspace, s3_once, bucket, proxied, take, cache, logged, monkeypatch, tmp_path, has_file
 ):
     """Story: of what botocore finds in its files, the secret key alone was cut out of messages."""
@@ -124,7 +124,9 @@ def test_a_session_token_that_the_libraries_find_themselves_is_nowhere(
     assert not seen_in(everything(caught.value, workspace, cache, logged))
 
 
-def test_an_sftp_password_is_nowhere(workspace, sshd, take, cache, logged, monkeypatch, tmp_path):
+def test_sftp_password_does_not_appear_in_messages_logs_or_files(
+    workspace, sshd, take, cache, logged, monkeypatch, tmp_path
+):
     monkeypatch.setenv("LAB_SECRET", SECRET)
     store = Datastore.register(
         workspace,
@@ -138,7 +140,7 @@ def test_an_sftp_password_is_nowhere(workspace, sshd, take, cache, logged, monke
     assert not seen_in(everything(caught.value, workspace, cache, logged))
 
 
-def test_a_token_of_the_web_is_nowhere_even_when_all_goes_well(workspace, take, cache, logged, monkeypatch, tmp_path):
+def test_web_token_does_not_appear_after_a_successful_download(workspace, take, cache, logged, monkeypatch, tmp_path):
     from tests.data.servers import http_server
 
     monkeypatch.setenv("WEB_TOKEN", "planted-token")

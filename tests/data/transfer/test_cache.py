@@ -28,7 +28,7 @@ def put(cache: DataCache, name: str, content: bytes, used_s: float = 0.0) -> str
     return key
 
 
-def test_a_whole_file_is_linked_and_can_only_be_read(cache, tmp_path):
+def test_cached_file_is_linked_read_only(cache, tmp_path):
     key = put(cache, "a", b"hello")
     assert cache.link(key, 5, str(tmp_path / "seen"))
     assert (tmp_path / "seen").read_bytes() == b"hello"
@@ -36,7 +36,7 @@ def test_a_whole_file_is_linked_and_can_only_be_read(cache, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"HELLO", b"hello again", b""])
-def test_a_file_that_a_script_wrote_into_is_not_taken_again(cache, tmp_path, content):
+def test_cached_file_modified_by_a_script_is_not_reused(cache, tmp_path, content):
     key = put(cache, "a", b"hello")
     cache.link(key, 5, str(tmp_path / "seen"))
     (tmp_path / "seen").chmod(0o644)
@@ -46,7 +46,7 @@ def test_a_file_that_a_script_wrote_into_is_not_taken_again(cache, tmp_path, con
     assert (tmp_path / "seen").read_bytes() == content, "the script keeps what it wrote"
 
 
-def test_another_version_size_path_or_store_is_another_file(cache):
+def test_cache_key_depends_on_store_version_and_size(cache):
     keys = {
         cache.key(*values)
         for values in (("s", "p", "1", 1), ("s", "p", "2", 1), ("s", "p", "1", 2), ("t", "p", "1", 1))
@@ -55,7 +55,7 @@ def test_another_version_size_path_or_store_is_another_file(cache):
 
 
 @pytest.mark.promise("least-recently-used-goes-first")
-def test_the_least_recently_used_goes_first(cache, tmp_path):
+def test_prune_removes_the_least_recently_used_file_first(cache, tmp_path):
     keys = {name: put(cache, name, bytes(100), used_s) for name, used_s in (("old", 300), ("mid", 200), ("new", 100))}
     cache.link(keys["old"], 100, str(tmp_path / "used"))
     (tmp_path / "used").unlink()
@@ -73,7 +73,7 @@ def test_prune_keeps_linked_files(cache, tmp_path):
     assert cache.use().linked_bytes == 100
 
 
-def test_room_is_made_before_files_come(tmp_path):
+def test_make_room_removes_old_files_before_a_download(tmp_path):
     cache = DataCache(tmp_path / "c", limit_bytes=250)
     first, second = put(cache, "a", bytes(100), 200), put(cache, "b", bytes(100), 100)
     cache.make_room(100)
@@ -190,7 +190,7 @@ def test_abandoned_partial_files_are_removed_unless_locked(cache):
         ("5b", 5),
     ],
 )
-def test_a_size_is_read(text, size):
+def test_text_of_a_size_is_parsed(text, size):
     assert parse_size(text) == size
 
 
@@ -214,13 +214,13 @@ def test_folder_and_limit_come_from_the_environment(tmp_path, monkeypatch):
     assert DataCache().folder == tmp_path / "xdg/paceline/data"
 
 
-def test_a_cache_where_no_folder_can_be_is_refused(tmp_path):
+def test_cache_folder_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="PACELINE_DATA_CACHE"):
         DataCache(tmp_path / "file" / "cache")
 
 
-def test_many_processes_make_and_drop_views_at_once(cache):
+def test_concurrent_processes_create_and_remove_views_without_errors(cache):
     code = (
         "import os, sys; from pathlib import Path; from paceline.data.transfer.cache import DataCache\n"
         "cache = DataCache(Path(sys.argv[1]))\n"

@@ -47,7 +47,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 ALL = {name.removeprefix("train/"): content for name, content in FILES.items()}
 
 
-def test_files_are_there_and_the_second_time_nothing_comes(far, take, cache):
+def test_second_fetch_of_the_same_files_transfers_no_bytes(far, take, cache):
     first = take(far.path("train").as_download())
     assert tree(first.path) == ALL
     assert (first.mode, first.files, first.bytes, first.fetched_bytes) == ("download", 8, 28000, 28000)
@@ -65,7 +65,7 @@ def test_unmountable_store_is_downloaded_with_a_note(far, take):
     assert tree(fetched.path) == ALL
 
 
-def test_single_file_reference_is_a_file_path(far, take):
+def test_fetched_single_file_is_a_file_not_a_folder(far, take):
     fetched = take(far.path("train/part 3.bin").as_download())
     assert fetched.path.name == "part 3.bin"
     assert fetched.path.read_bytes() == ALL["part 3.bin"]
@@ -97,7 +97,7 @@ def test_more_ranks_than_files_leaves_some_an_empty_folder(near, take):
     assert sorted(entry.name for entry in fetched.path.iterdir()) == ["rank_0", "rank_1"]
 
 
-def test_a_local_mount_is_the_place_itself(near, take, tmp_path):
+def test_local_mount_returns_the_original_path(near, take, tmp_path):
     fetched = take(near.path("train").as_mount())
     assert (fetched.path, fetched.mode, fetched.files) == (tmp_path / "files/train", "mount", 8)
     assert take(near.path("train/part 1.bin").as_mount()).path == tmp_path / "files/train/part 1.bin"
@@ -108,7 +108,7 @@ def test_symlinked_local_folder_is_mounted_at_its_target(workspace, take, near, 
     assert take(Datastore.register(workspace, "x", tmp_path / "link").path().as_mount()).path == tmp_path / "files"
 
 
-def test_a_local_partition_is_links_and_copies_nothing(near, take, cache):
+def test_local_partition_has_links_without_copies(near, take, cache):
     fetched = take(near.path("train").as_partition("node"))
     assert fetched.mode == "mount"
     assert "nothing was copied" in fetched.note
@@ -122,14 +122,14 @@ def test_a_local_pattern_is_mounted_as_links(near, take):
     assert tree(fetched.path) == ALL
 
 
-def test_a_local_download_is_a_copy_that_a_script_can_not_harm(near, take, tmp_path):
+def test_local_download_is_a_copy_separate_from_the_original(near, take, tmp_path):
     fetched = take(near.path("train").as_download())
     assert tree(fetched.path) == ALL
     assert os.stat(fetched.path / "part 1.bin").st_ino != os.stat(tmp_path / "files/train/part 1.bin").st_ino
 
 
 @pytest.mark.promise("cached-file-script-wrote-into")
-def test_a_cached_file_that_a_script_wrote_into_comes_again(far, take, cache):
+def test_cached_file_modified_by_a_script_is_fetched_again(far, take, cache):
     first = take(far.path("train").as_download())
     (first.path / "part 5.bin").chmod(0o644)
     (first.path / "part 5.bin").write_bytes(b"?" * 5000)
@@ -144,13 +144,13 @@ def test_second_attempt_replaces_the_first_view(far, take):
     assert tree(take(far.path("train").as_download()).path) == ALL
 
 
-def test_an_empty_store_is_an_error(workspace, s3, bucket, take):
+def test_fetch_from_an_empty_store_raises(workspace, s3, bucket, take):
     s3.bucket(bucket)
     with pytest.raises(DataError, match=r"input 'lab' has no files: datastore 'lab' .* is empty"):
         take(s3_store(workspace, s3.url, bucket).path().as_download())
 
 
-def test_an_object_that_is_a_file_and_a_folder_is_an_error(workspace, s3, bucket, take):
+def test_name_that_is_both_file_and_folder_raises(workspace, s3, bucket, take):
     s3.bucket(bucket, {"a": b"1", "a/b": b"2"})
     with pytest.raises(DataError, match=r"'a' .* is both a file and a folder, which has 'a/b'"):
         take(s3_store(workspace, s3.url, bucket).path().as_download())
@@ -177,7 +177,7 @@ def test_in_memory_store_is_refused(workspace, take):
         take(store.path().as_download())
 
 
-def test_a_store_that_tells_no_version_is_fetched_each_time(workspace, proxied, take, web):
+def test_files_without_a_version_are_fetched_each_time(workspace, proxied, take, web):
     from tests.data.servers import Answer
 
     write_tree(web.folder, {"a": b"1"})
@@ -210,7 +210,7 @@ def test_web_server_without_range_requests_is_read(workspace, proxied, take, web
 
 
 @pytest.mark.promise("files-store-there-before-workers")
-def test_two_runs_at_once_fetch_a_file_once(workspace, s3_once, bucket, proxied, cache, monkeypatch):
+def test_concurrent_runs_fetch_a_file_only_once(workspace, s3_once, bucket, proxied, cache, monkeypatch):
     files = {f"{number}.bin": bytes([number]) * 50_000 for number in range(20)}
     s3_once.bucket(bucket, files)
 

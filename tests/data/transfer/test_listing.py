@@ -51,7 +51,7 @@ def names(infos):
     return {info.relative: info.size for info in infos}
 
 
-def test_the_whole_store_is_listed_by_path(store):
+def test_whole_store_is_listed_sorted_by_path(store):
     infos = store.files()
     assert [info.path for info in infos] == sorted(FILES)
     assert names(infos) == {name: len(content) for name, content in FILES.items()}
@@ -80,7 +80,7 @@ def test_single_file_lists_itself(store, workspace):
         ("train/sub folder/**", {"ü é.csv", "q?#%41*[1].bin"}),
     ],
 )
-def test_a_pattern_means_files(store, workspace, pattern, expected):
+def test_pattern_lists_the_matching_files(store, workspace, pattern, expected):
     sources = [Source(datastore="lab", path=pattern)]
     infos = list_files(sources, workspace.path)
     assert set(names(infos)) == expected
@@ -88,12 +88,12 @@ def test_a_pattern_means_files(store, workspace, pattern, expected):
 
 
 @pytest.mark.parametrize("path", ["trai", "no/such", "*.zip", "train/a.csv/b"])
-def test_a_path_at_which_there_is_nothing_is_an_error(store, path):
+def test_listing_of_a_missing_path_raises(store, path):
     with pytest.raises(DataError, match=r"(there is nothing at|no file matches) .*'lab'"):
         store.files(path)
 
 
-def test_a_path_out_of_the_store_is_refused(store):
+def test_listing_of_a_path_outside_the_store_is_refused(store):
     with pytest.raises(DataError, match="leaves datastore 'lab'"):
         store.files("train/../../etc")
 
@@ -125,7 +125,7 @@ def test_a_password_in_a_plain_url_is_refused_and_not_shown(workspace):
     assert "planted" not in str(caught.value)
 
 
-def test_http_listing_has_linked_files_or_a_single_file(web, workspace):
+def test_http_store_lists_linked_files_or_a_single_file(web, workspace):
     write_tree(web.folder, FILES)
     store = Datastore.register(workspace, "web", web.url)
     assert names(store.files()) == {name: len(content) for name, content in FILES.items()}
@@ -138,7 +138,7 @@ def test_http_listing_has_linked_files_or_a_single_file(web, workspace):
         store.files("no/such/file")
 
 
-def test_a_version_changes_with_the_content(workspace, s3, bucket, tmp_path):
+def test_fingerprint_changes_with_the_content_of_an_s3_object(workspace, s3, bucket, tmp_path):
     s3.bucket(bucket, {"x": b"one"})
     store = s3_store(workspace, s3.url, bucket)
     before = store.files()
@@ -149,14 +149,14 @@ def test_a_version_changes_with_the_content(workspace, s3, bucket, tmp_path):
 
 @pytest.mark.promise("name-would-leave-folder-refused")
 @pytest.mark.parametrize("key", ["../up", "x/../../y", "d//e", "./z"])
-def test_a_name_that_would_leave_the_folder_is_refused_by_its_name(workspace, s3, bucket, key):
+def test_object_name_that_leaves_the_folder_is_named_in_the_error(workspace, s3, bucket, key):
     s3.bucket(bucket, {"fine": b"1", key: b"2"})
     with pytest.raises(DataError, match=r"Rename it there") as caught:
         s3_store(workspace, s3.url, bucket).files()
     assert key in str(caught.value)
 
 
-def test_an_absolute_name_is_refused_and_written_nowhere(workspace, s3, bucket, take, tmp_path):
+def test_object_with_an_absolute_name_is_refused_and_not_written(workspace, s3, bucket, take, tmp_path):
     """obstore lists it without its first "/", and then finds that there is no such object."""
     s3.bucket(bucket, {"fine": b"1", f"{tmp_path}/evil": b"2"})
     with pytest.raises(DataError, match=r"Rename it there|there is nothing there"):
@@ -196,7 +196,7 @@ def test_an_empty_store_is_an_empty_list(workspace, s3, bucket):
     assert s3_store(workspace, s3.url, bucket).files() == []
 
 
-def test_a_link_whose_end_can_t_be_seen_is_an_error(workspace, tmp_path):
+def test_symlink_that_cannot_be_resolved_raises(workspace, tmp_path):
     """It counted as no file: a run would have begun without what lies behind a link that it may not follow."""
     (tmp_path / "files").mkdir()
     # Root may follow all links but such.
@@ -209,7 +209,7 @@ def test_a_link_whose_end_can_t_be_seen_is_an_error(workspace, tmp_path):
     assert store.files() == []
 
 
-def test_links_of_a_local_folder_are_followed_but_never_in_a_circle(workspace, tmp_path):
+def test_symlinks_in_a_local_folder_are_followed_except_in_circles(workspace, tmp_path):
     write_tree(tmp_path, {"files/own/a": "1", "else/where/b": "2"})
     (tmp_path / "files/linked").symlink_to(tmp_path / "else")
     (tmp_path / "files/own/up").symlink_to(tmp_path / "files")
@@ -235,7 +235,7 @@ def test_unreadable_symlink_target_raises_and_a_broken_symlink_is_skipped(worksp
         store.files()
 
 
-def test_a_local_folder_that_can_not_be_read_is_an_error(workspace, tmp_path):
+def test_unreadable_local_folder_raises(workspace, tmp_path):
     store = Datastore.register(workspace, "lab", tmp_path / "gone")
     with pytest.raises(DataError, match="there is nothing at 'x'"):
         store.files("x")

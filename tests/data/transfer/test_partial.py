@@ -26,7 +26,7 @@ def test_partial_file_is_claimed_by_one_process(part):
     again.close()
 
 
-def test_length_of_a_single_range_file_is_its_progress(part):
+def test_partial_file_resumes_at_its_length(part):
     mine = claim(part, 10, wait=False)
     mine.write(b"abcd", 0)
     mine.close()  # as a kill would: nothing was marked
@@ -57,7 +57,7 @@ def test_only_marked_ranges_count_as_done(part, monkeypatch):
 
 
 @pytest.mark.parametrize("torn", [b"0 100", b"0 1000\n", b"-5 100\n", b"60 40\n", b"a b\n", b"\xff\n"])
-def test_a_torn_or_strange_line_of_ranges_counts_for_nothing(part, monkeypatch, torn):
+def test_truncated_or_invalid_range_line_is_ignored(part, monkeypatch, torn):
     monkeypatch.setattr(module, "SINGLE_BYTES", 10)
     part.write_bytes(b"z" * 50)
     part.with_suffix(".ranges").write_bytes(b"0 10\n" + torn)
@@ -78,7 +78,7 @@ def test_range_marks_without_their_file_are_ignored(part, monkeypatch):
     again.close()
 
 
-def test_a_finished_file_has_its_name_and_mode_and_leaves_nothing(part, monkeypatch):
+def test_finished_file_is_renamed_and_leaves_no_partial_files(part, monkeypatch):
     monkeypatch.setattr(module, "SINGLE_BYTES", 3)
     mine = claim(part, 4, wait=False)
     mine.write(b"abcd", 0)
@@ -105,7 +105,7 @@ def test_waiter_does_not_claim_a_finished_file(part):
     assert part.with_name("whole").read_bytes() == b"abcd"
 
 
-def test_a_file_that_is_finished_between_opening_and_locking_is_not_written_to(part, monkeypatch):
+def test_file_finished_between_open_and_lock_is_not_written_to(part, monkeypatch):
     other = claim(part, 4, wait=False)
     other.write(b"abcd", 0)
     lock = module.fcntl.flock
@@ -122,7 +122,7 @@ def test_a_file_that_is_finished_between_opening_and_locking_is_not_written_to(p
     assert part.with_name("whole").read_bytes() == b"abcd"
 
 
-def test_a_link_in_the_place_of_a_part_is_not_written_through(part, tmp_path):
+def test_symlink_in_place_of_a_partial_file_is_not_followed(part, tmp_path):
     (tmp_path / "precious").write_text("stays")
     part.symlink_to(tmp_path / "precious")
     with pytest.raises(OSError, match="symbolic"):

@@ -27,7 +27,7 @@ def test_progress_is_reported_rarely_and_at_the_end():
     assert len(told) < 100
 
 
-def test_a_bar_is_drawn_on_a_terminal_alone():
+def test_progress_bar_is_drawn_only_on_a_terminal():
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

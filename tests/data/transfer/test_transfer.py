@@ -51,7 +51,7 @@ def test_interrupted_download_resumes_at_its_last_byte(workspace, s3, bucket, pr
     assert any(ranges.startswith("bytes=") and ranges != "bytes=0-" for ranges in proxy.gets("x.bin"))
 
 
-def test_a_small_object_that_is_cut_is_fetched_again(workspace, s3, bucket, proxied, take):
+def test_truncated_small_object_is_fetched_again(workspace, s3, bucket, proxied, take):
     s3.bucket(bucket, {"x.bin": BODY})
     proxy = proxied(s3.port, spoil("x.bin", cut(1000), times=2))
     fetched = take(s3_store(workspace, proxy.url, bucket).path().as_download())
@@ -170,7 +170,7 @@ def test_server_killed_during_download_raises_and_the_next_run_resumes(
     assert told[-1] == len(body), "and counted"
 
 
-def test_an_answer_of_500_is_tried_again(workspace, s3, bucket, proxied, take):
+def test_download_is_retried_after_http_status_500(workspace, s3, bucket, proxied, take):
     def fail(answer: Answer) -> None:
         answer.status, answer.body, answer.headers["Content-Length"] = 503, b"", "0"
 
@@ -192,7 +192,7 @@ def test_object_deleted_after_listing_raises(workspace, s3, bucket, proxied, tak
     assert not (cache.views / "run_1/0/lab").exists()
 
 
-def test_wrong_keys_raise_without_the_secret(workspace, s3, bucket, take, monkeypatch):
+def test_wrong_s3_keys_raise_an_error_without_the_secret(workspace, s3, bucket, take, monkeypatch):
     s3.bucket(bucket, {"x.bin": BODY})
     monkeypatch.setenv("LAB_SECRET", "a wrong/secret+key")
     store = s3_store(workspace, s3.url, bucket)

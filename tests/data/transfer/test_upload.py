@@ -51,7 +51,7 @@ def stored(store):
 SIZES = {f"run 1/{name}": len(content) for name, content in FILES.items()}
 
 
-def test_all_files_are_stored_and_read_back_the_same(store, folder, workspace, tmp_path):
+def test_uploaded_files_are_downloaded_unchanged(store, folder, workspace, tmp_path):
     reference = store.path("run 1").as_upload()
     check_upload(reference, workspace.path)
     done = upload(reference, folder, workspace_dir=workspace.path)
@@ -61,7 +61,7 @@ def test_all_files_are_stored_and_read_back_the_same(store, folder, workspace, t
     assert {name: (tmp_path / "back/run 1" / name).read_bytes() for name in FILES} == FILES
 
 
-def test_existing_output_files_refuse_the_run_at_submission(store, folder, workspace):
+def test_run_is_refused_if_its_output_files_exist_already(store, folder, workspace):
     reference = store.path("run 1").as_upload()
     upload(reference, folder, workspace_dir=workspace.path)
     with pytest.raises(DataError, match=r"there are 3 files already, such as 'logs/a b ü.txt'.*overwrite=True"):
@@ -82,25 +82,25 @@ def test_file_created_during_the_run_is_replaced_only_with_overwrite(store, fold
 
 
 @pytest.mark.parametrize(("url", "reason"), [("http://127.0.0.1:9", "can only be read"), ("memory://x", "one process")])
-def test_a_store_that_takes_nothing_refuses_the_run(workspace, url, reason):
+def test_run_with_an_output_in_a_read_only_store_is_refused(workspace, url, reason):
     store = Datastore.register(workspace, "lab", url)
     with pytest.raises(DataError, match=reason):
         check_upload(store.path("x").as_upload(), workspace.path)
 
 
-def test_a_place_that_can_not_be_written_refuses_the_run(workspace, tmp_path):
+def test_run_with_an_unwritable_output_folder_is_refused(workspace, tmp_path):
     (tmp_path / "file").write_text("in the way")
     store = Datastore.register(workspace, "lab", tmp_path / "file")
     with pytest.raises(TransferError, match=r"writing to 'x/y' in datastore 'lab'.* failed"):
         check_upload(store.path("x/y").as_upload(), workspace.path)
 
 
-def test_a_bucket_that_is_not_there_refuses_the_run(workspace, s3_once):
+def test_run_with_an_output_in_a_missing_bucket_is_refused(workspace, s3_once):
     with pytest.raises(TransferError, match="there is no such bucket"):
         check_upload(s3_store(workspace, s3_once.url, "no-such-bucket").path("x").as_upload(), workspace.path)
 
 
-def test_a_full_disk_leaves_nothing_half(workspace, folder, small_disk):
+def test_upload_to_a_full_disk_leaves_no_partial_file(workspace, folder, small_disk):
     store = Datastore.register(workspace, "lab", small_disk)
     fill_disk(small_disk)
     with pytest.raises(TransferError, match="no space is left there"):
@@ -110,7 +110,7 @@ def test_a_full_disk_leaves_nothing_half(workspace, folder, small_disk):
     ]
 
 
-def test_an_answer_of_503_is_tried_again(workspace, s3_once, bucket, proxied, folder):
+def test_upload_is_retried_after_http_status_503(workspace, s3_once, bucket, proxied, folder):
     s3_once.bucket(bucket)
     fails = [1, 1]
 
@@ -133,7 +133,7 @@ def test_upload_follows_symlinks_and_skips_special_files(tmp_path):
     assert [name for name, _ in files_below(tmp_path / "out")] == ["a", "linked/b"]
 
 
-def test_of_a_runs_output_only_the_runs_own_files_are_stored(workspace, tmp_path):
+def test_output_with_links_stores_only_files_of_the_run(workspace, tmp_path):
     store = Datastore.register(workspace, "lab", tmp_path / "near")
     reference, said = store.path("up", "model").as_upload(), []
     top = write_tree(
@@ -178,7 +178,7 @@ def test_file_replaced_by_a_symlink_is_not_stored(workspace, tmp_path):
     assert stored(store) == {}
 
 
-def test_a_name_that_no_store_takes_is_refused(tmp_path):
+def test_file_name_that_is_not_utf8_is_refused_before_upload(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / os.fsdecode(b"\xff")).write_text("x")
     with pytest.raises(DataError, match="is not UTF-8"):

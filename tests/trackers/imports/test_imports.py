@@ -95,7 +95,7 @@ def test_database_of_mlflow_becomes_runs(tmp_path: Path, ws: Path) -> None:
     assert tags_and_properties.read(folder.notes).description == "A note."
 
 
-def test_second_import_adds_nothing_and_a_grown_store_only_what_is_new(tmp_path: Path, ws: Path) -> None:
+def test_repeated_import_adds_only_new_runs_and_values(tmp_path: Path, ws: Path) -> None:
     old = tmp_path / "mlruns"
     mlflow_run(
         old,
@@ -130,7 +130,7 @@ def test_second_import_adds_nothing_and_a_grown_store_only_what_is_new(tmp_path:
     assert (record.status, record.failure) == ("Completed", None)
 
 
-def test_store_that_lost_values_takes_none_from_its_run(tmp_path: Path, ws: Path) -> None:
+def test_imported_values_stay_if_the_old_store_has_lost_them(tmp_path: Path, ws: Path) -> None:
     old = tmp_path / "mlruns"
     mlflow_run(old, "aa", metrics={"loss": mlflow_lines(1.0, 0.5)})
     folder = only(import_runs("mlflow", old, workspace=ws), ws)
@@ -213,7 +213,7 @@ def content(ws: Path) -> dict[str, object]:
     return found
 
 
-def test_hostile_store_is_reported_per_run_and_the_rest_comes_in(tmp_path: Path, ws: Path) -> None:
+def test_damaged_runs_and_links_of_a_store_are_reported_and_others_imported(tmp_path: Path, ws: Path) -> None:
     old = tmp_path / "mlruns"
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "key").write_text("secret")
@@ -320,7 +320,7 @@ def test_each_event_folder_of_tensorboard_becomes_a_run(tmp_path: Path, ws: Path
     assert (record.experiment, record.ended_utc) == ("logs", "2023-11-14T22:13:21.000Z")
 
 
-def test_export_of_neptune_becomes_a_run(tmp_path: Path, ws: Path) -> None:
+def test_neptune_export_becomes_a_run(tmp_path: Path, ws: Path) -> None:
     pytest.importorskip("pyarrow", reason="the extra tabular is not installed")
     stores.neptune_export(tmp_path / "export", stores.neptune_rows())
     (tmp_path / "secret.txt").write_text("secret")
@@ -338,7 +338,7 @@ def test_export_of_neptune_becomes_a_run(tmp_path: Path, ws: Path) -> None:
     assert import_runs("neptune", tmp_path / "export" / "data", workspace=ws).counts == {"unchanged": 1}
 
 
-def test_aim_s_repository_becomes_runs_and_is_not_changed(tmp_path: Path, ws: Path) -> None:
+def test_aim_repository_becomes_runs_and_is_not_changed(tmp_path: Path, ws: Path) -> None:
     aim = pytest.importorskip("aim", reason="aim is not installed")
     old = tmp_path / "old"
     old.mkdir()
@@ -357,7 +357,7 @@ def test_aim_s_repository_becomes_runs_and_is_not_changed(tmp_path: Path, ws: Pa
     assert import_runs("aim", old, workspace=ws).counts == {"unchanged": 1}
 
 
-def test_aim_s_repository_without_aim_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_from_aim_without_its_package_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aim", None)
     (tmp_path / ".aim").mkdir()
     with pytest.raises(UserError, match=r"need aim, on Python 3\.12 or older: pip install aim"):
@@ -394,7 +394,7 @@ def test_dry_run_writes_nothing(tmp_path: Path, ws: Path) -> None:
         ("tensorboard", ".", "'{top}' has no event files (*tfevents*). Name TensorBoard's --logdir."),
     ],
 )
-def test_path_without_a_store_is_refused(tmp_path: Path, tracker: str, path: str, message: str) -> None:
+def test_import_from_a_path_without_a_store_is_refused(tmp_path: Path, tracker: str, path: str, message: str) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "text").write_text("no database " * 100)
     with pytest.raises(UserError) as caught:
@@ -402,7 +402,7 @@ def test_path_without_a_store_is_refused(tmp_path: Path, tracker: str, path: str
     assert str(caught.value) == message.format(top=tmp_path / "old")
 
 
-def test_summary_of_the_verb_names_runs_and_problems(
+def test_import_command_prints_runs_and_problems(
     tmp_path: Path, ws: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PACELINE_WORKSPACE", str(ws))

@@ -86,7 +86,7 @@ def _ids(runs: list[Any]) -> list[str]:
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("text", FILTERS)
-def test_search_finds_the_same_as_mlflow_among_all_runs(
+def test_search_finds_the_runs_that_mlflow_would_find(
     runs_dir: Path, text: str | None, order: list[str] | None
 ) -> None:
     folders = [RunFolder(path) for path in runs_dir.iterdir()]
@@ -114,13 +114,13 @@ def test_search_reads_only_runs_that_can_match(runs_dir: Path, monkeypatch: pyte
     assert len(read) == 1
 
 
-def test_search_sees_what_was_changed_just_before(runs_dir: Path) -> None:
+def test_search_finds_a_run_by_a_value_changed_just_before(runs_dir: Path) -> None:
     assert search_module.search(runs_dir, NAMES, "tags.seen = 'yes'", None, 100) == []
     folder = RunFolder(runs_dir / "a_1700000000_00000001")
     tags_and_properties.set_tags(folder.notes, {"seen": "yes"})
     assert _ids(search_module.search(runs_dir, NAMES, "tags.seen = 'yes'", None, 100)) == [folder.run_id]
 
 
-def test_wrong_filter_is_an_error_of_mlflow(runs_dir: Path) -> None:
+def test_invalid_search_filter_raises_mlflows_exception(runs_dir: Path) -> None:
     with pytest.raises(late("mlflow.exceptions").MlflowException, match="Invalid"):
         search_module.search(runs_dir, NAMES, "speed ~ 3", None, 100)

@@ -22,7 +22,7 @@ from paceline.runs.metrics import MetricLog
     ],
     ids=["step", "time", "value", "no steps", "nan"],
 )
-def test_latest_metric_is_of_the_greatest_step_then_time_then_value(
+def test_latest_metric_value_is_by_greatest_step_then_time_then_value(
     tmp_path: Path, logged: list[tuple[float, int | None, float]], expected: tuple[float, int]
 ) -> None:
     pytest.importorskip("mlflow", reason="the extra mlflow is not installed")

@@ -33,7 +33,7 @@ def uses(folder):
 
 
 @pytest.mark.promise("paceline-azureml-check-says-name")
-def test_each_use_by_line(tmp_path):
+def test_each_use_of_the_sdk_is_found_with_its_line(tmp_path):
     (tmp_path / "driver.py").write_text(DRIVER)
     found = uses(tmp_path)
     assert found[9, "azureml.core.VERSION"] == WORKS
@@ -58,7 +58,7 @@ def test_methods_of_automl_runs_name_automl(tmp_path):
     assert found[4] == "azureml.core.run.Run has no sell here."
 
 
-def test_names_of_star_imports_are_checked(tmp_path):
+def test_names_from_star_imports_are_checked(tmp_path):
     text = "from azureml.core import *\nfrom azureml.no import *\nws = Workspace.from_config()\nRun.sell()\n"
     (tmp_path / "driver.py").write_text(text)
     found = uses(tmp_path)
@@ -67,7 +67,7 @@ def test_names_of_star_imports_are_checked(tmp_path):
 
 
 @pytest.mark.promise("parameters-members-sdk-s-drivers")
-def test_nearly_all_that_drivers_of_each_era_take_from_the_sdk_is_here():
+def test_95_percent_of_the_names_in_collected_drivers_are_supported():
     """docs/from-azureml.md has the figure."""
     found = of_folder(DRIVERS)
     assert len({one.file for one in found}) == 26
@@ -75,7 +75,7 @@ def test_nearly_all_that_drivers_of_each_era_take_from_the_sdk_is_here():
     assert len(here) / len(found) >= 0.95, sorted({one.name for one in found if one.becomes == MISSING})
 
 
-def test_notebooks_are_read_and_magics_passed_over(tmp_path):
+def test_notebook_cells_are_checked_without_their_magics(tmp_path):
     cells = [
         {"cell_type": "markdown", "source": ["from azureml.core import Nothing"]},
         {
@@ -104,7 +104,7 @@ def test_installed_packages_below_the_folder_are_skipped(tmp_path):
     assert [one.file for one in of_folder(tmp_path)] == ["src/one.py"]
 
 
-def test_names_that_numpy_2_has_again_need_no_edit(tmp_path):
+def test_names_that_numpy_2_restored_are_not_reported(tmp_path):
     (tmp_path / "one.py").write_text("import numpy as np\nprint(np.bool, np.long, np.object)\n")
     assert uses(tmp_path) == {(2, "np.object"): MISSING}
 
@@ -124,14 +124,14 @@ def test_python_2_file_is_reported(tmp_path):
         "azureml.exceptions.UserErrorException",
     ],
 )
-def test_known_names_are_not_missing(name):
+def test_supported_sdk_names_have_no_reason_to_be_missing(name):
     assert missing(name) is None
 
 
 @pytest.mark.parametrize(
     "name", ["azureml.core.Nothing", "azureml.core.Run.nothing", "azureml.nothing.at.all", "azureml.interpret.x"]
 )
-def test_unknown_names_are_missing(name):
+def test_unknown_sdk_names_are_reported_as_missing(name):
     assert missing(name)
 
 
@@ -172,7 +172,7 @@ ws.get_mlflow_tracking_uri()
 """
 
 
-def test_variables_are_followed_to_refused_calls(tmp_path):
+def test_refused_calls_on_variables_are_reported(tmp_path):
     """`check` said "works" of Pipeline.publish, private attributes and clusters that the driver only names."""
     (tmp_path / "driver.py").write_text(HELD)
     found = {(one.line, one.name): one for one in of_folder(tmp_path) if one.becomes != WORKS}
@@ -231,7 +231,7 @@ def test_notebook_cell_with_ipython_syntax_is_parsed(tmp_path, cell, line):
 @pytest.mark.parametrize(
     "cell", ["%%html\n<b>", "%%writefile x.yml\na: 1", "%%bash\nls &&", "%%R\nx <- 1", "%%sql\nselect", ""]
 )
-def test_a_cell_of_another_language_is_passed_over_alone(tmp_path, cell):
+def test_cell_of_another_language_is_skipped_and_other_cells_are_checked(tmp_path, cell):
     cells = [{"cell_type": "code", "source": text.splitlines(True)} for text in (cell, USE)]
     (tmp_path / "book.ipynb").write_text(json.dumps({"cells": cells}))
     assert uses(tmp_path) == {(len(cell.splitlines()) + 1, "azureml.core.Nothing"): MISSING}
@@ -255,7 +255,7 @@ def test_writefile_cell_does_not_see_the_notebooks_variables(tmp_path):
     assert MISSING not in uses(tmp_path).values()
 
 
-def test_a_notebook_of_another_language_has_no_uses(tmp_path):
+def test_notebook_in_another_language_is_skipped(tmp_path):
     book = {
         "metadata": {"kernelspec": {"name": "ir", "language": "R"}},
         "cells": [{"cell_type": "code", "source": "x <- 1"}],

@@ -15,7 +15,7 @@ from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.targets import configured
 
 
-def test_the_idiom_of_every_driver(ws):
+def test_missing_target_raises_and_is_then_created_as_drivers_do(ws):
     with pytest.raises(ComputeTargetException, match=r"^ComputeTargetNotFound"):
         ComputeTarget(workspace=ws, name="cluster")
     config = AmlCompute.provisioning_configuration(vm_size="STANDARD_NC6", max_nodes=4)
@@ -65,7 +65,7 @@ def test_configured_target_of_the_same_name_is_used(ws):
     assert notes.all() == ()
 
 
-def test_a_remote_machine_is_an_ssh_host_in_both_eras(ws):
+def test_attached_machine_becomes_an_ssh_target_with_old_and_new_calls(ws):
     RemoteCompute.attach(ws, "old", username="me", address="lab0", ssh_port=2222, password="never kept")
     (ws.path / "id").write_text("a key")
     config = RemoteCompute.attach_configuration(address="lab1", username="me", private_key_file=str(ws.path / "id"))
@@ -87,7 +87,7 @@ def test_databricks_compute_is_refused_with_the_alternative():
         DatabricksCompute.attach_configuration()
 
 
-def test_cluster_that_a_driver_only_names_is_this_machine(ws):
+def test_cluster_known_only_by_name_resolves_to_this_machine(ws):
     notes = SubmissionNotes()
     assert resolve("cpus", ws, notes) == "local"
     (said,) = notes.all()

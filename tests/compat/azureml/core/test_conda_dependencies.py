@@ -36,7 +36,7 @@ def test_urls_and_wheels_replace_no_other_package():
     assert [*made.pip_packages] == [*given[1:4], "numpy", "Torch == 2"]
 
 
-def test_conda_s_own_packages_that_begin_with_an_underscore_have_names():
+def test_conda_packages_with_a_leading_underscore_are_replaced_and_removed():
     """`conda env export` lists them; the one that was to go stayed."""
     made = CondaDependencies()
     for line in ("_libgcc_mutex=0.1=main", "conda-forge::_openmp_mutex=4.5", "_libgcc_mutex=0.2"):
@@ -45,7 +45,7 @@ def test_conda_s_own_packages_that_begin_with_an_underscore_have_names():
     assert [line for line in made.conda_packages if "mutex" in line] == ["_libgcc_mutex=0.2"]
 
 
-def test_every_line_of_a_requirements_file_counts(tmp_path):
+def test_repeated_options_and_packages_of_a_requirements_file_are_kept(tmp_path):
     """A second `--find-links` took the place of the first, and of a package with two markers only the last was left."""
     file = tmp_path / "requirements.txt"
     packages = ["pandas==1; python_version<'3.8'", "pandas==2; python_version>='3.8'", "einops"]
@@ -66,7 +66,7 @@ def test_missing_conda_file_is_a_user_error(tmp_path):
         CondaDependencies(str(tmp_path / "nowhere.yml"))
 
 
-def test_an_environment_is_changed_registered_and_found_again(ws, tmp_path):
+def test_changed_environment_gets_a_new_version_when_registered(ws, tmp_path):
     environment = Environment("mine")
     environment.python.conda_dependencies.add_pip_package("einops")
     environment.docker.base_image = None
@@ -93,7 +93,7 @@ def test_an_environment_is_changed_registered_and_found_again(ws, tmp_path):
         Environment.get(ws, "AzureML-Minimal").register(ws)
 
 
-def test_an_environment_that_the_sdk_saved_is_loaded(tmp_path):
+def test_environment_file_saved_by_the_sdk_is_loaded(tmp_path):
     saved = {
         "name": "mine",
         "version": "3",

@@ -24,7 +24,7 @@ def store(ws):
     return found
 
 
-def test_the_default_store_by_its_names_in_azure(ws):
+def test_default_store_is_found_by_its_azure_names(ws):
     store = Datastore.get(ws, "workspaceblobstore")
     assert (store.name, store.datastore_type) == ("workspaceblobstore", "AzureBlob")
     assert store == ws.get_default_datastore()
@@ -42,7 +42,7 @@ def test_the_default_store_by_its_names_in_azure(ws):
         Datastore.get(ws, "nowhere")
 
 
-def test_a_blob_container_is_registered_and_its_key_is_shown_nowhere(ws, monkeypatch):
+def test_key_of_a_registered_blob_container_is_never_shown(ws, monkeypatch):
     # Whether the extra for Azure's stores is installed does not matter here.
     monkeypatch.setattr("paceline.data.stores.datastore.check_installed", lambda record: None)
     made = Datastore.register_azure_blob_container(
@@ -77,7 +77,7 @@ def test_configured_datastore_of_the_same_name_is_used(ws, tmp_path):
         Datastore.register_azure_postgre_sql(ws, "team", "server", "database")
 
 
-def test_references_as_drivers_make_them(ws, store):
+def test_data_reference_has_the_sdks_arguments_and_placeholder(ws, store):
     reference = DataReference(datastore=store, data_reference_name="train", path_on_datastore="t", mode="download")
     assert str(reference) == "$AZUREML_DATAREFERENCE_train"
     assert reference.path("d").sources[0].path == "t/d"
@@ -89,7 +89,7 @@ def test_references_as_drivers_make_them(ws, store):
 
 
 @pytest.mark.parametrize("way", ["pair", "path", "datapath", "list"])
-def test_datasets_of_every_way_to_say_where(ws, store, way):
+def test_dataset_accepts_each_form_of_path(ws, store, way):
     given = {"pair": (store, "t/d/*.csv"), "path": store.path("t/d"), "datapath": DataPath(store, "t/d")}
     given["list"] = [given["pair"]]
     made = Dataset.Tabular.from_delimited_files(path=given[way])
@@ -112,7 +112,7 @@ def test_registered_dataset_is_found_and_an_unknown_one_raises(ws, store):
 
 
 @pytest.mark.promise("datasets-given-mounted-filtered-read")
-def test_mount_lasts_for_its_context(ws, store):
+def test_mounted_files_are_removed_at_the_end_of_the_context(ws, store):
     made = Dataset.File.from_files((store, "t"))
     with made.mount() as mounted:
         assert Path(mounted.mount_point, "d/x.csv").read_text().startswith("a,b")
@@ -150,7 +150,7 @@ def test_tabular_dataset_is_filtered_by_column_values(ws, store):
 
 
 @pytest.mark.promise("datasets-given-mounted-filtered-read")
-def test_moments_are_read_and_chosen_by(ws):
+def test_datetimes_are_parsed_and_select_rows(ws):
     pandas = pytest.importorskip("pandas")
     for city, day in (("Bern", "2019/12/31"), ("Bern", "2020/01/02"), ("Chur", "2020/01/02")):
         Path("logs", city, day).mkdir(parents=True)
@@ -186,7 +186,7 @@ def test_moments_are_read_and_chosen_by(ws):
         table.time_recent(dt.timedelta(days=1))
 
 
-def test_data_of_a_job(ws, store):
+def test_dataset_arguments_become_inputs_and_outputs_of_the_job(ws, store):
     made = Dataset.File.from_files((store, "t"))
     out = OutputFileDatasetConfig("out", destination=(store, "res/{run-id}")).as_upload(overwrite=True)
     config = ScriptRunConfig(

@@ -8,7 +8,7 @@ from paceline.compat.azureml.packages import spec_of
 from paceline.compat.azureml.policy import SubmissionNotes
 
 
-def test_a_clone_of_a_curated_environment_takes_packages(ws):
+def test_package_added_to_a_curated_clone_is_layered_on_the_installed_ones(ws):
     mine = Environment.get(ws, "AzureML-Minimal").clone("mine")
     mine.python.conda_dependencies.add_pip_package("tqdm")
     found = spec_of(mine, SubmissionNotes())
@@ -16,7 +16,7 @@ def test_a_clone_of_a_curated_environment_takes_packages(ws):
     assert (found.pip_packages, found.layered) == (("tqdm",), True)
 
 
-def test_a_version_is_found_by_its_label(ws):
+def test_environment_version_is_found_by_its_label(ws):
     mine = Environment("mine")
     mine.environment_variables = {"A": "1"}
     mine.register(ws)
@@ -31,7 +31,7 @@ def test_a_version_is_found_by_its_label(ws):
         Environment.from_docker_build_context("x", None)
 
 
-def test_a_requirements_file_with_hashes_on_lines_of_their_own_is_read(tmp_path):
+def test_hashes_on_continuation_lines_of_a_requirements_file_are_ignored(tmp_path):
     """As poetry and pip-compile export it: each hash was taken for a line of its own, and the run failed."""
     text = (
         'attrs==22.2.0 ; python_version >= "3.8" \\\n    --hash=sha256:29e9 \\\n    --hash=sha256:c973\neinops  # why\n'

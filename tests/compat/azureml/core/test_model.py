@@ -9,7 +9,7 @@ from paceline.compat.azureml.core.model import InferenceConfig, Model
 from paceline.compat.azureml.exceptions import ModelNotFoundException, ModelPathNotFoundException, WebserviceException
 
 
-def test_registered_found_and_downloaded(ws, capsys):
+def test_model_is_registered_found_by_version_and_tag_and_downloaded(ws, capsys):
     Path("m.pkl").write_text("1")
     made = Model.register(model_path="m.pkl", model_name="digits", tags={"area": "d"}, workspace=ws)
     assert "Registering model digits" in capsys.readouterr().out
@@ -31,7 +31,7 @@ def test_registered_found_and_downloaded(ws, capsys):
         Model.register(ws, "m.pkl", "no good")
 
 
-def test_of_a_run_by_the_names_that_drivers_write(ws):
+def test_run_registers_a_model_from_a_path_in_its_outputs(ws):
     with Experiment(ws, "e").start_logging(snapshot_directory=None) as run:
         Path("outputs/model.txt").write_text("weights")
     made = run.register_model(model_name="digits", model_path="./outputs/model.txt", tags={"k": "v"})
@@ -40,7 +40,7 @@ def test_of_a_run_by_the_names_that_drivers_write(ws):
         run.register_model("digits", "outputs/nothing.txt")
 
 
-def test_where_a_script_finds_a_model(ws, monkeypatch):
+def test_model_path_is_searched_in_the_service_and_working_folders(ws, monkeypatch):
     Path("azureml-models/digits/3").mkdir(parents=True)
     Path("azureml-models/digits/3/m.pkl").write_text("1")
     assert Model.get_model_path("digits") == "azureml-models/digits/3/m.pkl"

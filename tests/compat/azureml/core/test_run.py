@@ -38,7 +38,7 @@ def run(experiment):
         yield run
 
 
-def test_a_script_that_imports_the_module_of_runs_alone_finds_its_run(submitted):
+def test_script_that_imports_only_core_run_finds_its_run(submitted):
     worker = {"PACELINE_RUN_DIR": str(submitted.folder.path), "PACELINE_ATTEMPT": "1"}
     worker |= {"PACELINE_RANK": "0", "PACELINE_WORLD_SIZE": "1"}
     code = (
@@ -53,7 +53,7 @@ def end(run: Run, status: str, **changes: object) -> None:
     store.change(run.folder, store.stored(run.folder), status, **changes)
 
 
-def test_the_details_are_the_sdk_s(submitted):
+def test_run_details_have_the_sdks_keys_and_values(submitted):
     submitted.add_properties({"mine": "1"})
     details = submitted.get_details()
     assert list(details) == [
@@ -67,14 +67,14 @@ def test_the_details_are_the_sdk_s(submitted):
     assert (definition["framework"], definition["communicator"], definition["nodeCount"]) == ("Python", "None", 1)
 
 
-def test_git_s_state_is_among_the_properties(experiment):
+def test_git_state_is_in_the_run_properties(experiment):
     folder, fd = make_run(experiment.runs_dir, git={"commit": "abc", "dirty": True})
     properties = Run(experiment, folder.run_id).get_details()["properties"]
     assert properties == {"azureml.git.commit": "abc", "azureml.git.dirty": True}
     os.close(fd)
 
 
-def test_after_a_failure_the_details_say_why(submitted):
+def test_details_of_a_failed_run_have_the_reason(submitted):
     report = FailureReport(cause="exception", message="bad batch")
     end(submitted, states.FAILED, failure=report)
     details = submitted.get_details()
@@ -90,7 +90,7 @@ def test_detailed_status_has_the_waiting_reason(experiment):
     os.close(fd)
 
 
-def test_the_details_with_logs_have_their_text(submitted):
+def test_details_with_logs_have_the_last_mib_of_each_log(submitted):
     write_tree(submitted.folder.logs, {"rank_0.log": b"step 1\n\xff\n", "driver.log": "x" * 2_000_000})
     assert set(submitted.get_details()["logFiles"]) == {"logs/rank_0.log", "logs/driver.log"}
     logs = submitted.get_details_with_logs()["logFiles"]
@@ -111,7 +111,7 @@ def test_portal_url_is_the_folder_or_the_live_page(submitted):
 
 
 @pytest.mark.parametrize("kind", ["confusion_matrix", "accuracy_table", "residuals", "predictions"])
-def test_the_sdk_s_other_kinds_are_a_dict_or_its_json(run, kind):
+def test_chart_metrics_accept_a_dict_or_its_json(run, kind):
     value = {"schema_type": kind, "data": {"matrix": [[1, 2]]}}
     getattr(run, f"log_{kind}")("m", value)
     assert run.get_metrics() == {"m": value}
@@ -127,7 +127,7 @@ def test_log_confusion_matrix_refuses_other_values(run, value):
         run.log_confusion_matrix("m", value)
 
 
-def test_alternative_names_return_the_same_values(submitted):
+def test_methods_and_properties_of_a_run_return_the_same_values(submitted):
     submitted.tag("lr", 0.1)
     submitted.add_properties({"commit": "abc"})
     submitted.flush()
@@ -137,7 +137,7 @@ def test_alternative_names_return_the_same_values(submitted):
     assert submitted.get_snapshot_id() == "5" * 64
 
 
-def test_waiting_gives_the_details(submitted):
+def test_wait_for_completion_returns_the_run_details(submitted):
     end(submitted, states.COMPLETED)
     assert submitted.wait_for_completion(wait_post_processing=True) == submitted.get_details()
     assert submitted.wait_for_completion(False, False, True)["status"] == "Completed"
@@ -155,7 +155,7 @@ def test_related_runs_and_experiments_have_the_sdk_classes(experiment):
         assert (found, type(found), type(found.experiment)) == (parent, Run, Experiment)
 
 
-def test_a_script_outside_a_run_has_them_as_well(monkeypatch, capsys):
+def test_offline_run_has_children_tags_and_metrics(monkeypatch, capsys):
     monkeypatch.delenv("PACELINE_RUN_DIR", raising=False)
     run = Run.get_context()
     assert type(run) is OfflineRun
@@ -179,7 +179,7 @@ def test_upload_under_the_name_of_another_file_is_refused(run, tmp_path):
         run.upload_file("x.txt", str(file))
 
 
-def test_names_of_experiments_and_of_children_outside_a_run(ws):
+def test_invalid_experiment_name_is_refused_and_offline_child_has_an_id(ws):
     with pytest.raises(UserErrorException, match="bad name"):
         Experiment(ws, "bad name!")
     outside = Run.get_context()
@@ -195,7 +195,7 @@ def test_a_file_can_be_downloaded_to_a_path_object(run, tmp_path):
     assert (tmp_path / "copy.png").read_bytes() == (tmp_path / "folder" / "plot.png").read_bytes() == b"png"
 
 
-def test_tags_of_an_experiment_need_names(experiment):
+def test_experiment_tag_without_a_name_is_refused(experiment):
     experiment.set_tags({"team": "vision", "bare": None, "year": 2026})
     for wrong in ("", 3):
         with pytest.raises(UserErrorException, match="is not a non-empty string"):

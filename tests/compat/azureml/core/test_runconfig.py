@@ -35,7 +35,7 @@ def test_run_configuration_round_trips_through_a_file(tmp_path):
         RunConfiguration.load(str(tmp_path), "cpu")
 
 
-def test_missing_and_empty_keys_have_defaults(tmp_path):
+def test_missing_and_empty_keys_of_a_runconfig_file_get_defaults(tmp_path):
     file = tmp_path / "old.runconfig"
     file.write_text(
         "script: train.py\narguments:\ntarget: ''\nframework: Python\nnodeCount: 2\nmpi:\nhistory: {outputCollection: true}\n"
@@ -53,7 +53,7 @@ def test_missing_and_empty_keys_have_defaults(tmp_path):
     assert list(dependencies.pip_packages) == ["einops"]
 
 
-def test_names_and_variables_are_read_as_text(tmp_path):
+def test_yaml_numbers_and_bools_in_names_and_variables_become_text(tmp_path):
     """A name such as 2020 was a number, which ended the submission; variables that were no dict could not be saved."""
     file = tmp_path / "old.runconfig"
     file.write_text("environment:\n  name: 2020\n  environmentVariables: {EPOCHS: 3, FAST: true}\n")

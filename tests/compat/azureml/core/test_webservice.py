@@ -69,7 +69,7 @@ def test_webservice_is_deployed_called_updated_and_deleted(ws, config):
 
 
 @pytest.mark.parametrize("source", ["./source_dir", "."])
-def test_a_service_works_in_the_folder_above_its_source(ws, config, monkeypatch, source):
+def test_scoring_script_runs_in_the_parent_of_its_source_folder(ws, config, monkeypatch, source):
     """Scripts open `./source_dir/file`, as Microsoft's notebooks have it; those for Paceline's services open `./file`."""
     folder = Path("source_dir/deep")
     folder.mkdir(parents=True)
@@ -96,7 +96,7 @@ def test_a_service_works_in_the_folder_above_its_source(ws, config, monkeypatch,
     assert json.loads(Path("away/service.json").read_text())["environment"]["AZUREML_SOURCE_DIRECTORY"] == "source_dir"
 
 
-def test_an_image_of_2018_with_keys(ws, config):
+def test_service_from_a_2018_image_asks_for_a_key(ws, config):
     config = ContainerImage.image_configuration(execution_script="score.py", runtime="python", conda_file=None)
     model = Model.register(ws, "m.json", "times")
     image = ContainerImage.create(name="img", models=[model], image_config=config, workspace=ws)
@@ -128,7 +128,7 @@ def test_invalid_webservice_calls_are_refused(ws, config):
     assert AksWebservice.deploy_configuration(num_replicas=2).values["workers"] == 2
 
 
-def test_models_are_packaged_for_a_container_and_endpoints_of_versions_are_refused(ws, config):
+def test_model_package_is_written_and_version_endpoints_are_refused(ws, config):
     model = Model.register(ws, "m.json", "times")
     made = Model.package(ws, [model], config, generate_dockerfile=True)
     made.wait_for_creation(show_output=True)

@@ -28,7 +28,7 @@ def names(ws):
 
 
 @pytest.mark.parametrize("place", ["config.json", ".azureml/config.json", "aml_config/config.json"])
-def test_the_nearest_config_json_names_the_workspace(here, monkeypatch, place):
+def test_nearest_config_json_selects_the_workspace(here, monkeypatch, place):
     (here / place).parent.mkdir(exist_ok=True)
     (here / place).write_text(json.dumps(NAMES))
     (here / "notebooks/deep").mkdir(parents=True)
@@ -43,7 +43,7 @@ def test_the_nearest_config_json_names_the_workspace(here, monkeypatch, place):
     assert repr(ws) == "Workspace.create(name='team', subscription_id='0-1', resource_group='group')"
 
 
-def test_project_json_of_2018(here):
+def test_project_json_of_2018_selects_the_workspace(here):
     (here / "aml_config").mkdir()
     scope = "/subscriptions/0-1/resourceGroups/group/providers/x/workspaces/team/projects/p"
     (here / "aml_config/project.json").write_text(json.dumps({"Scope": scope}))
@@ -63,13 +63,13 @@ def test_config_json_of_another_program_is_ignored(here):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"subscription_id": "x"}'])
-def test_a_config_that_is_named_and_wrong_is_an_error(here, content):
+def test_invalid_config_file_given_by_path_raises_an_error(here, content):
     (here / "my.json").write_text(content)
     with pytest.raises(UserErrorException, match=r"my\.json"):
         Workspace.from_config("my.json")
 
 
-def test_workspace_that_a_driver_only_names_is_this_machines(here):
+def test_workspace_known_only_by_name_is_the_one_of_this_machine(here):
     named = Workspace("0-1", "group", "corp")
     assert (named.name, named.path) == ("corp", Workspace.get("other").path)
     assert named.get_mlflow_tracking_uri() == f"paceline://{named.path}"
@@ -77,7 +77,7 @@ def test_workspace_that_a_driver_only_names_is_this_machines(here):
         Workspace.get("no name!")
 
 
-def test_a_workspace_is_created_found_again_and_forgotten(here):
+def test_created_workspace_is_found_again_until_deleted(here):
     made = Workspace.create(
         "team", subscription_id="0-1", resource_group="group", location="eastus2", show_output=False
     )
@@ -99,7 +99,7 @@ def test_workspace_attributes_can_be_called_as_in_2018(ws):
     assert ws.experiments == {}
 
 
-def test_secrets_are_the_owner_s_alone(ws):
+def test_secret_files_are_readable_only_by_their_owner(ws):
     vault = ws.get_default_keyvault()
     vault.set_secret("token", "abc")
     assert (vault.get_secret("token"), vault.get_secret("other")) == ("abc", None)
@@ -112,7 +112,7 @@ def test_secrets_are_the_owner_s_alone(ws):
     assert vault.get_secret("token") is None
 
 
-def test_older_ways_to_a_workspace(ws):
+def test_setup_and_get_or_create_return_the_workspace(ws):
     assert Workspace.setup().path == ws.path
     made = Workspace._get_or_create("team", subscription_id="s", resource_group="g")
     assert (made.name, made.subscription_id) == ("team", "s")

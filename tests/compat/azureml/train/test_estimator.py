@@ -13,7 +13,7 @@ def found(ws, estimator):
     return prepared(estimator.script_run_config(ws), ws)
 
 
-def test_the_example_of_2018(ws):
+def test_pytorch_estimator_of_the_2018_documentation_runs_without_gpus(ws):
     """As the SDK's own page had it, with a datastore itself among its parameters, on a machine without GPUs."""
     estimator = PyTorch(
         source_directory="./src",
@@ -39,7 +39,7 @@ def test_the_example_of_2018(ws):
         assert "run on its CPUs" in made.notes[0]
 
 
-def test_params_of_submit_are_laid_over_its_own(ws):
+def test_script_params_of_submit_override_those_of_the_estimator(ws):
     estimator = Estimator("src", compute_target="local", entry_script="train.py", script_params={"--a": 1, "--b": 2})
     assert found(ws, estimator.with_overrides(script_params={"--b": 3})).job.arguments == ("--a", "1", "--b", "3")
     assert found(ws, estimator).job.arguments == ("--a", "1", "--b", "2")

@@ -51,7 +51,7 @@ def test_legacy_keras_is_used_if_requested():
     assert run(code, OLDER_KERAS, TF_USE_LEGACY_KERAS="1") == "['tf_keras', 'tf_keras'] True"
 
 
-def test_a_keras_that_the_script_has_loaded_is_taken():
+def test_keras_3_is_used_if_the_script_has_loaded_it():
     require_module("tf_keras")
     code = (
         "import keras\n"
@@ -85,7 +85,7 @@ def test_unsupported_keras_backend_is_refused_with_the_supported_ones():
     assert "KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch" in answer
 
 
-def test_a_missing_keras_is_named():
+def test_missing_tf_keras_raises_an_error_with_the_next_step():
     code = INSTALL + (
         "sys.modules['tf_keras'] = None\nfrom paceline.compat.horovod._keras import settings\n"
         "import importlib\nsettings.of_tensorflow()"

@@ -35,7 +35,7 @@ def rank() -> int:
 
 
 @pytest.mark.promise("horovod-run-gives-results-order")
-def test_results_come_back_in_order_of_rank(transport, tmp_path):
+def test_run_returns_results_in_rank_order(transport, tmp_path):
     offset = 10
 
     def function(a, b=0):
@@ -63,7 +63,7 @@ def test_collective_works_in_a_function_called_by_run(tmp_path):
 
 
 @pytest.mark.proof
-def test_a_large_result_comes_back_whole():
+def test_large_result_is_returned_whole():
     results = horovod.run(lambda: bytes([int(os.environ["HOROVOD_RANK"])]) * 50_000_000, num_proc=2, use_gloo=True)
     assert [(len(result), set(result)) for result in results] == [(50_000_000, {0}), (50_000_000, {1})]
 
@@ -73,7 +73,7 @@ def test_function_without_a_result_returns_none():
 
 
 @pytest.mark.promise("horovod-run-gives-results-order")
-def test_an_exception_is_raised_here_with_its_rank_and_traceback(transport):
+def test_exception_on_a_rank_is_raised_in_the_caller_with_rank_and_traceback(transport):
     def function():
         if os.environ["HOROVOD_RANK"] == "1":
             raise KeyError("boom")
@@ -109,7 +109,7 @@ def test_rank_that_exits_without_a_result_raises(code, told):
 
 
 @pytest.mark.parametrize(("code", "told"), [(None, ""), (0, ""), (9, "ended with exit code 9"), ("text", "code 1")])
-def test_a_function_may_leave_by_sys_exit(code, told, capfd):
+def test_sys_exit_in_the_function_fails_the_run_unless_the_code_is_zero(code, told, capfd):
     if not told:
         assert horovod.run(sys.exit, (code,), use_gloo=True) == [None]
     else:
@@ -119,7 +119,7 @@ def test_a_function_may_leave_by_sys_exit(code, told, capfd):
     assert "Traceback" not in capfd.readouterr().err, "the caller shows it"
 
 
-def test_a_result_that_can_t_be_sent_is_an_error():
+def test_unpicklable_result_raises_an_error():
     with pytest.raises(RunFailedError, match="the result, a generator, can't be sent to the caller"):
         horovod.run(lambda: (number for number in range(3)), use_gloo=True)
 
@@ -144,12 +144,12 @@ def test_output_of_ranks_is_shown(capsys):
         ({"func": print, "num_proc": 2, "hosts": "localhost:1"}, "needs as many slots"),
     ],
 )
-def test_a_wrong_call_is_refused(values, told):
+def test_invalid_argument_of_run_is_refused(values, told):
     with pytest.raises(UserError, match=told):
         horovod.run(**values)
 
 
-def test_np_is_the_old_name():
+def test_np_is_accepted_as_the_old_name_of_num_proc():
     with pytest.warns(DeprecationWarning, match="num_proc"):
         assert horovod.run(int, np=2, use_gloo=True) == [0, 0]
 

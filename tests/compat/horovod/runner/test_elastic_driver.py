@@ -63,7 +63,7 @@ if hvd.rank() == 0:
 
 
 @pytest.mark.promise("elastic-job-goes-last-commit")
-def test_a_killed_rank_and_a_host_that_comes_change_nothing_in_the_training(tmp_path, monkeypatch):
+def test_training_result_is_the_same_after_a_killed_rank_and_a_new_host(tmp_path, monkeypatch):
     require_engine("torch", find_spec("torch"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(TRAIN)
@@ -121,7 +121,7 @@ def test_too_few_slots_raise_after_the_elastic_timeout():
         made.run()
 
 
-def test_hosts_changed_if_ranks_fit_or_a_host_is_gone():
+def test_hosts_count_as_changed_if_more_ranks_fit_or_a_host_is_gone():
     hosts = [Host(name="a", slots=2), Host(name="b", slots=1)]
     made, _ = driver(hosts, most=3)
     slots = elastic_driver.host_lists.slots(hosts, 3)
@@ -135,7 +135,7 @@ def test_hosts_changed_if_ranks_fit_or_a_host_is_gone():
     assert not made._have_changed(slots), "there would be nobody to go on with"
 
 
-def test_failed_host_is_excluded_if_lost_or_not_needed():
+def test_host_of_a_failed_rank_is_excluded_if_lost_or_not_needed():
     def outcome(**lost):
         bad = RankEnd(host="b", exit_code=1, ended_at=1.0, connection=object(), **lost)
         return RankOutcome([RankEnd(host="a", exit_code=143, ended_at=2.0, stopped=True, connection=object()), bad])

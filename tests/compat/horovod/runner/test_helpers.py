@@ -62,7 +62,7 @@ def test_a_launcher_runs_a_command_on_several_ranks(capfd):
     assert sorted(capfd.readouterr().out.splitlines()) == ["[0]<stdout>:rank 0", "[1]<stdout>:rank 1"]
 
 
-def test_a_launcher_hears_which_rank_failed():
+def test_launcher_gets_an_error_that_names_the_failed_rank():
     words = [sys.executable, "-c", "import os, sys; sys.exit(7 * (os.environ['HOROVOD_RANK'] == '1'))"]
     with pytest.raises(RunFailedError, match=r"rank 1 on .* failed first: its process ended with exit code 7"):
         launch._run(args(num_proc=2, command=words))
@@ -70,14 +70,14 @@ def test_a_launcher_hears_which_rank_failed():
         launch._run(args(min_num_proc=2, command=words))
 
 
-def test_a_launcher_runs_a_function():
+def test_launcher_gets_the_results_of_a_function_on_all_ranks():
     assert launch._run(args(num_proc=2, run_func=lambda: int(os.environ["HOROVOD_RANK"]))) == [0, 1]
     # Story: what a function's job said of the engine was left out without a word.
     found = launch._run(args(run_func=lambda: os.environ["HOROVOD_CYCLE_TIME"], cycle_time_ms=2.5))
     assert found == ["2.5"]
 
 
-def test_a_launcher_reads_the_command_line_itself(monkeypatch, capfd):
+def test_launcher_can_change_the_parsed_command_line(monkeypatch, capfd):
     program = "import os; print(os.environ['HOROVOD_SIZE'])"
     monkeypatch.setattr(sys, "argv", ["launcher", "-np", "2", "--gloo", sys.executable, "-c", program])
     options = launch.parse_args()
@@ -86,7 +86,7 @@ def test_a_launcher_reads_the_command_line_itself(monkeypatch, capfd):
     assert capfd.readouterr().out == "[0]<stdout>:1\n"
 
 
-def test_a_shells_command_is_run_and_forwarded():
+def test_shell_command_is_run_and_its_output_forwarded():
     out, error = io.StringIO(), io.StringIO()
     command = "echo one; echo two >&2; printf '\\303\\244'; exit 3"
     assert safe_shell_exec.execute(command, stdout=out, stderr=error, index=5) == 3
@@ -95,7 +95,7 @@ def test_a_shells_command_is_run_and_forwarded():
     assert safe_shell_exec.execute("kill -9 $$", stdout=out) == 128 + signal.SIGKILL
 
 
-def test_a_shells_command_ends_where_the_caller_blocks_signals():
+def test_shell_command_ends_although_the_caller_blocks_sigchld():
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     try:
         assert safe_shell_exec.execute("exit 3") == 3
@@ -114,7 +114,7 @@ def test_event_ends_the_command_and_its_children():
     assert not processes.is_alive(int(out.getvalue()))
 
 
-def test_a_killed_caller_takes_the_command_along(tmp_path):
+def test_shell_command_ends_when_its_caller_is_killed(tmp_path):
     code = (
         "from paceline.compat.horovod.runner.common.util import safe_shell_exec as s\n"
         f"s.execute({_LONG!r}, stdout=open({str(tmp_path / 'out')!r}, 'w'))"
@@ -126,7 +126,7 @@ def test_a_killed_caller_takes_the_command_along(tmp_path):
     wait_until(lambda: not processes.is_alive(int(out.read_text())), "what it had started has ended")
 
 
-def test_threads():
+def test_functions_run_in_threads_and_return_results_or_raise():
     assert execute_function_multithreaded(lambda a, b: a + b, [[1, 2], [3, 4]]) == {0: 3, 1: 7}
     with pytest.raises(RuntimeError, match="did not complete successfully: division by zero"):
         execute_function_multithreaded(lambda a: 1 / a, [[0], [1]])
@@ -143,7 +143,7 @@ def test_threads():
         in_thread(print, "ab")  # type: ignore[arg-type]
 
 
-def test_a_digest_proves_the_key():
+def test_digest_is_accepted_only_for_its_message():
     key = util.make_secret_key()
     digest = util.compute_digest(key, b"message")
     assert (len(key), len(digest)) == (util.SECRET_LENGTH, util.DIGEST_LENGTH)
@@ -151,7 +151,7 @@ def test_a_digest_proves_the_key():
     assert not util.check_digest(key, b"another", digest)
 
 
-def test_a_rank_is_read_from_the_environment(monkeypatch):
+def test_rank_and_size_are_read_from_the_launchers_variables(monkeypatch):
     for prefix in ("HOROVOD", "OMPI_COMM_WORLD", "PMI"):
         monkeypatch.delenv(f"{prefix}_RANK", raising=False)
         monkeypatch.delenv(f"{prefix}_SIZE", raising=False)
@@ -168,7 +168,7 @@ def test_a_rank_is_read_from_the_environment(monkeypatch):
     ]
 
 
-def test_hosts_and_the_places_of_ranks(tmp_path):
+def test_host_assignments_are_those_of_horovod(tmp_path):
     (tmp_path / "hosts").write_text("a slots=2\nb slots=1\n")
     assert hosts.parse_host_files(str(tmp_path / "hosts")) == "a:2,b:1"
     assert hosts.parse_hosts_and_slots("a:2,b:1") == (["a", "b"], {"a": 2, "b": 1})

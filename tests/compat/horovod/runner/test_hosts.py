@@ -20,7 +20,7 @@ from tests.helpers import wait_until, write_program
         ("[fe80::1]:3", [("fe80::1", 3)]),
     ],
 )
-def test_hosts_are_names_with_slots(text, found):
+def test_host_list_is_parsed_into_names_and_slots(text, found):
     assert [(host.name, host.slots) for host in hosts.parse(text)] == found
 
 
@@ -30,7 +30,7 @@ def test_invalid_host_text_is_refused(text):
         hosts.parse(text)
 
 
-def test_a_file_has_a_line_for_each_host(tmp_path):
+def test_hostfile_has_a_line_for_each_host(tmp_path):
     path = tmp_path / "hosts with spaces"
     path.write_text("# the lab\na slots=2\n\nb slots = 3  # the big one\nc:4\nd\n")
     assert [(host.name, host.slots) for host in hosts.read(str(path))] == [("a", 2), ("b", 3), ("c", 4), ("d", 1)]
@@ -40,14 +40,14 @@ def test_a_file_has_a_line_for_each_host(tmp_path):
     ("text", "complaint"),
     [("a slots=0\n", "line 1"), ("a\nb max=3\n", "line 2"), ("# nothing\n", "names no host"), ("", "names no host")],
 )
-def test_a_file_with_a_wrong_line_is_refused(tmp_path, text, complaint):
+def test_hostfile_with_an_invalid_line_is_refused(tmp_path, text, complaint):
     path = tmp_path / "hosts"
     path.write_text(text)
     with pytest.raises(UserError, match=complaint):
         hosts.read(str(path))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_missing_hostfile_is_named_in_the_error(tmp_path):
     with pytest.raises(UserError, match=r"--hostfile '.*gone' can't be read"):
         hosts.read(str(tmp_path / "gone"))
 
@@ -77,7 +77,7 @@ def test_host_named_twice_is_one_host():
     ]
 
 
-def test_hosts_that_are_not_needed_are_left_out():
+def test_hosts_without_a_rank_are_left_out():
     assert {place.host for place in hosts.slots([Host(name="a", slots=2), Host(name="b", slots=2)], 2)} == {"a"}
 
 
@@ -100,7 +100,7 @@ def test_unresolvable_host_name_is_refused():
         hosts.is_here("nowhere.invalid")
 
 
-def test_a_script_names_hosts_with_and_without_slots(tmp_path):
+def test_discovery_script_prints_hosts_with_or_without_slots(tmp_path):
     script = write_program(tmp_path / "d.sh", "#!/bin/sh\nprintf 'a:2\\n\\n b\\n'\n")
     assert from_script(str(script), 3)() == [Host(name="a", slots=2), Host(name="b", slots=3)]
     assert from_script(str(script), None)()[1] == Host(name="b", slots=1)
@@ -108,7 +108,7 @@ def test_a_script_names_hosts_with_and_without_slots(tmp_path):
     assert from_script(str(silent), None)() == []
 
 
-def test_a_script_is_a_shell_command_as_in_horovod(tmp_path, monkeypatch):
+def test_discovery_script_may_be_a_shell_command(tmp_path, monkeypatch):
     """A script without `#!`, with arguments, in a folder with a blank, by a name alone, and a command."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a b").mkdir()
@@ -142,7 +142,7 @@ def test_failing_discovery_script_is_one_error_line(tmp_path, text, told):
         from_script(str(script), None)()
 
 
-def test_a_failed_host_is_left_out_for_good_or_for_a_while():
+def test_failed_host_returns_only_after_its_cooldown():
     found = [Host(name="a"), Host(name="b")]
     for cooldown, waits in ((None, [1e9, 1e9]), ((5, 12), [5, 10, 12, 12])):
         now = [0.0]

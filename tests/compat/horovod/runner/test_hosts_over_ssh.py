@@ -126,7 +126,7 @@ print(socket.gethostname(), hvd.size(), state.seen, flush=True)
 
 
 @pytest.mark.promise("elastic-job-goes-last-commit")
-def test_an_elastic_job_goes_on_without_a_host_that_is_lost(tmp_path):
+def test_elastic_job_continues_without_a_lost_host(tmp_path):
     (tmp_path / "train.py").write_text(ELASTIC)
     words = ["-np", "2", "--min-np", "1", "-H", "10.78.0.2:1,localhost:1", sys.executable, "train.py"]
     done = on_two_hosts(tmp_path, *words)

@@ -63,7 +63,7 @@ def lines(done: subprocess.CompletedProcess[str], rank: int, stream: str = "stdo
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the kernel is not Linux")
-def test_ranks_have_batch_scheduling_with_each_launcher(tmp_path, monkeypatch):
+def test_ranks_have_batch_scheduling_unless_a_variable_says_normal(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     text = "import os; print(os.sched_getscheduler(0))"
     path = script(tmp_path, text)
@@ -73,7 +73,7 @@ def test_ranks_have_batch_scheduling_with_each_launcher(tmp_path, monkeypatch):
     assert lines(run("--gloo", "-np", 1, "python", path), 0) == [str(os.SCHED_OTHER)]
 
 
-def test_ranks_know_their_places(tmp_path, transport):
+def test_ranks_get_their_arguments_folder_and_rank_variables(tmp_path, transport):
     path = script(tmp_path, "print(json.dumps([{k: v for k, v in os.environ.items()}, os.getcwd(), sys.argv]))")
     done = run(transport, "-np", 2, "-H", "localhost:1,127.0.0.1:1", "python", path.name, "--lr", "0.1", "a b", "-np")
     assert done.returncode == 0, done.stderr
@@ -95,7 +95,7 @@ def test_ranks_know_their_places(tmp_path, transport):
     assert [len(secret) for secret in secrets] == [64], "one for all"
 
 
-def test_ranks_have_the_user_s_environment_and_the_options_variables(tmp_path, transport, monkeypatch):
+def test_ranks_have_the_users_environment_and_the_variables_of_options(tmp_path, transport, monkeypatch):
     monkeypatch.setenv("MINE", "a=1; $(x)\n'\"")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "7")
     monkeypatch.setenv("RANK", "7")
@@ -122,13 +122,13 @@ def test_variables_among_mpirun_s_arguments_reach_the_ranks():
     assert lines(done, 0) == ["a b ."], done.stderr
 
 
-def test_a_name_with_spaces_and_quotes_is_run(tmp_path, transport):
+def test_script_name_with_spaces_and_quotes_runs(tmp_path, transport):
     path = script(tmp_path, "print('here', *sys.argv[1:])", "my 'train' \"ü\".py")
     done = run(transport, "-np", 1, "python", "-u", path, ":", "--", "-x", "$HOME")
     assert lines(done, 0) == ["here : -- -x $HOME"], done.stderr
 
 
-def test_any_program_can_be_run(transport):
+def test_program_other_than_python_runs_on_each_rank(transport):
     done = run(transport, "-np", 2, "sh", "-c", "echo $HOROVOD_RANK; exit $HOROVOD_RANK")
     assert (lines(done, 0), lines(done, 1), done.returncode) == (["0"], ["1"], 1)
 
@@ -143,7 +143,7 @@ def run_forked(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.promise("script-written-horovod-runs")
-def test_horovod_works_in_a_script(tmp_path):
+def test_script_on_two_ranks_can_use_horovod(tmp_path):
     require_engine("torch and the Open MPI of the wheel", find_mpirun(WHEEL))
     path = script(
         tmp_path,
@@ -168,7 +168,7 @@ def test_torch_finds_its_backend_mpi_in_a_script(tmp_path):
 
 
 @pytest.mark.parametrize("command", [["python", "-c", "import horovod; print(horovod.__name__)"], ["python", "w.py"]])
-def test_horovod_is_found_by_modules_scripts_and_their_children(tmp_path, command):
+def test_horovod_is_importable_in_scripts_modules_and_their_child_processes(tmp_path, command):
     (tmp_path / "w.py").write_text(
         "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import horovod; print(horovod.__name__)'])\n"
     )
@@ -176,7 +176,7 @@ def test_horovod_is_found_by_modules_scripts_and_their_children(tmp_path, comman
     assert lines(done, 0) == ["paceline.compat.horovod"], done.stderr
 
 
-def test_a_real_horovod_comes_first(tmp_path, monkeypatch):
+def test_installed_real_horovod_takes_precedence(tmp_path, monkeypatch):
     (tmp_path / "site" / "horovod").mkdir(parents=True)
     (tmp_path / "site" / "horovod" / "__init__.py").write_text("WHOSE = __name__ + ', real'\n")
     (tmp_path / "site" / "horovod" / "torch.py").write_text("import horovod\n")
@@ -256,7 +256,7 @@ def test_a_rank_gets_time_for_its_checkpoint(tmp_path, transport):
     assert (done.returncode, (tmp_path / "saved").exists()) == (4, True)
 
 
-def test_an_end_without_failure_is_0_and_silent(tmp_path, transport):
+def test_successful_job_exits_with_0_and_prints_no_message(tmp_path, transport):
     done = run(transport, "-np", 3, "python", script(tmp_path, "print(rank, end='')"))
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{rank}" for rank in range(3)]
@@ -275,7 +275,7 @@ sys.modules["torch.optim.optimizer"].Optimizer = Optimizer
 """
 
 
-def test_ranks_that_train_separately_exit_with_0(tmp_path):
+def test_job_whose_ranks_train_without_each_other_exits_with_0(tmp_path):
     # Story: "rank 0 failed first: KeyError: 'PACELINE_RUN_DIR'", for a run is told of such workers.
     done = run("--gloo", "-np", 2, "python", script(tmp_path, ALONE))
     assert (done.returncode, done.stderr) == (0, "")
@@ -345,7 +345,7 @@ def test_killed_horovodrun_leaves_no_processes_or_folders(waiting):
     wait_until(lambda: not folders() - before, "its folders are gone")
 
 
-def test_a_process_beside_a_rank_that_is_killed_ends_the_job(waiting):
+def test_killed_process_beside_a_rank_ends_the_job(waiting):
     before = folders()
     job, pids = waiting()
     (parent,) = (line.split()[1] for line in Path(f"/proc/{pids[0]}/status").read_text().splitlines() if "PPid" in line)
@@ -358,7 +358,7 @@ def test_a_process_beside_a_rank_that_is_killed_ends_the_job(waiting):
     assert not folders() - before
 
 
-def test_a_reader_that_goes_away_ends_the_job(tmp_path, transport):
+def test_closed_output_pipe_ends_the_job(tmp_path, transport):
     path = script(tmp_path, "while True: print('x' * 100)")
     job = subprocess.Popen([*HOROVODRUN, transport, "-np", "1", "python", str(path)], stdout=subprocess.PIPE)
     assert job.stdout is not None
@@ -382,14 +382,14 @@ def test_output_is_also_written_to_files(tmp_path):
     assert found == ["out 0\n", "err 0\n", "out 1\n", "err 1\n"]
 
 
-def test_much_output_of_several_ranks_keeps_its_lines(tmp_path, transport):
+def test_large_output_of_several_ranks_is_not_mixed_within_lines(tmp_path, transport):
     path = script(tmp_path, "for number in range(20000): print(rank, number, 'x' * 50)")
     done = run(transport, "-np", 2, "python", path)
     for rank in range(2):
         assert lines(done, rank) == [f"{rank} {number} {'x' * 50}" for number in range(20000)]
 
 
-def test_a_log_level_shows_the_engine_s_messages(tmp_path):
+def test_log_level_option_shows_the_engines_messages(tmp_path):
     path = script(tmp_path, "import horovod, logging\nlogging.getLogger('paceline.collectives').debug('mine')\n")
     done = run("--gloo", "-np", 1, "--log-level", "DEBUG", "--log-without-timestamp", "python", path)
     assert lines(done, 0, "stderr") == ["[DEBUG] [0] mine"]
@@ -425,7 +425,7 @@ def test_wrong_command_line_is_one_error_line(words, code, told):
     assert "Traceback" not in done.stderr
 
 
-def test_ranks_that_mpirun_can_t_start_are_named_with_its_words():
+def test_ranks_that_mpirun_cannot_start_are_named_with_its_error_text():
     require_engine(WHEEL, find_mpirun(WHEEL))
     done = run("--mpi", "-np", 2, "--mpi-args=--no-such-option", "true")
     assert done.returncode == 1
@@ -433,7 +433,7 @@ def test_ranks_that_mpirun_can_t_start_are_named_with_its_words():
     assert "no-such-option" in done.stderr
 
 
-def test_ranks_that_do_not_come_up_are_named(tmp_path):
+def test_ranks_missing_at_the_start_timeout_are_named(tmp_path):
     fake = write_program(
         tmp_path / "mpirun", "#!/bin/sh\n[ $1 = --version ] && echo '(Open MPI) 5.0.1' || exec sleep 60\n"
     )

@@ -46,7 +46,7 @@ def parse(*words: str):
     return options.parse([*words, "-np", "2", "python", "train.py"])
 
 
-def test_every_option_is_taken():
+def test_every_option_of_horovodrun_is_accepted():
     found = parse(*ALL)
     assert (found.np, found.command) == (2, ["python", "train.py"])
 
@@ -57,7 +57,7 @@ def test_arguments_after_the_command_belong_to_it():
     assert (found.np, found.verbose, found.hosts) == (2, False, None)
 
 
-def test_two_dashes_may_stand_before_the_command():
+def test_two_dashes_may_precede_the_command():
     assert options.parse(["-np", "2", "--", "-weird"]).command == ["-weird"]
 
 
@@ -75,14 +75,14 @@ def test_two_dashes_may_stand_before_the_command():
         ["--verb"],
     ],
 )
-def test_a_wrong_option_ends_with_2(words, capsys):
+def test_invalid_option_exits_with_code_2(words, capsys):
     with pytest.raises(SystemExit) as end:
         options.parse([*words, "python", "train.py"])
     assert end.value.code == 2
     assert "horovodrun: error:" in capsys.readouterr().err
 
 
-def test_options_become_the_engine_s_variables():
+def test_options_set_the_engines_environment_variables():
     found = requested_job.variables(
         parse(
             *("--fusion-threshold-mb", "0.5", "--cycle-time-ms", "2.5", "--cache-capacity", "7"),
@@ -119,13 +119,13 @@ def test_option_value_zero_counts_as_given():
     assert requested_job.variables(parse("--fusion-threshold-mb", "0")) == {"HOROVOD_FUSION_THRESHOLD": "0"}
 
 
-def test_a_timeline_s_path_is_made_absolute(tmp_path):
+def test_path_of_the_timeline_is_made_absolute(tmp_path):
     assert requested_job.variables(parse("--timeline-filename", "t.json")) == {
         "HOROVOD_TIMELINE": str(tmp_path / "t.json")
     }
 
 
-def test_options_without_a_meaning_are_named_once_each():
+def test_given_options_without_effect_are_named_once():
     told = requested_job.without_meaning(
         parse("--num-nccl-streams", "2", "--no-torus-allreduce", "--thread-affinity", "0")
     )
@@ -155,18 +155,18 @@ def test_command_line_overrides_the_config_file(config):
     assert parse("--config-file", path).gloo
 
 
-def test_the_file_has_options_by_each_of_their_names(config):
+def test_config_file_accepts_each_spelling_of_an_option(config):
     found = options.parse(["--config-file", config("num-proc: 3\nprefix-output-with-timestamp: true\n"), "x"])
     assert (found.np, found.prefix_timestamp) == (3, True)
 
 
 @pytest.mark.parametrize(("text", "hides"), [("with_timestamp: true", "0"), ("with_timestamp: false", "1")])
-def test_the_file_may_say_with_timestamp(config, text, hides):
+def test_logging_timestamp_in_the_config_file_shows_or_hides_the_time(config, text, hides):
     found = parse("--config-file", config(f"logging: {{{text}}}\n"))
     assert requested_job.variables(found) == {"HOROVOD_LOG_HIDE_TIME": hides}
 
 
-def test_the_file_has_all_sections(config):
+def test_all_sections_of_the_config_file_are_read(config):
     path = config(
         "controller: gloo\n"
         "verbose: true\nhosts: localhost:2\nstart-timeout: 7\n"
@@ -217,15 +217,15 @@ def test_the_file_has_all_sections(config):
         ("command: [rm]\n", "'command' in .* is not an option"),
     ],
 )
-def test_a_file_that_says_nonsense_is_refused(config, text, complaint):
+def test_invalid_config_file_is_refused(config, text, complaint):
     with pytest.raises(UserError, match=complaint):
         parse("--config-file", config(text))
 
 
-def test_an_empty_file_says_nothing(config):
+def test_empty_config_file_sets_nothing(config):
     assert requested_job.variables(parse("--config-file", config(""))) == {}
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_missing_config_file_is_named_in_the_error(tmp_path):
     with pytest.raises(UserError, match=r"--config-file '.*gone\.yaml' can't be read"):
         parse("--config-file", str(tmp_path / "gone.yaml"))

@@ -29,7 +29,7 @@ def shown(capfd, *pieces, **options):
     return capfd.readouterr()
 
 
-def test_each_line_has_its_rank_and_stream_in_front(capfd):
+def test_each_output_line_begins_with_its_rank_and_stream(capfd):
     found = shown(capfd, (0, "stdout", b"a\nb\n"), (1, "stderr", b"c\n"))
     assert found.out == "[0]<stdout>:a\n[0]<stdout>:b\n"
     assert found.err == "[1]<stderr>:c\n"
@@ -40,11 +40,11 @@ def test_line_written_in_pieces_is_printed_once(capfd):
     assert found.out == "[1]<stdout>:x\n[0]<stdout>:abc\n"
 
 
-def test_the_last_line_needs_no_end(capfd):
+def test_last_line_without_a_newline_is_printed(capfd):
     assert shown(capfd, (0, "stdout", b"a\nb")).out == "[0]<stdout>:a\n[0]<stdout>:b\n"
 
 
-def test_each_state_of_a_progress_bar_is_a_line(capfd):
+def test_each_state_of_a_progress_bar_is_printed_as_a_line(capfd):
     assert shown(capfd, (0, "stdout", b"1%\r2%\r"), (0, "stdout", b"3%\n")).out == "".join(
         f"[0]<stdout>:{state}\n" for state in ("1%", "2%", "3%")
     )
@@ -62,7 +62,7 @@ def test_non_utf8_bytes_pass_unchanged(capfdbinary):
     assert capfdbinary.readouterr().out == b"[0]<stdout>:\xff\x00\n"
 
 
-def test_timestamp_is_printed_in_front_on_request(capfd):
+def test_timestamp_option_prints_the_time_before_each_line(capfd):
     found = shown(capfd, (0, "stdout", b"a\n"), timestamps=True)
     assert re.fullmatch(r"\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}\[0\]<stdout>:a\n", found.out)
 
@@ -89,13 +89,13 @@ def test_folders_of_ranks_sort_by_rank(tmp_path):
     assert sorted(os.listdir(tmp_path)) == [f"rank.{rank:02}" for rank in range(11)]
 
 
-def test_a_folder_that_can_t_be_made_is_named(tmp_path):
+def test_output_folder_that_cannot_be_created_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--output-filename '.*file' can't be written"):
         made(1, folder=str(tmp_path / "file"))
 
 
-def test_a_full_disk_ends_the_files_and_nothing_else(small_disk, capfd):
+def test_full_disk_stops_the_output_files_but_not_the_printed_output(small_disk, capfd):
     output = made(1, folder=str(small_disk / "out"))
     fill_disk(small_disk)
     for _ in range(2):
@@ -106,7 +106,7 @@ def test_a_full_disk_ends_the_files_and_nothing_else(small_disk, capfd):
     assert found.err == "horovodrun: rank.0/stdout of --output-filename is written no more: No space left on device.\n"
 
 
-def test_a_line_without_an_end_does_not_grow_for_ever(capfd):
+def test_very_long_line_is_printed_in_pieces(capfd):
     output = made(1)
     for _ in range(40):
         output.write(0, "stdout", b"x" * (1 << 16))
@@ -119,7 +119,7 @@ def test_last_output_lines_are_kept():
     assert output.last_lines(0) == tuple(str(number) for number in range(10, 30))
 
 
-def test_a_reader_that_is_slow_loses_nothing_where_the_output_may_not_block():
+def test_slow_reader_of_a_non_blocking_output_loses_no_lines():
     """Story: ssh and node set the terminal that they share so, and horovodrun ended with an error once it was full."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)

@@ -26,7 +26,7 @@ SCRIPT = Path(__file__).parents[4] / "examples" / "horovod_keras" / "train.py"
         ("torch", 2, ("--backward-passes-per-step", "2")),
     ],
 )
-def test_the_example_learns_the_digits(tmp_path, backend, ranks, options):
+def test_keras_example_learns_the_digits(tmp_path, backend, ranks, options):
     for need in ("keras", backend, "sklearn"):
         require_engine(need, importlib.util.find_spec(need))
     saved = tmp_path / "digits.keras"

@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parents[4] / "examples" / "horovod_tensorflow" / "train.
 # `keras/` and the checks of this folder train the same digits; that the example runs is shown with torch.
 @pytest.mark.proof
 @pytest.mark.parametrize(("ranks", "options"), [(1, ()), (2, ("--fp16-allreduce",))])
-def test_the_example_learns_the_digits(ranks, options):
+def test_tensorflow_example_learns_the_digits(ranks, options):
     require_module("tensorflow")
     variables = {"PYTHONPATH": str(shim_dir()), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = run_on_ranks(ranks, SCRIPT, "--epochs", "6", *options, loaded=TENSORFLOW, **variables)

@@ -52,7 +52,7 @@ def script(name, **options):
     return PythonScriptStep(script_name="take.py", name=name, source_directory="src", **options)
 
 
-def test_signatures_are_the_sdk_s():
+def test_pipeline_classes_have_the_sdks_parameters():
     def names(kind):
         return [name for name in inspect.signature(kind.__init__).parameters if name != "self" and name[0] != "_"]
 
@@ -84,7 +84,7 @@ def test_signatures_are_the_sdk_s():
     ]
 
 
-def test_data_between_steps_and_parameters_are_words_and_inputs_of_their_jobs(ws, source):
+def test_step_data_and_parameters_become_arguments_and_inputs_of_the_jobs(ws, source):
     one, two = (
         PipelineData("one", pipeline_output_name="best"),
         OutputFileDatasetConfig("two", destination=(None, "d/{run-id}")),
@@ -152,7 +152,7 @@ def test_sequences_and_run_after_order_steps_that_share_no_data(ws, source):
 
 
 @pytest.mark.promise("pipelines-azure-sdk-run-they")
-def test_steps_of_every_kind(ws, source, tmp_path):
+def test_each_kind_of_step_becomes_a_job(ws, source, tmp_path):
     data, mode = PipelineData("data"), PipelineParameter("mode", "fast")
     leave = script("leave", outputs=[data])
     command = CommandStep(["python", "take.py", data, "--mode", mode], "command", inputs=[data], source_directory="src")

@@ -156,7 +156,7 @@ def run(mini_batch):
 
 
 @pytest.mark.promise("sweep-s-metrics-best-trial")
-def test_mini_batches_are_shared_out_over_the_workers_of_a_step(ws, source, leases, tmp_path):
+def test_mini_batches_are_distributed_over_the_workers_of_a_step(ws, source, leases, tmp_path):
     (source / "batch.py").write_text(BATCH)
     (source / "table.py").write_text("import sys; open(sys.argv[1] + '/n.csv', 'w').write('n;m\\n1;a\\n2;b\\n3;c\\n')")
     store = ws.get_default_datastore()
@@ -210,7 +210,7 @@ def run(mini_batch, mini_batch_context):
 
 
 @pytest.mark.promise("mini-batches-made-keys-table")
-def test_mini_batches_by_keys(ws, source, leases, tmp_path):
+def test_partition_keys_define_the_mini_batches(ws, source, leases, tmp_path):
     pandas = pytest.importorskip("pandas")
     (source / "parts.py").write_text(PARTS)
     store = ws.get_default_datastore()
@@ -255,7 +255,7 @@ def test_mini_batches_by_keys(ws, source, leases, tmp_path):
     assert texts[1] == ["{'city': 'x/y'} 1", *(["{'city': 'z'} 2"] * 2), "{'city': None} 1"]
 
 
-def test_waiting_has_an_end_and_a_step_may_cancel_its_pipeline(ws, source, leases):
+def test_wait_for_a_pipeline_times_out_and_a_step_can_cancel_it(ws, source, leases):
     wait = CommandStep("until [ -e ../../../../go ]; do sleep 0.1; done", "wait", source_directory="src")
     (source / "stop.py").write_text(
         "import time\nfrom azureml.core import Run\nRun.get_context().parent.cancel()\ntime.sleep(60)\n"

@@ -47,7 +47,7 @@ def config(**changes):
     return HyperDriveConfig(**(values | changes))
 
 
-def test_signatures_are_the_sdk_s():
+def test_sweep_classes_have_the_sdks_parameters():
     def names(function):
         return [*inspect.signature(function).parameters][1:] if inspect.isclass(function) is False else None
 
@@ -69,7 +69,7 @@ def test_bounds_of_loguniform_are_logarithms():
         uniform(2, 1)
 
 
-def test_policies_are_paceline_s_by_the_sdk_s_order_of_parameters():
+def test_policies_accept_positional_arguments_in_the_sdks_order():
     bandit = BanditPolicy(2, 0.1, None, 5).policy
     assert (bandit.evaluation_interval, bandit.slack_factor, bandit.delay_evaluation) == (2, 0.1, 5)
     assert MedianStoppingPolicy(1, 5).policy.delay_evaluation == 5
@@ -129,7 +129,7 @@ else:
 
 
 @pytest.mark.promise("sweep-s-children-gone-own")
-def test_a_sweep_of_an_estimator(ws):
+def test_sweep_over_an_estimator_runs_and_finds_the_best_child(ws):
     hide_matplotlib(ws.path)
     Path("src").mkdir()
     Path("src/train.py").write_text(SCRIPT)
