@@ -75,7 +75,7 @@ def test_overflowing_integer_sums_over_mpi_wrap_around_as_in_numpy(tmp_path):
 @pytest.mark.parametrize(
     "ranks", [pytest.param(1, marks=pytest.mark.proof), 3, pytest.param(4, marks=pytest.mark.proof)]
 )
-def test_every_operation_equals_numpy(ranks, tmp_path):
+def test_every_collective_operation_equals_numpy(ranks, tmp_path):
     need_mpi()
     done = mpirun(ranks, Path(__file__).with_name("engine_checks.py"), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -98,7 +98,7 @@ def test_run_reads_and_writes_s3_without_showing_the_secret(
     assert not any(secret in shown.encode() for secret in secrets)
 
 
-def test_refused_key_fails_the_run_before_workers_without_the_secret(
+def test_refused_storage_key_fails_the_run_before_workers_and_is_not_shown(
     lab: Lab, store: pl.Datastore, s3_once: servers.S3, tmp_path: Path
 ) -> None:
     s3_once.check_keys(True)
@@ -122,7 +122,7 @@ def test_missing_secret_is_named_by_its_variable(
     assert "LAB_SECRET" in run.failure.message
 
 
-def test_unreachable_store_fails_the_run_before_workers(lab: Lab, workspace: Workspace, bucket: str) -> None:
+def test_unreachable_store_fails_the_run_before_workers_start(lab: Lab, workspace: Workspace, bucket: str) -> None:
     store = register(workspace, "http://127.0.0.1:9", bucket)
     run = lab.finish("print('ran')\n", inputs=[store.path("mnist").as_download()])
     assert run.failure is not None

@@ -63,7 +63,7 @@ def test_inherited_does_not_change_its_argument():
 # --- what every worker finds
 
 
-def test_run_has_its_environment_variables():
+def test_variables_of_a_run_have_its_id_folders_and_world_size():
     launch = make_launch(make_job(**TWO_BY_TWO, max_restarts=3), attempt=2)
     assert environment.of_run(launch) == {
         "WORLD_SIZE": "4",
@@ -147,7 +147,7 @@ def test_variables_of_a_worker_have_its_node_and_local_rank():
     }
 
 
-def test_rank_has_its_environment_variables():
+def test_variables_of_a_rank_have_its_number_for_each_framework():
     launch = make_launch(make_job(**TWO_BY_TWO), attempt=2)
     assert environment.of_rank(launch, launch.places[3]) == {
         "PACELINE_RANK": "3",
@@ -161,7 +161,7 @@ def test_rank_has_its_environment_variables():
 @pytest.mark.parametrize(
     ("visibility", "devices"), [("worker", ["0", "1", "2", "3"]), ("node", ["0,1", "0,1", "2,3", "2,3"])]
 )
-def test_workers_see_their_own_gpu_or_all_of_the_node(visibility, devices):
+def test_workers_see_their_own_gpu_or_all_gpus_of_the_node(visibility, devices):
     launch = make_launch(make_job(**TWO_BY_TWO, gpu_visibility=visibility), gpus=2)
     assert [environment.of_place(launch, place)["CUDA_VISIBLE_DEVICES"] for place in launch.places] == devices
 

@@ -129,14 +129,14 @@ def test_users_variables_are_replaced_neither_in_environment_nor_on_the_command_
 @pytest.mark.parametrize(
     ("visibility", "devices"), [("worker", ["0", "1", "2", "3"]), ("node", ["0,1", "0,1", "2,3", "2,3"])]
 )
-def test_workers_see_their_own_gpu_or_all_of_the_node(mpirun, visibility, devices):
+def test_workers_under_mpirun_see_their_own_gpu_or_all_gpus_of_the_node(mpirun, visibility, devices):
     mpirun("5.0.8")
     job = make_job(distributed_backend="mpi", node_count=2, process_count_per_node=2, gpu_visibility=visibility)
     seen = [word for word in command_of(job, gpus=2).argv if "CUDA_VISIBLE_DEVICES" in word]
     assert seen == [f"=CUDA_VISIBLE_DEVICES={device}" for device in devices]
 
 
-def test_workers_of_one_node_see_their_own_gpus(mpirun):
+def test_workers_under_mpirun_on_one_node_see_their_own_gpus(mpirun):
     mpirun("5.0.8")
     command = command_of(make_job(distributed_backend="mpi", process_count_per_node=2), gpus=2)
     assert [word for word in command.argv if "CUDA" in word] == [f"=CUDA_VISIBLE_DEVICES={n}" for n in (0, 1)]

@@ -120,7 +120,7 @@ def test_files_of_a_running_registration_are_not_removed(workspace, monkeypatch)
     assert os.listdir(parts) == []
 
 
-def test_staging_of_another_machine_is_kept_for_an_hour(workspace, monkeypatch):
+def test_staging_folder_of_another_machine_is_kept_for_an_hour(workspace, monkeypatch):
     """Its locks may not be seen here, so only its age tells."""
     parts = registry.parts_dir(workspace)
     write_tree(parts, {"0000aaaa-1/files/a": "1"})

@@ -66,7 +66,7 @@ def test_event_reader_reads_only_scalars_in_all_their_forms() -> None:
     ],
     ids=["float", "double", "double beside", "int64", "int32", "half", "zero", "two"],
 )
-def test_one_element_tensor_is_a_scalar(tensor: bytes, value: float | None) -> None:
+def test_one_element_tensor_in_an_event_file_is_a_scalar(tensor: bytes, value: float | None) -> None:
     assert tensor_scalar(tensor) == value
 
 

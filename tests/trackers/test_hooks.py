@@ -149,7 +149,7 @@ def test_trackio_values_become_metrics_with_trackios_steps(to: Sink) -> None:
     assert [found[name][0]["step"] for name in ("val.acc", "late")] == [1, 10]
 
 
-def test_csv_loggers_are_captured(to: Sink) -> None:
+def test_values_of_csv_loggers_become_metrics(to: Sink) -> None:
     class Writer:
         def log_metrics(self, metrics_dict: dict[str, float], step: int | None = None) -> None:
             self.seen = metrics_dict, step
@@ -171,7 +171,7 @@ def test_csv_loggers_are_captured(to: Sink) -> None:
     assert logged(to) == {"loss": 0.5, "acc": 1.0, "val_loss": 0.25}
 
 
-def test_csv_files_of_several_trainings_have_prefixes(to: Sink) -> None:
+def test_metrics_from_csv_files_of_several_trainings_have_prefixes(to: Sink) -> None:
     lightning, keras = SimpleNamespace(log_dir="csv/0/version_0"), SimpleNamespace(filename="fold_0.csv")
     libraries._of_lightning(to, lightning, {"loss": 1.0})
     libraries._of_lightning(to, SimpleNamespace(log_dir="csv/1/version_0"), {"loss": 2.0})

@@ -50,7 +50,7 @@ def _names(cli: Cli, run_id: str) -> list[str]:
 
 
 @pytest.mark.promise("scripts-log-tensorboard-mlflow-w")
-def test_summarywriter_and_mlflow_of_two_ranks_are_captured_once(cli: Cli) -> None:
+def test_values_of_summarywriter_and_mlflow_on_two_ranks_are_logged_once(cli: Cli) -> None:
     script = """
         import os, signal, subprocess, sys, types
         # Of tensorboard alone: it would load TensorFlow where that is installed.
@@ -209,7 +209,7 @@ def test_each_value_of_several_lightning_loggers_is_logged_once(cli: Cli) -> Non
 @pytest.mark.promise("scripts-log-tensorboard-mlflow-w")
 @pytest.mark.slow
 @pytest.mark.proof
-def test_transformers_trainer_logs_are_captured(cli: Cli) -> None:
+def test_transformers_trainer_values_become_metrics(cli: Cli) -> None:
     needs("transformers")
     needs("accelerate")
     script = """

@@ -94,13 +94,13 @@ FOLDS = [f"logs/{fold}/tensorboard/version_0" for fold in range(3)]
         (["a/x/v", "b/x/v", "a/b/v"], ["", "b/", "b/v/"]),
     ],
 )
-def test_prefix_is_the_differing_part_of_the_path(to: Sink, folders: list[str], prefixes: list[str]) -> None:
+def test_metric_prefix_is_the_differing_part_of_the_path(to: Sink, folders: list[str], prefixes: list[str]) -> None:
     # The story: three folds in folders of one name, `version_0`, ran into one curve.
     assert [to.prefix(folder) for folder in folders] == prefixes
     assert [to.prefix(folder) for folder in folders] == prefixes
 
 
-def test_prefixes_are_shared_by_processes_and_trackers_of_a_rank(to: Sink) -> None:
+def test_metric_prefixes_are_shared_by_processes_and_trackers_of_a_rank(to: Sink) -> None:
     assert [to.prefix(folder) for folder in FOLDS[:2]] == ["", "1/"]
     assert [to.prefix(f"csv/{fold}", "lightning") for fold in range(2)] == ["", "1/"]
     other = Sink(to.context)
@@ -120,7 +120,9 @@ def test_prefixes_are_shared_by_processes_and_trackers_of_a_rank(to: Sink) -> No
         (["runs/happy-cat"], ["runs/sad-dog"], [""]),
     ],
 )
-def test_next_attempt_keeps_the_prefixes(to: Sink, first: list[str], second: list[str], prefixes: list[str]) -> None:
+def test_next_attempt_keeps_the_metric_prefixes(
+    to: Sink, first: list[str], second: list[str], prefixes: list[str]
+) -> None:
     for folder in first:
         to.prefix(folder)
     again = Sink(dataclasses.replace(to.context, attempt=2))

@@ -39,7 +39,7 @@ def test_a_web_service_s_exception_keeps_its_cause_and_status():
 
 
 @pytest.mark.promise("paceline-s-errors-arrive-sdk")
-def test_errors_of_all_kinds_of_methods_are_translated():
+def test_errors_of_static_class_and_instance_methods_become_sdk_exceptions():
     @sdk.sdk_class
     class Thing:
         @staticmethod

@@ -73,7 +73,7 @@ def test_conda_only_packages_need_a_conda_environment(notes, monkeypatch):
     assert any("ffmpeg=7 are left out" in text for text in again.all())
 
 
-def test_other_python_version_is_noted(notes):
+def test_request_for_another_python_version_adds_a_note(notes):
     spec_of(made(python_version="3.6.2"), notes)
     assert notes.all() == (f"Python 3.{sys.version_info[1]} is used instead of the requested 3.6.2.",)
 

@@ -60,7 +60,7 @@ def test_process_count_that_nodes_cannot_share_evenly_is_refused(ws):
         ScriptRunConfig("src", "train.py", distributed_job_config="mpi")
 
 
-def test_configuration_is_read_at_submission(ws):
+def test_changes_of_a_run_configuration_count_until_submission(ws):
     config = ScriptRunConfig(source_directory="src", script="train.py")
     ComputeTarget.create(ws, "cluster", AmlCompute.provisioning_configuration())
     config.run_config.target = ComputeTarget(ws, "cluster")

@@ -138,7 +138,7 @@ def test_take_skip_and_split_select_files_in_path_order(data):
     assert len(first.to_path()) == 2
 
 
-def test_selection_with_equal_file_names_is_refused_in_a_run(tmp_path):
+def test_input_with_equal_file_names_or_no_files_is_refused(tmp_path):
     write_tree(tmp_path, {"data/a/x": "1", "data/b/x": "2"})
     with pytest.raises(DataError, match=r"would be one file 'x'.*Choose by patterns"):
         Dataset.File.from_files("data").take(2).as_mount()

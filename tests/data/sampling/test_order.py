@@ -119,7 +119,7 @@ def test_all_720_orders_of_6_samples_occur():
 
 
 @pytest.mark.parametrize("length", [17, 256, 257, 1000])
-def test_a_sample_is_at_every_position_equally_often(length):
+def test_sample_occurs_at_every_position_equally_often(length):
     orders = np.stack([np.asarray(GlobalOrder(length, seed)[:]) for seed in range(1000)])
     for position in (0, 1, length // 2, length - 1):
         _is_uniform(np.bincount(orders[:, position], minlength=length))

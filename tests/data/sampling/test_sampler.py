@@ -246,7 +246,7 @@ def test_state_of_another_dataset_is_refused_and_changes_no_setting(change, mess
     assert sampler.state_dict() == state
 
 
-def test_invalid_state_is_refused():
+def test_invalid_sampler_state_is_refused():
     with pytest.raises(DataError, match=r"has no 'version'; load what DistributedSampler\.state_dict\(\) gave"):
         DistributedSampler(10, 0, 1).load_state_dict({"yielded": 3})
 

@@ -23,7 +23,7 @@ def test_escaping_or_invalid_file_name_is_refused(name):
 
 
 @pytest.mark.parametrize(("path", "cleaned"), [("/a//b/./c", "a/b/c"), ("", ""), ("/", ""), ("a/", "a/"), (".", "")])
-def test_path_is_normalized(path, cleaned):
+def test_path_in_a_store_is_normalized(path, cleaned):
     assert clean_path(path, "the store") == cleaned
 
 

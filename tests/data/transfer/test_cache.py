@@ -80,7 +80,7 @@ def test_make_room_removes_old_files_before_a_download(tmp_path):
     assert (cache.has(first, 100), cache.has(second, 100)) == (False, True)
 
 
-def test_views_of_dead_runs_are_removed(cache):
+def test_cache_views_of_dead_runs_are_removed(cache):
     held = cache.hold_view("living")
     for run in ("living", "dead"):
         cache.view_dir(run, 0).mkdir(parents=True)
@@ -92,7 +92,7 @@ def test_views_of_dead_runs_are_removed(cache):
     assert not cache.view_dir("living", 0).exists()
 
 
-def test_views_of_remote_supervisors_stay_until_their_run_ends(cache):
+def test_cache_views_of_remote_supervisors_stay_until_their_run_ends(cache):
     for run in ("elsewhere", "running", "forgotten"):
         assert cache.is_unheld(run)
         fd = cache.hold_view(run)
@@ -119,7 +119,7 @@ def test_views_of_remote_supervisors_stay_until_their_run_ends(cache):
     assert list((cache.views / ".held").iterdir()) == []
 
 
-def test_view_of_a_killed_supervisor_is_removed_at_once(cache):
+def test_cache_view_of_a_killed_supervisor_is_removed_at_once(cache):
     held = cache.hold_view("here")
     assert not cache.is_unheld("here")
     cache.view_dir("here", 0).mkdir(parents=True)
@@ -128,7 +128,7 @@ def test_view_of_a_killed_supervisor_is_removed_at_once(cache):
     assert not cache.view_dir("here", 0).exists()
 
 
-def test_view_of_a_killed_run_is_removed_by_the_next(cache):
+def test_cache_view_of_a_killed_run_is_removed_by_the_next_run(cache):
     code = (
         "import sys, time; from pathlib import Path; from paceline.data.transfer.cache import DataCache\n"
         "cache = DataCache(Path(sys.argv[1])); cache.hold_view('run_1'); cache.view_dir('run_1', 0).mkdir(parents=True)\n"
@@ -147,7 +147,7 @@ def test_view_of_a_killed_run_is_removed_by_the_next(cache):
     assert not cache.view_dir("run_1", 0).exists()
 
 
-def test_removing_a_view_does_not_follow_symlinks(cache, tmp_path):
+def test_removing_a_cache_view_does_not_follow_symlinks(cache, tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious/file").write_text("stays")
     view = cache.view_dir("run_1", 0)
@@ -195,12 +195,12 @@ def test_text_of_a_size_is_parsed(text, size):
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1", "1 PB", "1e9", "GB"])
-def test_invalid_size_is_refused(text):
+def test_invalid_text_of_a_size_is_refused(text):
     with pytest.raises(DataError, match="is not a size"):
         parse_size(text)
 
 
-def test_folder_and_limit_come_from_the_environment(tmp_path, monkeypatch):
+def test_cache_folder_and_limit_are_read_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_DATA_CACHE", str(tmp_path / "named"))
     monkeypatch.setenv("PACELINE_DATA_CACHE_LIMIT", "3GB")
     cache = DataCache()

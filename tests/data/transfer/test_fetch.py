@@ -138,7 +138,7 @@ def test_cached_file_modified_by_a_script_is_fetched_again(far, take, cache):
     assert again.fetched_bytes == 5000
 
 
-def test_second_attempt_replaces_the_first_view(far, take):
+def test_second_attempt_replaces_the_fetched_folder_of_the_first(far, take):
     first = take(far.path("train").as_download())
     (first.path / "left by a script").write_text("x")
     assert tree(take(far.path("train").as_download()).path) == ALL

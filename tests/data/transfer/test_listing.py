@@ -63,7 +63,7 @@ def test_listing_excludes_names_with_the_same_prefix(store, path):
     assert set(names(store.files(path))) == {"a.csv", "sub folder/ü é.csv", "sub folder/q?#%41*[1].bin", "empty"}
 
 
-def test_single_file_lists_itself(store, workspace):
+def test_listing_of_a_single_file_has_only_that_file(store, workspace):
     sources = [Source(datastore="lab", path="train/a.csv")]
     infos = list_files(sources, workspace.path)
     assert names(infos) == {"a.csv": 1}

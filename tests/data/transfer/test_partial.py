@@ -36,7 +36,7 @@ def test_partial_file_resumes_at_its_length(part):
     again.close()
 
 
-def test_oversized_partial_file_restarts(part):
+def test_partial_file_longer_than_the_whole_file_is_discarded(part):
     part.write_bytes(b"too long by far")
     mine = claim(part, 10, wait=False)
     assert mine.missing() == [(0, 10)]
@@ -44,7 +44,7 @@ def test_oversized_partial_file_restarts(part):
     mine.close()
 
 
-def test_only_marked_ranges_count_as_done(part, monkeypatch):
+def test_only_recorded_ranges_count_as_downloaded(part, monkeypatch):
     monkeypatch.setattr(module, "SINGLE_BYTES", 10)
     mine = claim(part, 100, wait=False)
     mine.write(b"x" * 20, 40)
@@ -66,7 +66,7 @@ def test_truncated_or_invalid_range_line_is_ignored(part, monkeypatch, torn):
     mine.close()
 
 
-def test_range_marks_without_their_file_are_ignored(part, monkeypatch):
+def test_recorded_ranges_without_their_partial_file_are_ignored(part, monkeypatch):
     monkeypatch.setattr(module, "SINGLE_BYTES", 10)
     part.with_suffix(".ranges").write_bytes(b"0 100\n")
     mine = claim(part, 100, wait=False)
@@ -88,7 +88,7 @@ def test_finished_file_is_renamed_and_leaves_no_partial_files(part, monkeypatch)
     assert (whole.name, whole.read_bytes(), whole.stat().st_mtime_ns) == ("whole", b"abcd", 10**18)
 
 
-def test_waiter_does_not_claim_a_finished_file(part):
+def test_process_that_waited_does_not_claim_a_finished_file(part):
     """The waiting process has the finished file open; had it taken the lock for its own, it would truncate it."""
     import threading
 

@@ -293,7 +293,7 @@ def test_log_that_wandb_itself_wrote_is_read(tmp_path: Path, ws: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [32_700, 32_761, 32_768, 100_000])
-def test_wandb_records_of_any_size_cross_blocks(tmp_path: Path, size: int) -> None:
+def test_wandb_records_that_span_several_log_blocks_are_read(tmp_path: Path, size: int) -> None:
     data = [(stores.wandb_log.HISTORY, bytes([number]) * length) for number, length in enumerate((3, size, 5, size))]
     log = stores.wandb_run(tmp_path / "run-1-abc", data) / "run-abc.wandb"
     assert list(stores.wandb_log.records(log)) == data

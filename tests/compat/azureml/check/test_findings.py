@@ -45,7 +45,7 @@ def test_each_use_of_the_sdk_is_found_with_its_line(tmp_path):
     assert found[15, "torch.distributed.init_process_group"] == REPLACED
 
 
-def test_methods_of_automl_runs_name_automl(tmp_path):
+def test_report_on_an_automl_method_names_automl(tmp_path):
     """The story: users of AutoML read "Run has no get_output", and looked for a fault of their own."""
     (tmp_path / "driver.py").write_text(
         "from azureml.core import Experiment, Workspace\n"
@@ -88,7 +88,7 @@ def test_notebook_cells_are_checked_without_their_magics(tmp_path):
     assert uses(tmp_path) == {(3, "azureml.core.Workspace"): WORKS}
 
 
-def test_call_of_a_scoring_script_s_own_class_works(tmp_path):
+def test_call_of_a_class_that_the_scoring_script_defines_is_accepted(tmp_path):
     text = "from azureml.contrib.services.aml_response import AMLResponse\ndef run(data):\n    return AMLResponse(data, 200)\n"
     (tmp_path / "score.py").write_text(text)
     assert set(uses(tmp_path).values()) == {WORKS}

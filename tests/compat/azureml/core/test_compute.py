@@ -56,7 +56,7 @@ def test_created_cluster_resolves_to_local_with_a_note(ws):
     assert "cluster (STANDARD_NC6) is this machine" in notes.all()[0]
 
 
-def test_configured_target_of_the_same_name_is_used(ws):
+def test_configured_compute_target_of_the_same_name_is_used(ws):
     configured.add(ws.path, configured.Configured(name="lab", kind="ssh", settings={"hosts": ["me@lab0"]}))
     assert ComputeTarget(ws, "lab").type == "VirtualMachine"
     made = ComputeTarget.create(ws, "lab", AmlCompute.provisioning_configuration())

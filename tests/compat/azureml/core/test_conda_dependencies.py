@@ -57,7 +57,7 @@ def test_repeated_options_and_packages_of_a_requirements_file_are_kept(tmp_path)
     assert made.as_dict()["channels"] == CondaDependencies().as_dict()["channels"]
 
 
-def test_default_dependencies_are_those_of_the_sdk():
+def test_default_conda_dependencies_equal_those_of_the_sdk():
     assert [*CondaDependencies().pip_packages] == ["azureml-defaults"]
 
 

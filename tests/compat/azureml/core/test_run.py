@@ -98,7 +98,7 @@ def test_details_with_logs_have_the_last_mib_of_each_log(submitted):
     assert len(logs["logs/driver.log"]) == 1 << 20
 
 
-def test_portal_url_is_the_folder_or_the_live_page(submitted):
+def test_portal_url_is_the_live_page_or_else_the_run_folder(submitted):
     experiment, workspace_dir = submitted.experiment, submitted.folder.path.parents[1]
     assert submitted.get_portal_url() == submitted.folder.path.as_uri()
     (workspace_dir / "ui").mkdir()
@@ -122,7 +122,7 @@ def test_chart_metrics_accept_a_dict_or_its_json(run, kind):
 @pytest.mark.parametrize(
     "value", ["{", "[1]", [1], object(), 5], ids=["text", "list in text", "list", "object", "number"]
 )
-def test_log_confusion_matrix_refuses_other_values(run, value):
+def test_log_confusion_matrix_refuses_a_value_that_is_no_dict_or_json(run, value):
     with pytest.raises(MetricError, match="'m'"):
         run.log_confusion_matrix("m", value)
 

@@ -103,7 +103,7 @@ def test_shell_command_ends_although_the_caller_blocks_sigchld():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def test_event_ends_the_command_and_its_children():
+def test_set_event_ends_the_shell_command_and_its_children():
     out, event = io.StringIO(), threading.Event()
     done: list[int] = []
     thread = in_thread(lambda: done.append(safe_shell_exec.execute(_LONG, stdout=out, events=[event])))

@@ -106,7 +106,7 @@ def test_ranks_have_the_users_environment_and_the_variables_of_options(tmp_path,
 
 
 @pytest.mark.parametrize("option", ["--mpi-args", "--binding-args"])
-def test_arguments_for_mpirun_replace_our_own(option):
+def test_users_mpirun_arguments_replace_the_default_ones(option):
     """mpirun 5 refuses a mapping that is given twice, and its `-x` did not reach the ranks."""
     require_engine(WHEEL, find_mpirun(WHEEL))
     words = f"{option}=--map-by slot:OVERSUBSCRIBE --bind-to none", "--network-interface", "lo"
@@ -236,7 +236,7 @@ def test_failed_rank_is_named_not_the_rank_waiting_in_a_collective(tmp_path):
     assert done.returncode == 7, done.stderr
 
 
-def test_rank_that_ended_early_with_0_is_named(tmp_path):
+def test_rank_that_exits_early_with_0_is_named_in_the_error(tmp_path):
     # Story: "rank 0 failed first" was all that was said of a rank 1 with fewer batches.
     done = run_left_by_rank_1(tmp_path, 0)
     assert done.returncode == 1

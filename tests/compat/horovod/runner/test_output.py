@@ -113,7 +113,7 @@ def test_very_long_line_is_printed_in_pieces(capfd):
     assert capfd.readouterr().out == "[0]<stdout>:" + "x" * (17 << 16) + "\n[0]<stdout>:" + "x" * (17 << 16) + "\n"
 
 
-def test_last_output_lines_are_kept():
+def test_last_output_lines_are_kept_for_the_error_message():
     output = made(1)
     output.write(0, "stdout", b"".join(b"%d\n" % number for number in range(30)))
     assert output.last_lines(0) == tuple(str(number) for number in range(10, 30))

@@ -25,7 +25,7 @@ def listening(key: bytes, heard: list[object]) -> tuple[tuple[str, int], threadi
     return listener.getsockname()[:2], thread
 
 
-def test_listener_of_another_job_is_skipped() -> None:
+def test_rank_skips_a_listener_of_another_job() -> None:
     heard_there: list[object] = []
     heard_here: list[object] = []
     other, first = listening(b"another", heard_there)

@@ -95,7 +95,7 @@ def test_pipeline_runs_and_its_outputs_are_found(ws, source, leases, capsys):
 
 
 @pytest.mark.promise("sweep-s-metrics-best-trial")
-def test_pipeline_with_a_sweep_step_uses_its_best_and_reports_failures(ws, source, leases):
+def test_pipeline_uses_the_best_trial_of_its_sweep_step_and_reports_failures(ws, source, leases):
     hide_matplotlib(ws.path)
     (source / "tune.py").write_text(
         "import os, sys; from azureml.core import Run; Run.get_context().log('score', int(sys.argv[2]))\n"
