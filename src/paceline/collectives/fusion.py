@@ -159,7 +159,7 @@ class Fusion:
             self._transport.allreduce(buffer, buffer, op)
         half, is_float = numbers.is_half(dtype), kind.kind in "fc"
         join = numbers.ufunc(op, kind)
-        # Half precision is summed in float32, for which the targets are too small.
+        # Half precision is summed in a float32 buffer, because the targets are too small for float32.
         whole = self._own(kind, SEGMENT_BYTES // kind.itemsize) if half and len(arrays) > 1 else None
         for part, start, offset, length, is_scaled, is_there in pieces:
             target = _stretch(part.target, start, length)

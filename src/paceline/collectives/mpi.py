@@ -123,7 +123,7 @@ def _initialise() -> MPI.Intracomm:
                 f"collectives over MPI need mpi4py, which {sys.executable} doesn't have. "
                 "Install it and an Open MPI with it: pip install 'paceline[mpi]'."
             ) from error
-        # Otherwise mpi4py initialises MPI on import, and finalises it at exit, which hangs if a rank has died.
+        # Keep mpi4py from initialising MPI on import and finalising it at exit, which hangs if a rank has died.
         mpi4py.rc.initialize = False
         mpi4py.rc.finalize = False
     try:

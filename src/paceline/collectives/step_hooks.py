@@ -68,7 +68,7 @@ def _stepped(optimizer: object, args: object, kwargs: object) -> None:
 
     from paceline.system.step_clock import clock
 
-    # torch.compile would trace this hook as a part of the script.
+    # Do nothing while torch.compile traces the step, or this code would become a part of the compiled graph.
     if sys.modules["torch"].compiler.is_compiling():
         return
     if (running := clock()) is not None:

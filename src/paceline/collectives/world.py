@@ -33,7 +33,7 @@ _MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMI_SIZE", "PMI_RA
 _generations: defaultdict[object, Iterator[int]] = defaultdict(itertools.count)
 _comm: Intracomm | None = None
 _comm_places: Sequence[PeerPlace] = ()
-#: Ranks that were lost, and the rendezvous that they belonged to, which can't be joined again. Another one can.
+#: The lost ranks, and the rendezvous at which they had met. It can't be joined again, but a rendezvous elsewhere can.
 _lost: tuple[set[int], object] = (set(), None)
 _lost_of_mpi: set[int] = set()
 

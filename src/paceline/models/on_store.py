@@ -219,7 +219,7 @@ def _fetch(
     for file in missing:
         (fetched / file.sha256).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        fetched.rmdir()  # fails while another process pulls
+        fetched.rmdir()  # the folder is not empty while another process pulls
 
 
 def _write_notes(path: Path, notes: dict[str, dict[str, object]]) -> None:

@@ -53,12 +53,12 @@ def _show_engine_log(environ: Mapping[str, str]) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(f"[{time}%(levelname)s] [{environ.get('HOROVOD_RANK', '0')}] %(message)s"))
     logger.addHandler(handler)
-    # Otherwise a handler of the script's root logger would show each message again.
+    # Don't propagate messages: a handler of the script's root logger would show each one again.
     logger.propagate = False
 
 
 # A script may use both `horovod.tensorflow` and `horovod.torch`.
 load_triton_before_tensorflow()
 
-# At import: the engine may log as early as in `init`, and its logger needs the handler by then.
+# Install the handler at import, because the engine may log as early as in `init`.
 _show_engine_log(os.environ)

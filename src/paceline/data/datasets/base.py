@@ -285,7 +285,7 @@ class AnyDataset:
         return self.sources
 
     def _reference_table(self) -> str | None:
-        """Return the JSON from which a worker reads the table."""
+        """Return a table's steps and read options as JSON for workers; None for files."""
         return None
 
     def _input_name(self) -> str:

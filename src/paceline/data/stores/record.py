@@ -74,7 +74,7 @@ class StoreRecord:
             return self.url.rstrip("/")
         if self.url.startswith("/"):
             return self.url.rstrip("/")
-        # A key may contain a "#".
+        # Don't split off a fragment: the key of an object may contain a "#".
         parts = urlsplit(self.url, allow_fragments=False)
         host = parts.netloc.rpartition("@")[2]
         if self.kind in ("s3", "gcs"):

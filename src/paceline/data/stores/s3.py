@@ -137,7 +137,7 @@ def _make(bucket: str, endpoint: str | None, region: str, provider: Callable[[],
             "allow_http": True,
             "connect_timeout": "15s",
             "read_timeout": "60s",
-            # Limits a whole request, and a large object on a slow line takes hours. `read_timeout` ends a stalled transfer.
+            # The limit of a whole request: a large object on a slow line takes hours. `read_timeout` ends a stalled transfer.
             "timeout": "86400s",
         },
         # Our own code retries, because it knows which bytes have arrived.

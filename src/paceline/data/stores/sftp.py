@@ -24,7 +24,7 @@ class KnownHostsSftp(SFTPFileSystem):  # type: ignore[misc]
     known_hosts: a file; default: the user's and the system's files. host_key_policy: of fsspec, default "reject".
     """
 
-    # fsspec would share the object, with connection and password, with any caller that has the same options.
+    # Turn off fsspec's cache, which returns this object and its connection to any caller that has the same options.
     cachable = False
 
     def __init__(self, host: str, known_hosts: str | None = None, **options: Any) -> None:
@@ -47,7 +47,7 @@ class KnownHostsSftp(SFTPFileSystem):  # type: ignore[misc]
             self.client.connect(self.host, **self.ssh_kwargs)
             self.ftp = self.client.open_sftp()
         except BaseException:
-            # paramiko's thread would keep the connection open.
+            # Close after any error: otherwise paramiko's thread keeps the connection open.
             self.client.close()
             raise
 

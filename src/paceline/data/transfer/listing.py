@@ -207,7 +207,7 @@ def _http(store: Store, base: str, is_folder: bool) -> Iterator[_Entry]:
     url = store.full(base)
     if not is_folder:
         info = store.fs.info(url)
-        # Web servers redirect from "dir" to "dir/".
+        # A URL that was redirected to one with a final "/" is a folder.
         if not str(info.get("url", "")).partition("?")[0].endswith("/"):
             yield _http_entry(base, info)
             return

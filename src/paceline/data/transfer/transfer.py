@@ -135,7 +135,7 @@ class _Work:
             except ChangedError:
                 self._meter.add(-partial.done_bytes)
                 partial.start_over()
-                # The listed version returns only if the server alternates between two.
+                # Retry with growing pauses: behind a load balancer, the next server may still have the listed version.
                 if change == _CHANGES - 1 or self._stop.wait(_FIRST_DELAY_S * 2**change):
                     raise
 

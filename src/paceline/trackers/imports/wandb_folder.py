@@ -201,7 +201,7 @@ def _leaves(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 
 def _item(data: bytes) -> tuple[list[str], object] | None:
-    """Return the keys and the value of an item."""
+    """Return the nested keys and the value of an item in a record."""
     path: list[str] = []
     value: object = None
     for number, content in fields(data):

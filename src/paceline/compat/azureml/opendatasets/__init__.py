@@ -75,7 +75,7 @@ class MNIST(_Service):
 
 
 def __getattr__(name: str) -> type[_Service]:
-    # NoaaIsdWeather, NycTlcGreen, PublicHolidays and dozens more.
+    # Return a refusing class for any other data set, such as NoaaIsdWeather, NycTlcGreen or PublicHolidays.
     if name.startswith("_") or not name[:1].isupper():
         raise AttributeError(f"module 'azureml.opendatasets' has no attribute {name!r}")
     return type(name, (_Service,), {})

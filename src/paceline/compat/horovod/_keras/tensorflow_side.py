@@ -41,5 +41,5 @@ def on_all_ranks(condition: tf.Tensor, settings: KerasSettings) -> tf.Tensor:
 
 
 def tensor(value: object) -> tf.Tensor:
-    """Return a tensor of a number, an array, a tensor or a variable."""
+    """Convert a number, an array, a tensor or a variable to a tensor."""
     return tf.convert_to_tensor(value)

@@ -84,7 +84,7 @@ class Accumulator:
 
 
 def tensor(value: object) -> torch.Tensor:
-    """Return a tensor of a number, an array, a tensor or a variable."""
+    """Convert a number, an array, a tensor or a variable to a tensor."""
     import keras
 
     converted: torch.Tensor = keras.ops.convert_to_tensor(value)

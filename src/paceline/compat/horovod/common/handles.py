@@ -118,7 +118,7 @@ def synchronize(handle: int) -> Any:
     except CollectivesError as error:
         raise HorovodInternalError(str(error)) from error
     finally:
-        # Another thread may have submitted the next operation of this name as soon as this one was done.
+        # Remove the name only if it still stands for this operation: another thread may have submitted the next one by now.
         if _in_flight.get(key) is submitted:
             del _in_flight[key]
     return finish(result)

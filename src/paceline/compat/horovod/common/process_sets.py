@@ -131,7 +131,7 @@ class _Registry:
                 self._add(process_set)
 
     def end(self) -> None:
-        # Otherwise a set of this world could be used in the next world, where its number may belong to another set.
+        # Forget the sets' numbers, which may belong to other sets in the next world.
         for process_set in self._sets.values():
             if process_set is not self.world:
                 process_set.process_set_id = None
@@ -185,7 +185,7 @@ class _Registry:
         import numpy as np
 
         engine = self.engine()
-        # Use MPI within that communicator, because only its members take part.
+        # Gather the ranks through the given communicator, because only its members call this.
         process_set.ranks = sorted(int(rank) for rank in process_set.mpi_comm.allgather(engine.rank))
         # A row for each rank, with a 1 for each member of its set, tells every rank about all sets.
         own = np.zeros((1, engine.size), np.uint8)

@@ -31,7 +31,7 @@ from paceline.system.signals import handled
 if TYPE_CHECKING:
     from paceline.supervisor.diagnosis.diagnose import ErrorFile
 
-#: Seconds after the first failure in which other ranks can report theirs, which may have come earlier.
+#: Seconds to wait after the first report of a failure: another rank may have failed earlier, but report later.
 _SETTLE_S = 0.25
 #: Seconds until remaining ranks are killed: more than a rank gets between SIGTERM and SIGKILL.
 _GRACE_S = 8.0
@@ -155,7 +155,7 @@ class RanksDriver:
         """Wait until every rank has connected. Return the reason if one has not."""
         deadline = time.monotonic() + self._job.start_timeout_s
         while any(rank.connection is None for rank in self._ranks):
-            # The signal handler may set it at any time in this thread, so check it after each short wait.
+            # Check after each short wait whether the signal handler, which runs in this thread, has recorded a signal.
             if self._signal is not None:
                 return None
             with contextlib.suppress(queue.Empty):
@@ -259,7 +259,7 @@ class RanksDriver:
             except queue.Empty:
                 return
             self._take(rank, data)
-            # Otherwise a rank that prints without a pause would keep `_watch` from checking anything else.
+            # Return although messages are left: a rank that prints without a pause must not keep `_watch` from its checks.
             if time.monotonic() > deadline:
                 return
 

@@ -61,7 +61,7 @@ class Output:
         """Show the rank's unfinished line."""
         for stream in ("stdout", "stderr"):
             if rest := self._parts.pop((rank, stream), b""):
-                # A "\r" that was held back did end the line.
+                # `write` has kept a final "\r" in case a "\n" follows. None followed, so it ends the line: don't print it.
                 self._show(rank, stream, rest.rstrip(b"\r"))
 
     def last_lines(self, rank: int) -> tuple[str, ...]:
@@ -122,5 +122,5 @@ class Output:
             try:
                 data = data[os.write(descriptor, data) :]
             except BlockingIOError:
-                # It is full, and another process on the terminal or pipe (ssh, node) has made it non-blocking.
+                # The pipe or terminal is full, and another process that shares it (ssh, node) has made it non-blocking.
                 select.select((), (descriptor,), ())

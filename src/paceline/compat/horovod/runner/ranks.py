@@ -120,7 +120,7 @@ def with_defaults(environment: Mapping[str, str], threads: int, *, is_one_machin
         "PYTHONHASHSEED": "0",
     }
     if is_one_machine:
-        # Otherwise Gloo and NCCL look up the host's name to find the interface, which fails on an offline laptop.
+        # Name the interface: Gloo and NCCL would find it by the host's name, which an offline laptop can't resolve.
         loopback = "lo" if sys.platform.startswith("linux") else "lo0"
         defaults |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     return defaults | dict(environment)

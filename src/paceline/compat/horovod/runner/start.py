@@ -92,7 +92,7 @@ def _with_mpi(job: RanksJob, contact: Mapping[str, object], scratch: str) -> Sta
     words = [] if is_5 else ["--oversubscribe"]
     if not names & {"map-by", "rankfile", "rf"}:
         words += ["--map-by", "slot:OVERSUBSCRIBE" if is_5 else "slot"]
-    # Otherwise mpirun binds ranks to cores or sockets, on which each rank's threads would compete.
+    # Don't let mpirun bind a rank to a core or socket, on which the rank's threads would compete.
     if not job.binding_args and "bind-to" not in names:
         words += ["--bind-to", "none"]
     if not job.is_local:

@@ -57,7 +57,7 @@ def _dumped(error: BaseException) -> bytes:
         import cloudpickle
 
         data: bytes = cloudpickle.dumps(error)
-        pickle.loads(data)  # Some exceptions can be pickled but not unpickled.
+        pickle.loads(data)  # check: some exceptions can be pickled but not unpickled
     except BaseException:
         data = pickle.dumps(None)
     return data

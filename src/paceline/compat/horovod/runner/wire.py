@@ -132,9 +132,9 @@ def is_of_host(variable: str) -> bool:
 
 
 def _prepared(connected: socket.socket) -> socket.socket:
-    # A time limit would make the descriptor non-blocking, and Connection, which reads from it directly, would fail.
+    # Remove the time limit: it makes the descriptor non-blocking, and Connection fails to read from such a descriptor.
     connected.settimeout(None)
-    # Otherwise a small message would wait until the previous one was acknowledged.
+    # Don't delay a small message until the previous one was acknowledged (Nagle's algorithm).
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listening.keep_alive(connected, idle_s=20, interval_s=10)
     return connected

@@ -116,7 +116,7 @@ class _Distributed1:
         if self._accumulator.passes == 1:
             return update(pairs, global_step, name)
         variables = [variable for _, variable in pairs]
-        # Slots are variables, which can't be created within the branch that uses them.
+        # Create the optimizer's slots now: they are variables, which can't be created within the branch of the last pass.
         with tf.init_scope():
             self._create_slots([v for grad, v in pairs if grad is not None])  # type: ignore[attr-defined]
             self._prepare()  # type: ignore[attr-defined]

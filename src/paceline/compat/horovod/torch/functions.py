@@ -57,7 +57,7 @@ def broadcast_optimizer_state(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state: it isn't kept by parameter.")
     groups, params = optimizer.param_groups, [p for group in optimizer.param_groups for p in group["params"]]
-    # Check before the root's state arrives, because this is about this rank's own optimizer.
+    # Record now whether this rank's optimizer has no state: the root's state is copied into it below.
     is_new = not optimizer.state
     shape = [len(group["params"]) for group in groups]
     own = {

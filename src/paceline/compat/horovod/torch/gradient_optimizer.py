@@ -102,7 +102,7 @@ class GradientReduction(Reduction):
 class GradientOptimizer:
     """The mixin of a DistributedOptimizer before the wrapped optimizer's class."""
 
-    # Set by the wrapped optimizer's class, which comes after this class.
+    # The class of the wrapped optimizer, which is the next base class, sets this attribute.
     param_groups: list[dict[str, Any]]
 
     def _begin(
@@ -126,7 +126,7 @@ class GradientOptimizer:
         self._should_synchronize, self._synchronized = True, False
         self.backward_passes_per_step = passes
         self._follow_parameters()
-        # Call it after `_follow_parameters`, because it counts the passes of trained parameters.
+        # Call `_forget` after `_follow_parameters`, because it counts the passes of trained parameters.
         self._forget()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -258,7 +258,7 @@ class GradientOptimizer:
         _HOOKS[p] = p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _hook(self, p: torch.Tensor) -> None:
-        # A parameter that was frozen in the last step, and is not any more, has all its passes left.
+        # A parameter that was unfrozen since the last step has no count yet: all its passes are left.
         if self._left.setdefault(p, self.backward_passes_per_step) <= 0:
             raise AssertionError(
                 "Gradients were computed more than backward_passes_per_step times before call to step(). "
@@ -343,7 +343,7 @@ class AdasumOptimizer(GradientOptimizer):
                 under_way.append((allreduce_async_(delta, name=f"delta.{self._parameter_names[p]}", op=Adasum), ctx))
             for p, before, (handle, ctx) in zip(trained, start, under_way, strict=True):
                 with torch.no_grad():
-                    # Add the combined step to the values of before, so that the parameters stay equal on all ranks.
+                    # Add the combined step to the values before the step, so that parameters stay equal on all ranks.
                     p.copy_(before + compression.decompress(handles.synchronize(handle), ctx))
         finally:
             self._forget()
