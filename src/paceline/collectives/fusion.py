@@ -79,7 +79,7 @@ class Fusion:
             self._shared.close()
 
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
-        """Fill the targets of the parts, all of one `dtype`."""
+        """Reduce the parts, all of one `dtype`, into their targets."""
         import numpy
 
         # Overflows and NaNs come from the script's data. NumPy would warn of them on every rank.

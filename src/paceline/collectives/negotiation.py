@@ -137,7 +137,7 @@ class Negotiation:
         return None if message is None else (message[0], unpack_message(message[1]))
 
     def _take(self, response: Response) -> None:
-        """Queue the agreed operations, and complete those whose result came along."""
+        """Queue the agreed operations, and complete those whose result is in the response."""
         results = dict(response.results)
         arrivals = {} if self._coordinator is None else self._coordinator.arrivals
         for place, agreement in enumerate(self.cache.agreed(response, self._own_request)):

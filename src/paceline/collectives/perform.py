@@ -176,7 +176,7 @@ class Reducer:
         self._fusion = Fusion(transport, min(fusion_bytes, PIECE_BYTES) or PIECE_BYTES)
 
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
-        """Fill the targets of the parts, all of one `dtype`."""
+        """Reduce the parts, all of one `dtype`, into their targets."""
         self._fusion.open()
         below, half = (self._small_bytes(False), self._small_bytes(True)), numbers.is_half(dtype)
         small = []

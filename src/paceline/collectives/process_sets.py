@@ -65,7 +65,7 @@ class ProcessSets:
 
     def device_group(self, number: int, place: torch.device) -> DeviceGroup:
         """Return the set's NCCL group."""
-        # The first operation creates it, as all ranks begin operations in the same order.
+        # Create the group at the set's first operation, which is the same on all ranks.
         from paceline.collectives import device
 
         if number not in self._device_groups:

@@ -49,8 +49,8 @@ _LEAST_SECRET_BYTES = 16
 class Meeting:
     """A namespace of the key-value store where `size` ranks meet.
 
-    `address` is this machine's address for the other ranks, `where` the store's address and port for messages, `key` the run's
-    secret or None.
+    `address` is this machine's address for the other ranks. `where` names the store in error messages. `key` is the run's secret
+    or None.
     """
 
     rank: int
@@ -82,7 +82,7 @@ class Meeting:
         return nonce if self.key is None else tag(self.key, "links", nonce)
 
     def part(self, name: str, members: Sequence[int]) -> Meeting:
-        """Return the meeting of these members, which only they may call."""
+        """Return the meeting of these ranks. Only they may call this method."""
         rank = members.index(self.rank)
         return replace(self, rank=rank, size=len(members), prefix=f"{self.prefix}/{name}")
 
@@ -223,7 +223,7 @@ def _store(
                 port,
                 is_master=is_master,
                 timeout=timedelta(seconds=timeout_s),
-                # `wait_for_all` waits instead, because it can name the missing ranks.
+                # torch need not wait for the workers: `wait_for_all` does, and can name the missing ranks.
                 wait_for_workers=False,
                 # torch's own rendezvous sets this too, so both share one server.
                 multi_tenant=True,
@@ -243,8 +243,8 @@ class SignedStore:
     A tag over the key and the value refuses values that another process wrote or copied from another key. Without a secret
     (torchrun gives none) values are plain JSON: a forged value can be wrong, but runs no code.
 
-    `store` is torch's store, `prefix` the part's prefix in it, `where` its address and port for messages. A `key` of None signs
-    nothing.
+    `store` is torch's store, and `prefix` precedes all names of this part. `where` names the store in error messages. A `key` of
+    None signs nothing.
     """
 
     def __init__(self, store: Any, prefix: str, where: str, key: bytes | None) -> None:

@@ -68,7 +68,7 @@ class Transport(Protocol):
         """Return every rank's value. Every rank calls it."""
 
     def split(self, members: Sequence[int], number: int) -> Transport | None:
-        """Return the transport of these ranks, or None on the others. Every rank calls it with the same arguments."""
+        """Return the transport of these ranks, or None on other ranks. Every rank calls it alike."""
 
     def watched(self) -> dict[int, int]:
         """Return {file descriptor: rank}; each hangs up when its rank ends. Callers must not read from them."""

@@ -146,7 +146,7 @@ def _of_head(head: bytes, ending: str) -> str:
 
 
 def is_pickle(head: bytes) -> bool:
-    """Return True for a pickle of protocol 2 or later. They are the PROTO opcode and an opcode that may follow it."""
+    """Return True for a pickle of protocol 2 or later: its first opcode is PROTO, and a valid one follows."""
     return (
         len(head) > 2
         and head[0] == 0x80

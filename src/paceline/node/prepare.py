@@ -228,7 +228,8 @@ def prepare_container(
             found = look(python=layer.python, mounts=[mount])
     except (LauncherError, EngineError) as error:
         raise EnvironmentBuildError(str(error)) from error
-    library = Path(paceline.__file__).parent.parent  # the path of the workers: targets of its links exist here
+    # Paceline's folder by the path that workers use. The targets of links in it exist on this machine.
+    library = Path(paceline.__file__).parent.parent
     say(f"{engine}: {environment.docker_image} has Python {'.'.join(map(str, found.version))}.")
     return {
         "python": layer.python if layer else found.python,

@@ -187,7 +187,7 @@ def _reduction(kind: ReduceOp.RedOpType, dtype: torch.dtype) -> MPI.Op:
 
 
 def kind_of(op: Operation) -> ReduceOp.RedOpType:
-    """Return the operation, which torch passes bare or wrapped."""
+    """Return the reduce operation without the wrapper in which torch may pass it."""
     if isinstance(op, ReduceOp.RedOpType):
         return op
     kind: ReduceOp.RedOpType = attrgetter("op")(op)

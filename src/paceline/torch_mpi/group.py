@@ -266,7 +266,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _member(self, rank: int, what: str) -> int:
         """Check that a rank is in the group, and return it."""
-        # An error raised by MPI itself would make the group unusable.
+        # Check before the call of MPI, whose own error would make the group unusable.
         if not 0 <= rank < self.size():
             raise CollectivesError(f"{what}: rank {rank} is not in the group, whose ranks are 0 to {self.size() - 1}.")
         return rank

@@ -100,7 +100,7 @@ class FollowedRun:
         """Link new folders and write new values."""
         tags = set[str]()
         for place in event_folders(self._run):
-            # TensorBoard searches subfolders itself.
+            # Skip folders below a linked folder, which TensorBoard searches itself.
             if place not in self._links and not any(above in place.parents for above in self._links):
                 name = os.path.relpath(place, self._run.path).replace(os.sep, "_")
                 self._top.mkdir(parents=True, exist_ok=True)

@@ -138,7 +138,7 @@ def scalars(event: bytes) -> list[Scalar]:
                 case 5, bytes():
                     values += _of_summary(value)
     except (ValueError, IndexError, struct.error):
-        return []  # not an Event
+        return []  # these bytes are not an Event
     return [Scalar(tag, step, value, time_s) for tag, value in values]
 
 

@@ -67,7 +67,7 @@ class CutError(Exception):
 
 @dataclass
 class _State:
-    """`relays/<server>.json`. positions, pending: log -> offset. counts: metric -> its number of values without a step."""
+    """The progress in `relays/<server>.json`. positions, pending: log -> offset. counts: metric -> values without a step."""
 
     to: str
     key: str | None = None
@@ -196,7 +196,7 @@ def _values(line: bytes, counts: dict[str, int]) -> Iterator[SentValue]:
 
 
 class _Server:
-    """The run on an MLflow server. Each call raises CutError if the server does not answer, and may then be repeated."""
+    """The run on an MLflow server. A call that raises CutError, because the server is silent, may be repeated."""
 
     def __init__(self, folder: RunFolder, uri: str, experiment: str | None) -> None:
         # The relay repeats a request itself: MLflow's client would repeat one that the server already has, which doubles values.

@@ -85,7 +85,7 @@ def late(module: str, name: str) -> Any:
 
 
 class NamedObjects(dict[str, T]):
-    """Objects by name; calling it returns itself."""
+    """A dict of objects by name. Calling the dict returns it, as drivers of 2018 do."""
 
     def __call__(self) -> NamedObjects[T]:
         return self

@@ -20,12 +20,9 @@ _NO_MODULE = "Name the script in a PythonScriptStep."
 
 #: Each refused class -> its replacement. `paceline azureml check` prints the same text.
 INSTEAD = {
-    # azureml.core.profile
     "ModelProfile": "Measure a service: paceline service bench NAME.",
-    # azureml.core.private_endpoint
     "PrivateEndPoint": _NO_NETWORK,
     "PrivateEndPointConfig": _NO_NETWORK,
-    # azureml.core.databricks
     "DatabricksCluster": _NO_DATABRICKS,
     "DatabricksEnvironment": _NO_DATABRICKS,
     "DatabricksSection": _NO_DATABRICKS,
@@ -34,16 +31,13 @@ INSTEAD = {
     "MavenLibrary": _NO_DATABRICKS,
     "PyPiLibrary": _NO_DATABRICKS,
     "RCranLibrary": _NO_DATABRICKS,
-    # azureml.core.environment
     "DockerBuildContext": "Paceline builds no build contexts. Build the image, and use Environment.from_docker_image.",
-    # azureml.pipeline.core
     "Module": _NO_MODULE,
     "ModuleVersion": _NO_MODULE,
     "PipelineDraft": _NO_PUBLISHING,
     "PipelineEndpoint": _NO_PUBLISHING,
     "PublishedPipeline": _NO_PUBLISHING,
     "Schedule": "Let cron, or a systemd timer, run the program that submits the pipeline.",
-    # azureml.pipeline.steps
     "AdlaStep": "Query the data in a PythonScriptStep.",
     "AutoMLStep": "Search with a sweep: HyperDriveStep.",
     "AutoMLStepRun": "Search with a sweep: HyperDriveStep.",
@@ -79,7 +73,7 @@ class Refused:
 
     @classmethod
     def get(cls, *arguments: object, **named: object) -> NoReturn:
-        """Raise ScenarioNotSupportedException."""
+        """Raise ScenarioNotSupportedException, as the constructor does."""
         raise cls.refusal()
 
     create = publish = from_local_directory = get

@@ -20,7 +20,7 @@ _OF_RUN = re.compile(r"ExperimentRun/dcid\.(\w[^/]*)/(.+)")
 
 
 def place_in(workspace: Workspace, name: str | None, path: str) -> Source:
-    """Return the local source of a path in a store."""
+    """Return the source of an Azure store's path: in a run's folder or a workspace's store."""
     if name == ARTIFACTS and (match := _OF_RUN.fullmatch(path)) is not None:
         from paceline.runs import RunFolder
 

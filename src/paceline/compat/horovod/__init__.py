@@ -57,7 +57,7 @@ def _show_engine_log(environ: Mapping[str, str]) -> None:
     logger.propagate = False
 
 
-# A script may use both `horovod.tensorflow` and `horovod.torch`.
+# A script may use `horovod.tensorflow` and `horovod.torch`: TensorFlow must not be loaded before torch's Triton.
 load_triton_before_tensorflow()
 
 # Install the handler at import, because the engine may log as early as in `init`.

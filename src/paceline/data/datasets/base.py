@@ -55,7 +55,7 @@ class AnyDataset:
 
     @classmethod
     def from_folder(cls: type[D], reference: DataReference, path: str | os.PathLike[str]) -> D:
-        """Create the dataset of a direct input downloaded to `path`."""
+        """Create the dataset of an input with mode "direct" that was downloaded to `path`."""
         # Dataset names contain no colon, so this splits "digits:3".
         name, _, version = (reference.dataset or "").rpartition(":")
         return cls(

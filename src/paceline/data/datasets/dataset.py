@@ -254,7 +254,7 @@ class Dataset:
 
 
 def opened(reference: DataReference, path: str | os.PathLike[str]) -> FileDataset | TabularDataset:
-    """Return the dataset for a direct input whose files are at `path`."""
+    """Return the dataset of an input with mode "direct" whose files are at `path`."""
     return (TabularDataset if reference.table else FileDataset).from_folder(reference, path)
 
 

@@ -114,7 +114,7 @@ class TabularDataset(AnyDataset):
 
     @classmethod
     def from_folder(cls, reference: DataReference, path: str | os.PathLike[str]) -> TabularDataset:
-        """Create the dataset of a direct input downloaded to `path`.
+        """Create the dataset of an input with mode "direct" that was downloaded to `path`.
 
         If the reference has no format, the file extensions decide.
 

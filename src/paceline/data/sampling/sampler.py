@@ -92,7 +92,7 @@ class DistributedSampler:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next iteration. If the loaded state is at the end of its epoch, this is the next epoch."""
+        """The epoch of the next iteration: the following epoch, if a loaded state is at the end of one."""
         return self._order.epoch
 
     @property

@@ -179,7 +179,7 @@ def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _new_view(view_dir: Path, name: str) -> Iterator[Path]:
-    """Create a folder that is renamed on success."""
+    """Create a folder under a temporary name, and rename it on success."""
     target, beside = view_dir / name, view_dir / f".{name}.new"
     try:
         view_dir.mkdir(parents=True, exist_ok=True)

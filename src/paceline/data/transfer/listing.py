@@ -138,7 +138,7 @@ def _plain(store: Store, path: str) -> str:
 
 
 def _may_be_empty(store: Store, base: str) -> bool:
-    """Return True if a folder without files can exist."""
+    """Return True if the folder `base` exists, or may exist, without files."""
     if not base:
         return True
     if store.kind == "local":

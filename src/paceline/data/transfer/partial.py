@@ -30,7 +30,7 @@ SINGLE_BYTES = 32 << 20
 class Partial:
     """A partial file, locked until `close` or `finish`. Create it with `claim`.
 
-    size: of the whole file, -1 if unknown. held: the current bytes.
+    size: bytes of the whole file, -1 if unknown. held: bytes that the partial file has now.
     """
 
     def __init__(self, path: Path, fd: int, size: int, held: int) -> None:

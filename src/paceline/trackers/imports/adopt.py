@@ -73,7 +73,7 @@ class _Known(TypedDict):
 
 @dataclass(frozen=True)
 class _Read:
-    """An old run with checked parts."""
+    """An old run whose parts have been checked."""
 
     record: RunRecord
     points: list[_Value]
@@ -142,7 +142,7 @@ class Adopter:
         return None
 
     def _by_digest(self, place: Path) -> dict[str, list[str]]:
-        """Return digest -> names of runs. List a folder once: it may have thousands of runs, and so may the import."""
+        """Return digest -> names of runs. Each folder is listed only once, because it may have thousands."""
         if place not in self._listed:
             found = self._listed[place] = dict[str, list[str]]()
             for name in names_in(place):

@@ -1,7 +1,7 @@
 """Search runs by MLflow's filters and orders, with the index of runs.
 
-The parts of a filter that mean the same as a query exclude runs by their facts, so that most records stay unread: experiments,
-states, ids, names, tags and parameters that equal a text. MLflow's own code then tests and sorts the other runs.
+The index has facts about each run. Conditions on experiments, states, ids and names, and on tags and parameters that equal a
+text, are tested on the facts first, so that most records stay unread. MLflow's own code then tests and sorts the other runs.
 
 Decision: metrics keep MLflow's definition of the latest value, which is that of the greatest step of all ranks, with flags as
 numbers. MLflow's clients and page show it. Paceline's `last` stays the number that the lowest rank logged last, because scripts
@@ -103,7 +103,7 @@ def _start_ms(facts: RunFacts) -> int:
 
 
 def _test(clause: _Clause) -> Predicate | None:
-    """Return a test that every run passes for which the clause is true; None if the facts can't tell."""
+    """Return a test of a run's facts that is false only if the clause is false; None if impossible."""
     key, value = clause["key"], clause["value"]
     if clause["comparator"] != "=" or not isinstance(value, str) or not 0 < len(value) < LONGEST or len(key) >= LONGEST:
         return None
@@ -123,7 +123,7 @@ def _test(clause: _Clause) -> Predicate | None:
 
 
 def _param_test(name: str, value: str) -> Predicate:
-    """Return a test of a parameter that passes runs whose facts may have another text than MLflow sees."""
+    """Return such a test for a parameter, true too if MLflow may see another value than the facts have."""
     test = Compare(field_of(f"params.{quoted(name)}"), "=", (value,)).test(0)
 
     def passes(facts: RunFacts) -> bool:

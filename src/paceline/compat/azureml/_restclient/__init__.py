@@ -1,1 +1,1 @@
-"""A private package of the SDK, from which drivers take the states of runs."""
+"""A private package of the SDK, from which drivers import the names of run states."""

@@ -35,14 +35,14 @@ class AbstractAuthentication:
 
 
 class InteractiveLoginAuthentication(AbstractAuthentication):
-    """An interactive login: `(force=False, tenant_id=None, cloud=None)`."""
+    """An interactive login. Takes `(force=False, tenant_id=None, cloud=None)`."""
 
     def __init__(self, force: bool = False, tenant_id: str | None = None, cloud: str | None = None) -> None:
         super().__init__(cloud=cloud)
 
 
 class ServicePrincipalAuthentication(AbstractAuthentication):
-    """A service principal.
+    """A login by a service principal.
 
     Takes `(tenant_id, service_principal_id, service_principal_password, cloud="AzureCloud")`.
     """
@@ -59,26 +59,26 @@ class ServicePrincipalAuthentication(AbstractAuthentication):
 
 
 class AzureCliAuthentication(AbstractAuthentication):
-    """The Azure CLI's login: `(cloud=None)`."""
+    """A login by the Azure CLI. Takes `(cloud=None)`."""
 
     def __init__(self, cloud: str | None = None) -> None:
         super().__init__(cloud=cloud)
 
 
 class MsiAuthentication(AbstractAuthentication):
-    """A managed identity."""
+    """A login by a managed identity."""
 
 
 class TokenAuthentication(AbstractAuthentication):
-    """Tokens from a function of the driver's."""
+    """A login by tokens from the driver's own function."""
 
 
 class ArmTokenAuthentication(AbstractAuthentication):
-    """A token for Azure Resource Manager."""
+    """A login by a token for Azure Resource Manager."""
 
 
 class AzureMLTokenAuthentication(AbstractAuthentication):
-    """A token of a run."""
+    """A login by the token of a run."""
 
 
 class Audience(enum.Enum):

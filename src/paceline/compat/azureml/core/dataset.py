@@ -158,7 +158,7 @@ class TabularDatasetFactory:
 
     @staticmethod
     def from_sql_query(*arguments: object, **named: object) -> NoReturn:
-        """Raise UserErrorException: query with a database library, register the frame."""
+        """Raise UserErrorException: query the database with its own library, and register the frame."""
         raise UserErrorException(
             "Dataset.Tabular.from_sql_query is not supported. Query the database, then call register_pandas_dataframe."
         )

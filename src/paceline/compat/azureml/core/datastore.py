@@ -156,10 +156,10 @@ class Datastore(paceline.Datastore):
         *others: object,
         **named: object,
     ) -> Datastore:
-        """Return the added store: a folder with the share or a copy of it.
+        """Return the store that the user has added under this name, for the share or a copy of it.
 
         Raises:
-            UserErrorException: No store was added under this name. The three methods below raise it as well.
+            UserErrorException: There is no such store. The next two methods raise this too.
         """
         return _added(workspace, datastore_name, f"the file share {file_share_name!r}")
 
@@ -167,7 +167,7 @@ class Datastore(paceline.Datastore):
     def register_azure_data_lake(
         workspace: Workspace, datastore_name: str, *others: object, **named: object
     ) -> Datastore:
-        """Return the added store; Azure has retired the first Data Lake."""
+        """Return the store that the user has added: Azure has retired the first Data Lake."""
         return _added(workspace, datastore_name, "a Data Lake of the first generation")
 
     @staticmethod
@@ -227,6 +227,6 @@ def _added(workspace: Workspace, name: str, what: str) -> Datastore:
     )
 
 
-# All stores share one class here.
+# The SDK has a class for each kind of store. Here one class serves all kinds.
 AbstractADLSDatastore = AzureDataLakeDatastore = AzureDataLakeGen2Datastore = Datastore
 AbstractAzureStorageDatastore = AzureBlobDatastore = AzureFileDatastore = Datastore

@@ -200,7 +200,7 @@ class Run(SdkSpellings, runs.Run):
         timeout_seconds: float | None = None,
         **others: object,
     ) -> None:
-        """Copy the files whose names begin with `prefix`, or with append_prefix=False without it."""
+        """Copy the files whose names begin with `prefix`; append_prefix=False removes it from their names."""
         names = [name for name in self.get_file_names() if name.startswith(prefix or "")]
         for number, name in enumerate(names):
             inside = name if append_prefix or not prefix else name[len(prefix) :].lstrip("/")

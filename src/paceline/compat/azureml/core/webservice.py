@@ -316,7 +316,7 @@ class AksEndpoint(AksWebservice):
 
     @staticmethod
     def deploy_configuration(*arguments: object, **named: object) -> DeploymentConfiguration:
-        """Raise WebserviceException."""
+        """Raise WebserviceException, as the constructor does."""
         raise WebserviceException(_NO_ENDPOINT)
 
 

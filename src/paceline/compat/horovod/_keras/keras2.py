@@ -113,7 +113,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
 
 
 class DistributedKeras2(_DistributedKeras2):
-    """The mixin before an optimizer class of tf_keras."""
+    """A mixin that reduces gradients, for optimizer classes of tf_keras."""
 
     def compute_gradients(self, loss: object, var_list: object, tape: tf.GradientTape | None = None) -> list[Pair]:
         """Return (gradient, variable) pairs, reduced over the ranks."""
@@ -155,7 +155,7 @@ class DistributedKeras2(_DistributedKeras2):
 
 
 class DistributedLegacy(_DistributedKeras2):
-    """The mixin before an optimizer class of `tf_keras.optimizers.legacy`."""
+    """A mixin that reduces gradients, for classes of `tf_keras.optimizers.legacy`."""
 
     def compute_gradients(self, loss: object, var_list: object, tape: tf.GradientTape | None = None) -> list[Pair]:
         """Return (gradient, variable) pairs, reduced over the ranks."""

@@ -164,7 +164,7 @@ def _mixin_for(optimizer: object, library: str | None) -> type:
 
 
 class DistributedKeras3(OptimizerOfKeras3):
-    """The mixin before the class of a Keras 3 optimizer.
+    """A mixin that reduces gradients, for optimizer classes of Keras 3.
 
     After the reduction, the optimizer itself does clipping, weight decay, moving averages and the update.
     """

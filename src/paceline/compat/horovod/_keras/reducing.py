@@ -106,7 +106,7 @@ def distribution_of(optimizer: object) -> Distribution | None:
 
 
 def inner_of(optimizer: Any) -> Optimizer | None:
-    """Return the optimizer in a LossScaleOptimizer, or None for any other."""
+    """Return the optimizer inside a LossScaleOptimizer, or None for other optimizers."""
     names = {cls.__name__ for cls in type(optimizer).__mro__}
     return optimizer.inner_optimizer if names & {"LossScaleOptimizer", "LossScaleOptimizerV3"} else None
 

@@ -162,8 +162,7 @@ def _checked(value: Any, option: argparse.Action, where: str) -> Any:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="horovodrun",
-        # Abbreviations would stop working, or change their meaning, when another option begins with the same
-        # letters.
+        # Refuse abbreviations: a new option with the same first letters would change their meaning.
         allow_abbrev=False,
         description="Start a training script on several processes: Horovod's command, on Paceline's collectives.",
         usage="horovodrun [options] -np N command [argument ...]",

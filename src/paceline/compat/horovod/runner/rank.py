@@ -174,7 +174,7 @@ class _Rank:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # A signal to this process's group then reaches only this process, which ends the program in order.
+            # With its own session the program gets no signal that is for this process's group: this process ends it in order.
             start_new_session=True,
             # Call it in the main thread, which Linux treats as the parent. No other thread runs yet, so it is safe.
             preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509

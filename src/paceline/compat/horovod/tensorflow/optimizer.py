@@ -86,10 +86,10 @@ def _of_tensorflow_1(
 
 
 class _Distributed1:
-    """The mixin before the class of a tf.compat.v1.train optimizer.
+    """A mixin that reduces gradients, for optimizer classes of tf.compat.v1.train.
 
-    Gradients are reduced when computed, so that a script can clip the reduced ones. Those of several passes are reduced when
-    applied, in the last pass.
+    Gradients are reduced when computed, so that a script can clip the reduced ones. Gradients of several passes are reduced
+    when the last pass applies them.
     """
 
     _how: Reduction

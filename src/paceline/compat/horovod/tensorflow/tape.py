@@ -98,7 +98,7 @@ def PartialDistributedGradientTape(  # noqa: N802
 
 
 class _Distributed:
-    """The mixin before the tape's own class."""
+    """A mixin that reduces gradients, for the class of a tf.GradientTape."""
 
     _how: Reduction
     _local: dict[int, tf.Variable]

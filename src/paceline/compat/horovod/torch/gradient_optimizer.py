@@ -100,7 +100,7 @@ class GradientReduction(Reduction):
 
 
 class GradientOptimizer:
-    """The mixin of a DistributedOptimizer before the wrapped optimizer's class."""
+    """A mixin that reduces gradients, for torch's optimizer classes."""
 
     # The class of the wrapped optimizer, which is the next base class, sets this attribute.
     param_groups: list[dict[str, Any]]
@@ -318,7 +318,7 @@ def _empty_sparse(p: torch.Tensor, axes: int) -> torch.Tensor:
 
 
 class AdasumOptimizer(GradientOptimizer):
-    """The mixin before the wrapped optimizer's class for op=Adasum."""
+    """A mixin that combines the ranks' steps by Adasum, for torch's optimizer classes."""
 
     def synchronize(self) -> None:
         """Do nothing, because with Adasum nothing is in flight before `step`."""

@@ -96,7 +96,7 @@ class Pipeline:
         """Do nothing: the submission decides on the experiment."""
 
     def publish(self, *arguments: object, **named: object) -> NoReturn:
-        """Raise ScenarioNotSupportedException."""
+        """Raise ScenarioNotSupportedException: pipelines can't be published."""
         raise refuse("publish()")
 
     @staticmethod

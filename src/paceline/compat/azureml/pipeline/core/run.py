@@ -95,7 +95,7 @@ class PipelineRun(Run, paceline.PipelineRun):
         )
 
     def publish_pipeline(self, *arguments: object, **named: object) -> NoReturn:
-        """Raise ScenarioNotSupportedException."""
+        """Raise ScenarioNotSupportedException: pipelines can't be published."""
         raise refuse("publish_pipeline")
 
     def wait_for_completion(  # type: ignore[override]  # the SDK's status in place of details

@@ -125,7 +125,7 @@ class BayesianParameterSampling(HyperParameterSampling):
 
 
 class EarlyTerminationPolicy:
-    """A policy; `policy` is Paceline's."""
+    """The base of early termination policies; `policy` is Paceline's own."""
 
     policy: Policy | None = None
 
