@@ -40,6 +40,10 @@ def frame(header: Header, data: bytes = b"") -> bytes:
     return _LENGTH.pack(len(text)) + text + data
 
 
+#: The frame that each side of a link sends when it has nothing else to send.
+PING = frame({"op": "ping"})
+
+
 class Frames:
     """An incremental parser of frames."""
 

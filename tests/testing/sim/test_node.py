@@ -129,3 +129,42 @@ def test_node_ends_when_the_supervisor_is_silent(make_bench):
         bench.time = float(second)
         bench.loop.work_off()
     assert bench.node.is_over
+
+
+@pytest.fixture
+def clock():
+    return [0.0]
+
+
+def test_urgent_work_comes_before_late_other_work(clock):
+    loop, done = Loop(lambda: clock[0]), []
+    loop.after(0.0, lambda: done.append("file"))
+    loop.after(0.5, lambda: done.append("ping"), urgent=True)
+    clock[0] = 1.0
+    loop.work_off()
+    assert done == ["ping", "file"]
+
+
+def test_loop_looks_at_the_connections_while_work_is_late(clock):
+    loop, done = Loop(lambda: clock[0]), []
+
+    def work():
+        clock[0] += 0.04
+        done.append(clock[0])
+
+    for _ in range(10):
+        loop.after(0.0, work)
+    assert loop.work_off() == 0.0
+    assert 0 < len(done) < 10
+    while loop.work_off() is not None:
+        pass
+    assert len(done) == 10
+
+
+def test_node_held_up_reads_before_it_counts_the_supervisor_as_gone(make_bench):
+    bench = make_bench()
+    bench.heard()
+    bench.ours.send(frame({"op": "ping"}))
+    bench.time = 100.0
+    bench.heard()
+    assert not bench.node.is_over

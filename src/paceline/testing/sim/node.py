@@ -16,7 +16,7 @@ from typing import Any
 from paceline.remote.agent.agent import Agent
 from paceline.remote.agent.mirror import LOOK_S, Mirror
 from paceline.remote.agent.send_queue import URGENT, SendQueue
-from paceline.remote.wire import Header, frame, ping_s
+from paceline.remote.wire import PING, Header, frame, ping_s
 from paceline.testing.sim.faults import RESEND_S, NodeBehavior
 from paceline.testing.sim.worker import SimCommands
 
@@ -26,6 +26,8 @@ DISK = "/paceline-sim"
 _WRITES = ("file", "tree", "mkdirs", "link")
 #: Seconds in which frames leave as one message.
 _TOGETHER_S = 0.0005
+#: Seconds after which the loop looks at the connections again, however much work is late.
+_SLICE_S = 0.05
 #: Bytes of a simulated disk.
 _DISK_BYTES = 10**12
 
@@ -35,20 +37,25 @@ class Loop:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        #: Urgent work, then all other work, each as a heap.
+        self._due: tuple[list[tuple[float, int, Callable[[], None]]], ...] = ([], [])
         self._count = itertools.count()
 
-    def after(self, delay_s: float, work: Callable[[], None]) -> None:
-        """Call `work` once, after so many seconds."""
-        heapq.heappush(self._due, (self.now() + delay_s, next(self._count), work))
+    def after(self, delay_s: float, work: Callable[[], None], *, urgent: bool = False) -> None:
+        """Call `work` after so many seconds, urgent work before late other work."""
+        heapq.heappush(self._due[not urgent], (self.now() + delay_s, next(self._count), work))
 
     def work_off(self) -> float | None:
-        """Do the work that is due. Return the seconds until the next, or None without any."""
-        while self._due:
-            if (left := self._due[0][0] - self.now()) > 0:
-                return left
-            heapq.heappop(self._due)[2]()
-        return None
+        """Do due work for a while. Return the seconds until the next, or None."""
+        until = self.now() + _SLICE_S
+        while (now := self.now()) <= until:
+            for due in self._due:
+                if due and due[0][0] <= now:
+                    heapq.heappop(due)[2]()
+                    break
+            else:
+                return min((max(0.0, due[0][0] - now) for due in self._due if due), default=None)
+        return 0.0
 
 
 class SimNode:
@@ -86,7 +93,7 @@ class SimNode:
         self._out = SimOut(self)
         self.agent = SimAgent(self._out, settings, self)
         self._out.put(_about(self))
-        loop.after(ping_s(silence_s), self._tick)
+        loop.after(ping_s(silence_s), self._tick, urgent=True)
         for at_s, work in (
             (behavior.silent_s, self._fall_silent),
             (behavior.killed_s, self.leave),
@@ -98,7 +105,7 @@ class SimNode:
     # --- the network
 
     def receive(self) -> None:
-        """Read what has come, and deliver it to the agent after the network's delay."""
+        """Read from the socket, and deliver the bytes to the agent after the network's delay."""
         try:
             data = self._sock.recv(1 << 18)
         except BlockingIOError:
@@ -108,6 +115,7 @@ class SimNode:
         if not data:
             self.leave()
         elif not self.is_silent:
+            self._heard = self._loop.now()
             self._last_in = self._deliver(self._last_in, lambda: self._take(data))
 
     def send(self, data: bytes) -> None:
@@ -141,7 +149,7 @@ class SimNode:
             self._sock.close()
 
     def _deliver(self, last: float, work: Callable[[], None]) -> float:
-        """Do `work` after the network's delay, but not before what was sent earlier. Return the time of arrival."""
+        """Do `work` after the network's delay, and return the time of arrival."""
         behavior = self._behavior
         delay_s = behavior.latency_s * (1 + self._chance.random() / 2)
         if behavior.resent and self._chance.random() < behavior.resent:
@@ -153,7 +161,6 @@ class SimNode:
 
     def _take(self, data: bytes) -> None:
         if not self.is_over:
-            self._heard = self._loop.now()
             self.agent.take(data)
             if self.agent.is_leaving:
                 self._loop.after(self._behavior.latency_s * 2 + 0.01, self.leave)
@@ -165,15 +172,19 @@ class SimNode:
         self.flush()
 
     def _tick(self) -> None:
-        """Send a ping if nothing else was sent, and end if the supervisor is silent, as the real agent does."""
+        """Send a ping after a pause, and end after a long silence."""
         if self.is_over:
             return
         now, pause_s = self._loop.now(), ping_s(self._silence_s)
         if now - self._sent >= pause_s * 0.9:
-            self._out.put({"op": "ping"})
+            self._sent = now
+            self._loop.after(self._behavior.latency_s, lambda: self._write([PING]), urgent=True)
+        if now - self._heard > self._silence_s:
+            # This process may have been held up, as no single node would be.
+            self.receive()
         if now - self._heard > self._silence_s:
             self.leave()
-        self._loop.after(pause_s, self._tick)
+        self._loop.after(pause_s, self._tick, urgent=True)
 
     # --- faults
 
@@ -198,7 +209,7 @@ class SimNode:
         self._soon("reap", 0.0, self.agent.reap)
 
     def look_now(self) -> None:
-        """Let the mirror send what it was told to send."""
+        """Let the mirror send its queued frames."""
         self._loop.after(0.0, self.agent.look)
 
     def _soon(self, name: str, delay_s: float, work: Callable[[], None]) -> None:
