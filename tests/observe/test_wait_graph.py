@@ -140,4 +140,10 @@ def test_equal_stacks_are_shown_once():
 
 
 def test_many_ranks_are_counted():
-    assert wait_graph.ranks_words(range(20)) == "20 ranks (0, 1, 2, 3, 4, 5 and more)"
+    assert wait_graph.ranks_words(range(20)) == "20 ranks (0 to 19)"
+
+
+def test_many_ranks_are_named_by_their_spans():
+    assert wait_graph.ranks_text([0, 1, 2]) == "0, 1, 2"
+    assert wait_graph.ranks_text([*range(32), 64, *range(96, 128)]) == "0 to 31, 64, 96 to 127"
+    assert wait_graph.ranks_text(range(0, 40, 2)) == "0, 2, 4, 6, 8, 10, 12, 14 and 12 more spans"

@@ -6,6 +6,7 @@ into `Command`s, which the target starts. Targets and launchers never import eac
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -130,9 +131,9 @@ class Launch:
     source_dir: Path | None = None
     original_dir: Path | None = None
 
-    @property
+    @functools.cached_property
     def places(self) -> tuple[RankSlot, ...]:
-        """Return one slot per worker, in order of rank."""
+        """One slot per worker, in order of rank."""
         return places(self.job)
 
 

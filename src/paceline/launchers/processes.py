@@ -6,6 +6,8 @@ Torch is not imported, and there is no agent between supervisor and worker: work
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from paceline.job.job import Job
 from paceline.job.plan import Command, Launch, RankSlot
 from paceline.launchers import environment
@@ -19,14 +21,15 @@ class ProcessesLauncher:
         """Accept every job."""
 
     def commands(self, launch: Launch) -> list[Command]:
-        return [worker_command(launch, place) for place in launch.places]
+        of_run = environment.of_run(launch)
+        return [worker_command(launch, place, of_run) for place in launch.places]
 
 
-def worker_command(launch: Launch, place: RankSlot) -> Command:
-    """Return the command line of one worker."""
+def worker_command(launch: Launch, place: RankSlot, of_run: Mapping[str, str] | None = None) -> Command:
+    """Return the command line of one worker. of_run: the variables that all workers share, if they are known."""
     return Command(
         argv=environment.worker_argv(launch, place.node_rank),
-        environment=environment.of_run(launch)
+        environment=dict(of_run or environment.of_run(launch))
         | environment.of_place(launch, place)
         | environment.of_rank(launch, place)
         | dict(launch.job.environment_variables),

@@ -125,15 +125,11 @@ class HangWatch:
 
     def _has_grown(self) -> bool:
         """Return whether a log or a metric has grown since the last call."""
-        sizes = {}
-        attempt = self._launch.attempt
-        places = [self._folder.rank_log(attempt, rank) for rank in self._folder.ranks_with_log(attempt)]
-        with contextlib.suppress(OSError), os.scandir(self._folder.metrics) as found:
-            # Skip the nodes' load logs, which grow even if the workers hang.
-            sizes = {entry.path: entry.stat().st_size for entry in found if entry.name.startswith("rank_")}
-        for path in places:
-            with contextlib.suppress(OSError):
-                sizes[str(path)] = os.stat(path).st_size
+        sizes: dict[str, int] = {}
+        for folder in (self._folder.metrics, self._folder.attempt(self._launch.attempt)):
+            with contextlib.suppress(OSError), os.scandir(folder) as found:
+                # Skip the nodes' load logs, which grow even if the workers hang.
+                sizes |= {entry.path: entry.stat().st_size for entry in found if entry.name.startswith("rank_")}
         grown, self._sizes = sizes != self._sizes, sizes
         return grown
 

@@ -33,6 +33,8 @@ SECONDS_VARIABLE, SECONDS = "PACELINE_SAMPLE_SECONDS", 5.0
 THINNED = ((600.0, 6), (6 * 3600.0, 24))
 #: Values of a worker's load that are not stored as series: process counts, and totals since the worker's start.
 _NOT_KEPT = ("pid", "processes", "age_s", "steps", "data_s", "wait_s", "eval_s", "save_s")
+#: Ranks from here on have no series: thousands of files would hold the supervisor up. The last sample has all ranks.
+MOST_SERIES = 256
 #: Number of samples that are kept for the report of a worker that ran out of memory.
 _REMEMBERED = 60
 #: Numbers of windows: to find the current straggler; to keep; and of the oldest to merge in pairs.
@@ -154,7 +156,7 @@ class LoadWatch:
         self._add_window(ranks, now)
         for node, load in nodes.items():
             self._keep(f"node {node}", load, at_s, now)
-        for rank, load in ranks.items():
+        for rank, load in ((rank, load) for rank, load in ranks.items() if rank < MOST_SERIES):
             values = {f"rank_{name}": value for name, value in load.items() if name not in _NOT_KEPT}
             self._keep(f"rank {rank}", values, at_s, now)
         judged = self._since(self._placed(pace_of(self._windows, self._names, recent=_RECENT)))

@@ -232,13 +232,23 @@ def op_text(entry: Collective) -> str:
     return f"{entry['kind']}{number}{name}" + (f" ({more})" if more else "")
 
 
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return "0, 1, 2" of sorted ranks, or of many ranks their spans, "0 to 31, 64"."""
+    if len(ranks) <= 8:
+        return ", ".join(map(str, ranks))
+    them = set(ranks)
+    first, last = ([rank for rank in ranks if rank + step not in them] for step in (-1, 1))
+    spans = [f"{low} to {high}" if low < high else str(low) for low, high in zip(first, last, strict=True)]
+    return ", ".join(spans[:8]) + (f" and {len(spans) - 8} more spans" if len(spans) > 8 else "")
+
+
 def ranks_words(ranks: Sequence[int]) -> str:
     """Return "rank 2" or "ranks 0, 1 and 3"; for many ranks the first ones."""
     shown = sorted(ranks)
     if len(shown) == 1:
         return f"rank {shown[0]}"
     if len(shown) > 8:
-        return f"{len(shown)} ranks ({', '.join(map(str, shown[:6]))} and more)"
+        return f"{len(shown)} ranks ({ranks_text(shown)})"
     return f"ranks {', '.join(map(str, shown[:-1]))} and {shown[-1]}"
 
 

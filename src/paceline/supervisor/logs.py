@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from paceline.job.plan import Launch
@@ -19,34 +21,77 @@ from paceline.runs.folder import RunFolder
 from paceline.system import gaps
 from paceline.system.files import write_whole
 
+#: Seconds after a change in which a folder may change unnoticed, and after which it is listed in any case.
+_STEADY_S, _AGAIN_S = 2.0, 5.0
+#: How many times as long as a look at all sizes the pause after it is, at least.
+_PAUSE = 9
+_RANK_LOG = re.compile(r"rank_(\d+)\.log", re.ASCII)
+
 
 def make_logs(folder: RunFolder, launch: Launch) -> None:
     """Create empty logs for the attempt, and link `logs/rank_<n>.log` to them."""
-    folder.attempt(launch.attempt).mkdir(parents=True, exist_ok=True)
+    attempt, logs = str(folder.attempt(launch.attempt)), str(folder.logs)
+    os.makedirs(attempt, exist_ok=True)
+    beside = f"{logs}/.link"
+    target = os.path.relpath(attempt, logs)
     for place in launch.places:
-        folder.rank_log(launch.attempt, place.rank).touch()
-        _link(folder, launch.attempt, place.rank)
+        name = f"rank_{place.rank}.log"
+        os.close(os.open(f"{attempt}/{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+        _link(f"{target}/{name}", beside, f"{logs}/{name}")
 
 
-def _link(folder: RunFolder, attempt: int, rank: int) -> None:
-    live = folder.live_log(rank)
-    beside = live.with_name(f".{live.name}")
-    beside.unlink(missing_ok=True)  # left by a supervisor that was killed during this function
-    beside.symlink_to(os.path.relpath(folder.rank_log(attempt, rank), folder.logs))
+def _link(target: str, beside: str, path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(beside)  # left by a supervisor that was killed during this function
+    os.symlink(target, beside)
     # Rename over the old link, so that readers that follow the log always find a link.
-    os.replace(beside, live)
+    os.replace(beside, path)
+
+
+class NewFiles:
+    """A watch for new names in a folder, listed only after changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = str(folder)
+        self._names: set[str] = set()
+        self._changed_ns = -1
+        self._again_s = 0.0
+
+    def look(self) -> set[str]:
+        """Return the names that appeared since the last call."""
+        try:
+            changed_ns = os.stat(self._folder).st_mtime_ns
+            now_s = time.time()
+            # A folder may change again within a tick of its clock, or behind the cache of a network file system.
+            if changed_ns == self._changed_ns and now_s < self._again_s and now_s - changed_ns / 1e9 > _STEADY_S:
+                return set()
+            self._changed_ns, self._again_s = changed_ns, now_s + _AGAIN_S
+            names = set(os.listdir(self._folder))
+        except OSError:
+            return set()
+        new, self._names = names - self._names, names
+        return new
 
 
 class LogWatch:
     """An index of growing logs, which also keeps each within the job's limit.
 
-    keeps_limits: False if the nodes have logs of their own and limit them there.
+    keeps_limits: False if the nodes have logs of their own and limit them there. grown: returns the names of logs that grew
+    since the last call, or None if that is not known.
     """
 
-    def __init__(self, launch: Launch, folder: RunFolder, *, keeps_limits: bool) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        folder: RunFolder,
+        *,
+        keeps_limits: bool,
+        grown: Callable[[], set[str] | None] = lambda: None,
+    ) -> None:
+        self._grown, self._next_s = grown, 0.0
         self._folder, self._attempt = folder, launch.attempt
         self._limit = launch.job.log_limit if keeps_limits else 0
-        self._paths: dict[int, Path] = {}
+        self._paths: dict[int, str] = {}
         self._sizes: dict[int, int] = {}
         self._keepers: dict[int, gaps.Keeper] = {}
         for place in launch.places:
@@ -54,33 +99,52 @@ class LogWatch:
         # The file is unbuffered and in append mode: readers see whole lines, and a killed supervisor loses no line.
         self._order = open(folder.log_order(launch.attempt), "ab", buffering=0)  # noqa: SIM115
 
-    def look(self) -> None:
-        """Index each log that has grown, including ranks that a script has started."""
-        for rank in self._folder.ranks_with_log(self._attempt):
-            if rank not in self._paths:
+    def look(self, new: Iterable[str]) -> None:
+        """Index each log that has grown, also those named in `new`."""
+        for name in new:
+            if (found := _RANK_LOG.fullmatch(name)) and (rank := int(found[1])) not in self._paths:
                 self._add(rank)
+                logs = str(self._folder.logs)
                 with contextlib.suppress(OSError):  # the disk is full: do without this link to the log
-                    _link(self._folder, self._attempt, rank)
-        for rank, path in self._paths.items():
-            try:
-                size = os.stat(path).st_size
-            except OSError:
-                continue
-            if size != self._sizes[rank]:
-                self._sizes[rank] = size
-                with contextlib.suppress(OSError):  # the disk is full: the merged view orders these lines less exactly
-                    self._order.write(f"{time.time():.3f} {rank} {size}\n".encode())
-                self._keep_limit(rank)
+                    _link(os.path.relpath(self._paths[rank], logs), f"{logs}/.link", f"{logs}/{name}")
+        now_s, grown = time.monotonic(), self._grown()
+        if grown is None and now_s < self._next_s:
+            return
+        if grown is None:
+            ranks = list(self._paths)
+        else:
+            top = f"attempts/{self._attempt}/"
+            names = (_RANK_LOG.fullmatch(name.removeprefix(top)) for name in grown if name.startswith(top))
+            ranks = [rank for found in names if found and (rank := int(found[1])) in self._paths]
+        lines = [line for rank in ranks if (line := self._grown_line(rank)) is not None]
+        if lines:
+            with contextlib.suppress(OSError):  # the disk is full: the merged view orders these lines less exactly
+                self._order.write("".join(lines).encode())
+        # The sizes of thousands of logs take a while: look at them less often.
+        self._next_s = now_s + _PAUSE * (time.monotonic() - now_s)
+
+    def _grown_line(self, rank: int) -> str | None:
+        try:
+            size = os.stat(self._paths[rank]).st_size
+        except OSError:
+            return None
+        if size == self._sizes[rank]:
+            return None
+        self._sizes[rank] = size
+        self._keep_limit(rank)
+        return f"{time.time():.3f} {rank} {size}\n"
 
     def close(self) -> None:
-        """Close the index."""
+        """Index the last lines, and close the index."""
+        self._next_s = 0.0
+        self.look(())
         self._order.close()
 
     def _add(self, rank: int) -> None:
-        path = self._paths[rank] = self._folder.rank_log(self._attempt, rank)
+        path = self._paths[rank] = str(self._folder.rank_log(self._attempt, rank))
         self._sizes[rank] = 0
         if self._limit:
-            self._keepers[rank] = gaps.Keeper(str(path), self._limit)
+            self._keepers[rank] = gaps.Keeper(path, self._limit)
 
     def _keep_limit(self, rank: int) -> None:
         if (keeper := self._keepers.get(rank)) is None:
@@ -94,9 +158,13 @@ class LogWatch:
 def shorten_logs(folder: RunFolder, attempt: int) -> None:
     """Close the gaps in an ended attempt's logs, and correct the index."""
     closed = {}
-    for rank in folder.ranks_with_log(attempt):
-        if gap := gaps.close(str(folder.rank_log(attempt, rank))):
-            closed[str(rank)] = gap
+    for path in folder.attempt(attempt).glob("gap_*.json"):
+        if (
+            (log := gaps.log_of(str(path)))
+            and (found := _RANK_LOG.fullmatch(os.path.basename(log)))
+            and (gap := gaps.close(log))
+        ):
+            closed[found[1]] = gap
     if not closed:
         return
     order = folder.log_order(attempt)

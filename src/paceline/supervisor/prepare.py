@@ -108,7 +108,8 @@ def remove_on_nodes(run: Supervision) -> None:
     nodes, seen = run.nodes, run.seen
     if nodes is None or seen is None or nodes.shell(0) is None:
         return
-    containers = {rank: one.container for rank, one in enumerate(run.prepared) if rank not in nodes.lost()}
+    lost = nodes.lost()
+    containers = {rank: one.container for rank, one in enumerate(run.prepared) if rank not in lost}
     ranks = [rank for rank, found in containers.items() if found and found["engine"]["kind"] == "docker"]
     if ranks:
         on_nodes(run, "remove", ranks, nodes, seen)

@@ -13,6 +13,7 @@ Each tick, ten times per second and after each child's exit, checks:
 from __future__ import annotations
 
 import math
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +38,7 @@ from paceline.runs.record import Hang
 from paceline.supervisor.diagnosis.evidence import stalled_text
 from paceline.supervisor.execute import ExecCommands
 from paceline.supervisor.in_containers import beside_worker, left_its_container
-from paceline.supervisor.logs import LogWatch
+from paceline.supervisor.logs import LogWatch, NewFiles
 from paceline.supervisor.node_watches import DiskWatch, ResizeWatch
 from paceline.supervisor.replacing import Replacing
 from paceline.supervisor.spares import WarmSpares
@@ -52,6 +53,12 @@ if TYPE_CHECKING:
     from paceline.supervisor.diagnosis.findings import Findings
 
 _TICK_S = 0.1
+#: How many times as long as a look the pause after it is, at least.
+_PAUSE = 9
+#: Most seconds between two looks, and so until the supervisor reacts to a cancel.
+_LONGEST_S = 0.8
+#: A worker's reports in the attempt's folder.
+_REPORT = re.compile(r"(start|error|end)_(\d+)\.json", re.ASCII)
 #: Seconds to wait after the first reported failure: another worker may have failed earlier and report it later.
 _SETTLE_S = 0.25
 #: Seconds of that wait if SIGKILL ended a worker of this machine: reports of exceptions arrive here at once.
@@ -102,7 +109,14 @@ class WorkerWatch:
         self._launch, self._folder, self._nodes, self._wake = launch, folder, nodes, wake
         self._shells, self._stop, self._on_running, self._warn = shells, stop, on_running, warn
         self._places = {place.rank: place for place in launch.places}
-        self._started: list[StartedCommand] = []
+        #: (pid, node rank) -> command
+        self._started: dict[tuple[int, int], StartedCommand] = {}
+        self._has_launcher = False
+        self._news = NewFiles(folder.attempt(launch.attempt))
+        #: Reports that could not be read yet, and the ranks that have not started.
+        self._unread: set[tuple[str, int]] = set()
+        self._starting = set(self._places)
+        self._workers = [place.rank for place in launch.places if place.role == "worker"]
         self._pids: dict[int, int] = {}
         self._exit_codes: dict[int, int] = {}
         self._ended_at: dict[int, float] = {}
@@ -117,7 +131,8 @@ class WorkerWatch:
         self._running = False
         written = {reference.name for reference in launch.job.inputs if reference.is_output}
         outputs = [path for name, path in launch.prepared[0].inputs.items() if name in written]
-        self._logs = LogWatch(launch, folder, keeps_limits=keeps_limits)
+        grown = getattr(nodes, "grown", None)
+        self._logs = LogWatch(launch, folder, keeps_limits=keeps_limits, **({"grown": grown} if grown else {}))
         self._looks = Looks(launch, folder, nodes, shells, self._about, partial(beside_worker, launch, shells))
         self._hangs = HangWatch(launch, folder, self._looks, note_hang)
         self._exec = ExecCommands(launch, folder, nodes, shells, self._is_there, self._looks)
@@ -195,7 +210,8 @@ class WorkerWatch:
                     attempt=self._launch.attempt,
                     see=logs_command(self._launch.run_id),
                 )
-            self._started.append(started)
+            self._started[started.pid, command.node_rank] = started
+            self._has_launcher = self._has_launcher or command.is_launcher
             if started.cold and self._launch.attempt > 1:
                 cold.add(command.spare)
                 say(f"rank {command.ranks[0]} starts cold: {started.cold}")
@@ -208,6 +224,7 @@ class WorkerWatch:
     def _watch(self) -> str | None:
         """Watch until all workers have ended or one has failed, or return a reason to stop."""
         while True:
+            began_s = time.monotonic()
             self._look()
             if self._is_over() and not self._has_replaced():
                 self._end_gracefully()
@@ -233,7 +250,10 @@ class WorkerWatch:
             if self._hangs.failure is not None:
                 self._end_gracefully()
                 return None
-            self._wake.sleep(_TICK_S)
+            # With thousands of workers a look takes a while: pause longer, and let news gather.
+            pause_s = min(_PAUSE * (time.monotonic() - began_s), _LONGEST_S)
+            time.sleep(min(pause_s / 2, _TICK_S))
+            self._wake.sleep(max(_TICK_S, pause_s))
 
     def _look_where(self, ranks: tuple[int, ...]) -> None:
         """Sample the stacks of the first straggler, to find the line that takes most of its time."""
@@ -271,8 +291,7 @@ class WorkerWatch:
             return True
         if self._errors and now - min(self._error_seen.values()) > _LINGER_S:
             return True
-        workers = [rank for rank, place in self._places.items() if place.role == "worker"]
-        if all(self._exit_codes.get(rank) == 0 for rank in workers):
+        if all(self._exit_codes.get(rank) == 0 for rank in self._workers):
             return True  # only parameter servers are left, which run until they are ended
         if self._launcher_code is None:
             return False
@@ -290,11 +309,11 @@ class WorkerWatch:
         failure = report(self._findings())
         if failure is None or not is_retried(failure, self._launch.job):
             return False
-        commands = {one.command.ranks[0]: one for one in self._started if one.command.ranks[0] in lost}
+        commands = {one.command.ranks[0]: one for one in self._started.values() if one.command.ranks[0] in lost}
         started = self._replacing.start(commands, set(self._living()), self._errors, failure.cause)
         for rank, new in started.items():
-            self._started.remove(commands[rank])
-            self._started.append(new)
+            self._started.pop((commands[rank].pid, commands[rank].command.node_rank), None)
+            self._started[new.pid, new.command.node_rank] = new
             self._pids[rank] = new.pid
             for known in (self._exit_codes, self._ended_at, self._peaks):
                 known.pop(rank, None)
@@ -319,17 +338,13 @@ class WorkerWatch:
             if node_rank not in self._lost:
                 self._lost[node_rank] = how
                 say(f"node {self._launch.nodes[node_rank].name} is lost: {how}")
-        attempt = self._launch.attempt
-        for rank in self._places:
-            if rank not in self._pids or self._has_launcher:
-                self._look_at_reports(attempt, rank)
-            if rank not in self._errors and (error := read_json(self._folder.worker_error(attempt, rank))):
-                self._errors[rank] = error
-                self._error_seen[rank] = time.time()
-        if not self._running and all(self._folder.worker_start(attempt, rank).exists() for rank in self._places):
+        new = self._news.look()
+        self._unread |= {(found[1], int(found[2])) for name in new if (found := _REPORT.fullmatch(name))}
+        self._unread = {report for report in self._unread if not self._take_report(*report)}
+        if not self._running and not self._starting:
             self._running = True
             self._on_running()
-        self._logs.look()
+        self._logs.look(new)
 
     def _look_until(self, is_so: Callable[[], bool], limit_s: float, pause_s: float = _TICK_S / 2) -> None:
         """Process events until a condition holds, or until the time limit."""
@@ -338,33 +353,44 @@ class WorkerWatch:
             self._wake.sleep(pause_s)
             self._look()
 
-    @property
-    def _has_launcher(self) -> bool:
-        return any(started.command.is_launcher for started in self._started)
-
-    def _look_at_reports(self, attempt: int, rank: int) -> None:
-        if rank not in self._pids and (start := read_json(self._folder.worker_start(attempt, rank))):
-            self._pids[rank] = start["pid"]
-        if rank not in self._exit_codes and (end := read_json(self._folder.worker_end(attempt, rank))):
+    def _take_report(self, kind: str, rank: int) -> bool:
+        """Read a worker's report of its start, end or exception. Return False to read it again later."""
+        attempt = self._launch.attempt
+        if rank not in self._places:
+            return True
+        if kind == "start":
+            self._starting.discard(rank)
+            if rank not in self._pids and (start := read_json(self._folder.worker_start(attempt, rank))):
+                self._pids[rank] = start["pid"]
+            return rank in self._pids
+        if kind == "error":
+            if rank not in self._errors and (error := read_json(self._folder.worker_error(attempt, rank))):
+                self._errors[rank] = error
+                self._error_seen[rank] = time.time()
+            return rank in self._errors
+        # Of a worker that this process, or an agent, has started, only the exit itself counts.
+        if rank not in self._exit_codes and self._has_launcher:
+            if (end := read_json(self._folder.worker_end(attempt, rank))) is None:
+                return False
             self._exit_codes[rank], self._ended_at[rank] = end["exit_code"], end["time"]
             self._peaks[rank] = end.get("peak_bytes", 0)
+        return True
 
     def _ended(self, ended: ProcessExit) -> None:
-        for started in self._started:
-            if (started.pid, started.command.node_rank) == (ended.pid, ended.node_rank):
-                if started.command.is_launcher:
-                    self._launcher_code, self._launcher_ended = ended.exit_code, time.time()
-                    name = Path(started.command.argv[0]).name
-                    say(f"{name} (pid {ended.pid}) ended with exit code {ended.exit_code}")
-                else:
-                    rank, code = started.command.ranks[0], ended.exit_code
-                    if code == 0 and left_its_container(
-                        self._launch, self._folder, rank, partial(self._is_alive, rank)
-                    ):
-                        code = 128 + signal.SIGTERM
-                    self._exit_codes[rank], self._ended_at[rank] = code, ended.time
-                    if self._launch.prepared[0].container is None:  # otherwise the client's memory
-                        self._peaks[rank] = ended.peak_bytes
+        started = self._started.get((ended.pid, ended.node_rank))
+        if started is None:
+            return
+        if started.command.is_launcher:
+            self._launcher_code, self._launcher_ended = ended.exit_code, time.time()
+            name = Path(started.command.argv[0]).name
+            say(f"{name} (pid {ended.pid}) ended with exit code {ended.exit_code}")
+            return
+        rank, code = started.command.ranks[0], ended.exit_code
+        if code == 0 and left_its_container(self._launch, self._folder, rank, partial(self._is_alive, rank)):
+            code = 128 + signal.SIGTERM
+        self._exit_codes[rank], self._ended_at[rank] = code, ended.time
+        if self._launch.prepared[0].container is None:  # otherwise the client's memory
+            self._peaks[rank] = ended.peak_bytes
 
     # --- ending
 
@@ -383,8 +409,8 @@ class WorkerWatch:
             # A stopped process (SIGSTOP, a debugger) handles SIGTERM only after SIGCONT.
             self._nodes.signal(self._pids[rank], self._places[rank].node_rank, signal.SIGCONT)
         if not living and self._has_launcher and self._launcher_code is None and not self._pids:
-            for started in self._started:
-                self._nodes.signal(started.pid, started.command.node_rank, signal.SIGTERM)
+            for pid, node_rank in self._started:
+                self._nodes.signal(pid, node_rank, signal.SIGTERM)
         grace_s = self._launch.job.grace_period_seconds
         if self._lost and self._launch.job.node_range:
             grace_s = min(grace_s, _LOST_GRACE_S)
@@ -428,7 +454,7 @@ class WorkerWatch:
             self._launcher_code is None
             if started.command.is_launcher
             else started.command.ranks[0] not in self._exit_codes
-            for started in self._started
+            for started in self._started.values()
             if started.command.node_rank not in self._lost
         )
 

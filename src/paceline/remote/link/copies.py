@@ -169,6 +169,10 @@ class Copies:
 
         all_or_error(links, on_each(links, mirror), "the run's folder can't be followed", may_be_lost=True)
 
+    def grown(self) -> set[str]:
+        """Return the names of logs and metrics that grew here since the last call."""
+        return self._replica.take_grown()
+
     def note_start(self, rank: int) -> None:
         """Record that a process starts on a node, which may write files that must be fetched."""
         self._unfetched.add(self._groups[rank])

@@ -159,6 +159,10 @@ class AgentNodes:
             self._copies.note_start(command.node_rank)
         return StartedCommand(command=command, pid=pid, cold=cold)
 
+    def grown(self) -> set[str] | None:
+        """Return the names of logs that grew since the last call, or None if unknown."""
+        return None if self._copies is None else self._copies.grown()
+
     def signal(self, pid: int, node_rank: int, number: int) -> bool:
         link = self._links[node_rank]
         if (node_rank, pid) in self._over or link.lost:

@@ -59,6 +59,7 @@ class Replica:
         #: (group, name) -> inode of a growing file on the node.
         self._inodes: dict[tuple[int, str], int] = {}
         self._left: set[tuple[str, str]] = set()
+        self._grown: set[str] = set()
 
     def have(self) -> dict[str, Stamp]:
         """Return {name: stamp} of mirrored files that exist here, except logs. The unknown remote inode is 0."""
@@ -96,6 +97,12 @@ class Replica:
         except (AttributeError, KeyError, TypeError) as error:
             raise ReplicaError(f"what came is not a change of a file: {dict(header)}") from error
 
+    def take_grown(self) -> set[str]:
+        """Return the names of logs and metrics that grew since the last call."""
+        with self._lock:
+            grown, self._grown = self._grown, set()
+            return grown
+
     def close(self, rank: int | None = None) -> None:
         """Delete incomplete files of the node with this rank, or of all nodes."""
         with self._lock, contextlib.suppress(OSError):
@@ -112,6 +119,7 @@ class Replica:
         cut = header["cut"] == "shrunk" or (header["cut"] == "new" and self._inodes.get((group, name)) != inode)
         _write(self._path(name), data, header["at"], os.O_CREAT | (os.O_TRUNC if cut else 0))
         self._inodes[group, name] = inode
+        self._grown.add(name)
         self.known[name] = [header["at"] + len(data), 0, inode]
 
     def _append(self, header: Header, data: bytes, rank: int, group: int) -> None:

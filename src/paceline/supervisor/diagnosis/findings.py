@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from paceline.job.plan import Launch, RankSlot
 from paceline.observe.load_watch import Sample
+from paceline.observe.wait_graph import ranks_text
 from paceline.runs import work_dir
 from paceline.runs.failure import FailureReport, logs_command, signal_name
 from paceline.runs.folder import RunFolder
@@ -84,6 +86,12 @@ class Findings:
         except OSError:
             return ()
 
+    @functools.cached_property
+    def _further(self) -> list[int]:
+        """The ranks with a log that workers have started."""
+        count = len(self.launch.places)
+        return [rank for rank in self.folder.ranks_with_log(self.launch.attempt) if rank >= count]
+
     def _end_of(self, place: RankSlot) -> WorkerEnd:
         rank, error = place.rank, self.errors.get(place.rank)
         exit_code = self.exit_codes.get(rank)
@@ -96,7 +104,9 @@ class Findings:
         elif error is not None and (exit_code is None or exit_code > 128):
             # Take the exception's exit code: a lost node sends no other, and native code may abort after the exception.
             exit_code = error.get("exit_code", 1)
-        lines = last_lines(self.folder.rank_log(self.launch.attempt, rank), _CRASH_LINES)
+        # The log of a worker that was stopped, or ended well, explains nothing; a run may have thousands of them.
+        explains = exit_code not in (0, None) and not stopped
+        lines = last_lines(self.folder.rank_log(self.launch.attempt, rank), _CRASH_LINES) if explains else []
         return WorkerEnd(
             rank=rank,
             node=self.launch.nodes[place.node_rank].name,
@@ -113,7 +123,7 @@ class Findings:
     def _with_below(self, rank: int, lines: list[str]) -> list[str]:
         """Return the end of a worker's log merged with the logs of the ranks that it started."""
         attempt, count = self.launch.attempt, len(self.launch.places)
-        ranks = [one for one in self.folder.ranks_with_log(attempt) if one % count == rank]
+        ranks = [rank, *(one for one in self._further if one % count == rank)]
         if len(ranks) == 1:
             return lines
         start = last_lines_start(self.folder, [attempt], ranks, _CRASH_LINES)
@@ -215,7 +225,7 @@ def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None
     return FailureReport(
         cause="node_lost",
         message=f"Node {name} was lost, with rank{'s' if len(ranks) > 1 else ''} "
-        f"{', '.join(map(str, ranks))}: {how_lost(how, name)}.",
+        f"{ranks_text(ranks)}: {how_lost(how, name)}.",
         attempt=found.launch.attempt,
         rank=ranks[0] if ranks else None,
         node=name,
