@@ -108,7 +108,7 @@ def test_all_that_was_started_can_be_killed_and_the_agent_stays(link, tmp_path):
     script = "setsid sh -c 'setsid sleep 600 & echo $! > pid; mv pid child'; sleep 600"
     pid = link.start(["sh", "-c", script], env={}, cwd=str(tmp_path), log=str(tmp_path / "log"))
     wait_until((tmp_path / "child").exists, "the child")
-    link.kill_all()
+    link.answer(link.send("kill_all", {}), "kill_all", 5.0)
     assert ended(link) == [(pid, 137)]
     assert not link.is_alive(int((tmp_path / "child").read_text()))
     assert link.run(["echo", "here"]).stdout == b"here\n"
@@ -135,7 +135,7 @@ def test_agent_adopts_processes_started_by_an_engine(link):
         child = int(after[0].stdout.readline())
         assert link.signal(after[0].pid, signal.SIGCONT)
         assert not link.signal(of_another.pid, signal.SIGCONT)
-        link.kill_all()
+        link.answer(link.send("kill_all", {}), "kill_all", 5.0)
         assert after[0].wait(30) == -signal.SIGKILL
         wait_until(lambda: not processes.is_alive(child), "its child is gone, though nothing in it names the run")
         after.append(start_beside("adopted"))
@@ -201,12 +201,16 @@ def test_questions_about_the_node(link, tmp_path):
     assert not link.sees(str(tmp_path / "token"), "u")
     assert not link.sees(str(tmp_path / "none"), "t")
     assert (link.exists(str(tmp_path)), link.exists(str(tmp_path / "none"))) == (True, False)
-    assert link.disk(str(tmp_path))[0] > 0
-    assert link.oom_kills() >= 0
+    assert ask(link, "disk", path=str(tmp_path))[0] > 0
+    assert ask(link, "oom_kills") >= 0
     assert len(set(link.free_ports(3))) == 3
     # What is used, now and between two looks.
-    assert link.load(())["memory_gib"] > 0
-    wait_until(lambda: "cpu_percent" in link.load(("0",)), "the kernel has counted")
+    assert ask(link, "load", gpus=[])["memory_gib"] > 0
+    wait_until(lambda: "cpu_percent" in ask(link, "load", gpus=["0"]), "the kernel has counted")
+
+
+def ask(link, op: str, **values):
+    return link.answer(link.send(op, values), op, 10.0)["found"]
 
 
 def test_scratch_folder_is_removed_with_the_agent(open_link, short_path):

@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from paceline.errors import TargetError
 from paceline.job.plan import REMOTE_SHELL_PYTHON, Command
 from paceline.remote.link import LinkError, bootstrap_words, copies
 from paceline.remote.link.copies import clear_node
+from paceline.remote.link.messages import Pending
 from paceline.runs import read, states, tags_and_properties
 from paceline.system import gaps, linked, processes
 from paceline.system.files import append_line, write_json
@@ -635,8 +638,13 @@ def test_unresponsive_node_is_waited_for_once(make_nodes, open_link, run_folder,
 def test_oom_kills_are_counted_from_the_first_query(make_nodes, monkeypatch):
     nodes = make_nodes(2)
     for link, counts in zip(nodes._links, ([7, 8, 8], [5, LinkError("no answer"), 5]), strict=True):
-        monkeypatch.setattr(link, "oom_kills", _each(counts))
+        monkeypatch.setattr(link, "answer", partial(_answered, _each(counts)))
     assert [nodes.oom_kills() for _ in range(3)] == [0, 1, 1]
+    monkeypatch.undo()
+
+
+def _answered(give: Callable[[], int], pending: Pending, op: str, timeout_s: float) -> dict[str, int]:
+    return {"found": give()}
 
 
 def _each(values: list):

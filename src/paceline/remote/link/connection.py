@@ -19,7 +19,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline.remote.agent.send_queue import SendQueue
@@ -71,8 +71,16 @@ class AgentConnection:
             LinkError: The node is lost, or does not answer in time.
             OSError: The agent's error.
         """
+        return self.answer(self.send(op, values, data), op, timeout_s)
+
+    def send(self, op: str, values: Mapping[str, object], data: bytes = b"") -> Pending:
+        """Send a request, and return at once."""
         pending = self.requests.new()
         self.out.put({"op": op, "id": pending.number, **values}, data)
+        return pending
+
+    def answer(self, pending: Pending, op: str, timeout_s: float) -> Frame:
+        """Wait for the answer to a request of `send`. Raise the errors of `ask`."""
         try:
             return self.wait_for(pending, op, timeout_s)
         finally:

@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import PacelineError, RunNotFoundError, TargetError
+from paceline.remote.link import sending
 from paceline.remote.link.link import Link
-from paceline.remote.link.sending import all_or_error, home_of, on_each, send_carried, send_left, send_run
+from paceline.remote.link.messages import Pending
+from paceline.remote.link.sending import all_or_error, answers, ask_each, home_of, on_each
 from paceline.remote.replica.apply import Replica
 from paceline.remote.replica.changes import GROWING, LARGE, SMALL, Stamp, stamp_of
 from paceline.remote.staging.packing import pack_run
@@ -57,6 +59,8 @@ class Copies:
         self._replica = Replica(folder.path, removed=_REMOVED.setdefault(str(folder.path), set()))
         self._replica.close()  # removes incomplete files of a killed supervisor
         self._groups: dict[int, int] = {}
+        #: The attempt and the senders of the last `follow`.
+        self._followed: tuple[int, dict[int, int]] | None = None
         #: Groups with processes that started since the last fetch.
         self._unfetched: set[int] = set()
 
@@ -68,13 +72,15 @@ class Copies:
         """
         links, ranks, token = self._links, self._ranks(), secrets.token_hex(4)
         on_each(links, self._clear)
-        sent = on_each(links, lambda link: send_run(link, f"{token}-{ranks[link]}", self._folder, self._top, self.path))
+        sent = on_each(
+            links, lambda link: sending.send_run(link, f"{token}-{ranks[link]}", self._folder, self._top, self.path)
+        )
         all_or_error(links, sent, f"the run could not be sent to {self.path}")
         # Write all mark files before listing any: a list that lacks a mark would split a shared folder into two groups.
-        listed = on_each(links, lambda link: link.names_in(f"{self.path}/.nodes"))
+        listed = ask_each(links, "list", 20.0, lambda link: {"path": f"{self.path}/.nodes"})
         marks = all_or_error(links, listed, "the run's folder is gone")
         # Use only the mark files of this call: a killed supervisor may have left others.
-        seen = [[int(name.partition("-")[2]) for name in names if name.startswith(token)] for names in marks]
+        seen = [[int(name.partition("-")[2]) for name in one["names"] if name.startswith(token)] for one in marks]
         # Each node sees at least its own mark file, so no list is empty.
         self._groups = {rank: min(others) for rank, others in enumerate(seen)}
         self._even_out()
@@ -98,8 +104,8 @@ class Copies:
         leaders = [self._links[rank] for rank in self._leaders().values()]
         here, there = self._folder.checkpoints, f"{self.path}/checkpoints"
         what = "checkpoints that only it has could not be fetched"
-        has = all_or_error(leaders, on_each(leaders, lambda link: link.have(there)), what)
-        has = [self._without_removed(link, names) for link, names in zip(leaders, has, strict=True)]
+        told = all_or_error(leaders, ask_each(leaders, "have", 120.0, lambda link: {"path": there}), what)
+        has = [self._without_removed(link, one["found"]) for link, one in zip(leaders, told, strict=True)]
         if len(leaders) < 2:
             return
         # Fetch only checkpoints that may be newer than ours: the script may have removed older ones, and no rank loads
@@ -115,7 +121,7 @@ class Copies:
         if late:
             self._mirror(late, 0)
             all_or_error(late, on_each(late, lambda link: link.flush()), what)
-            sent = on_each(leaders, lambda link: send_left(link, here, there))
+            sent = on_each(leaders, lambda link: sending.send_left(link, here, there))
             all_or_error(leaders, sent, f"the run could not be sent to {self.path}")
 
     def _without_removed(self, link: Link, names: Mapping[str, Stamp]) -> dict[str, Stamp]:
@@ -136,7 +142,7 @@ class Copies:
         if packed is None:
             return
         links = [self._links[rank] for rank in self._leaders().values()]
-        sent = on_each(links, lambda link: send_carried(link, packed, self._top, self.path))
+        sent = on_each(links, lambda link: sending.send_carried(link, packed, self._top, self.path))
         all_or_error(links, sent, "what the job names here could not be sent")
 
     def follow(self, attempt: int) -> None:
@@ -145,18 +151,19 @@ class Copies:
         # Attempt 0 is the preparation of the nodes, which has no folder to create.
         if attempt:
             path = f"{self.path}/attempts/{attempt}"
-            made = on_each(living, lambda link: link.make_folders([path]))
+            made = ask_each(living, "mkdirs", 20.0, lambda link: {"paths": [path]})
             all_or_error(living, made, f"{path} can't be made", may_be_lost=True)
         self._mirror(living, attempt)
+        self._followed = (attempt, self._leaders())
 
     def _mirror(self, links: Sequence[Link], attempt: int) -> None:
         ranks, leaders = self._ranks(), self._leaders()
 
-        def mirror(link: Link) -> None:
+        def mirror(link: Link) -> Pending:
             rank = ranks[link]
             group = self._groups[rank]
             is_leader = leaders.get(group) == rank
-            link.mirror(
+            return link.mirror(
                 self.path,
                 self._folder,
                 attempt,
@@ -167,7 +174,8 @@ class Copies:
                 log_limit=self._log_limit,
             )
 
-        all_or_error(links, on_each(links, mirror), "the run's folder can't be followed", may_be_lost=True)
+        told = answers(links, [mirror(link) for link in links], "mirror", 60.0)
+        all_or_error(links, told, "the run's folder can't be followed", may_be_lost=True)
 
     def grown(self) -> set[str]:
         """Return the names of logs and metrics that grew here since the last call."""
@@ -185,11 +193,14 @@ class Copies:
         """
         if not self._groups:
             return
-        self.follow(attempt)  # if a group's sender is lost, another node of the group becomes the sender
         leaders = self._leaders()
+        if (attempt, leaders) != self._followed:
+            self.follow(attempt)  # if a group's sender is lost, another node of the group becomes the sender
+            leaders = self._leaders()
         senders = [self._links[rank] for rank in leaders.values()]
         missing = []
-        flushed = on_each(senders, lambda link: link.flush(is_last=is_last))
+        asked = {link: link.begin_flush(is_last=is_last) for link in senders}
+        flushed = on_each(senders, lambda link: link.end_flush(asked[link]))
         for group, link, found in zip(leaders, senders, flushed, strict=True):
             if isinstance(found, OSError):
                 missing.append(f"{link.name}: {found.strerror}: {found.filename!r}")
@@ -204,14 +215,16 @@ class Copies:
         missing += [str(self._links[group].lost).rstrip(".") for group in sorted(self._unfetched - set(leaders))]
         if missing:
             raise TargetError(
-                f"Some of the run's files could not be fetched ({'; '.join(missing)}). They are in {self.path!r} there: "
+                f"Some of the run's files could not be fetched ({some(missing, 5)}). They are in {self.path!r} there: "
                 f"`paceline prune --compute {self._target}` brings them home."
             )
 
     def remove(self) -> None:
         """Remove the copies from the nodes, except copies with unfetched files."""
         done = [self._links[rank] for group, rank in self._leaders().items() if group not in self._unfetched]
-        on_each(done, lambda link: link.remove(self.path))
+        ask_each(done, "remove", 600.0, lambda link: {"path": self.path})
+        for link in done:
+            link.drop_mirror()
 
     def close(self) -> None:
         """Remove incomplete files from the run's folder here. Call this after the links are closed."""
@@ -366,7 +379,7 @@ def _fetch(link: Link, path: str, folder: RunFolder, there: Mapping[str, Stamp],
             known[name] = [*here[:2], 0]  # for a growing file, the node sends only what follows the size here
     replica = Replica(folder.path)
     try:
-        link.mirror(path, folder, 0, replica=replica, have=known)
+        link.answer(link.mirror(path, folder, 0, replica=replica, have=known), "mirror", 60.0)
         link.flush()
     finally:
         link.drop_mirror()

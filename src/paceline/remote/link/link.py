@@ -15,7 +15,7 @@ from paceline.job.plan import Command
 from paceline.remote.link.bootstrap import Ends, bootstrap
 from paceline.remote.link.connection import AgentConnection
 from paceline.remote.link.link_files import LinkFiles
-from paceline.remote.link.messages import Hello, LinkError
+from paceline.remote.link.messages import Hello, LinkError, Pending
 from paceline.remote.wire import SILENCE_S, Header
 
 
@@ -202,6 +202,23 @@ class Link(LinkFiles):
         answer, _ = self._connection.ask("start", b"", timeout_s=20.0, **request)
         return int(answer["pid"]), str(answer["cold"])
 
+    def send(self, op: str, values: Mapping[str, object]) -> Pending:
+        """Send a request without waiting; `answer` waits."""
+        return self._connection.send(op, values)
+
+    def answer(self, pending: Pending, op: str, timeout_s: float) -> Header:
+        """Return the header of the answer to a request of `send`."""
+        return self._connection.answer(pending, op, timeout_s)[0]
+
+    def all_answers(self, *asked: tuple[str, Mapping[str, object], bytes], timeout_s: float = 120.0) -> list[Header]:
+        """Send requests (name, values, data) at once, and return the headers of their answers.
+
+        Raises:
+            OSError: The error of the first request that failed; the others were sent too.
+        """
+        sent = [(op, self._connection.send(op, values, data)) for op, values, data in asked]
+        return [self.answer(pending, op, timeout_s) for op, pending in sent]
+
     def signal(self, pid: int, number: int, *, run_id: str = "", wait: bool = True) -> bool:
         """Send a signal to a process below the agent. Return False if there is no such process.
 
@@ -227,10 +244,6 @@ class Link(LinkFiles):
         """Kill the rest of the session of a command that has ended."""
         self._connection.ask("kill_session", timeout_s=5.0, pid=pid)
 
-    def kill_all(self) -> None:
-        """Kill all processes that the agent has started."""
-        self._connection.ask("kill_all", timeout_s=5.0)
-
     def adopt(self, run_id: str) -> None:
         """Let the agent manage the run's processes that an engine will start on its node. Kill existing ones."""
         self._connection.ask("adopt", timeout_s=10.0, run_id=run_id)
@@ -243,13 +256,20 @@ class Link(LinkFiles):
         """End a request of the remote shell."""
         self._connection.out.put({"op": "rsh_done", "number": number, "code": code, "text": text})
 
-    def close(self, wait_s: float = 6.0) -> None:
-        """End the agent and all processes that it has started. Idempotent."""
+    def begin_close(self) -> Pending:
+        """Ask the agent to end, without waiting."""
         # Set this first: the agent ends right after its answer, and must not count as lost.
         self._connection.is_closing = True
+        return self._connection.send("close", {})
+
+    def close(self, wait_s: float = 6.0, *, asked: Pending | None = None) -> None:
+        """End the agent and all processes that it has started. Idempotent.
+
+        asked: The result of `begin_close`, if it was called.
+        """
         try:
             # Don't wait for a stuck node; 0.1 s suffice to send the request.
-            self._connection.ask("close", timeout_s=0.1 if self.is_stuck else wait_s)
+            self._connection.answer(asked or self.begin_close(), "close", 0.1 if self.is_stuck else wait_s)
         except (LinkError, OSError):
             # The agent did not answer, so don't wait for it again when the connection closes.
             wait_s = 0.1

@@ -124,27 +124,6 @@ class LinkFiles:
         count, size = self._connection.ask("census", timeout_s=120.0, path=path)[0]["found"]
         return count, size
 
-    def disk(self, path: str) -> tuple[int, int, int]:
-        """Return (free bytes, total bytes, number of the file system) of a folder's disk."""
-        free, total, number = self._connection.ask("disk", timeout_s=5.0, path=path)[0]["found"]
-        return free, total, number
-
-    def load(self, gpus: Sequence[str], workers: Mapping[str, object] | None = None) -> dict[str, object]:
-        """Return the node's load since the last call (`paceline.observe.node.load`).
-
-        gpus: The devices to include; an empty list for all devices.
-        workers: The argument of `LoadMeter.look`.
-        """
-        asked = None if workers is None else dict(workers)
-        found: dict[str, object] = self._connection.ask("load", timeout_s=2.0, gpus=list(gpus), workers=asked)[0][
-            "found"
-        ]
-        return found
-
-    def oom_kills(self) -> int:
-        """Return how many processes the node's OOM killer has killed, as far as known."""
-        return int(self._connection.ask("oom_kills", timeout_s=3.0)[0]["found"])
-
     def free_ports(self, count: int) -> list[int]:
         """Return ports on which no process listens now."""
         return list(self._connection.ask("free_ports", count=count)[0]["found"])
@@ -161,8 +140,8 @@ class LinkFiles:
         takes_files: bool = True,
         log_limit: int = 0,
         have: Mapping[str, list[int]] | None = None,
-    ) -> None:
-        """Start to mirror the files that the run writes on the node.
+    ) -> Pending:
+        """Ask the node to mirror the files that the run writes there. Return the request, for `answer`.
 
         replica: The local copy to update, shared by all links of a run; None to create one.
         rank: The node's rank.
@@ -177,15 +156,8 @@ class LinkFiles:
         self._replica = self._replica or replica or Replica(folder.path)
         if have is None:
             have = self._replica.have() if is_first else {}
-        self._connection.ask(
-            "mirror",
-            timeout_s=60.0,
-            path=remote_run_dir,
-            attempt=attempt,
-            have=dict(have),
-            takes_files=takes_files,
-            log_limit=log_limit,
-        )
+        asked = {"path": remote_run_dir, "attempt": attempt, "have": dict(have)}
+        return self._connection.send("mirror", {**asked, "takes_files": takes_files, "log_limit": log_limit})
 
     def flush(self, *, is_last: bool = False) -> None:
         """Wait until the run's files on the node are stored here, including checkpoints and outputs.
@@ -195,10 +167,18 @@ class LinkFiles:
         Raises:
             OSError: Some files can't be written here.
         """
+        self.end_flush(self.begin_flush(is_last=is_last))
+
+    def begin_flush(self, *, is_last: bool = False) -> Pending:
+        """Ask for what `flush` waits for; `end_flush` waits."""
         # Require order: the answer must not overtake earlier files, which may still wait to be written here.
         pending = self._connection.requests.new(in_order=True)
         self._trouble.clear()
         self._connection.out.put({"op": "flush", "id": pending.number, "last": is_last})
+        return pending
+
+    def end_flush(self, pending: Pending) -> None:
+        """Wait for the end of a flush, as `flush` does."""
         self._connection.wait_for(pending, "flush", None)
         self._raise_trouble()
 

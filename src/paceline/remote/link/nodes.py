@@ -20,7 +20,7 @@ from paceline.remote.link.copies import Copies
 from paceline.remote.link.link import Link
 from paceline.remote.link.messages import LinkError
 from paceline.remote.link.rsh_calls import RshCalls, make_remote_shell
-from paceline.remote.link.sending import all_or_error, on_each, see_same
+from paceline.remote.link.sending import all_or_error, ask_each, on_each, see_same
 from paceline.runs.folder import RunFolder
 from paceline.runs.work_dir import place
 from paceline.system.files import read_json
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from paceline.remote.link.link import Link
 
 
+#: Seconds for nodes to answer what takes them no time.
+_START_S = 20.0
 #: Seconds for which the answer whether a process is alive is reused.
 _FRESH_S = 0.3
 
@@ -152,6 +154,10 @@ class AgentNodes:
             pid, cold = link.start_worker(command, environment, str(work_dir))
         except LinkError as error:
             raise OSError(errno.EHOSTUNREACH, str(error)) from error
+        return self._noted(command, pid, cold)
+
+    def _noted(self, command: Command, pid: int, cold: str) -> StartedCommand:
+        """Note that a command runs."""
         # Pids are reused, so an earlier exit with this pid belongs to another process.
         self._started.add((command.node_rank, pid))
         self._over.discard((command.node_rank, pid))
@@ -206,8 +212,7 @@ class AgentNodes:
             self._copies.fetch(self._attempt)
 
     def kill_all(self) -> None:
-        living = self._living()
-        on_each(living, lambda link: link.kill_all())
+        ask_each(self._living(), "kill_all", 5.0)
 
     def kill_session(self, pid: int, node_rank: int) -> None:
         with contextlib.suppress(LinkError, OSError):  # a lost node is noticed elsewhere
@@ -215,8 +220,9 @@ class AgentNodes:
 
     def oom_kills(self) -> int:
         living = self._living()
-        for link, found in zip(living, on_each(living, lambda link: link.oom_kills()), strict=True):
-            if isinstance(found, int):
+        for link, answer in zip(living, ask_each(living, "oom_kills", 3.0), strict=True):
+            if not isinstance(answer, Exception):
+                found = int(answer["found"])
                 first, _ = self._oom_kills.get(link.name, (found, found))
                 self._oom_kills[link.name] = (first, found)
         # Count from each node's first answer, so that nodes that are lost or don't answer don't change the sum.
@@ -227,8 +233,8 @@ class AgentNodes:
             return True
         if self._copies is None:
             return False
-        disks = on_each(self._living(), lambda link: link.disk(self._run_dir))
-        return any(isinstance(found, tuple) and found[0] < REPORT_BYTES for found in disks)
+        told = ask_each(self._living(), "disk", 5.0, lambda link: {"path": self._run_dir})
+        return any(not isinstance(one, Exception) and one["found"][0] < REPORT_BYTES for one in told)
 
     def put(self, node_rank: int, path: str, data: bytes) -> None:
         try:
@@ -241,16 +247,23 @@ class AgentNodes:
         asked = [
             (node, link) for node, link in zip(self.nodes, self._links, strict=True) if not (link.lost or link.is_stuck)
         ]
-        about = {id(link): (node.gpus, workers.get(node.node_rank)) for node, link in asked}
-        told = on_each([link for _, link in asked], lambda link: link.load(*about[id(link)]))
-        return {node.node_rank: one for (node, _), one in zip(asked, told, strict=True) if isinstance(one, dict)}
+        about = {link: {"gpus": node.gpus, "workers": workers.get(node.node_rank)} for node, link in asked}
+        told = ask_each([link for _, link in asked], "load", 2.0, about.__getitem__)
+        return {
+            node.node_rank: one["found"]
+            for (node, _), one in zip(asked, told, strict=True)
+            if not isinstance(one, Exception)
+        }
 
     def disks(self, paths: Sequence[str]) -> Mapping[str, tuple[int, int, int]]:
         found = disks_here([str(self._folder.path)] if self._folder else [])
         living = [link for link in self._living() if not link.is_stuck]
-        for link, told in zip(living, on_each(living, lambda link: _disks_of(link, paths)), strict=True):
-            if isinstance(told, dict):
-                found |= {f"{path} on {link.name}": disk for path, disk in told.items()}
+        for path in paths:
+            asked = {link: {"path": path} for link in living}
+            for link, told in zip(living, ask_each(living, "disk", 5.0, asked.__getitem__), strict=True):
+                if not isinstance(told, Exception):
+                    free, total, number = told["found"]
+                    found[f"{path} on {link.name}"] = (free, total, number)
         return found
 
     def close(self) -> None:
@@ -264,7 +277,8 @@ class AgentNodes:
                 with contextlib.suppress(TargetError, EngineError):  # files that can't be fetched stay on the nodes
                     self._copies.fetch(self._attempt, is_last=True)
                 self._copies.remove()
-            on_each(self._links, lambda link: link.close())
+            asked = {link: link.begin_close() for link in self._links}
+            on_each(self._links, lambda link: link.close(asked=asked[link]))
             if self._copies is not None:
                 self._copies.close()
         finally:
@@ -284,23 +298,13 @@ class AgentNodes:
         """
         name = f"paceline-{secrets.token_hex(4)}"
         path = f"/dev/shm/{name}"
-        found = on_each(self._links, lambda link: link.make_scratch(path))
+        found = ask_each(self._links, "scratch", _START_S, lambda link: {"path": path})
         if any(isinstance(one, OSError) for one in found):
-            for link, one in zip(self._links, found, strict=True):
-                if isinstance(one, str):
-                    with contextlib.suppress(OSError, LinkError):
-                        link.remove(path)
+            made = [link for link, one in zip(self._links, found, strict=True) if isinstance(one, dict)]
+            ask_each(made, "remove", _START_S, lambda link: {"path": f"/dev/shm/{name}"})
             path = f"/tmp/{name}"
-            found = on_each(self._links, lambda link: link.make_scratch(path))
-        return path, all_or_error(self._links, found, f"{path} can't be made")[0]
-
-
-def _disks_of(link: Link, paths: Sequence[str]) -> dict[str, tuple[int, int, int]]:
-    found = {}
-    for path in paths:
-        with contextlib.suppress(OSError):
-            found[path] = link.disk(path)
-    return found
+            found = ask_each(self._links, "scratch", _START_S, lambda link: {"path": path})
+        return path, str(all_or_error(self._links, found, f"{path} can't be made")[0]["socket"])
 
 
 def _with_network(node: Node, link: Link) -> Node:

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, TypeVar
 from paceline.errors import TargetError
 from paceline.remote.agent.files import census
 from paceline.remote.link.link import Link
-from paceline.remote.link.messages import LinkError
+from paceline.remote.link.messages import LinkError, Pending
 from paceline.remote.replica.changes import stamp_of
 from paceline.remote.staging.packing import FOLDER
+from paceline.remote.wire import Header
 from paceline.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -29,10 +31,36 @@ _CARRIED = ("checkpoints", "metrics", "outputs")
 _EMPTY = ("logs", "outputs", "metrics", "checkpoints", "attempts", "prepared")
 
 
+#: The most threads that talk to nodes at the same time.
+_AT_ONCE = 32
+
+
+def ask_each(
+    links: Sequence[Link], op: str, timeout_s: float, values: Callable[[Link], Mapping[str, object]] = lambda link: {}
+) -> list[Header | Exception]:
+    """Send a request to each node, then return all answers or errors, in order."""
+    return answers(links, [link.send(op, values(link)) for link in links], op, timeout_s)
+
+
+def answers(links: Sequence[Link], sent: Sequence[Pending], op: str, timeout_s: float) -> list[Header | Exception]:
+    """Wait for the answers to one request on each link, as `ask_each` does."""
+    deadline = time.monotonic() + timeout_s
+    found: list[Header | Exception] = []
+    for link, pending in zip(links, sent, strict=True):
+        try:
+            found.append(link.answer(pending, op, max(0.0, deadline - time.monotonic())))
+        except (OSError, TargetError) as error:
+            found.append(error)
+        else:
+            # While answers arrive, the others may only be late because there are so many.
+            deadline = time.monotonic() + timeout_s
+    return found
+
+
 def on_each(links: Sequence[Link], work: Callable[[Link], T]) -> list[T | Exception]:
     """Call `work` for each link in parallel. Return the results or exceptions in the order of the links.
 
-    A slow node does not delay the others.
+    A slow node occupies one thread of several.
     """
     if not links:
         return []
@@ -43,7 +71,7 @@ def on_each(links: Sequence[Link], work: Callable[[Link], T]) -> list[T | Except
         except (OSError, TargetError) as error:
             return error
 
-    with ThreadPoolExecutor(max_workers=len(links)) as pool:
+    with ThreadPoolExecutor(max_workers=min(len(links), _AT_ONCE)) as pool:
         return list(pool.map(guarded, links))
 
 
@@ -86,22 +114,30 @@ def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -
 
     mark: Name of a file to write in `.nodes`, by which nodes that share a folder are found; it has the run's `home_of`.
     """
-    # Make the folder private: it may be in /tmp, and will have the run's files.
-    link.make_folders([top], 0o700)
-    link.make_folders([f"{top}/snapshots", f"{top}/runs", *(f"{run_dir}/{name}" for name in _EMPTY)])
-    link.put_file(f"{run_dir}/.nodes/{mark}", home_of(folder).encode())
+    source = folder.snapshot.resolve() if folder.snapshot.exists() else None
+    target = f"{top}/snapshots/{source.name}" if source else ""
+    files = {f"{run_dir}/.nodes/{mark}": home_of(folder).encode()}
     for path in (folder.job, folder.state, folder.target, folder.notes):
         if path.exists():
-            link.put_file(f"{run_dir}/{path.name}", path.read_bytes())
+            files[f"{run_dir}/{path.name}"] = path.read_bytes()
+    folders = [f"{top}/snapshots", f"{top}/runs", *(f"{run_dir}/{name}" for name in _EMPTY)]
+    # Send all requests before the first answer: with thousands of nodes, each wait counts.
+    there = link.all_answers(
+        # Make the folder private: it may be in /tmp, and will have the run's files.
+        ("mkdirs", {"paths": [top], "mode": 0o700}, b""),
+        ("mkdirs", {"paths": folders, "mode": 0o777}, b""),
+        *(("file", {"path": path, "mode": 0o644}, data) for path, data in files.items()),
+        *(
+            [("census", {"path": target}, b""), ("link", {"path": f"{run_dir}/snapshot", "target": target}, b"")]
+            if source
+            else []
+        ),
+    )
     for name in _CARRIED:
         send_left(link, folder.path / name, f"{run_dir}/{name}")
-    if folder.snapshot.exists():
-        source = folder.snapshot.resolve()
-        target = f"{top}/snapshots/{source.name}"
-        if (there := link.census(target)) != census(os.fspath(source)):
-            # The node's snapshot is missing or incomplete, since some machines delete old files in /tmp.
-            link.put_tree(source, target, how="keep" if there == (-1, -1) else "replace")
-        link.make_link(f"{run_dir}/snapshot", target)
+    if source and there[-2]["found"] != list(census(os.fspath(source))):
+        # The node's snapshot is missing or incomplete, since some machines delete old files in /tmp.
+        link.put_tree(source, target, how="keep" if there[-2]["found"] == [-1, -1] else "replace")
 
 
 def home_of(folder: RunFolder) -> str:
