@@ -46,6 +46,9 @@ class ForeignNodes(AgentNodes):
     def start(self, command: Any, work_dir: Any, shell: Any) -> Any:
         return super().start(command, work_dir, {**shell, "SLURM_PROCID": "0"})
 
+    def start_all(self, commands: Any, work_dir: Any, shells: Any) -> Any:
+        return [self.start(command, work_dir, shells[command.node_rank]) for command in commands]
+
 
 class Foreign(_Faulty):
     """Lets variables of its engine through, by which workers take themselves for another's."""

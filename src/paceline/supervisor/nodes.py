@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,19 +67,29 @@ def on_nodes(
     running: dict[tuple[int, int], int] = {}
     ends: dict[int, int] = {}
     wake.heed(nodes)
+    error: OSError | None = None
     try:
+        commands, shells = [], {}
         for rank, path in results.items():
             # Remove an earlier attempt's result: if this process is killed, the old result would count as the new one.
             path.unlink(missing_ok=True)
-            command = Command(
-                argv=(seen.python, "-m", "paceline.node", verb, str(seen.run_dir), str(rank), *options),
-                environment={"PYTHONPATH": str(seen.library_dir)},
-                node_rank=rank,
-                log=RunFolder(seen.run_dir).prepare_log(rank),
+            shells[rank] = _environment(folder, seen, nodes.shell(rank))
+            commands.append(
+                Command(
+                    argv=(seen.python, "-m", "paceline.node", verb, str(seen.run_dir), str(rank), *options),
+                    environment={"PYTHONPATH": str(seen.library_dir)},
+                    node_rank=rank,
+                    log=RunFolder(seen.run_dir).prepare_log(rank),
+                )
             )
-            # Start in the run's own folder: modules in the snapshot must not shadow Paceline's modules.
-            started = nodes.start(command, seen.run_dir, _environment(folder, seen, nodes.shell(rank)))
-            running[rank, started.pid] = rank
+        # Start in the run's own folder: modules in the snapshot must not shadow Paceline's modules.
+        for started in all_started(nodes, commands, seen.run_dir, shells):
+            if isinstance(started, OSError):
+                error = error or started
+                continue
+            running[started.command.node_rank, started.pid] = started.command.node_rank
+        if error is not None:
+            raise error
         while running and all(code == 0 for code in ends.values()):
             if (reason := stop()) is not None:
                 return NodeOutcome(stopped=reason)
@@ -91,9 +101,9 @@ def on_nodes(
                 return NodeOutcome(failure=_lost_report(nodes, lost))
     except EngineError:
         raise  # this may be an OSError too: the nodes cannot be reached
-    except OSError as error:
+    except OSError as failed:
         # The node lacks the interpreter that it is configured to have.
-        message = f"{seen.python!r} could not be started to prepare the nodes: {error.strerror or error}."
+        message = f"{seen.python!r} could not be started to prepare the nodes: {failed.strerror or failed}."
         return NodeOutcome(failure=FailureReport(cause="prepare", message=message))
     finally:
         _end(nodes, running)
@@ -105,6 +115,31 @@ def on_nodes(
                 failure = replace(failure, message=f"On node {name}: {failure.message}", node=name)
             return NodeOutcome(failure=failure)
     return NodeOutcome(results=tuple(read_json(path) for path in results.values()))
+
+
+def all_started(
+    nodes: Nodes, commands: Sequence[Command], work_dir: Path, shells: Mapping[int, Mapping[str, str]]
+) -> Iterator[StartedCommand | OSError]:
+    """Start commands, and yield the results, of which an error may be the last.
+
+    shells: Node rank -> the environment below the commands' own.
+    """
+    start_all = getattr(nodes, "start_all", None)
+    if start_all is not None and len(commands) > 1:
+        yield from start_all(commands, work_dir, shells)
+        return
+    cold: set[str] = set()
+    for given in commands:
+        # If one command found this spare busy, the others start without it: each wait for it takes time.
+        command = replace(given, spare="") if given.spare in cold else given
+        try:
+            started = nodes.start(command, work_dir, shells[command.node_rank])
+        except OSError as error:
+            yield error
+            return
+        if started.cold:
+            cold.add(command.spare)
+        yield started
 
 
 def from_here(run: Supervision, verb: str) -> NodeOutcome:

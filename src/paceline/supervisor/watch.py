@@ -18,7 +18,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -40,6 +39,7 @@ from paceline.supervisor.execute import ExecCommands
 from paceline.supervisor.in_containers import beside_worker, left_its_container
 from paceline.supervisor.logs import LogWatch, NewFiles
 from paceline.supervisor.node_watches import DiskWatch, ResizeWatch
+from paceline.supervisor.nodes import all_started
 from paceline.supervisor.replacing import Replacing
 from paceline.supervisor.spares import WarmSpares
 from paceline.supervisor.supervision import Outcome, Wake
@@ -195,29 +195,28 @@ class WorkerWatch:
     # --- starting
 
     def _start(self, commands: list[Command]) -> FailureReport | None:
-        cold: set[str] = set()
-        for given in commands:
-            # If one command found this spare busy, the others start without it: each wait for it takes time.
-            command = replace(given, spare="") if given.spare in cold else given
-            try:
-                started = self._nodes.start(command, self._launch.work_dir, self._shells[command.node_rank])
-            except EngineError:
-                raise  # the nodes cannot be reached; the error may be an OSError too, but the command is not at fault
-            except OSError as error:
-                return FailureReport(
+        failure = None
+        shells = dict(enumerate(self._shells))
+        for command, started in zip(
+            commands, all_started(self._nodes, commands, self._launch.work_dir, shells), strict=False
+        ):
+            if isinstance(started, EngineError):
+                raise started  # the nodes cannot be reached; the command is not at fault
+            if isinstance(started, OSError):
+                failure = failure or FailureReport(
                     cause="launcher",
-                    message=f"{command.argv[0]!r} could not be started: {error.strerror or error}.",
+                    message=f"{command.argv[0]!r} could not be started: {started.strerror or started}.",
                     attempt=self._launch.attempt,
                     see=logs_command(self._launch.run_id),
                 )
+                continue
             self._started[started.pid, command.node_rank] = started
             self._has_launcher = self._has_launcher or command.is_launcher
             if started.cold and self._launch.attempt > 1:
-                cold.add(command.spare)
                 say(f"rank {command.ranks[0]} starts cold: {started.cold}")
             if not command.is_launcher:
                 self._pids[command.ranks[0]] = started.pid
-        return None
+        return failure
 
     # --- watching
 

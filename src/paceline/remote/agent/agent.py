@@ -159,10 +159,30 @@ class Agent:
         return None
 
     def _op_start(self, header: Header, data: bytes) -> Header:
-        env = {**({} if header["exact"] else os.environ), **header["env"]}
+        return self._start(header, {**({} if header["exact"] else os.environ), **header["env"]})
+
+    def _start(self, header: Header, env: dict[str, str]) -> Header:
         values = {name: header[name] for name in ("argv", "spare", "is_spare", "log", "tag")}
         pid, cold = self._commands.start_worker(**values, env=env, cwd=header["cwd"] or None)
         return {"pid": pid, "cold": cold}
+
+    def _op_start_all(self, header: Header, data: bytes) -> Header:
+        """Start several commands, whose environments differ little. Answer with a pid or an error for each."""
+        started: list[Header] = []
+        cold: set[str] = set()
+        for one in header["commands"]:
+            # If one command found this spare busy, the others start without it: each wait for it takes time.
+            spare = "" if one["spare"] in cold else one["spare"]
+            try:
+                told = self._start({**header, **one, "spare": spare, "tag": ""}, {**header["env"], **one["env"]})
+                started.append(told)
+                cold |= {spare} if told["cold"] else set()
+            except OSError as error:
+                path = error.filename
+                text = error.strerror or str(error)
+                named = path if isinstance(path, str) else None
+                started.append({"error": [error.errno or errno.EIO, text, named]})
+        return {"started": started}
 
     def _op_run(self, header: Header, data: bytes) -> None:
         self._commands.run(header["id"], header["argv"], data)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.remote.link.link import Link
 
 
-#: Seconds for nodes to answer what takes them no time.
+#: Seconds for nodes to start their commands.
 _START_S = 20.0
 #: Seconds for which the answer whether a process is alive is reused.
 _FRESH_S = 0.3
@@ -145,16 +145,45 @@ class AgentNodes:
             self._copies.follow(attempt)
 
     def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
-        link = self._links[command.node_rank]
-        if command.shells:
-            assert self._calls is not None, "send comes first"
-            self._calls.shells = {shell.node_rank: shell for shell in command.shells}
+        environment = self._environment(command, shell)
         try:
-            environment = {**command.defaults, **shell, **command.environment}
-            pid, cold = link.start_worker(command, environment, str(work_dir))
+            pid, cold = self._links[command.node_rank].start_worker(command, environment, str(work_dir))
         except LinkError as error:
             raise OSError(errno.EHOSTUNREACH, str(error)) from error
         return self._noted(command, pid, cold)
+
+    def start_all(
+        self, commands: Sequence[Command], work_dir: Path, shells: Mapping[int, Mapping[str, str]]
+    ) -> list[StartedCommand | OSError]:
+        """Start commands with one request to each node. Return the results or errors of `start`.
+
+        shells: Node rank -> the environment below the commands' own.
+        """
+        of_node: dict[int, list[Command]] = {}
+        for command in commands:
+            of_node.setdefault(command.node_rank, []).append(command)
+        asked = {
+            self._links[rank]: _to_start(mine, [self._environment(one, shells[rank]) for one in mine], str(work_dir))
+            for rank, mine in of_node.items()
+        }
+        found: dict[int, StartedCommand | OSError] = {}
+        timeout_s = _START_S * max(map(len, of_node.values()))
+        answers = ask_each(list(asked), "start_all", timeout_s, asked.__getitem__)
+        for mine, answer in zip(of_node.values(), answers, strict=True):
+            if isinstance(answer, Exception):
+                found |= {id(command): OSError(errno.EHOSTUNREACH, str(answer)) for command in mine}
+                continue
+            for command, told in zip(mine, answer["started"], strict=True):
+                error = OSError(*told["error"]) if "error" in told else None
+                found[id(command)] = error or self._noted(command, int(told["pid"]), str(told["cold"]))
+        return [found[id(command)] for command in commands]
+
+    def _environment(self, command: Command, shell: Mapping[str, str]) -> dict[str, str]:
+        """Return a command's whole environment, and let its nodes call the shells that it needs."""
+        if command.shells:
+            assert self._calls is not None, "send comes first"
+            self._calls.shells = {one.node_rank: one for one in command.shells}
+        return {**command.defaults, **shell, **command.environment}
 
     def _noted(self, command: Command, pid: int, cold: str) -> StartedCommand:
         """Note that a command runs."""
@@ -305,6 +334,25 @@ class AgentNodes:
             path = f"/tmp/{name}"
             found = ask_each(self._links, "scratch", _START_S, lambda link: {"path": path})
         return path, str(all_or_error(self._links, found, f"{path} can't be made")[0]["socket"])
+
+
+def _to_start(commands: Sequence[Command], environments: Sequence[dict[str, str]], cwd: str) -> dict[str, object]:
+    """Return the request to start commands on one node, with equal variables once."""
+    common = dict(set(environments[0].items()).intersection(*(one.items() for one in environments[1:])))
+    return {
+        "env": common,
+        "cwd": cwd,
+        "commands": [
+            {
+                "argv": command.argv,
+                "log": str(command.log),
+                "env": dict(env.items() - common.items()),
+                "spare": command.spare,
+                "is_spare": command.is_spare,
+            }
+            for command, env in zip(commands, environments, strict=True)
+        ],
+    }
 
 
 def _with_network(node: Node, link: Link) -> Node:
