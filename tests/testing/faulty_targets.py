@@ -34,6 +34,9 @@ class DeafNodes(AgentNodes):
     def signal(self, pid: int, node_rank: int, number: int) -> bool:
         return True
 
+    def signal_all(self, pids: Any, numbers: Any) -> None:
+        pass
+
 
 class Deaf(_Faulty):
     """Passes no signal on: nobody gets a grace period."""

@@ -142,6 +142,17 @@ def all_started(
         yield started
 
 
+def send_signals(nodes: Nodes, pids: Mapping[int, Sequence[int]], numbers: Sequence[int]) -> None:
+    """Send signals, in this order, to processes that are given by their nodes' ranks."""
+    if (send := getattr(nodes, "signal_all", None)) is not None:
+        send(pids, numbers)
+        return
+    for rank, mine in pids.items():
+        for pid in mine:
+            for number in numbers:
+                nodes.signal(pid, rank, number)
+
+
 def from_here(run: Supervision, verb: str) -> NodeOutcome:
     """Run `verb`, "check" or "store", on the supervisor's own machine for remote nodes."""
     nodes = ThisHost()

@@ -39,7 +39,7 @@ from paceline.supervisor.execute import ExecCommands
 from paceline.supervisor.in_containers import beside_worker, left_its_container
 from paceline.supervisor.logs import LogWatch, NewFiles
 from paceline.supervisor.node_watches import DiskWatch, ResizeWatch
-from paceline.supervisor.nodes import all_started
+from paceline.supervisor.nodes import all_started, send_signals
 from paceline.supervisor.replacing import Replacing
 from paceline.supervisor.spares import WarmSpares
 from paceline.supervisor.supervision import Outcome, Wake
@@ -402,11 +402,12 @@ class WorkerWatch:
         self._ending_since = self._ending_since or time.monotonic()
         self._look()
         living = self._living()
+        pids: dict[int, list[int]] = {}
         for rank in living:
             self._asked.setdefault(rank, time.time())
-            self._nodes.signal(self._pids[rank], self._places[rank].node_rank, signal.SIGTERM)
-            # A stopped process (SIGSTOP, a debugger) handles SIGTERM only after SIGCONT.
-            self._nodes.signal(self._pids[rank], self._places[rank].node_rank, signal.SIGCONT)
+            pids.setdefault(self._places[rank].node_rank, []).append(self._pids[rank])
+        # A stopped process (SIGSTOP, a debugger) handles SIGTERM only after SIGCONT.
+        send_signals(self._nodes, pids, (signal.SIGTERM, signal.SIGCONT))
         if not living and self._has_launcher and self._launcher_code is None and not self._pids:
             for pid, node_rank in self._started:
                 self._nodes.signal(pid, node_rank, signal.SIGTERM)

@@ -288,6 +288,22 @@ def test_processes_are_probed_and_signaled_on_their_node(make_nodes, run_folder,
     assert nodes.loads({1: asked})[1]["ranks"]["1"]["pid"] == os.getpid()
 
 
+def test_signals_reach_all_processes_of_all_nodes(make_nodes, run_folder, library):
+    nodes = make_nodes(2)
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    pids = {
+        rank: [nodes.start(command(seen, "exec sleep 600", rank=rank), seen.run_dir, nodes.shell(rank)).pid]
+        for rank in (0, 1)
+    }
+    for number in (signal.SIGSTOP, signal.SIGTERM):
+        nodes.signal_all(pids, [number])
+    assert nodes.ended() == []
+    nodes.signal_all(pids, [signal.SIGCONT])
+    found = ended(nodes, 2)
+    assert {(end.node_rank, end.pid, end.exit_code) for end in found} == {(0, pids[0][0], 143), (1, pids[1][0], 143)}
+
+
 def test_process_of_the_run_started_by_others_is_signaled(make_nodes, run_folder, library):
     # Story: workers in docker's containers are its daemon's children, and mpirun's were never told to end.
     nodes = make_nodes()

@@ -205,9 +205,12 @@ class Agent:
 
     def _op_signal(self, header: Header, data: bytes) -> Header:
         # Signal only descendants, and the run's processes that a container engine has started: a pid may be reused.
-        pid = header["pid"]
-        is_ours = pid in self._ours() or pid in processes.belonging("PACELINE_RUN_ID", header["run_id"])
-        return {"ok": is_ours and processes.send(pid, header["number"])}
+        ours = set(self._ours())
+        if not ours.issuperset(header["pids"]):
+            ours.update(processes.belonging("PACELINE_RUN_ID", header["run_id"]))
+        pids = [pid for pid in header["pids"] if pid in ours]
+        sent = [processes.send(pid, number) for pid in pids for number in header["numbers"]]
+        return {"ok": any(sent)}
 
     def _op_alive(self, header: Header, data: bytes) -> Header:
         return {"ok": processes.is_alive(header["pid"])}

@@ -226,9 +226,15 @@ class Link(LinkFiles):
         wait: Wait for the agent's answer; otherwise return True at once.
         """
         if not wait:
-            self._connection.out.put({"op": "signal", "pid": pid, "number": int(number), "run_id": run_id})
+            self.signal_all([pid], [number], run_id=run_id)
             return True
-        return bool(self._connection.ask("signal", timeout_s=3.0, pid=pid, number=int(number), run_id=run_id)[0]["ok"])
+        asked = self.send("signal", {"pids": [pid], "numbers": [int(number)], "run_id": run_id})
+        return bool(self.answer(asked, "signal", 3.0)["ok"])
+
+    def signal_all(self, pids: Sequence[int], numbers: Sequence[int], *, run_id: str) -> None:
+        """Send signals to processes below the agent, in this order, by one frame and without waiting."""
+        numbers = list(map(int, numbers))
+        self._connection.out.put({"op": "signal", "pids": list(pids), "numbers": numbers, "run_id": run_id})
 
     def is_alive(self, pid: int) -> bool:
         """Return whether a process exists on the node."""

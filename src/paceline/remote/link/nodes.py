@@ -209,6 +209,13 @@ class AgentNodes:
         except (LinkError, OSError):
             return link.lost is None  # the node is slow, but the signal may still arrive
 
+    def signal_all(self, pids: Mapping[int, Sequence[int]], numbers: Sequence[int]) -> None:
+        """Send signals to processes, given by their nodes' ranks, by one frame to each node."""
+        run_id = self._folder.run_id if self._folder else ""
+        for rank, mine in pids.items():
+            left = [pid for pid in mine if (rank, pid) not in self._over]
+            self._links[rank].signal_all(left, numbers, run_id=run_id)
+
     def is_alive(self, pid: int, node_rank: int) -> bool:
         if (node_rank, pid) in self._over or self._links[node_rank].lost:
             return False

@@ -313,7 +313,8 @@ class SimAgent(Agent):
         return SimMirror(header, self._out, self._node)
 
     def _op_signal(self, header: Header, data: bytes) -> Header:
-        return {"ok": self._node.commands.signal(header["pid"], header["number"])}
+        sent = [self._node.commands.signal(pid, number) for pid in header["pids"] for number in header["numbers"]]
+        return {"ok": any(sent)}
 
     def _op_alive(self, header: Header, data: bytes) -> Header:
         return {"ok": self._node.commands.is_alive(header["pid"])}
