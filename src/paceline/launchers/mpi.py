@@ -159,7 +159,7 @@ def _of_library(first: OpenMpi, others: Iterator[OpenMpi], python: str) -> OpenM
 
 
 def _open_mpis(candidates: Iterable[str | None], seen: list[str]) -> Iterator[OpenMpi]:
-    """Yield the programs that are an mpirun of Open MPI 4 or later. `seen` collects texts on the other programs."""
+    """Yield each mpirun of Open MPI 4 or later. `seen` collects texts on other programs."""
     for candidate in candidates:
         if candidate is None or not os.access(candidate, os.X_OK):
             continue
@@ -242,7 +242,7 @@ def _workers(launch: Launch) -> list[str]:
 
 
 def _differ_by_rank(launch: Launch) -> bool:
-    """Return whether workers of a node have different values besides ranks: their own GPU or part of the data."""
+    """Return whether workers of a node differ in more than ranks: in their GPU or part of the data."""
     own_gpus = launch.job.gpu_visibility == "worker" and bool(launch.nodes[0].gpus)
     return own_gpus or bool(launch.prepared[0].inputs_by_rank)
 

@@ -247,7 +247,7 @@ def prepare_container(
 
 
 def _kept(environment: EnvironmentSpec, layer: Layer) -> dict[str, object]:
-    """Return the environment's record for the run, in the form of other environments."""
+    """Return a layer's record for the run, in the form of other environments' records."""
     from paceline.containers import key_of
 
     return {

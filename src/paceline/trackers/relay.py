@@ -212,7 +212,7 @@ class _Server:
         self._key = ""
 
     def open(self, key: str | None) -> str:
-        """Return the id of the run there, and store its parameters and tags. Find or create the run if `key` is None."""
+        """Store the run's parameters and tags, and return its id there. If `key` is None, find or create it."""
         self._key = key or self._call(self._find_or_create)
         self._call(self._describe)
         return self._key

@@ -133,7 +133,7 @@ def translated(error: BaseException, record: StoreRecord, secrets: Secrets, what
 
 def chain(error: BaseException) -> Iterator[BaseException]:
     """Yield the error and its causes."""
-    # A context that was set by hand may form a cycle.
+    # Stop at a known error: a `__context__` that was set by hand may form a cycle.
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

@@ -48,7 +48,7 @@ Outcome = Literal["new", "grown", "unchanged", "broken"]
 
 
 class ImportedRun(TypedDict):
-    """A run in the report. run_id: None if nothing could be read."""
+    """A run in the report of an import. run_id: None if nothing could be read."""
 
     key: str
     run_id: str | None
@@ -157,7 +157,7 @@ class Adopter:
         return f"{self._tracker}:{key}"
 
     def remember(self, old: OldRun) -> None:
-        """Choose the id of a run, before its children name it: its experiment, start, and a digest of its key."""
+        """Choose the run's id, before its children name it: experiment, start, and a digest of its key."""
         there = self._find(old.key)
         experiment = self._experiment or plain_experiment_name(old.experiment)
         made = f"{experiment}_{int(_time(old.started_s) or 0)}_{self._digest(old.key)}"

@@ -33,7 +33,7 @@ HEADER = struct.pack("<4sHB", b":W&B", 0xBEE1, 0)
 _BLOCK_BYTES = 1 << 15
 _FRAME = struct.Struct("<IHB")
 _FULL, _FIRST, _LAST = 1, 2, 4
-#: Fields of a Record, of which each record has one beside its number.
+#: Fields of a Record message. Each message has its number and one of these fields.
 HISTORY, SUMMARY, CONFIG, RUN, EXIT = 2, 3, 5, 17, 18
 _MEDIA = "_type"
 
@@ -227,7 +227,7 @@ def _put(values: dict[str, object], path: list[str], value: object) -> None:
 
 
 def records(path: Path, note: Callable[[str], object] = str) -> Iterator[tuple[int, bytes]]:
-    """Yield the kind and the content of each whole record. Pass a sentence to `note` for a torn or damaged rest.
+    """Yield kind and content of each whole record. Pass a sentence on a damaged rest to `note`.
 
     Raises:
         OSError: The file can't be read.

@@ -98,7 +98,7 @@ def _sign(order_by: Sequence[str] | None) -> int:
 
 
 def _start_ms(facts: RunFacts) -> int:
-    """Return the start as `view.run` does."""
+    """Return a run's start in milliseconds, equal to that of `view.run`."""
     return int(1000 * (facts.started or facts.created or 0))
 
 

@@ -168,7 +168,7 @@ class _Visitor(ast.NodeVisitor):
         return (found,) if isinstance(found, type) else ()
 
     def _made(self, node: ast.AST) -> tuple[type, ...]:
-        """Return the classes an expression may be an instance of, if the text tells."""
+        """Return the classes that an expression may be an instance of; none if unknown."""
         if isinstance(node, ast.Name):
             return self._held.get(node.id, ())
         if not isinstance(node, ast.Call):

@@ -49,7 +49,7 @@ EnvironmentDefinition = Environment
 
 
 class MpiConfiguration(Strict):
-    """Open MPI workers: `process_count_per_node` on each of `node_count` nodes."""
+    """Settings for Open MPI workers: `process_count_per_node` on each of `node_count` nodes."""
 
     def __init__(self, process_count_per_node: int = 1, node_count: int = 1) -> None:
         self.process_count_per_node = process_count_per_node
@@ -57,7 +57,7 @@ class MpiConfiguration(Strict):
 
 
 class PyTorchConfiguration(Strict):
-    """Workers with torch's environment variables.
+    """Settings for workers with torch's environment variables.
 
     Args:
         process_count: Total number of processes; None starts one on each node.
@@ -73,7 +73,7 @@ class PyTorchConfiguration(Strict):
 
 
 class TensorflowConfiguration(Strict):
-    """Workers with `TF_CONFIG`; without parameter servers, for MultiWorkerMirroredStrategy."""
+    """Settings for workers with `TF_CONFIG`: for parameter servers, or for MultiWorkerMirroredStrategy."""
 
     def __init__(self, worker_count: int = 1, parameter_server_count: int = 1) -> None:
         self.worker_count = worker_count
@@ -136,7 +136,7 @@ class HistoryConfiguration(Strict):
 
 
 class SparkConfiguration(Strict):
-    """Accepted; Paceline has no Spark."""
+    """Settings for Spark, accepted without effect."""
 
     def __init__(self) -> None:
         self.configuration: dict[str, object] = {}
@@ -155,7 +155,7 @@ class _Vm(Strict):
 
 
 class _Container(Strict):
-    """Azure's container instances of 2018: accepted without effect."""
+    """Settings for Azure's container instances of 2018, accepted without effect."""
 
     def __init__(self) -> None:
         self.region: str | None = None

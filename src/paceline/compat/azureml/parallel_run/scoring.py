@@ -191,7 +191,7 @@ def _rows(result: Any) -> tuple[list[str], int]:
         UserErrorException: The result is neither a list nor a frame.
     """
     if hasattr(result, "to_csv"):
-        # The service writes frames with spaces between columns and no header.
+        # Azure's service writes frames with spaces between columns and no header.
         return result.to_csv(sep=" ", header=False, index=False).splitlines(), len(result)
     if isinstance(result, (str, bytes, dict)) or not hasattr(result, "__len__") or not hasattr(result, "__iter__"):
         raise UserErrorException(f"run() returned a {type(result).__name__}; it must be a list or a DataFrame.")

@@ -42,7 +42,7 @@ _log = logging.getLogger("paceline.azureml")
 
 
 class Mpi(MpiConfiguration):
-    """Open MPI workers."""
+    """Settings for Open MPI workers."""
 
     def __init__(self, process_count_per_node: int = 1) -> None:
         super().__init__(process_count_per_node)
@@ -52,7 +52,7 @@ class Mpi(MpiConfiguration):
 
 
 class ParameterServer(TensorflowConfiguration):
-    """Workers and parameter servers."""
+    """Settings for workers and parameter servers of TensorFlow."""
 
     def __init__(self, worker_count: int = 1, parameter_server_count: int = 1) -> None:
         super().__init__(worker_count, parameter_server_count)
@@ -62,14 +62,14 @@ class ParameterServer(TensorflowConfiguration):
 
 
 class Gloo:
-    """torch's gloo backend."""
+    """Settings for workers with torch's gloo backend."""
 
     def __str__(self) -> str:
         return "gloo"
 
 
 class Nccl:
-    """torch's nccl backend."""
+    """Settings for workers with torch's nccl backend."""
 
     def __str__(self) -> str:
         return "nccl"

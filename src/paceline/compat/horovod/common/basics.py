@@ -1,4 +1,4 @@
-"""Lifecycle, topology, and the capabilities of this build."""
+"""Horovod's calls to start and shut down, and to ask for ranks, sizes and capabilities."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class HostInfo:
 
 @dataclass
 class SlotInfo:
-    """The place of one rank."""
+    """The host of one rank, and its global, local and cross rank and size."""
 
     hostname: str
     rank: int
