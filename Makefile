@@ -38,7 +38,7 @@ coverage: .venv/.ready
 	$(BIN)/python -m pytest --quick -n 2 -q -r fE --cov --cov-report html --cov-report term:skip-covered $(CHECK)
 
 # The quick tests with the oldest versions of all packages that pyproject.toml allows, in an environment of their own.
-LOWEST := .[torch,mpi,ray,kubernetes,s3,azure,gcs,sftp,http,keyring,tabular,tune,serve,ui,mlflow,tensorboard,lowest]
+LOWEST := .[torch,mpi,ray,kubernetes,s3,azure,gcs,sftp,http,keyring,notify,tabular,tune,serve,ui,mlflow,tensorboard,lowest]
 lowest:
 	$(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --upgrade pip uv

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from paceline.errors import JobError
 from paceline.job.job import Job
-from paceline.job.notify import check_commands, place_of
+from paceline.job.notify import check_programs, place_of
 from tests.helpers import make_job
 
 SECRET = "https://hooks.slack.com/services/T0/B0/abcdef"
@@ -24,11 +25,24 @@ SECRET = "https://hooks.slack.com/services/T0/B0/abcdef"
         (["mail:ann"], "is not an address"),
         (["mail:-t@b.c"], "is not an address"),
         (["mail:a@b.c\nBcc: d@e.f"], "is not an address"),
+        (["apprise:tgram:1/2"], "apprise:env:VARIABLE"),
         (["command:"], "has no command"),
         (["command:'a"], "No closing quotation"),
         (["pager:1"], "'pager' is unknown"),
     ],
-    ids=["text", "number", "no place", "half a place", "name", "option", "header", "nothing", "quote", "unknown"],
+    ids=[
+        "text",
+        "number",
+        "no place",
+        "half a place",
+        "no place of apprise",
+        "name",
+        "option",
+        "header",
+        "nothing",
+        "quote",
+        "unknown",
+    ],
 )
 def test_invalid_notify_value_is_refused_with_the_rule(given: object, rule: str) -> None:
     with pytest.raises(JobError) as error:
@@ -67,8 +81,16 @@ def test_a_command_that_is_not_there_is_named_before_anything_starts(tmp_path: P
     program = tmp_path / "told.sh"
     program.write_text("#!/bin/sh\n")
     with pytest.raises(JobError, match=r"told\.sh' is not there, or can't be run \(chmod \+x\)"):
-        check_commands([f"command:{program}"])
+        check_programs([f"command:{program}"], is_here=True)
     program.chmod(0o755)
-    check_commands([f"command:{program} --all", "command:sh -c true", "mail:a@b.c"])
+    check_programs([f"command:{program} --all", "command:sh -c true", "mail:a@b.c"], is_here=True)
     with pytest.raises(JobError, match="'no-such-program' is not a program on the PATH"):
-        check_commands(["command:no-such-program"])
+        check_programs(["command:no-such-program"], is_here=True)
+    check_programs(["command:no-such-program"], is_here=False)  # another machine may have it
+
+
+def test_apprise_without_its_package_is_refused_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    check_programs(["ntfy:env:TOPIC"], is_here=True)
+    with pytest.raises(JobError, match=r"pip install 'paceline\[notify\]'"):
+        check_programs(["mail:a@b.c", "apprise:env:MATRIX"], is_here=False)

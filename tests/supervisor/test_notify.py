@@ -27,7 +27,7 @@ def name_of(folder: RunFolder) -> str | None:
 
 
 class Hooks(HTTPServer):
-    """Keeps what is posted; answers 500 to /broken."""
+    """Keeps what is posted; answers 500 to /broken, and otherwise what a Matrix server says to a login and a join."""
 
     def __init__(self) -> None:
         self.got: list[tuple[str, Any]] = []
@@ -38,10 +38,13 @@ class Hooks(HTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         assert isinstance(self.server, Hooks)
-        data = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.got.append((self.path, json.loads(data)))
+        data = self.rfile.read(int(self.headers["Content-Length"] or 0)).decode()
+        self.server.got.append((self.path, json.loads(data) if data[:1] == "{" else data))
         self.send_response(500 if self.path == "/broken" else 200)
         self.end_headers()
+        self.wfile.write(b'{"access_token": "t", "home_server": "h", "user_id": "@u:h", "room_id": "!lab:h"}')
+
+    do_PUT = do_POST  # noqa: N815 - the name is http.server's
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -71,7 +74,7 @@ def test_notifications_have_the_form_of_each_service(
         program.write_text(f"#!/bin/sh\n{text}\n")
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    hook = {kind: f"{kind}:env:{kind.upper()}" for kind in ("slack", "teams", "webhook")}
+    hook = {kind: f"{kind}:env:{kind.upper()}" for kind in ("slack", "teams", "webhook", "ntfy")}
     told = tmp_path / "told"
     wanted = [
         *hook.values(),
@@ -102,6 +105,7 @@ def test_notifications_have_the_form_of_each_service(
     assert "line 12" not in got["/slack"]["text"]  # the first 15 lines of the report
     card = got["/teams"]["attachments"][0]["content"]
     assert [block["type"] for block in card["body"]] == ["TextBlock", "TextBlock", "FactSet"]
+    assert got["/ntfy"].startswith(f"{name_of(folder)}: Failed\n\nValueError: <b> & co\n")
     assert got["/webhook"]["failure"] == {"cause": "exception", "message": "ValueError: <b> & co"}
     mail = (tmp_path / "mail").read_text()
     assert f"Subject: {name_of(folder)}: Failed" in mail
@@ -117,6 +121,38 @@ def test_notifications_have_the_form_of_each_service(
         "its URL is not in the run's folder any more.",
     ]
     assert not any("/secret" in text or hooks.url in text for text in wrong)
+
+
+@pytest.mark.promise("whoever-wants-know-told-run")
+def test_apprise_sends_to_further_services_and_shows_no_url(
+    tmp_path: Path, hooks: Hooks, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("apprise")
+    host = hooks.url.removeprefix("http://")
+    urls = {
+        "apprise:env:NTFY": f"ntfy://{host}/topic",
+        "apprise:env:MATRIX": f"matrix://ann:hidden@{host}/!lab:h",
+        "apprise:env:BROKEN": f"json://ann:hidden@{host}/broken",
+        "apprise:env:NOBODY": "json://ann:hidden@127.0.0.1:1",
+        "apprise:env:BAD": "nosuch://hidden",
+    }
+    folder, fd = make_run(tmp_path / "runs", job=make_job(notify=list(urls)))
+    os.close(fd)
+    report = FailureReport(cause="exception", message="ValueError: <b> & co")
+    record = store.change(folder, store.stored(folder), states.FAILED, failure=report, exit_code=1)
+    wrong = notify.tell(folder, record, {f"notify {one}": url for one, url in urls.items()})
+
+    [ntfy] = [got for _, got in hooks.got if isinstance(got, dict) and got.get("topic") == "topic"]
+    assert ntfy["title"] == f"{name_of(folder)}: Failed"
+    assert ntfy["message"].startswith("ValueError: <b> & co\n\nrun: ")
+    [matrix] = [got for path, got in hooks.got if "/send/m.room.message" in path]
+    assert "ValueError: <b> & co" in matrix["body"]
+    assert [text.rpartition("): ")[2] for text in wrong] == [
+        "it answered 500.",
+        "apprise could not deliver the message.",
+        "apprise knows no service with this URL.",
+    ]
+    assert "hidden" not in "".join([*wrong, *capfd.readouterr()])
 
 
 @pytest.mark.promise("whoever-wants-know-told-run")

@@ -236,8 +236,8 @@ RUN = (
     ),
     VerbOption(
         "--notify",
-        "Receiver of a message at the run's end: mail:ADDRESS, command:WORDS, or slack:, teams:, webhook: and the "
-        "place of a URL, such as env:SLACK_URL; may be repeated.",
+        "Receiver of a message at the run's end: mail:ADDRESS, command:WORDS, or slack:, teams:, webhook:, "
+        "ntfy:, apprise: and the place of a URL, such as env:SLACK_URL; may be repeated.",
         "RECEIVER",
         list,
         key="notify",

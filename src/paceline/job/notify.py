@@ -1,8 +1,9 @@
 """Check notifications of a run's end: their forms, and which parts may be recorded.
 
-    slack:env:SLACK_URL     teams:keyring:hooks/me     webhook:file:~/.hook     mail:ann@example.com     command:./told.sh --all
+    slack:env:SLACK_URL     teams:keyring:hooks/me     webhook:file:~/.hook     ntfy:env:TOPIC_URL     apprise:env:MATRIX_URL
+    mail:ann@example.com    command:./told.sh --all
 
-A webhook's URL is a secret: everybody who has it can post there. So a job names the URL's source, as for secrets.
+Such a URL is a secret: everybody who has it can post there. So a job names the URL's source, as for secrets.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from paceline.errors import JobError
 from paceline.job.secret_values import hidden, is_place
 
 #: Forms of notifications whose address is a secret.
-HOOKS = ("slack", "teams", "webhook")
-FORMS = "slack:PLACE, teams:PLACE, webhook:PLACE, mail:ADDRESS, command:WORDS"
+HOOKS = ("slack", "teams", "webhook", "ntfy", "apprise")
+FORMS = f"{', '.join(f'{kind}:PLACE' for kind in HOOKS)}, mail:ADDRESS, command:WORDS"
 
 _ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"-][^\s@,;:<>()\[\]\\\"]*@[^\s@,;:<>()\[\]\\\"]+")
 
@@ -38,13 +39,19 @@ def check_notify(given: object) -> tuple[str, ...]:
     return tuple(_absolute(one) for one in given)
 
 
-def check_commands(notify: Sequence[str]) -> None:
-    """Check commands for a run whose supervisor is on this machine.
+def check_programs(notify: Sequence[str], *, is_here: bool) -> None:
+    """Check that the package and the commands that send the notifications are installed.
+
+    is_here: Whether the run's supervisor is on this machine, whose commands it starts.
 
     Raises:
-        JobError: A command is missing, or cannot be run.
+        JobError: The package is missing, or a command is missing or cannot be run.
     """
-    for one in notify:
+    import importlib.util
+
+    if any(one.startswith("apprise:") for one in notify) and importlib.util.find_spec("apprise") is None:
+        raise JobError("apprise: in notify needs the package apprise: pip install 'paceline[notify]'.")
+    for one in notify if is_here else ():
         kind, _, rest = one.partition(":")
         program = shlex.split(rest)[0] if kind == "command" else ""
         if program and shutil.which(program) is None:

@@ -14,7 +14,7 @@ from paceline.errors import DataError, EnvironmentSpecError, JobError
 from paceline.job.data_reference import DataReference
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
-from paceline.job.notify import check_commands
+from paceline.job.notify import check_programs
 from paceline.job.sizes import range_text
 from paceline.launchers import get_launcher
 from paceline.system import processes
@@ -62,8 +62,7 @@ def check_on(job: Job, workspace_dir: Path, described: configured.Configured, ta
                 f"node_count={range_text(*job.node_range)}: compute target {job.compute_target!r} is of kind {described.kind}, "
                 "whose runs keep their size. Write one number, or choose another target."
             )
-    if is_here:
-        check_commands(job.notify)
+    check_programs(job.notify, is_here=is_here)
     target.check(job)
     get_launcher(job.launcher).check(job)
     environment = job.environment

@@ -1,7 +1,7 @@
 """Send notifications of a run's end: webhooks, sendmail and commands, in parallel, each at most a minute.
 
 Slack: https://api.slack.com/messaging/webhooks. Teams: an Adaptive Card, for the workflows that replaced connectors,
-https://learn.microsoft.com/power-automate/teams/create-adaptive-cards.
+https://learn.microsoft.com/power-automate/teams/create-adaptive-cards. ntfy: https://docs.ntfy.sh/publish/.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from email.message import EmailMessage
 
@@ -73,8 +73,12 @@ class Said:
 
     def text(self) -> str:
         """Return the message as plain text."""
+        return f"{self.title}\n\n{self.body()}"
+
+    def body(self) -> str:
+        """Return the message as plain text without its title."""
         facts = "\n".join(f"{name}: {value}" for name, value in self.facts.items() if value)
-        return "\n\n".join(part for part in (self.title, self.report, facts) if part)
+        return f"{self.report}\n\n{facts}" if self.report else facts
 
     def to_json(self) -> dict[str, object]:
         record = self.record
@@ -122,7 +126,12 @@ def teams_message(said: Said) -> dict[str, object]:
     }
 
 
-_MESSAGES = {"slack": slack_message, "teams": teams_message, "webhook": Said.to_json}
+_MESSAGES: dict[str, Callable[[Said], object]] = {
+    "slack": slack_message,
+    "teams": teams_message,
+    "webhook": Said.to_json,
+    "ntfy": Said.text,
+}
 
 
 def _told(one: str, said: Said, address: str | None) -> str | None:
@@ -135,18 +144,42 @@ def _told(one: str, said: Said, address: str | None) -> str | None:
             return _command(shlex.split(rest), said)
         if address is None:
             return "its URL is not in the run's folder any more."
-        return _post(address, _MESSAGES[kind](said))
+        return _apprise(address, said) if kind == "apprise" else _post(address, _MESSAGES[kind](said))
     # Catch every error: no error may change the run's end.
     except Exception as error:
         return f"{type(error).__name__}."
 
 
-def _post(url: str, message: Mapping[str, object]) -> str | None:
+def _apprise(url: str, said: Said) -> str | None:
+    import logging
+    import re
+
+    import apprise
+
+    # Its warnings may contain the URL: without a handler of its own, Python prints them.
+    log = logging.getLogger("apprise")
+    if log.propagate:
+        log.propagate = False
+        log.addHandler(logging.NullHandler())
+    sender = apprise.Apprise()
+    if not sender.add(url):
+        return "apprise knows no service with this URL."
+    text = apprise.NotifyFormat.TEXT
+    result = sender.notify(said.body(), title=said.title, body_format=text, timeout=_COMMAND_S)
+    if result:
+        return None
+    codes = re.findall(r"error=(\d{3})\b", " ".join(entry.message for entry in result.logs()))
+    return f"it answered {codes[0]}." if codes else "apprise could not deliver the message."
+
+
+def _post(url: str, message: object) -> str | None:
     if not url.startswith(("https://", "http://")):
         return "what lies there is no URL of http or https."
-    headers = {"Content-Type": "application/json", "User-Agent": "paceline"}
+    is_text = isinstance(message, str)
+    headers = {"Content-Type": "text/plain" if is_text else "application/json", "User-Agent": "paceline"}
+    data = str(message) if is_text else json.dumps(message)
     try:
-        request = urllib.request.Request(url, data=json.dumps(message).encode(), headers=headers, method="POST")
+        request = urllib.request.Request(url, data=data.encode(), headers=headers, method="POST")
         with urllib.request.urlopen(request, timeout=_HOOK_S):
             return None
     except urllib.error.HTTPError as error:
