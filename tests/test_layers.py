@@ -113,7 +113,7 @@ THIRD_PARTY = {
     **dict.fromkeys(("uv", "rattler"), "environments"),
     "packaging": "environments compat",
     "IPython": "runs sweeps",
-    "apprise": "supervisor",
+    "apprise": "runs",
     # Where secrets and commands travel through a datastore.
     "cryptography": "targets",
     # The requests to a Kubernetes cluster.

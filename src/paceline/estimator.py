@@ -33,6 +33,7 @@ from paceline.job.job import (
     Priority,
     Warm,
 )
+from paceline.job.notify import DEFAULT_EVENTS, NotifyEvent
 from paceline.job.secret_values import Secret
 from paceline.system import units
 from paceline.system.gaps import DEFAULT_LIMIT
@@ -90,7 +91,8 @@ class _Script:
             the others continue (needs max_restarts and "gloo").
         restart_on_exception: Also start again after an exception of the script itself.
         log_limit: How much of each worker's log is kept, its first and last parts: bytes, or such as "500MB". None or 0: all.
-        notify: Notifications at the run's end: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh", or a list.
+        notify: Receivers of messages: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh", or a list.
+        notify_on: Events that send messages: "start", "end", "failure", "hang", "quota" (the user is over quota), or a list.
         hang_seconds: Time without output, metrics or progress until the run counts as hanging; or such as "10m". 0: never.
         on_hang: Reaction to a hanging run: "report", "fail", or "restart" (needs max_restarts).
         warm: "auto" keeps the script's libraries loaded on each node for the next attempt; "off" starts each attempt cold.
@@ -134,6 +136,7 @@ class _Script:
     restart_on_exception: bool = False
     log_limit: int | str | None = DEFAULT_LIMIT
     notify: Sequence[str] | str | None = None
+    notify_on: Sequence[NotifyEvent] | NotifyEvent = DEFAULT_EVENTS
     hang_seconds: float | str | dt.timedelta = DEFAULT_HANG_S
     on_hang: OnHang = "report"
     warm: Warm = "auto"
@@ -237,6 +240,7 @@ class _Script:
             "restart_on_exception": self.restart_on_exception,
             "log_limit": log_limit(self.log_limit),
             "notify": (self.notify,) if isinstance(self.notify, str) else self.notify or (),
+            "notify_on": (self.notify_on,) if isinstance(self.notify_on, str) else self.notify_on,
             "hang_seconds": _seconds("hang_seconds", self.hang_seconds),
             "on_hang": self.on_hang,
             "warm": self.warm,

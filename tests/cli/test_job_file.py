@@ -67,6 +67,8 @@ def descriptions(draw: st.DrawFn, folder: Path) -> dict[str, Any]:
         "tags": st.dictionaries(NAMES, st.none() | WORDS, max_size=3),
     }
     said |= draw(st.fixed_dictionaries({}, optional=optional))
+    if said.get("notify"):
+        said["notify_on"] = draw(st.lists(st.sampled_from(["start", "failure"]), unique=True))
     if said.get("max_restarts"):
         said["restart_on_exception"] = draw(st.booleans())
     shape = draw(st.sampled_from(["one", "gloo", "ps"]))

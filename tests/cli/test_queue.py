@@ -84,10 +84,13 @@ def test_machine_is_shared_once_and_a_mistake_in_its_file_is_named(shared: Cli) 
 def test_run_over_its_quota_says_so(shared: Cli) -> None:
     path = shared.folder / "leases/paceline-share/shares.json"
     path.write_text('{"limits": {"*": {"gpus": 1}}}')
-    run_id = shared("submit", "--gpu", "-j", "2", "--backend", "gloo", "train.py").stdout.strip()
+    words = ["--notify", f"command:tee -a {shared.folder}/told", "--notify-on", "quota"]
+    run_id = shared("submit", *words, "--gpu", "-j", "2", "--backend", "gloo", "train.py").stdout.strip()
     record = shared.folder / ".paceline/runs" / run_id / "state.json"
     wait_for("holds 0 GPUs, asks for 2 more, and may hold 1 at once", record)
+    wait_for('"event": "quota".*: Queued, over quota: ', shared.folder / "told")
     assert "waits: " in (shown := shared("queue").stdout)
     assert "may hold 1 at once" in shown
     shared("cancel", "--wait", run_id)
+    assert (shared.folder / "told").read_text().count('"event"') == 1
     assert shared.json("queue")["targets"][0]["status"]["jobs"] == []

@@ -283,6 +283,8 @@ run t.py --python none
 run t.py --env 1A=3
 run t.py --env PACELINE_RUN_ID=1
 run t.py --notify x
+run t.py --notify mail:a@b.c --notify-on x
+run t.py --notify-on end
 run t.py --input 'a b=/tmp'
 run t.py --input a=/tmp --input a=/tmp
 run t.py --input a=/tmp,partition=ran
@@ -329,6 +331,7 @@ def test_error_speaks_of_options_and_not_of_parameters_in_python(in_process: InP
         "run t.py --gpu-visibility wroker": "worker",
         "run t.py --on-hang fial": "fail",
         "run t.py --on-failure replase": "replace",
+        "run t.py --notify mail:a@b.c --notify-on faliure": "failure",
         "run t.py --input a=/tmp,partition=ran": "rank",
         "sweep run t.py --dry-run --param 'a=unifrom(0,1)' --metric m": "uniform",
         "sweep run t.py --dry-run --param a=1 --metric m --sampler gird": "grid",

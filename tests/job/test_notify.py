@@ -59,8 +59,23 @@ def test_a_url_is_refused_and_not_shown(given: str) -> None:
     assert "hooks.slack.com" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ("end", "is not a list of events"),
+        (["faliure"], "Did you mean 'failure'?"),
+        ([["end"]], "start, end, failure, hang, quota"),
+    ],
+    ids=["text", "misspelled", "list"],
+)
+def test_unknown_event_is_refused_with_the_known_ones(given: object, rule: str) -> None:
+    with pytest.raises(JobError) as error:
+        make_job(notify=["mail:a@b.c"], notify_on=given)
+    assert rule in str(error.value)
+
+
 def test_places_are_recorded_and_addresses_never_reach_a_worker() -> None:
-    job = make_job(notify=["slack:env:HOOK", "mail:a@b.c"], secrets={"TOKEN": "env:TOKEN"})
+    job = make_job(notify=["slack:env:HOOK", "mail:a@b.c"], notify_on=["failure"], secrets={"TOKEN": "env:TOKEN"})
     assert Job.from_json(job.to_json()) == job
     assert [place_of(one) for one in job.notify] == ["env:HOOK", None]
     values = {"TOKEN": "t", "notify slack:env:HOOK": SECRET}

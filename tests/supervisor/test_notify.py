@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from paceline.runs import states, store, tags_and_properties
+from paceline.runs import notify, states, store, tags_and_properties
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
-from paceline.supervisor import notify
+from paceline.runs.read import record as read_record
+from paceline.system.files import append_line, write_json
 from tests.cli.conftest import Cli, cli
 from tests.helpers import make_job, make_run
 
@@ -91,13 +93,13 @@ def test_notifications_have_the_form_of_each_service(
     )
     folder, fd = make_run(tmp_path / "runs", job=make_job(notify=wanted))
     os.close(fd)
-    record = store.change(folder, store.stored(folder), states.FAILED, failure=report, exit_code=1)
     addresses = {f"notify {one}": f"{hooks.url}/{kind}" for kind, one in hook.items()}
     addresses |= {
         "notify webhook:env:BROKEN": f"{hooks.url}/broken",
         "notify webhook:env:NOBODY": "http://127.0.0.1:1/secret",
     }
-    wrong = notify.tell(folder, record, addresses)
+    write_json(folder.secrets, addresses)
+    wrong = store.change(folder, store.stored(folder), states.FAILED, failure=report, exit_code=1).warnings
 
     got = dict(hooks.got)
     assert got["/slack"]["text"].startswith(f"*{name_of(folder)}: Failed*\n```ValueError: &lt;b&gt; &amp; co\n")
@@ -139,8 +141,8 @@ def test_apprise_sends_to_further_services_and_shows_no_url(
     folder, fd = make_run(tmp_path / "runs", job=make_job(notify=list(urls)))
     os.close(fd)
     report = FailureReport(cause="exception", message="ValueError: <b> & co")
-    record = store.change(folder, store.stored(folder), states.FAILED, failure=report, exit_code=1)
-    wrong = notify.tell(folder, record, {f"notify {one}": url for one, url in urls.items()})
+    write_json(folder.secrets, {f"notify {one}": url for one, url in urls.items()})
+    wrong = store.change(folder, store.stored(folder), states.FAILED, failure=report, exit_code=1).warnings
 
     [ntfy] = [got for _, got in hooks.got if isinstance(got, dict) and got.get("topic") == "topic"]
     assert ntfy["title"] == f"{name_of(folder)}: Failed"
@@ -192,9 +194,91 @@ def test_hang_is_notified_with_its_start_and_reason(tmp_path: Path, hooks: Hooks
     job = make_job(notify=["webhook:env:W"])
     folder, fd = make_run(tmp_path / "runs", status=states.RUNNING, job=job, hang=hang)
     os.close(fd)
-    assert notify.tell(folder, store.stored(folder), {"notify webhook:env:W": f"{hooks.url}/hook"}) == []
+    write_json(folder.secrets, {"notify webhook:env:W": f"{hooks.url}/hook"})
+    assert notify.tell(folder, store.stored(folder), "hang") == []
     [(_, got)] = hooks.got
-    assert got["status"] == "Running"
+    assert (got["status"], got["event"]) == ("Running", "hang")
     assert got["text"].startswith(
         f"{name_of(folder)}: Running, hangs since 2026-11-23 06:12:03 UTC\n\nRank 0 waits for rank 1.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("events", "status", "heard"),
+    [
+        ([], states.COMPLETED, ["end"]),
+        (["failure"], states.COMPLETED, []),
+        (["failure"], states.FAILED, ["end"]),
+        (["end", "failure"], states.FAILED, ["end"]),
+        (["start"], states.FAILED, []),
+    ],
+)
+def test_only_chosen_events_are_sent_once(
+    tmp_path: Path, hooks: Hooks, events: list[str], status: str, heard: list[str]
+) -> None:
+    chosen = {"notify_on": events} if events else {}
+    folder, fd = make_run(tmp_path / "runs", job=make_job(notify=["webhook:env:W"], **chosen))
+    os.close(fd)
+    write_json(folder.secrets, {"notify webhook:env:W": f"{hooks.url}/hook"})
+    store.change(folder, store.stored(folder), status)
+    assert [got["event"] for _, got in hooks.got] == heard
+
+
+def test_start_is_notified_once_and_before_the_end(cli: Cli, hooks: Hooks) -> None:
+    cli.script(
+        """
+        import os, sys
+        sys.exit(os.environ["PACELINE_ATTEMPT"] == "1")
+        """
+    )
+    words = ["--notify", "webhook:env:HOOK", *(f"--notify-on={one}" for one in ("start", "end"))]
+    restarts = ["--max-restarts", "1", "--restart-on-exception"]
+    cli("run", *words, *restarts, "src/train.py", env={"HOOK": f"{hooks.url}/hook"})
+    assert [(got["event"], got["status"]) for _, got in hooks.got] == [("start", "Running"), ("end", "Completed")]
+    assert f"Running on {os.uname().nodename}" in hooks.got[0][1]["text"]
+
+
+@pytest.mark.promise("whoever-wants-know-told-run")
+@pytest.mark.parametrize("all_killed", [False, True], ids=["supervisor", "supervisor and guardian"])
+def test_end_after_the_supervisor_was_killed_is_notified_once(cli: Cli, hooks: Hooks, all_killed: bool) -> None:
+    cli.script("import time\ntime.sleep(600)\n")
+    words = ["submit", "--notify", "webhook:env:HOOK", "src/train.py"]
+    run_id = cli(*words, env={"HOOK": f"{hooks.url}/hook"}).stdout.strip()
+    cli.wait(run_id, "Running")
+    folder = RunFolder(cli.run_folder(run_id))
+    supervisor = store.stored(folder).owner["pid"]
+    guardian = int(Path(f"/proc/{supervisor}/stat").read_text().rpartition(")")[2].split()[1])
+    for pid in [guardian, supervisor] if all_killed else [supervisor]:
+        os.kill(pid, signal.SIGKILL)
+    # Two processes look at the same time.
+    looks = [cli.start("show", run_id) for _ in range(2)]
+    assert [look.wait(60) for look in looks] == [0, 0]
+    cli.wait(run_id, "Failed")
+    assert [(got["event"], got["status"]) for _, got in hooks.got] == [("end", "Failed")]
+    assert "was killed while the run was Running" in hooks.got[0][1]["text"]
+    assert not folder.secrets.exists()
+
+
+@pytest.mark.promise("whoever-wants-know-told-run")
+def test_receivers_that_heard_of_the_end_before_a_kill_hear_it_once(tmp_path: Path, hooks: Hooks) -> None:
+    receivers = [f"webhook:env:{name}" for name in "ABC"]
+    folder, fd = make_run(tmp_path / "runs", status=states.RUNNING, job=make_job(notify=receivers))
+    write_json(folder.secrets, {f"notify {one}": f"{hooks.url}/{one[-1]}" for one in receivers})
+    append_line(folder.told, {"to": receivers[0], "status": "Failed"})
+    append_line(
+        folder.told, {"to": receivers[1], "status": "Completed"}
+    )  # the supervisor was killed before it wrote this
+    os.close(fd)
+    assert read_record(folder).status == "Failed"
+    assert sorted(path for path, _ in hooks.got) == ["/B", "/C"]
+
+
+def test_command_in_a_record_of_another_user_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(notify=[f"command:touch {tmp_path}/started"])
+    folder, fd = make_run(tmp_path / "runs", status=states.RUNNING, job=job)
+    os.close(fd)
+    monkeypatch.setattr(store, "has_own_record", lambda folder: False)
+    found = read_record(folder)
+    assert found.status == "Failed"
+    assert found.warnings[0].endswith("another user wrote the run's record.")
+    assert not (tmp_path / "started").exists()

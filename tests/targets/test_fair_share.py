@@ -211,7 +211,7 @@ def test_run_over_its_user_s_quota_waits_and_holds_nobody_up() -> None:
     tickets = [running(1, "r", "01"), waiting(1, "over"), waiting(2, "fits", at=1.0)]
     found = planned(tickets, policy)
     assert set(found["starts"]) == {(2, "fits")}
-    assert found["why"] == {(1, "over"): "user1 holds 2 GPUs, asks for 1 more, and may hold 2 at once"}
+    assert found["why"] == {(1, "over"): "over quota: user1 holds 2 GPUs, asks for 1 more, and may hold 2 at once"}
 
 
 def test_hours_a_week_are_limited() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.job.job import BACKENDS, GPU_VISIBILITIES, ON_FAILURE, ON_HANG, PRIORITIES, WARM
+from paceline.job.notify import EVENTS
 from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import experiment_of
@@ -171,6 +172,7 @@ _OFFERS: dict[str, Callable[[Workspace, str, Mapping[str, Any]], Iterable[str]]]
     "priorities": lambda *_: PRIORITIES,
     "on_failure": lambda *_: ON_FAILURE,
     "on_hang": lambda *_: ON_HANG,
+    "notify_on": lambda *_: EVENTS,
     "warm": lambda *_: WARM,
     "run_ids": _run_ids,
     "examples": _examples,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paceline.cli.options import DETACH, JSON, Duration, Given, VerbOption
 from paceline.errors import JobError
+from paceline.job.notify import EVENTS
 
 # Don't use typing, which is slow to import.
 TYPE_CHECKING = False
@@ -236,11 +237,19 @@ RUN = (
     ),
     VerbOption(
         "--notify",
-        "Receiver of a message at the run's end: mail:ADDRESS, command:WORDS, or slack:, teams:, webhook:, "
+        "Receiver of messages about the run: mail:ADDRESS, command:WORDS, or slack:, teams:, webhook:, "
         "ntfy:, apprise: and the place of a URL, such as env:SLACK_URL; may be repeated.",
         "RECEIVER",
         list,
         key="notify",
+    ),
+    VerbOption(
+        "--notify-on",
+        "Event that sends a message; may be repeated. Default: end and hang.",
+        "|".join(EVENTS),
+        list,
+        key="notify_on",
+        complete="notify_on",
     ),
     VerbOption(
         "--dry-run",

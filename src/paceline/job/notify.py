@@ -1,4 +1,4 @@
-"""Check notifications of a run's end: their forms, and which parts may be recorded.
+"""Check notifications of a run: their forms, their events, and which parts may be recorded.
 
     slack:env:SLACK_URL     teams:keyring:hooks/me     webhook:file:~/.hook     ntfy:env:TOPIC_URL     apprise:env:MATRIX_URL
     mail:ann@example.com    command:./told.sh --all
@@ -13,13 +13,19 @@ import re
 import shlex
 import shutil
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 from paceline.errors import JobError
 from paceline.job.secret_values import hidden, is_place
+from paceline.system.names import did_you_mean
 
 #: Forms of notifications whose address is a secret.
 HOOKS = ("slack", "teams", "webhook", "ntfy", "apprise")
 FORMS = f"{', '.join(f'{kind}:PLACE' for kind in HOOKS)}, mail:ADDRESS, command:WORDS"
+#: Events that send messages: the workers have started, the run has ended or failed, it hangs, its user is over quota.
+EVENTS = ("start", "end", "failure", "hang", "quota")
+NotifyEvent: TypeAlias = Literal["start", "end", "failure", "hang", "quota"]
+DEFAULT_EVENTS: tuple[NotifyEvent, ...] = ("end", "hang")
 
 _ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"-][^\s@,;:<>()\[\]\\\"]*@[^\s@,;:<>()\[\]\\\"]+")
 
@@ -37,6 +43,21 @@ def check_notify(given: object) -> tuple[str, ...]:
             raise JobError(f"notify has {one!r}, which is not a text. Write one of {FORMS}.")
         _check(one)
     return tuple(_absolute(one) for one in given)
+
+
+def check_notify_on(given: object) -> tuple[NotifyEvent, ...]:
+    """Return valid events.
+
+    Raises:
+        JobError: An event is unknown.
+    """
+    if isinstance(given, str) or not isinstance(given, (list, tuple)):
+        raise JobError(f"notify_on={given!r} is not a list of events. Write notify_on=['end', 'hang'].")
+    for one in given:
+        if one not in EVENTS:
+            near = did_you_mean(str(one), EVENTS)
+            raise JobError(f"notify_on={one!r} is not an event. Write one of {', '.join(EVENTS)}.{near}")
+    return tuple(given)
 
 
 def check_programs(notify: Sequence[str], *, is_here: bool) -> None:

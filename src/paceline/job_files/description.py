@@ -131,6 +131,8 @@ def asked(description: Mapping[str, Any], workspace_dir: Path | None = None) -> 
     wanting["--on-hang restart"] = description.get("on_hang") == "restart"
     for option in (name for name, is_set in wanting.items() if is_set and not description.get("max_restarts")):
         raise JobError(f"{option} without --max-restarts: say how often, such as --max-restarts 3.")
+    if description.get("notify_on") and not description.get("notify"):
+        raise JobError("--notify-on without --notify: name a receiver, such as --notify mail:ann@example.com.")
     files = tuple(map(Path, description.get("env_file") or ()))
     values, from_shell = read_env_files(files)
     recorded, named = description.get("environment_variables", {}), description.get("secrets", {})
@@ -164,8 +166,9 @@ def asked(description: Mapping[str, Any], workspace_dir: Path | None = None) -> 
             given["gpu_share"] = float(description["gpu_share"])
     if "log_limit" in description:
         given["log_limit"] = log_limit(description["log_limit"])
-    if description.get("notify"):
-        given["notify"] = tuple(description["notify"])
+    for name in ("notify", "notify_on"):
+        if description.get(name):
+            given[name] = tuple(description[name])
     job = Job(
         **{"entry_script": "", **given},
         **_counts(description, backend),

@@ -81,6 +81,7 @@ KEYS = {
     "restart_on_exception": _FLAG,
     "log_limit": _TEXT,
     "notify": _TEXTS,
+    "notify_on": _TEXTS,
     "hang_seconds": _SECONDS,
     "on_hang": _TEXT,
     "warm": _TEXT,

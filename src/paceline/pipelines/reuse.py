@@ -36,7 +36,9 @@ def key_of(step: StepSpec, job: Job, workspace_dir: Path) -> str:
     Raises:
         DataError, TransferError: An input cannot be listed.
     """
-    key_parts = job.to_json()
+    # Outputs do not depend on the receivers of messages.
+    key_parts = {**job.to_json(), "notify": []}
+    del key_parts["notify_on"]
     # Output places differ from run to run, so only the places of inputs are in the key.
     key_parts["inputs"] = [
         {**reference.to_json(), "sources": None} if reference.is_output else _content(step, reference, workspace_dir)

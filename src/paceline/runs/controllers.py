@@ -76,6 +76,7 @@ def reopen(folder: RunFolder, record: RunRecord) -> None:
         record, status=states.RUNNING, ended_utc=None, exit_code=None, failure=None, canceled_by=None
     )
     append_line(folder.events, {"time_utc": utc_now(), "status": again.status, "message": "more trials"})
+    folder.told.unlink(missing_ok=True)  # its next end is another one
     store.write(folder, again)
 
 

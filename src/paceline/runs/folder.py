@@ -103,6 +103,8 @@ class RunFolder:
         """Return the path of an exec command's output, which exists while a client reads it."""
         return self.attempt(attempt) / f"exec_{name}.jsonl"
 
+    #: The receivers of the run's end, and what they heard: one JSON line each, for the process that closes a killed run.
+    told = PathAttribute("told.jsonl")
     #: Exists while a process closes an abandoned run: the lock is held, but the run is over.
     closing = PathAttribute("closing")
 

@@ -159,8 +159,12 @@ def record_mode(record: RunRecord) -> int:
     return PRIVATE if secret else OWNED
 
 
-def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) -> RunRecord:
+def change(folder: RunFolder, record: RunRecord, status: str, *, digest: str | None = "", **changes: Any) -> RunRecord:
     """Write the record with its next state, note the change in `events.jsonl`, and return it.
+
+    An end sends notifications first: a final record never changes, so it must already name those that failed.
+
+    digest: Text of these notifications, such as the results of a sweep. With None, nothing is sent.
 
     Raises:
         RunStateError: The run has already ended.
@@ -170,6 +174,10 @@ def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) ->
     if status == states.CANCELED and (failed := failed_by_hand(folder)) is not None:
         status, changes = states.FAILED, {**changes, **failed}
     record = dataclasses.replace(record, status=status, **changes)
+    if record.is_terminal and digest is not None and record.job is not None and record.job.notify:
+        from paceline.runs import notify
+
+        record = dataclasses.replace(record, warnings=(*record.warnings, *notify.tell(folder, record, "end", digest)))
     event: dict[str, Any] = {"time_utc": utc_now(), "status": status}
     if record.failure is not None:
         event["message"] = record.failure.message

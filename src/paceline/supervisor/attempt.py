@@ -85,6 +85,9 @@ def _with_spares(run: Supervision, launch: Launch) -> Launch:
 def _note_running(run: Supervision) -> None:
     run.has_run = True
     run.to(states.RUNNING)
+    # A restart keeps its place, and begins without a wait in the queue.
+    if run.reason.startswith(("start", "preempted")):
+        run.tell("start")
 
 
 def _replacing(run: Supervision, launch: Launch, shells: Sequence[Mapping[str, str]]) -> Replacing | None:

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from paceline.errors import EngineError, TargetError, UserError
-from paceline.runs import excluded_files, remote_status, states, store, work_dir
+from paceline.runs import excluded_files, remote_status, states, work_dir
 from paceline.runs.driver_log import say
 from paceline.runs.failure import (
     EXIT_CANCELED,
@@ -297,22 +297,16 @@ def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
 
 
 def _end(run: Supervision, status: str, **changes: Any) -> None:
-    """Send notifications, then write the end of the run.
-
-    A final record never changes, so it must already name notifications that failed. Everything else is released by now.
-    """
+    """Write the end of the run, which sends notifications. Everything else is released by now."""
     if run.job.notify:
-        # Imported here because few runs notify, and the import takes a fifth of a supervisor's start.
-        from paceline.supervisor import notify
-
-        # A user may have marked the run as failed, which `store.change` writes instead of canceled.
-        if status == states.CANCELED and (failed := store.failed_by_hand(run.folder)) is not None:
-            status, changes = states.FAILED, {**changes, **failed}
-        run.waiting("telling of its end")
-        for why in notify.tell(run.folder, dataclasses.replace(run.record, status=status, **changes), run.secrets):
+        for why in run.teller.wrong() if run.teller else ():
             run.warn(why)
+        run.waiting("telling of its end")
         changes["waiting_for"] = None
+    warned = len(run.record.warnings)
     run.to(status, **changes)
+    for why in run.record.warnings[warned:]:
+        say(f"warning: {why}")
 
 
 def _fail_internally(run: Supervision, error: BaseException) -> None:

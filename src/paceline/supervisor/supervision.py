@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EngineError, TargetError
 from paceline.job.job import Job
+from paceline.job.notify import NotifyEvent
 from paceline.job.plan import Launch, NodeSetup, RemotePaths
 from paceline.job.sizes import range_text
 from paceline.runs import remote_status, states, store
@@ -25,6 +26,10 @@ from paceline.supervisor.spares import WarmSpares
 from paceline.system.files import read_json
 from paceline.targets import Nodes, Target
 from paceline.targets.configured import LOCAL
+from paceline.targets.shares import OVER_QUOTA
+
+if TYPE_CHECKING:
+    from paceline.runs.notify import Teller
 
 #: Seconds between two questions whether another run needs the nodes.
 _ASK_S = 1.0
@@ -63,8 +68,9 @@ class Supervision:
         self.record: RunRecord = store.stored(folder)
         assert self.record.job is not None, "only submitted runs have a supervisor"
         self.job: Job = self.record.job
-        #: Values of the job's secrets, and addresses for notifications.
-        self.secrets: Mapping[str, str] = read_json(folder.secrets) or {} if self.job.secrets or self.job.notify else {}
+        #: Values of the job's secrets.
+        self.secrets: Mapping[str, str] = read_json(folder.secrets) or {} if self.job.secrets else {}
+        self.teller: Teller | None = None
         self.target: Target | None = None
         self.nodes: Nodes | None = None
         self.seen: RemotePaths | None = None
@@ -104,8 +110,11 @@ class Supervision:
     def waiting(self, text: str) -> bool:
         """Record what the run waits for. Return whether the run must stop waiting."""
         if text != self.record.waiting_for:
+            was_over_quota = OVER_QUOTA in (self.record.waiting_for or "")
             self.record = replace(self.record, waiting_for=text)
             store.write(self.folder, self.record)
+            if OVER_QUOTA in text and not was_over_quota:
+                self.tell("quota")
         return self.stop_reason() is not None
 
     def warn(self, text: str) -> None:
@@ -123,16 +132,19 @@ class Supervision:
         if (note := getattr(self.nodes, "note_hang", None)) is not None:
             since = f"{str(hang['since_utc'])[:19].replace('T', ' ')} UTC" if hang else None
             threading.Thread(target=note, args=(since,), daemon=True).start()
-        # People who get a notification of the run's end get one of the hang too.
-        if hang is not None and self.job.notify and self.job.on_hang == "report":
-            threading.Thread(target=self._tell_of_hang, args=(self.record,), daemon=True).start()
+        if hang is not None and self.job.on_hang == "report":
+            self.tell("hang")
 
-    def _tell_of_hang(self, record: RunRecord) -> None:
-        """Send notifications of the hang, in a thread that does not delay the watch."""
-        from paceline.supervisor import notify
+    def tell(self, event: NotifyEvent) -> None:
+        """Send the messages of an event from a thread, because the workers are watched meanwhile."""
+        if not self.job.notify or event not in self.job.notify_on:
+            return
+        if self.teller is None:
+            # The import is late, because it takes a fifth of a supervisor's start, and few runs notify.
+            from paceline.runs.notify import Teller
 
-        for why in notify.tell(self.folder, record, self.secrets):
-            say(f"of the hang: {why}")
+            self.teller = Teller(self.folder)
+        self.teller.tell(self.record, event)
 
     def note_growth(self, text: str) -> None:
         """Record that an elastic run will continue with more nodes."""

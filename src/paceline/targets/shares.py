@@ -38,6 +38,8 @@ if TYPE_CHECKING:
         changed: float
 
 
+#: Beginning of the reason to wait of a run whose user may not use more now.
+OVER_QUOTA = "over quota: "
 PRIORITIES = ("low", "normal", "high", "urgent")
 LOW, NORMAL, HIGH, URGENT = range(4)
 #: The file that `paceline share init` writes.
@@ -216,10 +218,11 @@ class SharePolicy:
         most, week = self.limit(ticket["user"], "gpus"), self.limit(ticket["user"], "gpu_hours_a_week")
         held = math.fsum(map(gpu_count_held, mine))
         if count and most is not None and held + count > most + 1e-6:
-            return "%s holds %g GPUs, asks for %g more, and may hold %g at once" % (ticket["user"], held, count, most)
+            holds = (ticket["user"], held, count, most)
+            return OVER_QUOTA + "%s holds %g GPUs, asks for %g more, and may hold %g at once" % holds
         hours += math.fsum(gpu_count_held(one) * max(0.0, now - granted_at(one)) / 3600 for one in mine)
         if count and week is not None and hours >= week:
-            return "%s has used %.1f of %g GPU-hours in 7 days" % (ticket["user"], hours, week)
+            return OVER_QUOTA + "%s has used %.1f of %g GPU-hours in 7 days" % (ticket["user"], hours, week)
         return ""
 
     def reserved_for_others(self, ticket: "Ticket", now: float) -> "dict[str, str]":

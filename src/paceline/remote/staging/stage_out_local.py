@@ -259,7 +259,9 @@ def _end(folder: RunFolder, now: RunRecord, end: RunRecord, failure: FailureRepo
         changes = {"failure": failure, "exit_code": failure.exit_code, "ended_utc": utc_now()}
     if status == states.COMPLETED and (said := _registered(folder, end)):
         changes["warnings"] = (*now.warnings, *said)
-    store.change(folder, now, status, waiting_for=None, **changes)
+    # The run's own supervisor has sent notifications of the end that it knew.
+    digest = None if status == end.status else ""
+    store.change(folder, now, status, digest=digest, waiting_for=None, **changes)
 
 
 def _registered(folder: RunFolder, record: RunRecord) -> list[str]:

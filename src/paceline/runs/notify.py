@@ -1,4 +1,6 @@
-"""Send notifications of a run's end: webhooks, sendmail and commands, in parallel, each at most a minute.
+"""Send notifications of a run: webhooks, sendmail and commands, in parallel, each at most a minute.
+
+The supervisor sends most of them. If it was killed, the process that closes the run under its lock sends those of the end.
 
 Slack: https://api.slack.com/messaging/webhooks. Teams: an Adaptive Card, for the workflows that replaced connectors,
 https://learn.microsoft.com/power-automate/teams/create-adaptive-cards. ntfy: https://docs.ntfy.sh/publish/.
@@ -6,6 +8,7 @@ https://learn.microsoft.com/power-automate/teams/create-adaptive-cards. ntfy: ht
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -15,16 +18,18 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from email.message import EmailMessage
 
-from paceline.job.notify import key_of
-from paceline.runs import tags_and_properties
+from paceline.job.notify import NotifyEvent, key_of
+from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import end_text, hang_status
 from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible
 from paceline.system import processes
+from paceline.system.files import append_line, json_lines, read_json
+from paceline.system.names import some
 
 _HOOK_S = 10.0
 _COMMAND_S = 60.0
@@ -34,42 +39,84 @@ _LINES = 15
 _SENDMAIL = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
 
 
-def tell(folder: RunFolder, record: RunRecord, addresses: Mapping[str, str]) -> list[str]:
-    """Send all notifications of `record.job.notify`, and return a sentence for each failure.
+def tell(folder: RunFolder, record: RunRecord, event: NotifyEvent, digest: str = "") -> list[str]:
+    """Send the messages of one event of a run, and return a sentence for each failure.
 
-    addresses: URLs of webhooks by `key_of`. No returned sentence contains a URL.
+    A receiver gets one message of the same end, even if the sender was killed and another process closes the run.
+
+    record: As it will be written; its job names the receivers. No returned sentence contains a URL.
+    digest: Text of the message, such as the results of a sweep.
     """
-    wanted = record.job.notify if record.job else ()
-    if not wanted:
+    job = record.job
+    events = {event, "failure"} if record.status == states.FAILED else {event}
+    if job is None or not events.intersection(job.notify_on):
         return []
-    said = Said(folder, record)
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        results = pool.map(lambda one: _told(one, said, addresses.get(key_of(one))), wanted)
+    told = list(json_lines(folder.told)) if record.is_terminal else []
+    wanted = [one for one in job.notify if {"to": one, "status": record.status} not in told]
+    said, addresses = Said(folder, record, event, digest), read_json(folder.secrets) or {}
+
+    def send(one: str) -> str | None:
+        # Another user could have written the record, with a command of theirs.
+        if not store.has_own_record(folder):
+            return "another user wrote the run's record."
+        why = _told(one, said, addresses.get(key_of(one)))
+        if why is None and record.is_terminal:
+            with contextlib.suppress(OSError):  # on a full disk, another process may send it again
+                append_line(folder.told, {"to": one, "status": record.status})
+        return why
+
+    with ThreadPoolExecutor(len(wanted) or 1) as pool:
         return [
-            f"{one.partition(':')[0]} was not told of the run's end ({one}): {why}"
-            for one, why in zip(wanted, results, strict=True)
+            f"{one.partition(':')[0]} was not told of the run's {event} ({one}): {why}"
+            for one, why in zip(wanted, pool.map(send, wanted), strict=True)
             if why is not None
         ]
+
+
+class Teller:
+    """A thread that sends a run's messages, one event after the other, while its owner goes on."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._pool = ThreadPoolExecutor(1)
+        self._sent: list[Future[list[str]]] = []
+
+    def tell(self, record: RunRecord, event: NotifyEvent, digest: str = "") -> None:
+        """Send the messages of an event, as `tell` does."""
+        self._sent.append(self._pool.submit(tell, self._folder, record, event, digest))
+
+    def wrong(self) -> list[str]:
+        """Return a sentence for each failure, once all messages are sent."""
+        return [why for sent in self._sent for why in sent.result()]
 
 
 class Said:
     """The message on a run: a title, and the first lines of a failure report."""
 
-    def __init__(self, folder: RunFolder, record: RunRecord) -> None:
+    def __init__(self, folder: RunFolder, record: RunRecord, event: NotifyEvent, digest: str = "") -> None:
         name = tags_and_properties.read(folder.notes).name
-        self.record, self.folder = record, folder
+        self.record, self.folder, self.event = record, folder, event
         self.name = name or record.run_id
-        hangs = not record.is_terminal and record.hang
-        self.title = visible(f"{self.name}: {hang_status(record) if hangs else end_text(record)}")
-        words = record.hang["text"] if record.hang and hangs else record.failure or ""
+        self.title = visible(f"{self.name}: {self._news()}")
+        words = record.hang["text"] if record.hang and event == "hang" else record.failure or ""
         report = visible(str(words), lines=True).splitlines()
         self.report = "\n".join([*report[:_LINES], *(["..."] if len(report) > _LINES else [])])
+        self.report = "\n\n".join(filter(None, (self.report, visible(digest, lines=True))))
         self.facts = {
             "run": record.run_id,
             "experiment": record.experiment,
             "target": record.target or "",
             "more": f"paceline show {record.run_id}",
         }
+
+    def _news(self) -> str:
+        record = self.record
+        if record.is_terminal:
+            return end_text(record)
+        if self.event == "quota":
+            return f"{record.status}, {record.waiting_for}"
+        on = f" on {some(record.attempts[-1].nodes, 3)}" if self.event == "start" and record.attempts else ""
+        return f"{hang_status(record)}{on}"
 
     def text(self) -> str:
         """Return the message as plain text."""
@@ -85,6 +132,7 @@ class Said:
         failure = {"cause": record.failure.cause, "message": record.failure.message} if record.failure else None
         return {
             "run_id": record.run_id,
+            "event": self.event,
             "display_name": self.name,
             "experiment": record.experiment,
             "status": record.status,
@@ -202,7 +250,7 @@ def _mail(to: str, said: Said) -> str | None:
     message["Subject"] = " ".join(said.title.split())[:200]
     message.set_content(said.text())
     # -t takes the recipient from the message, -oi allows lines with a single dot.
-    return _run([program, "-t", "-oi"], message.as_bytes(), None)
+    return _run([program, "-t", "-oi"], message.as_bytes(), None, said.folder)
 
 
 def _command(words: list[str], said: Said) -> str | None:
@@ -213,13 +261,16 @@ def _command(words: list[str], said: Said) -> str | None:
         "PACELINE_RUN_STATUS": record.status,
         "PACELINE_RUN_TEXT": said.text(),
     }
-    return _run(words, json.dumps(said.to_json()).encode(), variables)
+    return _run(words, json.dumps(said.to_json()).encode(), variables, said.folder)
 
 
-def _run(words: list[str], given: bytes, variables: Mapping[str, str] | None) -> str | None:
+def _run(words: list[str], given: bytes, variables: Mapping[str, str] | None, folder: RunFolder) -> str | None:
     environment = {**processes.shell_environment(), **(variables or {})}
     try:
-        done = subprocess.run(words, input=given, env=environment, capture_output=True, timeout=_COMMAND_S, check=False)
+        # In the run's folder, also if another process than the supervisor starts the command.
+        done = subprocess.run(
+            words, input=given, env=environment, cwd=folder.path, capture_output=True, timeout=_COMMAND_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return f"it did not end within {_COMMAND_S:g} s."
     except OSError as error:
