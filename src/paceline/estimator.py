@@ -92,7 +92,7 @@ class _Script:
         restart_on_exception: Also start again after an exception of the script itself.
         log_limit: How much of each worker's log is kept, its first and last parts: bytes, or such as "500MB". None or 0: all.
         notify: Receivers of messages: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh", or a list.
-        notify_on: Events that send messages: "start", "end", "failure", "hang", "quota" (the user is over quota), or a list.
+        notify_on: Events to send: "start", "end", "failure", "hang", "quota" (over quota), "best" (a sweep's), or a list.
         hang_seconds: Time without output, metrics or progress until the run counts as hanging; or such as "10m". 0: never.
         on_hang: Reaction to a hanging run: "report", "fail", or "restart" (needs max_restarts).
         warm: "auto" keeps the script's libraries loaded on each node for the next attempt; "off" starts each attempt cold.

@@ -64,7 +64,7 @@ def test_a_url_is_refused_and_not_shown(given: str) -> None:
     [
         ("end", "is not a list of events"),
         (["faliure"], "Did you mean 'failure'?"),
-        ([["end"]], "start, end, failure, hang, quota"),
+        ([["end"]], "start, end, failure, hang, quota, best"),
     ],
     ids=["text", "misspelled", "list"],
 )

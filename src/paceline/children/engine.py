@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Iterable, Sized
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from paceline.children.retries import Canceling, Refusals
 from paceline.errors import EngineError, PacelineError
@@ -25,6 +25,11 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks
 from paceline.system.files import read_json
+from paceline.system.names import counted
+
+if TYPE_CHECKING:
+    from paceline.job.notify import NotifyEvent
+    from paceline.runs.notify import Messenger
 
 #: Pause between two ticks. When a trial ends, its core is idle for half of this time on average.
 _TICK_S = 0.05
@@ -97,6 +102,7 @@ class ParentController(abc.ABC, Generic[State]):
     def __init__(self, folder: RunFolder) -> None:
         self.state: State = self.read_state(folder)
         self.canceling = Canceling(f"{self.state.record.kind} {folder.run_id}")
+        self._messenger: Messenger | None = None
 
     def run(self, record: RunRecord) -> None:
         """Control the run until it has ended or its folder is removed.
@@ -110,6 +116,7 @@ class ParentController(abc.ABC, Generic[State]):
         if state.record.status != states.RUNNING:
             started = state.record.started_utc or utc_now()
             state.record = store.change(state.folder, state.record, states.RUNNING, started_utc=started)
+            self.tell("start")
         while state.folder.state.exists():
             self.look()
             self.canceling.again()
@@ -120,11 +127,22 @@ class ParentController(abc.ABC, Generic[State]):
                 self.advance()
                 is_over = not len(state.live) and self.is_done()
             if is_over:
+                if self._messenger is not None:
+                    state.note(warnings=(*state.record.warnings, *self._messenger.wrong()))
                 self.write_end()
                 return
             time.sleep(_TICK_S)
         # Without a folder, cancel requests can't be stored and the end can't be recorded.
         self.stop_all(f"the {state.record.kind}'s folder is gone")
+
+    def tell(self, event: NotifyEvent, digest: str = "") -> None:
+        """Send the messages of an event from a thread, because the children are watched meanwhile."""
+        if not any(event in events for events in self.state.record.receivers.values()):
+            return
+        from paceline.runs.notify import Messenger
+
+        self._messenger = self._messenger or Messenger(self.state.folder)
+        self._messenger.tell(self.state.record, event, digest)
 
     @staticmethod
     @abc.abstractmethod
@@ -170,10 +188,19 @@ class ParentController(abc.ABC, Generic[State]):
         return False
 
 
-def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None) -> RunRecord:
+def counts_text(noun: str, statuses: Iterable[str]) -> str:
+    """Return how many children have each status: "3 trials: 2 Completed, 1 Failed"."""
+    from collections import Counter
+
+    counts = Counter(statuses)
+    return f"{counted(counts.total(), noun)}: {', '.join(f'{count} {status}' for status, count in counts.items())}"
+
+
+def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None, digest: str = "") -> RunRecord:
     """Record how a run whose children have ended has ended.
 
     `failure`: None for a Completed run. If there is a cancel request, the run is Canceled instead.
+    `digest`: As for `paceline.runs.store.change`.
     """
     fields: dict[str, object]
     if folder.cancel_request.exists():
@@ -183,7 +210,7 @@ def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None) -
         status, fields = states.FAILED, {"exit_code": failure.exit_code, "failure": failure}
     else:
         status, fields = states.COMPLETED, {"exit_code": 0}
-    record = store.change(folder, record, status, ended_utc=utc_now(), waiting_for=None, **fields)
+    record = store.change(folder, record, status, digest=digest, ended_utc=utc_now(), waiting_for=None, **fields)
     # `record` may differ from `status`: the cancel may have come from `Run.fail`.
     say(f"the {record.kind} is {record.status}")
     return record

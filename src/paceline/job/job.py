@@ -123,7 +123,7 @@ class Job:
             and the others continue; each replacement is one of `max_restarts`.
         restart_on_exception: Also restart after the script's own exception.
         notify: Receivers of messages, such as "mail:ann@example.com" and "slack:env:SLACK_URL".
-        notify_on: Events that send messages: "start", "end", "failure", "hang", "quota" (the user is over quota).
+        notify_on: Events that send messages: "start", "end", "failure", "hang", "quota" (over quota), "best" (of a sweep).
         log_limit: Bytes to keep of each worker's log, from its beginning and its end; 0 for no limit.
         hang_seconds: Seconds without output, metrics or progress of any worker after which the run hangs; 0 for never.
         on_hang: "report" (a hang is always reported), "fail", or "restart" (one of `max_restarts`).

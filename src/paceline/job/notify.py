@@ -22,9 +22,10 @@ from paceline.system.names import did_you_mean
 #: Forms of notifications whose address is a secret.
 HOOKS = ("slack", "teams", "webhook", "ntfy", "apprise")
 FORMS = f"{', '.join(f'{kind}:PLACE' for kind in HOOKS)}, mail:ADDRESS, command:WORDS"
-#: Events that send messages: the workers have started, the run has ended or failed, it hangs, its user is over quota.
-EVENTS = ("start", "end", "failure", "hang", "quota")
-NotifyEvent: TypeAlias = Literal["start", "end", "failure", "hang", "quota"]
+#: Events that send messages: the workers have started, the run has ended or failed, it hangs, its user is over quota, and of
+#: a sweep, another trial is the best.
+EVENTS = ("start", "end", "failure", "hang", "quota", "best")
+NotifyEvent: TypeAlias = Literal["start", "end", "failure", "hang", "quota", "best"]
 DEFAULT_EVENTS: tuple[NotifyEvent, ...] = ("end", "hang")
 
 _ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"-][^\s@,;:<>()\[\]\\\"]*@[^\s@,;:<>()\[\]\\\"]+")

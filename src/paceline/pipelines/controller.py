@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.children.child import record_of
-from paceline.children.engine import ParentController, close
+from paceline.children.engine import ParentController, close, counts_text
 from paceline.children.retries import Refusals
 from paceline.errors import EngineError, PacelineError, PipelineError
 from paceline.job.job import Job
@@ -77,7 +78,8 @@ class PipelineController(ParentController[PipelineState]):
     def write_end(self) -> None:
         pipeline = self.state
         report = _failure_report(pipeline) if pipeline.failed else None
-        pipeline.record = close(pipeline.folder, pipeline.record, report)
+        digest = counts_text("step", (step.status or "not begun" for step in pipeline.steps))
+        pipeline.record = close(pipeline.folder, pipeline.record, report, digest)
 
     @staticmethod
     def living(folder: RunFolder) -> Iterator[RunFolder]:
@@ -130,7 +132,8 @@ class _Dispatcher:
 
     def _begin(self, step: StepState) -> None:
         pipeline, spec = self._pipeline, step.spec
-        job = pipeline.job_of(step)
+        # Receivers of messages hear of the pipeline alone.
+        job = dataclasses.replace(pipeline.job_of(step), notify=())
         entry: StepEntry = {"number": step.number, "name": spec.name}
         if spec.sweep is None and spec.allow_reuse and self._is_reused(step, job, entry):
             return

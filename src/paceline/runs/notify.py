@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from email.message import EmailMessage
 
-from paceline.job.notify import NotifyEvent, key_of
+from paceline.job.notify import NotifyEvent, key_of, place_of
 from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import end_text, hang_status
@@ -47,25 +47,25 @@ def tell(folder: RunFolder, record: RunRecord, event: NotifyEvent, digest: str =
     record: As it will be written; its job names the receivers. No returned sentence contains a URL.
     digest: Text of the message, such as the results of a sweep.
     """
-    job = record.job
     events = {event, "failure"} if record.status == states.FAILED else {event}
-    if job is None or not events.intersection(job.notify_on):
-        return []
     told = list(json_lines(folder.told)) if record.is_terminal else []
-    wanted = [one for one in job.notify if {"to": one, "status": record.status} not in told]
+    wanted = [one for one, on in record.receivers.items() if events & on and _heard(one, record) not in told]
+    if not wanted:
+        return []
     said, addresses = Said(folder, record, event, digest), read_json(folder.secrets) or {}
 
     def send(one: str) -> str | None:
         # Another user could have written the record, with a command of theirs.
         if not store.has_own_record(folder):
             return "another user wrote the run's record."
-        why = _told(one, said, addresses.get(key_of(one)))
+        # A pipeline keeps the secrets of all its steps by their places.
+        why = _told(one, said, addresses.get(key_of(one)) or addresses.get(place_of(one)))
         if why is None and record.is_terminal:
             with contextlib.suppress(OSError):  # on a full disk, another process may send it again
-                append_line(folder.told, {"to": one, "status": record.status})
+                append_line(folder.told, _heard(one, record))
         return why
 
-    with ThreadPoolExecutor(len(wanted) or 1) as pool:
+    with ThreadPoolExecutor(len(wanted)) as pool:
         return [
             f"{one.partition(':')[0]} was not told of the run's {event} ({one}): {why}"
             for one, why in zip(wanted, pool.map(send, wanted), strict=True)
@@ -73,7 +73,12 @@ def tell(folder: RunFolder, record: RunRecord, event: NotifyEvent, digest: str =
         ]
 
 
-class Teller:
+def _heard(receiver: str, record: RunRecord) -> dict[str, str]:
+    """Return the line of `told.jsonl` on a receiver that has heard of this end."""
+    return {"to": receiver, "status": record.status}
+
+
+class Messenger:
     """A thread that sends a run's messages, one event after the other, while its owner goes on."""
 
     def __init__(self, folder: RunFolder) -> None:
@@ -113,6 +118,8 @@ class Said:
         record = self.record
         if record.is_terminal:
             return end_text(record)
+        if self.event == "best":
+            return "new best trial"
         if self.event == "quota":
             return f"{record.status}, {record.waiting_for}"
         on = f" on {some(record.attempts[-1].nodes, 3)}" if self.event == "start" and record.attempts else ""

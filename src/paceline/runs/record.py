@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict
 
 from paceline.job.job import Job
+from paceline.job.notify import DEFAULT_EVENTS
 from paceline.runs.failure import FailureReport
 from paceline.runs.states import NOT_STARTED, TERMINAL
 from paceline.system.serialization import known_fields, plain_fields, plain_value
@@ -211,6 +212,17 @@ class RunRecord:
     def duration_s(self) -> float | None:
         """Seconds from the start to the end, or to now; None before the start."""
         return duration_s(self.started_utc, self.ended_utc)
+
+    @property
+    def receivers(self) -> dict[str, set[str]]:
+        """The events of each receiver of messages. The receivers of a pipeline's steps hear of the pipeline."""
+        steps: Any = (self.pipeline or {}).get("steps") or ()
+        jobs = [(step["job"].get("notify") or (), step["job"].get("notify_on") or DEFAULT_EVENTS) for step in steps]
+        found: dict[str, set[str]] = {}
+        for notify, events in [*jobs, *([(self.job.notify, self.job.notify_on)] if self.job else [])]:
+            for receiver in notify:
+                found.setdefault(receiver, set()).update(events)
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as plain JSON values."""

@@ -174,7 +174,7 @@ def change(folder: RunFolder, record: RunRecord, status: str, *, digest: str | N
     if status == states.CANCELED and (failed := failed_by_hand(folder)) is not None:
         status, changes = states.FAILED, {**changes, **failed}
     record = dataclasses.replace(record, status=status, **changes)
-    if record.is_terminal and digest is not None and record.job is not None and record.job.notify:
+    if record.is_terminal and digest is not None and record.receivers:
         from paceline.runs import notify
 
         record = dataclasses.replace(record, warnings=(*record.warnings, *notify.tell(folder, record, "end", digest)))

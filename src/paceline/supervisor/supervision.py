@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EngineError, TargetError
 from paceline.job.job import Job
-from paceline.job.notify import NotifyEvent
 from paceline.job.plan import Launch, NodeSetup, RemotePaths
 from paceline.job.sizes import range_text
 from paceline.runs import remote_status, states, store
@@ -29,7 +28,8 @@ from paceline.targets.configured import LOCAL
 from paceline.targets.shares import OVER_QUOTA
 
 if TYPE_CHECKING:
-    from paceline.runs.notify import Teller
+    from paceline.job.notify import NotifyEvent
+    from paceline.runs.notify import Messenger
 
 #: Seconds between two questions whether another run needs the nodes.
 _ASK_S = 1.0
@@ -70,7 +70,7 @@ class Supervision:
         self.job: Job = self.record.job
         #: Values of the job's secrets.
         self.secrets: Mapping[str, str] = read_json(folder.secrets) or {} if self.job.secrets else {}
-        self.teller: Teller | None = None
+        self.messenger: Messenger | None = None
         self.target: Target | None = None
         self.nodes: Nodes | None = None
         self.seen: RemotePaths | None = None
@@ -137,14 +137,14 @@ class Supervision:
 
     def tell(self, event: NotifyEvent) -> None:
         """Send the messages of an event from a thread, because the workers are watched meanwhile."""
-        if not self.job.notify or event not in self.job.notify_on:
+        if not any(event in events for events in self.record.receivers.values()):
             return
-        if self.teller is None:
+        if self.messenger is None:
             # The import is late, because it takes a fifth of a supervisor's start, and few runs notify.
-            from paceline.runs.notify import Teller
+            from paceline.runs.notify import Messenger
 
-            self.teller = Teller(self.folder)
-        self.teller.tell(self.record, event)
+            self.messenger = Messenger(self.folder)
+        self.messenger.tell(self.record, event)
 
     def note_growth(self, text: str) -> None:
         """Record that an elastic run will continue with more nodes."""

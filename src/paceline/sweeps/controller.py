@@ -7,7 +7,7 @@ import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 
-from paceline.children.engine import ParentController, close
+from paceline.children.engine import ParentController, close, counts_text
 from paceline.errors import PacelineError
 from paceline.runs import states, store, tags_and_properties
 from paceline.runs.driver_log import say
@@ -28,6 +28,10 @@ _JUDGING = 0.25
 _LATEST_S = 0.3
 #: A sweep fails when this many trials are Completed and none has logged the primary metric.
 _WITHOUT_METRIC = 3
+#: Most trials on the Pareto front that a message names.
+_MOST_BEST = 3
+#: Seconds between two messages on a new best trial: a sweep has many of them in its first seconds.
+_BEST_S = 60.0
 
 
 class Controller(ParentController[SweepState]):
@@ -40,6 +44,8 @@ class Controller(ParentController[SweepState]):
         self._dispatcher = Dispatcher(self.state)
         self._best: float | None = None
         self._leader: int | None = None
+        self._told_leader: int | None = None
+        self._tell_best_at = 0.0
         self._is_judged = True
         self._judge_at = 0.0
 
@@ -51,6 +57,7 @@ class Controller(ParentController[SweepState]):
         self.state.take_up()
         for trial in self.state.trials:
             self._say_if_best(trial)
+        self._told_leader = self._leader
 
     def look(self) -> None:
         for trial in self.state.look():
@@ -58,6 +65,9 @@ class Controller(ParentController[SweepState]):
             self._say_if_best(trial)
             if trial.is_over:
                 self._say_ended(trial)
+        if self._leader != self._told_leader and time.monotonic() >= self._tell_best_at:
+            self._told_leader, self._tell_best_at = self._leader, time.monotonic() + _BEST_S
+            self.tell("best", best_text(self.state))
         self._take_more()
 
     def end_reason(self) -> str | None:
@@ -187,7 +197,17 @@ def write_end(sweep: SweepState) -> None:
     # Reaching the time limit is no failure.
     failure = _failure(sweep)
     report = FailureReport(cause="trials", message=failure.text, see=failure.see) if failure else None
-    sweep.record = close(sweep.folder, sweep.record, report)
+    counts = counts_text("trial", (trial.shown for trial in sweep.trials))
+    sweep.record = close(sweep.folder, sweep.record, report, f"{best_text(sweep)}\n{counts}".lstrip())
+
+
+def best_text(sweep: SweepState) -> str:
+    """Return the best trial with its values, or the first trials on the Pareto front, a line each."""
+    lines = []
+    for trial in results.best_trials(sweep.trials, sweep.spec)[:_MOST_BEST]:
+        leg = trial.best_leg(sweep.spec.goal)
+        lines.append(f"best: {leg.run_id}, {results.values_text(trial, sweep.spec)}; {results.point_text(leg.values)}")
+    return "\n".join(lines)
 
 
 def _failure(sweep: SweepState) -> Cause | None:

@@ -19,6 +19,7 @@ from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import TrialEntry
 from paceline.submit import NewRun, SourceCopy, Submission, in_places_of, prepare, submit_again, unrecorded, values_of
+from paceline.sweeps import results
 from paceline.sweeps.points import job_of
 from paceline.sweeps.policies.pausing import budget, pausing
 from paceline.sweeps.samplers.samplers import Proposals
@@ -26,7 +27,6 @@ from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Next, Trial
 from paceline.sweeps.warm_start import prior_trials
 from paceline.system.files import read_json
-from paceline.system.units import value_text
 from paceline.targets.base import ALIKE_SPAN
 
 #: A sweep fails when this many trials were paused and none has left a checkpoint.
@@ -152,8 +152,7 @@ class Dispatcher:
         sweep.pending.clear()
         for trial in trials:
             sweep.add(trial)
-            said = ", ".join(f"{name.lstrip('-')}={value_text(value)}" for name, value in trial.values.items())
-            say(f"trial {trial.number} begins: {said}")
+            say(f"trial {trial.number} begins: {results.point_text(trial.values)}")
 
     def _go_on(self, following: Next) -> None:
         sweep, number = self._sweep, following.number

@@ -17,6 +17,7 @@ from paceline.sweeps.space import argument
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial, best, front, ranked
 from paceline.system.files import read_json, write_whole
+from paceline.system.units import value_text
 
 #: File in the sweep's folder with a request for more trials.
 MORE = "more.json"
@@ -63,6 +64,11 @@ def values_text(trial: Trial, spec: SweepSpec) -> str:
     """Return `values_of` as text, without missing values: "accuracy 0.91, latency 12"."""
     known = zip(spec.metrics, values_of(trial, spec), strict=False)
     return ", ".join(f"{name} {value:g}" for name, value in known if value is not None)
+
+
+def point_text(values: Mapping[str, object]) -> str:
+    """Return hyperparameters as text: "lr=0.1, layers=3"."""
+    return ", ".join(f"{name.lstrip('-')}={value_text(value)}" for name, value in values.items())
 
 
 def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:

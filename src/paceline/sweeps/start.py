@@ -24,6 +24,7 @@ from paceline.submit import (
     check,
     check_source,
     first_record,
+    places_of,
     take_snapshot,
     unrecorded,
     values_of,
@@ -127,11 +128,6 @@ def checked(
     check(job, workspace_dir)
     described = configured.read(workspace_dir, job.compute_target)
     _check_target(spec, described)
-    if job.notify:
-        raise SweepError(
-            f"notify={list(job.notify)!r} of a sweep: each of its trials would tell of its end. Leave it out, and let the shell "
-            "tell of the sweep's: paceline sweep run ... && ./told.sh."
-        )
     taken = source.snapshot_id is not None
     directory = workspace_dir / "snapshots" / str(source.snapshot_id) if taken else source.directory
     if not taken:
@@ -245,7 +241,7 @@ def more(folder: RunFolder, trials: int) -> None:
         # Remove the cancel request of a canceled sweep, which would end the new controller.
         folder.cancel_request.unlink(missing_ok=True)
         # Store the secrets again, because they were deleted when the sweep ended.
-        if record.job is not None and record.job.secrets:
+        if record.job is not None and places_of(record.job):
             write_json(folder.secrets, values_of(record.job, {}), mode=PRIVATE)
         count_anew(folder)
         controllers.reopen(folder, store.stored(folder))

@@ -36,7 +36,8 @@ class SweepState(ParentState):
         assert self.record.sweep is not None, "its kind is sweep"
         assert self.record.job is not None, "a sweep has the job of its trials"
         self.spec = SweepSpec.from_json(self.record.sweep)
-        self.job = self.record.job
+        #: The job of the trials. Receivers of messages hear of the sweep alone.
+        self.job = dataclasses.replace(self.record.job, notify=())
         self.trials: list[Trial] = []
         self._live: dict[int, Watch] = {}
         self.cut_off: set[int] = set()
