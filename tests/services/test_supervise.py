@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from paceline.environments.environment import Environment
-from paceline.errors import ServiceFailedError
+from paceline.errors import ServiceError, ServiceFailedError
 from paceline.services import load, store
 from paceline.services.folder import MARK
 from paceline.services.record import HEALTHY, STOPPED, UNHEALTHY
@@ -285,3 +286,43 @@ def _mentions(text: str) -> list[bytes]:
             if text.encode() in line:
                 found.append(line)
     return found
+
+
+def _told(path: Path) -> list[str]:
+    return re.findall(r'"event": "failure", "state": "(\w+)"', path.read_text() if path.exists() else "")
+
+
+@pytest.mark.promise("service-down-told-once")
+def test_receivers_hear_once_that_restarts_do_not_bring_a_service_back(
+    workspace: Workspace, source: Path, tmp_path: Path
+) -> None:
+    told = tmp_path / "told"
+    service = deployed(workspace, source, notify=f"command:tee -a {told}")
+    for deaths in range(1, 5):
+        wait_until(lambda: service.state == HEALTHY, "it is served again")
+        os.kill(service.record().server_pid or 0, signal.SIGKILL)
+        wait_until(lambda deaths=deaths: service.record().restarts == deaths, "its death is seen")
+        if deaths == 2:
+            assert _told(told) == []
+    wait_until(lambda: _told(told), "its receiver has heard")
+    wait_until(lambda: service.state == HEALTHY, "it is served again")
+    assert _told(told) == [UNHEALTHY]
+    assert "killed by SIGKILL" in told.read_text()
+
+
+@pytest.mark.promise("service-down-told-once")
+def test_receivers_hear_that_the_first_revision_of_a_service_failed(
+    workspace: Workspace, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source / "score.py").write_text("def init():\n    raise ValueError('bad weights')\n\ndef run(data):\n    pass\n")
+    with pytest.raises(ServiceError, match=r"notify='slack:env:HOOK'.*HOOK"):
+        deployed(workspace, source, notify="slack:env:HOOK")
+    monkeypatch.setenv("HOOK", "http://127.0.0.1:1/hidden")
+    with pytest.raises(ServiceFailedError, match="bad weights"):
+        deployed(workspace, source, notify=[f"command:tee -a {tmp_path}/told", "slack:env:HOOK"])
+    folder = store.folder_of(workspace.path, "digits")
+    wait_until(lambda: "slack was not told" in folder.log.read_text(), "the other receiver's failure is in the log")
+    assert _told(tmp_path / "told") == ["Failed"]
+    assert "bad weights" in (tmp_path / "told").read_text()
+    assert "hidden" not in folder.log.read_text()
+    assert folder.receivers.stat().st_mode & 0o077 == 0

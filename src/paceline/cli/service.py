@@ -45,6 +45,7 @@ def deploy(**given: Any) -> None:
         tls=service_options.tls(given),
         target=given["compute"] or "local",
         overwrite=given["overwrite"],
+        notify=given["notify"] or (),
         tags=service_options.tags(given["tag"]),
         **service_options.settings(given),
     )

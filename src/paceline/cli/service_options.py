@@ -101,6 +101,9 @@ DEPLOY = (
     VerbOption("--compute", "Compute target; default: local.", "TARGET", complete="targets"),
     VerbOption("--tag", "Tag; may be repeated.", "KEY=VALUE", list),
     VerbOption("--overwrite", "Replace a service of this name.", type=bool),
+    VerbOption(
+        "--notify", "Receiver of a message when the service is down, as of `run`; may be repeated.", "RECEIVER", list
+    ),
     *_WHAT[-2:],
 )
 

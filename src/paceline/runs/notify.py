@@ -1,4 +1,4 @@
-"""Send notifications of a run: webhooks, sendmail and commands, in parallel, each at most a minute.
+"""Send notifications of runs and services: webhooks, sendmail and commands, in parallel, each at most a minute.
 
 The supervisor sends most of them. If it was killed, the process that closes the run under its lock sends those of the end.
 
@@ -19,7 +19,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from email.message import EmailMessage
+from pathlib import Path
 
 from paceline.job.notify import NotifyEvent, key_of, place_of
 from paceline.runs import states, store, tags_and_properties
@@ -52,29 +54,47 @@ def tell(folder: RunFolder, record: RunRecord, event: NotifyEvent, digest: str =
     wanted = [one for one, on in record.receivers.items() if events & on and _heard(one, record) not in told]
     if not wanted:
         return []
-    said, addresses = Said(folder, record, event, digest), read_json(folder.secrets) or {}
+    said = of_run(folder, record, event, digest)
+    # Another user could have written the record, with a command of theirs.
+    if not store.has_own_record(folder):
+        return [_sentence(said, one, "another user wrote the run's record.") for one in wanted]
+    addresses = read_json(folder.secrets) or {}
 
-    def send(one: str) -> str | None:
-        # Another user could have written the record, with a command of theirs.
-        if not store.has_own_record(folder):
-            return "another user wrote the run's record."
-        # A pipeline keeps the secrets of all its steps by their places.
-        why = _told(one, said, addresses.get(key_of(one)) or addresses.get(place_of(one)))
-        if why is None and record.is_terminal:
+    def heard(one: str) -> None:
+        if record.is_terminal:
             with contextlib.suppress(OSError):  # on a full disk, another process may send it again
                 append_line(folder.told, _heard(one, record))
+
+    # A pipeline keeps the secrets of all its steps by their places.
+    found = {one: addresses.get(key_of(one)) or addresses.get(place_of(one)) for one in wanted}
+    return send(said, found, heard)
+
+
+def send(said: Notification, receivers: Mapping[str, str | None], heard: Callable[[str], object] = bool) -> list[str]:
+    """Send a message to all receivers at the same time.
+
+    Return a sentence for each failure.
+
+    receivers: Receiver -> URL of its webhook.
+    heard: Called for each receiver that got the message.
+    """
+
+    def told(one: str) -> str | None:
+        why = _told(one, said, receivers[one])
+        if why is None:
+            heard(one)
         return why
 
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        return [
-            f"{one.partition(':')[0]} was not told of the run's {event} ({one}): {why}"
-            for one, why in zip(wanted, pool.map(send, wanted), strict=True)
-            if why is not None
-        ]
+    with ThreadPoolExecutor(len(receivers) or 1) as pool:
+        return [_sentence(said, one, why) for one, why in zip(receivers, pool.map(told, receivers), strict=True) if why]
+
+
+def _sentence(said: Notification, receiver: str, why: str) -> str:
+    return f"{receiver.partition(':')[0]} was not told of {said.topic} ({receiver}): {why}"
 
 
 def _heard(receiver: str, record: RunRecord) -> dict[str, str]:
-    """Return the line of `told.jsonl` on a receiver that has heard of this end."""
+    """Return the line of `told.jsonl` of a receiver."""
     return {"to": receiver, "status": record.status}
 
 
@@ -95,35 +115,21 @@ class Messenger:
         return [why for sent in self._sent for why in sent.result()]
 
 
-class Said:
-    """The message on a run: a title, and the first lines of a failure report."""
+@dataclass(frozen=True, kw_only=True)
+class Notification:
+    """A message on a run or a service: a title, perhaps a report, and facts.
 
-    def __init__(self, folder: RunFolder, record: RunRecord, event: NotifyEvent, digest: str = "") -> None:
-        name = tags_and_properties.read(folder.notes).name
-        self.record, self.folder, self.event = record, folder, event
-        self.name = name or record.run_id
-        self.title = visible(f"{self.name}: {self._news()}")
-        words = record.hang["text"] if record.hang and event == "hang" else record.failure or ""
-        report = visible(str(words), lines=True).splitlines()
-        self.report = "\n".join([*report[:_LINES], *(["..."] if len(report) > _LINES else [])])
-        self.report = "\n\n".join(filter(None, (self.report, visible(digest, lines=True))))
-        self.facts = {
-            "run": record.run_id,
-            "experiment": record.experiment,
-            "target": record.target or "",
-            "more": f"paceline show {record.run_id}",
-        }
+    topic: Its event, for the sentence on a failure, such as "the run's end". data: JSON for programs. variables: For commands,
+    which run in `folder`.
+    """
 
-    def _news(self) -> str:
-        record = self.record
-        if record.is_terminal:
-            return end_text(record)
-        if self.event == "best":
-            return "new best trial"
-        if self.event == "quota":
-            return f"{record.status}, {record.waiting_for}"
-        on = f" on {some(record.attempts[-1].nodes, 3)}" if self.event == "start" and record.attempts else ""
-        return f"{hang_status(record)}{on}"
+    title: str
+    topic: str
+    report: str
+    facts: Mapping[str, str]
+    data: Mapping[str, object]
+    folder: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
         """Return the message as plain text."""
@@ -135,23 +141,62 @@ class Said:
         return f"{self.report}\n\n{facts}" if self.report else facts
 
     def to_json(self) -> dict[str, object]:
-        record = self.record
-        failure = {"cause": record.failure.cause, "message": record.failure.message} if record.failure else None
-        return {
+        return {**self.data, "text": self.text()}
+
+
+def of_run(folder: RunFolder, record: RunRecord, event: NotifyEvent, digest: str = "") -> Notification:
+    """Return the message on a run: after a failure, with the first lines of the report."""
+    name = tags_and_properties.read(folder.notes).name or record.run_id
+    words = record.hang["text"] if record.hang and event == "hang" else record.failure or ""
+    failure = {"cause": record.failure.cause, "message": record.failure.message} if record.failure else None
+    return Notification(
+        title=visible(f"{name}: {_news(record, event)}"),
+        topic=f"the run's {event}",
+        report="\n\n".join(filter(None, (first_lines(str(words)), visible(digest, lines=True)))),
+        facts={
+            "run": record.run_id,
+            "experiment": record.experiment,
+            "target": record.target or "",
+            "more": f"paceline show {record.run_id}",
+        },
+        data={
             "run_id": record.run_id,
-            "event": self.event,
-            "display_name": self.name,
+            "event": event,
+            "display_name": name,
             "experiment": record.experiment,
             "status": record.status,
             "target": record.target,
             "exit_code": record.exit_code,
             "duration_s": record.duration_s,
             "failure": failure,
-            "text": self.text(),
-        }
+        },
+        folder=folder.path,
+        variables={
+            "PACELINE_RUN_ID": record.run_id,
+            "PACELINE_RUN_DIR": str(folder.path),
+            "PACELINE_RUN_STATUS": record.status,
+        },
+    )
 
 
-def slack_message(said: Said) -> dict[str, object]:
+def first_lines(report: str) -> str:
+    """Return the lines of a report that a message has room for."""
+    lines = visible(report, lines=True).splitlines()
+    return "\n".join([*lines[:_LINES], *(["..."] if len(lines) > _LINES else [])])
+
+
+def _news(record: RunRecord, event: NotifyEvent) -> str:
+    if record.is_terminal:
+        return end_text(record)
+    if event == "best":
+        return "new best trial"
+    if event == "quota":
+        return f"{record.status}, {record.waiting_for}"
+    on = f" on {some(record.attempts[-1].nodes, 3)}" if event == "start" and record.attempts else ""
+    return f"{hang_status(record)}{on}"
+
+
+def slack_message(said: Notification) -> dict[str, object]:
     """Return the message in Slack's format, with a bold title and a code block."""
 
     def plain(text: str) -> str:
@@ -162,7 +207,7 @@ def slack_message(said: Said) -> dict[str, object]:
     return {"text": f"*{plain(said.title)}*{report}\n{facts}"}
 
 
-def teams_message(said: Said) -> dict[str, object]:
+def teams_message(said: Notification) -> dict[str, object]:
     """Return the message in the format of a Teams workflow."""
     body: list[dict[str, object]] = [{"type": "TextBlock", "text": said.title, "weight": "Bolder", "wrap": True}]
     if said.report:
@@ -181,15 +226,15 @@ def teams_message(said: Said) -> dict[str, object]:
     }
 
 
-_MESSAGES: dict[str, Callable[[Said], object]] = {
+_MESSAGES: dict[str, Callable[[Notification], object]] = {
     "slack": slack_message,
     "teams": teams_message,
-    "webhook": Said.to_json,
-    "ntfy": Said.text,
+    "webhook": Notification.to_json,
+    "ntfy": Notification.text,
 }
 
 
-def _told(one: str, said: Said, address: str | None) -> str | None:
+def _told(one: str, said: Notification, address: str | None) -> str | None:
     """Send one notification. Return None, or a sentence on the error."""
     kind, _, rest = one.partition(":")
     try:
@@ -205,7 +250,7 @@ def _told(one: str, said: Said, address: str | None) -> str | None:
         return f"{type(error).__name__}."
 
 
-def _apprise(url: str, said: Said) -> str | None:
+def _apprise(url: str, said: Notification) -> str | None:
     import logging
     import re
 
@@ -248,7 +293,7 @@ def _post(url: str, message: object) -> str | None:
         return f"{type(error).__name__}."
 
 
-def _mail(to: str, said: Said) -> str | None:
+def _mail(to: str, said: Notification) -> str | None:
     program = shutil.which("sendmail") or next((path for path in _SENDMAIL if os.access(path, os.X_OK)), None)
     if program is None:
         return f"there is no sendmail on {os.uname().nodename}."
@@ -260,23 +305,17 @@ def _mail(to: str, said: Said) -> str | None:
     return _run([program, "-t", "-oi"], message.as_bytes(), None, said.folder)
 
 
-def _command(words: list[str], said: Said) -> str | None:
-    record = said.record
-    variables = {
-        "PACELINE_RUN_ID": record.run_id,
-        "PACELINE_RUN_DIR": str(said.folder.path),
-        "PACELINE_RUN_STATUS": record.status,
-        "PACELINE_RUN_TEXT": said.text(),
-    }
+def _command(words: list[str], said: Notification) -> str | None:
+    variables = {**said.variables, "PACELINE_RUN_TEXT": said.text()}
     return _run(words, json.dumps(said.to_json()).encode(), variables, said.folder)
 
 
-def _run(words: list[str], given: bytes, variables: Mapping[str, str] | None, folder: RunFolder) -> str | None:
+def _run(words: list[str], given: bytes, variables: Mapping[str, str] | None, folder: Path) -> str | None:
     environment = {**processes.shell_environment(), **(variables or {})}
     try:
         # In the run's folder, also if another process than the supervisor starts the command.
         done = subprocess.run(
-            words, input=given, env=environment, cwd=folder.path, capture_output=True, timeout=_COMMAND_S, check=False
+            words, input=given, env=environment, cwd=folder, capture_output=True, timeout=_COMMAND_S, check=False
         )
     except subprocess.TimeoutExpired:
         return f"it did not end within {_COMMAND_S:g} s."

@@ -130,7 +130,9 @@ class Guardian:
                 if not record.served:
                     store.change(self.folder, record, state=FAILED, **changes)
                     return None
-                store.change(self.folder, record, state=UNHEALTHY, failure=str(error))
+                changed = store.change(self.folder, record, state=UNHEALTHY, is_told_down=True, failure=str(error))
+                if not record.is_told_down:
+                    store.tell_down(self.folder, changed)
             if target.state != UP or self.is_ended:
                 # The next process that reads the service's record settles the request to stop.
                 return None

@@ -7,10 +7,12 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from paceline.errors import ServiceError, ServiceFailedError, ServiceNotFoundError
+from paceline.data.stores.credentials import read_place
+from paceline.errors import DataError, ServiceError, ServiceFailedError, ServiceNotFoundError
+from paceline.job.notify import check_notify, check_programs, place_of
 from paceline.runs import store as runs_store
 from paceline.runs.record import user_name, utc_now
 from paceline.services import keys, revise, store
@@ -19,7 +21,7 @@ from paceline.services.listener import check_free
 from paceline.services.record import HEALTHY, NOT_RESPONDING, UP, DesiredState, Revision, ServiceRecord
 from paceline.services.revision_spec import RevisionSpec, check_workers
 from paceline.system import locks
-from paceline.system.files import write_json
+from paceline.system.files import PRIVATE, write_json
 from paceline.system.listening import is_loopback
 from paceline.targets import configured
 
@@ -40,6 +42,7 @@ def deploy(
     tls: tuple[str, str] | None = None,
     target: str = "local",
     overwrite: bool = False,
+    notify: Sequence[str] | str = (),
     tags: Mapping[str, object] | None = None,
     description: str = "",
 ) -> ServiceFolder:
@@ -49,6 +52,7 @@ def deploy(
     auth: Whether requests need a key; by default only where other machines can reach the host.
     tls: Files of certificate and key.
     overwrite: Update an existing service of this name.
+    notify: Receivers of a message when the service fails or restarts do not bring it back.
 
     Raises:
         UserError: An argument is wrong. All mistakes that can be detected before a process starts are reported.
@@ -64,6 +68,7 @@ def deploy(
             "auth=False, or listen at 127.0.0.1 of 'local'."
         )
     tls_cert, tls_key = _checked_tls(tls)
+    receivers = _receivers([notify] if isinstance(notify, str) else list(notify))
     folder = ServiceFolder(store.services_dir(workspace_dir) / name)
     if folder.record.exists():
         if not overwrite:
@@ -71,7 +76,10 @@ def deploy(
                 f"there is a service {name!r} already. Change it by `paceline service update {name}`, delete it by `paceline "
                 f"service delete {name}`, or deploy with overwrite=True (`--overwrite`)."
             )
-        return _overwrite(folder, spec, workers=workers, port=port, auth=auth)
+        _overwrite(folder, spec, workers=workers, port=port, auth=auth)
+        if receivers:
+            write_json(folder.receivers, receivers, mode=PRIVATE)
+        return folder
     _check_server()
     check_free(host, port)
     record = ServiceRecord(
@@ -90,7 +98,7 @@ def deploy(
         description=description,
         owner=runs_store.owner(),
     )
-    _make(folder, record, spec, workers)
+    _make(folder, record, spec, workers, receivers)
     return folder
 
 
@@ -210,7 +218,13 @@ def _failure_text(folder: ServiceFolder, record: ServiceRecord) -> str:
     )
 
 
-def _make(folder: ServiceFolder, record: ServiceRecord, spec: RevisionSpec, workers: int) -> None:
+def _make(
+    folder: ServiceFolder,
+    record: ServiceRecord,
+    spec: RevisionSpec,
+    workers: int,
+    receivers: Mapping[str, str | None],
+) -> None:
     hidden = ServiceFolder(folder.path.with_name(f".new-{folder.name}-{os.urandom(4).hex()}"), folder.name)
     try:
         hidden.logs.mkdir(parents=True)
@@ -218,6 +232,8 @@ def _make(folder: ServiceFolder, record: ServiceRecord, spec: RevisionSpec, work
         revise.write(hidden, spec, why="deployed")
         if record.has_keys:
             keys.make(hidden)
+        if receivers:
+            write_json(hidden.receivers, receivers, mode=PRIVATE)
         write_json(
             hidden.wanted,
             DesiredState(workers=workers, by=record.deployed_by, time_utc=record.created_utc, why="deployed").to_json(),
@@ -239,9 +255,7 @@ def _make(folder: ServiceFolder, record: ServiceRecord, spec: RevisionSpec, work
         shutil.rmtree(hidden.path, ignore_errors=True)
 
 
-def _overwrite(
-    folder: ServiceFolder, spec: RevisionSpec, *, workers: int, port: int, auth: bool | None
-) -> ServiceFolder:
+def _overwrite(folder: ServiceFolder, spec: RevisionSpec, *, workers: int, port: int, auth: bool | None) -> None:
     record = store.stored(folder)
     if port and port != record.port:
         raise ServiceError(
@@ -254,7 +268,18 @@ def _overwrite(
             f"it first: `paceline service delete {folder.name}`."
         )
     update(folder, spec, workers=workers, why="deployed again")
-    return folder
+
+
+def _receivers(notify: Sequence[str]) -> dict[str, str | None]:
+    """Return the checked receivers of messages with the URLs of their webhooks."""
+    found: dict[str, str | None] = {}
+    check_programs(notify := check_notify(notify), is_here=True)
+    for one in notify:
+        try:
+            found[one] = None if (place := place_of(one)) is None else read_place(place)
+        except DataError as error:
+            raise ServiceError(f"notify={one!r}: {error}") from error
+    return found
 
 
 def _checked_port(port: object) -> int:

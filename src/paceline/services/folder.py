@@ -8,6 +8,7 @@
   wanted.lock         held while wanted.json or a revision is written
   supervisor.lock     held by the supervisor
   keys.json           the two keys, private
+  receivers.json      receivers of messages, with the URLs of their webhooks, private
   logs/service.log    output of supervisor and servers; service.log.1: the previous log
   revisions/<n>/      revision.json; source/: the copy in which the script runs; models/: copies of models given by path; hashes/;
                       prepared.json: the environment
@@ -39,6 +40,7 @@ class ServiceFolder:
     wanted_lock = PathAttribute("wanted.lock")
     lock = PathAttribute("supervisor.lock")
     keys = PathAttribute("keys.json")
+    receivers = PathAttribute("receivers.json")
     logs = PathAttribute("logs")
     log = PathAttribute("logs/service.log")
     old_log = PathAttribute("logs/service.log.1")

@@ -55,6 +55,7 @@ class DeployOptions(ServingOptions, total=False):
     tls: tuple[str, str] | None
     target: str
     overwrite: bool
+    notify: Sequence[str] | str
     tags: Mapping[str, object] | None
     description: str
 
@@ -104,6 +105,7 @@ class Service:
         tls: tuple[str, str] | None = None,
         target: str = "local",
         overwrite: bool = False,
+        notify: Sequence[str] | str = (),
         tags: Mapping[str, object] | None = None,
         description: str = "",
         **settings: Unpack[ServingOptions],
@@ -129,6 +131,7 @@ class Service:
             tls: PEM files of certificate and key.
             target: Compute target that serves the models.
             overwrite: Update an existing service of this name, without losing a request.
+            notify: Receivers of a message when the service fails or restarts do not bring it back, as for a run.
             tags: Tags of the service.
             description: Text for people.
             settings: max_batch, max_queue, max_body_bytes, timeout_s, load_timeout_s, memory_limit_bytes, drain_s, threads,
@@ -156,6 +159,7 @@ class Service:
             tls=tls,
             target=target,
             overwrite=overwrite,
+            notify=notify,
             tags=tags,
             description=description,
         )

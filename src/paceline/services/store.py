@@ -19,6 +19,7 @@ from typing import Any
 from paceline.errors import PacelineError, ServiceError, ServiceNotFoundError
 from paceline.runs import store as runs_store
 from paceline.runs.record import Owner, user_name, utc_now
+from paceline.runs.visible import visible
 from paceline.services.folder import MARK, ServiceFolder
 from paceline.services.record import (
     AT_REST,
@@ -108,6 +109,8 @@ def change(folder: ServiceFolder, record: ServiceRecord, **changes: Any) -> Serv
         return record
     if new.state != record.state:
         new = dataclasses.replace(new, since_utc=now)
+        if new.state == FAILED:
+            tell_down(folder, new)
     write_json(folder.record, new.to_json(), mode=OWNED)
     if (new.state, new.revision, new.failure) != (record.state, record.revision, record.failure):
         append_line(
@@ -121,6 +124,26 @@ def change(folder: ServiceFolder, record: ServiceRecord, **changes: Any) -> Serv
             },
         )
     return new
+
+
+def tell_down(folder: ServiceFolder, record: ServiceRecord) -> None:
+    """Send the messages that the service is down. Log failures."""
+    receivers = read_json(folder.receivers) if runs_store.is_mine(folder.receivers) else None
+    if not receivers:
+        return
+    from paceline.runs.notify import Notification, first_lines, send  # slow to load, and few services have receivers
+
+    why = first_lines(record.failure or record.last_end or "")
+    message = Notification(
+        title=visible(f"service {record.name}: {record.state}"),
+        topic="the service's failure",
+        report=why,
+        facts={"service": record.name, "more": f"paceline service logs {record.name}"},
+        data={"service": record.name, "event": "failure", "state": record.state, "failure": why},
+        folder=folder.path,
+    )
+    with open(folder.log, "a") as log:
+        log.writelines(f"{why}\n" for why in send(message, receivers))
 
 
 def revision(folder: ServiceFolder, number: int) -> Revision:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 from dataclasses import dataclass
 
 from paceline.errors import PacelineError
 from paceline.runs import store as runs_store
 from paceline.runs.driver_log import say
+from paceline.runs.record import parse_utc
 from paceline.services import keys, store
 from paceline.services.folder import ServiceFolder
 from paceline.services.load import LoadHistory
@@ -50,6 +52,8 @@ _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 #: Seconds of serving after which a server's end does not count as a failed start.
 _STEADY_S = 60.0
 _SHORTEN_S = 30.0
+#: The service is down if its server has died this often in a row, or gives no answer for so many seconds after its death.
+_MOST_DEATHS, _DOWN_S = 3, 60.0
 
 
 @dataclass
@@ -110,6 +114,7 @@ class Supervisor:
             self._look(target)
             if self.record.state == FAILED and self.record.settled == store.desired(self.folder).serial:
                 return self._close()
+            self._tell_if_down()
             self._tidy()
             self.wake.sleep(_PAUSE_S if self.change is None else _PAUSE_WHILE_CHANGING_S)
 
@@ -267,6 +272,17 @@ class Supervisor:
                 self.server.reload()
             elif self.record.revision is not None:
                 self._begin(self.record.revision, self.record.workers or 1, None)
+
+    def _tell_if_down(self) -> None:
+        """Send messages if restarts do not bring the service back."""
+        since_s = time.time() - parse_utc(self.record.since_utc).timestamp()
+        if self.record.state == HEALTHY and self.record.is_told_down and since_s > _STEADY_S:
+            self._note(is_told_down=False)
+        is_down = self.record.state == UNHEALTHY and self.deaths and (self.deaths >= _MOST_DEATHS or since_s > _DOWN_S)
+        if is_down and not self.record.is_told_down:
+            self._note(is_told_down=True)
+            # In a thread, because the server is restarted meanwhile.
+            threading.Thread(target=store.tell_down, args=(self.folder, self.record)).start()
 
     def _tidy(self) -> None:
         # Reap orphans. The objects that started this process's own children wait for those, to get their exit codes.
