@@ -12,7 +12,7 @@ _KEPT = {
     "test_multiprocessing_works_in_a_script": ("single-fork", "mpi-spawn"),
     "test_each_worker_sees_its_own_gpu": ("gloo-2", "mpi-1"),
     "test_no_child_of_a_child_outlives_the_run": ("single-success", "single-cancel", "mpi-failure"),
-    "test_under_mpirun_the_exit_code_is_the_workers_own": ("wheel-sys.exit(3)", "system-a null pointer"),
+    "test_exit_code_of_an_mpirun_run_is_that_of_its_failed_worker": ("wheel-sys.exit(3)", "system-a null pointer"),
     "test_a_script_whose_name_looks_like_an_option_runs_under_mpirun": ("wheel---.py", "system-sub folder/-y.py"),
     "test_a_module_runs_as_under_python_m": ("None-1", "mpi-2"),
     "test_mpi4py_sums_over_two_workers_and_a_raising_rank_ends_the_other": ("system",),
@@ -23,7 +23,7 @@ _KEPT = {
         "ssh",
         "slurm, login host",
     ),
-    "test_trials_of_two_nodes_are_judged_and_the_parent_s_end_is_theirs": ("ssh",),
+    "test_policy_judges_two_node_trials_and_canceling_the_sweep_ends_them": ("ssh",),
     # TensorFlow takes eight seconds of a processor to load.
     "test_examples_of_each_sdk_era_run_unchanged": ("2019", "2020", "2022"),
     "test_documented_programs_of_each_library_run": ("torch", "pandas"),
@@ -40,8 +40,8 @@ _KEPT = {
     "test_permanently_broken_connection_raises_and_leaves_no_partial_file": ("obstore",),
     "test_fingerprint_changes_with_the_content_of_an_s3_object": ("obstore",),
     # uv and pip are given the same words; pip takes seconds for what uv does at once.
-    "test_a_password_from_a_variable_is_used_and_kept_nowhere": ("uv",),
-    "test_hashes_are_checked": ("uv",),
+    "test_index_password_from_a_variable_is_used_but_not_stored": ("uv",),
+    "test_requirement_hashes_are_verified": ("uv",),
     "test_editable_folder_is_used_in_place": ("uv-False",),
     "test_newer_version_in_a_layer_overrides_the_base": ("uv",),
     # What podman and docker are asked is one command line; each is asked it in the tests of containers that stay.

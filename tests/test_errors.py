@@ -80,5 +80,5 @@ def test_every_exception_is_a_paceline_error(name):
     assert issubclass(own_classes()[name], PacelineError)
 
 
-def test_a_failed_run_carries_its_report():
+def test_run_failed_error_has_a_report_attribute():
     assert RunFailedError("run x failed").report is None

@@ -51,26 +51,26 @@ BACKENDS = {
 
 @pytest.mark.promise("estimators-sdk-s-names-defaults")
 @pytest.mark.parametrize(("kind", "names"), NAMES)
-def test_the_sdk_s_names_and_defaults_hold(kind, names):
+def test_estimators_have_the_names_and_defaults_of_the_azure_sdk(kind, names):
     parameters = inspect.signature(kind).parameters
     assert {name: parameters[name].default for name in names} == names
     assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in names)
 
 
 @pytest.mark.parametrize("kind", [Estimator, PyTorch, TensorFlow, SKLearn])
-def test_everything_after_source_directory_is_named(kind):
+def test_only_source_directory_is_a_positional_parameter(kind):
     with pytest.raises(TypeError):
         kind(".", "train.py")
 
 
 @pytest.mark.parametrize("name", ["node_count", "process_count_per_node", "distributed_backend"])
-def test_sklearn_knows_nothing_of_several_processes(name):
+def test_sklearn_refuses_parameters_for_several_processes(name):
     with pytest.raises(TypeError, match=name):
         SKLearn(entry_script="train.py", **{name: 1})
 
 
 @pytest.mark.parametrize("nothing", ["", None])
-def test_no_source_directory_is_the_working_directory(nothing):
+def test_source_directory_defaults_to_the_working_directory(nothing):
     assert Estimator(nothing, entry_script="train.py").source_directory == "."
 
 
@@ -105,7 +105,7 @@ def test_job_has_the_estimators_framework(kind, framework):
 @pytest.mark.parametrize(
     ("kind", "backend"), [(kind, backend) for kind, known in BACKENDS.items() for backend in known]
 )
-def test_each_class_takes_its_backends(kind, backend):
+def test_each_estimator_accepts_its_backends(kind, backend):
     estimator = kind(entry_script="train.py", distributed_backend=backend, use_gpu=backend == "nccl")
     assert estimator.job().distributed_backend == backend
 
@@ -219,7 +219,7 @@ def test_invalid_script_params_are_refused(params, said):
 
 
 @pytest.mark.parametrize("kind", [Estimator, PyTorch, TensorFlow, SKLearn])
-def test_arguments_are_the_words_as_they_stand_after_script_params(kind):
+def test_arguments_follow_script_params_unchanged(kind):
     given = ["fit", "--set", "a=1", "--set", "b=2", "--sizes", 64, 1.5, "", Path("a b/c"), "-", "--"]
     words = ("fit", "--set", "a=1", "--set", "b=2", "--sizes", "64", "1.5", "", "a b/c", "-", "--")
     assert kind(entry_script="train.py", arguments=given).job().arguments == words
@@ -261,14 +261,14 @@ def test_datastore_or_dataset_argument_is_mounted_as_a_folder(tmp_path):
     assert Estimator(entry_script="train.py", inputs=[store, train]).job().inputs == mounted
 
 
-def test_data_in_the_params_is_an_input_and_its_name_an_argument():
+def test_data_in_script_params_becomes_an_input_and_a_variable_argument():
     job = Estimator(entry_script="train.py", script_params={"--data": MNIST, "--lr": 1}, inputs=[MNIST]).job()
     assert job.arguments == ("--data", "$AZUREML_DATAREFERENCE_mnist", "--lr", "1")
     assert job.inputs == (MNIST,)
 
 
 @pytest.mark.parametrize("inputs", ["mnist", MNIST, {"a": MNIST}])
-def test_inputs_are_a_list(inputs):
+def test_inputs_that_are_no_list_are_refused(inputs):
     with pytest.raises(JobError, match="is not a list"):
         Estimator(entry_script="train.py", inputs=inputs)
 
@@ -335,7 +335,7 @@ class TestRequirementFiles:
         estimator = Estimator("code", entry_script="train.py", **{parameter: "needs.txt"})
         assert "numpy" in str(getattr(estimator.job().environment, field))
 
-    def test_the_source_directory_s_own_comes_first(self, tmp_path, parameter, text, field):
+    def test_named_file_in_the_source_directory_takes_precedence(self, tmp_path, parameter, text, field):
         write_tree(tmp_path, {"code/needs.txt": text.format("torch"), "needs.txt": text.format("numpy")})
         estimator = Estimator("code", entry_script="train.py", **{parameter: "needs.txt"})
         assert "torch" in str(getattr(estimator.job().environment, field))
@@ -417,7 +417,7 @@ def test_the_job_is_made_once_with_the_estimator(monkeypatch):
     ],
     ids=["an attribute", "a parameter", "one more", "an argument", "another"],
 )
-def test_a_value_that_was_changed_since_counts(change, arguments, node_count):
+def test_attribute_changed_after_construction_is_used(change, arguments, node_count):
     estimator = PyTorch(entry_script="train.py", script_params={"--lr": 1}, arguments=["a"], distributed_backend="gloo")
     change(estimator)
     assert (estimator.job().arguments, estimator.job().node_count) == (arguments, node_count)
@@ -431,7 +431,7 @@ def test_invalid_value_added_later_is_refused_by_job():
             estimator.job()
 
 
-def test_a_requirements_file_that_was_edited_since_counts(tmp_path):
+def test_requirements_file_edited_after_construction_is_read_again(tmp_path):
     # A cell with the estimator is run once, the file is mended, and the cell that submits is run again.
     (tmp_path / "requirements.txt").write_text("einops==0.7\n")
     estimator = PyTorch(str(tmp_path), entry_script="train.py", pip_requirements_file="requirements.txt")
@@ -439,7 +439,7 @@ def test_a_requirements_file_that_was_edited_since_counts(tmp_path):
     assert "einops==0.8" in (estimator.job().environment.pip_requirements or "")
 
 
-def test_nothing_else_may_be_overridden():
+def test_override_of_another_parameter_is_refused():
     with pytest.raises(JobError, match="can't override node_count; it can override arguments, inputs, script_params"):
         with_overrides(PyTorch(entry_script="train.py"), {"node_count": 2})
 

@@ -60,7 +60,7 @@ def third_party(modules: set[str]) -> set[str]:
 
 
 @pytest.mark.promise("importing-paceline-loads-third-party")
-def test_importing_paceline_loads_next_to_nothing():
+def test_importing_paceline_loads_no_other_modules():
     loaded = loaded_by("import paceline")
     assert third_party(loaded) == set()
     assert not loaded & {"json", "dataclasses", "inspect", "subprocess", "tempfile", "asyncio", "importlib.metadata"}
@@ -107,5 +107,5 @@ optuna.importance.get_param_importances(study)
     assert not {"torch", "triton", "tensorflow", "keras", "jax"} & loaded
 
 
-def test_the_check_would_see_a_third_party_module():
+def test_loaded_third_party_module_is_detected():
     assert "pathspec" in third_party(loaded_by("import pathspec"))

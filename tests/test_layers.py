@@ -190,7 +190,7 @@ FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init
 
 
 @pytest.mark.promise("arrows-point-one-way-modules")
-def test_every_import_follows_an_arrow():
+def test_every_import_follows_the_layers():
     wrong = []
     for path in FILES:
         module = module_of(path)
@@ -228,7 +228,7 @@ def test_every_import_follows_an_arrow():
         ("compat.horovod.aliases", "import paceline.workspace", "compat.horovod.aliases imports paceline.workspace"),
     ],
 )
-def test_a_wrong_arrow_would_be_seen(module, code, complaint):
+def test_import_against_the_layers_is_detected(module, code, complaint):
     package = f"paceline.{module}".rpartition(".")[0]
     assert complaints(module, imports(code, package)) == [complaint]
 
@@ -279,7 +279,7 @@ BELOW_AZURE = {
 }
 
 
-def test_azure_names_are_built_on_the_public_packages() -> None:
+def test_azureml_modules_import_only_public_packages() -> None:
     assert len(BELOW_AZURE) == 15
     found: set[str] = set()
     for path in (SOURCE / "compat" / "azureml").rglob("*.py"):
@@ -293,7 +293,7 @@ def test_azure_names_are_built_on_the_public_packages() -> None:
     assert {module_in(name) for name in own if not name.startswith("compat.")} == BELOW_AZURE
 
 
-def test_packages_are_imported_by_their_border_alone():
+def test_packages_are_imported_only_through_their_public_modules():
     wrong = []
     for path in [*FILES, SOURCE / "__init__.py"]:
         wrong += inner_imports(module_of(path), imports(path.read_bytes(), "paceline"))
@@ -309,11 +309,11 @@ def test_packages_are_imported_by_their_border_alone():
         "import paceline.checkpoint.values",
     ],
 )
-def test_import_past_a_border_is_found(code):
+def test_import_of_an_inner_module_is_detected(code):
     assert len(inner_imports("compat.horovod.torch", imports(code, "paceline"))) == 1
 
 
-def test_import_from_a_border_is_accepted():
+def test_import_of_a_public_module_is_accepted():
     code = "from paceline import checkpoint\nfrom paceline.checkpoint.api import write_file\nfrom paceline.parallel import Layout"
     assert inner_imports("compat.horovod.torch", imports(code, "paceline")) == []
 
@@ -334,7 +334,7 @@ def test_every_file_is_python_3_10():
     assert wrong == []
 
 
-def test_programs_define_everything_before_they_start() -> None:
+def test_programs_define_all_functions_before_main_runs() -> None:
     """The story: functions were moved behind `if __name__ == "__main__": sys.exit(main())`, which never saw them."""
     late = []
     for path in (path for path in FILES if b"__main__" in path.read_bytes()):

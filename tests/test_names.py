@@ -55,6 +55,6 @@ def test_class_names_are_unique() -> None:
     assert {name for name, _ in twice} == OF_BOTH, twice
 
 
-def test_only_names_taken_from_the_sdk_stand_on_both_sides() -> None:
+def test_only_sdk_class_names_exist_in_paceline_and_in_compat() -> None:
     classes = public_classes()
     assert {name for name, is_sdk in classes if is_sdk and (name, False) in classes} == TAKEN_FROM_THE_SDK

@@ -70,7 +70,7 @@ def test_option_gets_another_value(tmp_path: Path, given: str, change: dict[str,
     assert " ".join(made.arguments) == wanted
 
 
-def test_words_of_hydra_are_assigned(tmp_path: Path) -> None:
+def test_rerun_changes_hydra_overrides(tmp_path: Path) -> None:
     folder, job = run_of(
         tmp_path, ("model.lr=0.1", "+x=1"), "import hydra\n@hydra.main(config_name='c')\ndef main(c): ...\n"
     )
@@ -78,7 +78,7 @@ def test_words_of_hydra_are_assigned(tmp_path: Path) -> None:
     assert made.arguments == ("model.lr=0.5", "seed=7")
 
 
-def test_options_of_click_are_read(tmp_path: Path) -> None:
+def test_click_options_of_a_script_are_detected(tmp_path: Path) -> None:
     folder, job = run_of(tmp_path, ("--lr", "1", "--shout"), CLICK)
     assert [(one.name, one.value, one.is_switch) for one in parameters(folder)] == [
         ("--lr", "1", False),

@@ -38,7 +38,7 @@ def test_more_gpus_than_there_are_is_refused(tmp_path, monkeypatch):
     assert "2 workers" in str(error)
 
 
-def test_cores_to_reserve_are_refused_where_an_engine_shares_them_out(tmp_path):
+def test_reserved_cores_are_refused_on_other_targets_than_local(tmp_path):
     add(tmp_path / "ws", Configured(name="lab", kind="ssh", settings={"hosts": ["a"]}))
     error = refused(tmp_path, make_job(compute_target="lab", cores=0))
     assert "cores=0: compute target 'lab' is of kind ssh" in str(error)
@@ -48,7 +48,7 @@ def test_cores_to_reserve_are_refused_where_an_engine_shares_them_out(tmp_path):
     ("given", "text"),
     [({"use_gpu": True, "gpu_share": 0.5}, "gpu_share=0.5"), ({"priority": "high"}, "priority='high'")],
 )
-def test_share_of_a_gpu_and_priority_are_refused_where_the_engine_has_the_queue(tmp_path, given, text):
+def test_gpu_share_and_priority_are_refused_on_engines_with_their_own_queue(tmp_path, given, text):
     add(tmp_path / "ws", Configured(name="cluster", kind="slurm", settings={}))
     error = refused(tmp_path, make_job(compute_target="cluster", **given))
     assert isinstance(error, JobError)
@@ -126,7 +126,7 @@ def test_invalid_or_too_old_interpreter_is_refused(tmp_path, text, said):
 
 
 @pytest.mark.parametrize("version", ["3.10", "3.13", "4.0"])
-def test_an_interpreter_that_is_new_enough_is_taken(tmp_path, version):
+def test_supported_interpreter_is_accepted(tmp_path, version):
     program = write_program(tmp_path / "python", f"#!/bin/sh\necho {version}\n")
     check(make_job(environment=Environment(python=str(program))), tmp_path)
 
@@ -180,7 +180,7 @@ def test_too_long_argument_or_variable_is_refused_by_name(values, what):
     assert len(str(caught.value)) < 400
 
 
-def test_longest_argument_and_variable_that_linux_takes_are_taken():
+def test_longest_argument_and_variable_of_linux_are_accepted():
     job = make_job(arguments=("x" * 131_071,), environment_variables={"BIG": "x" * 131_067})
     assert values_of(job, {}) == {}
     assert subprocess.run(["true", *job.arguments], env=dict(job.environment_variables), check=False).returncode == 0

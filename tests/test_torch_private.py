@@ -83,7 +83,7 @@ def test_private_torch_name_exists(name):
     assert getattr(torch_private, name) is not None
 
 
-def test_torch_knows_a_process_group_over_mpi():
+def test_torch_can_create_a_process_group_over_mpi():
     assert isinstance(c10d._MPI_AVAILABLE, bool)
     assert "ProcessGroupMPI.create(" in inspect.getsource(sys.modules[c10d.__name__])
     assert isinstance(getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()), set)
@@ -96,7 +96,7 @@ def test_tcp_store_takes_a_listening_socket():
     assert "TCPStore(" in inspect.getsource(rendezvous)
 
 
-def test_methods_of_a_process_group_that_python_replaces_are_there():
+def test_process_group_has_the_methods_that_paceline_overrides():
     missing = [
         name
         for name in ("_device_types", "_get_backend", "_set_group_name", "_set_group_desc", "group_name", "group_desc")
@@ -132,7 +132,7 @@ def test_a_change_in_place_is_seen_in_the_version_of_every_view():
             bool(whole.sum() > 0)
 
 
-def test_masks_of_two_lookups_are_two_also_where_torch_calls_them_equal(monkeypatch):
+def test_masks_of_two_embeddings_are_distinguished_even_if_torch_compares_them_equal(monkeypatch):
     class Older:
         def __init__(self, offset_shape, offset_dim=0):
             self.offset_shape, self.mask_buffer = offset_shape, object()

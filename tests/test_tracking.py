@@ -173,7 +173,7 @@ def test_sys_exit_of_a_tracked_program_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(sys.exit)) is sys.exit
 
 
-def test_log_without_init_is_one_sentence() -> None:
+def test_log_without_init_raises_with_the_next_step() -> None:
     with pytest.raises(RunStateError, match=r"^paceline.log\(\) has no run to log to. Call paceline.init\(\) before"):
         paceline.log("loss", 1)
 
@@ -190,7 +190,7 @@ def test_second_init_returns_the_same_run_and_adds_parameters(capsys: pytest.Cap
     assert (run.status, other.status, other.experiment.name) == ("Completed", "Running", "other")
 
 
-def test_run_that_was_ended_by_its_handle_is_not_logged_to_again() -> None:
+def test_init_after_a_run_was_ended_starts_a_new_run() -> None:
     run = paceline.init()
     run.fail("no")
     assert paceline.init() != run

@@ -25,7 +25,7 @@ def test_workspace_is_created_on_first_use_with_a_gitignore(tmp_path):
 
 
 @pytest.mark.promise("workspace-found-variable-configuration-folder")
-def test_the_variable_comes_before_everything(tmp_path, monkeypatch):
+def test_workspace_variable_overrides_the_configuration(tmp_path, monkeypatch):
     write_tree(tmp_path, {"paceline.toml": '[workspace]\npath = "team"\n'})
     monkeypatch.setenv("PACELINE_WORKSPACE", str(tmp_path / "mine"))
     assert Workspace.from_config().path == tmp_path / "mine"
@@ -36,7 +36,7 @@ def test_empty_workspace_variable_is_ignored(tmp_path, monkeypatch):
     assert Workspace.from_config().path == tmp_path / ".paceline"
 
 
-def test_a_tilde_in_the_variable_is_the_home(tmp_path, monkeypatch):
+def test_tilde_in_the_workspace_variable_is_the_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PACELINE_WORKSPACE", "~/ws")
     assert Workspace.from_config().path == tmp_path / "home/ws"
@@ -59,7 +59,7 @@ def test_workspace_path_is_relative_to_its_configuration(tmp_path, monkeypatch, 
     assert Workspace.from_config().path == Path(f"{tmp_path}/a/{path}").resolve()
 
 
-def test_the_configuration_may_be_named(tmp_path, monkeypatch):
+def test_workspace_from_a_given_configuration_file_or_folder(tmp_path, monkeypatch):
     write_tree(tmp_path, {"conf/paceline.toml": '[workspace]\npath = "ws"\n'})
     monkeypatch.setenv("PACELINE_WORKSPACE", "elsewhere")
     assert Workspace.from_config("conf/paceline.toml").path == tmp_path / "conf/ws"
@@ -119,7 +119,7 @@ def test_an_experiment_has_a_plain_name(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../a", "a/b", "_a", "-a", ".a", "a.b", "ü", "a\n", "x" * 201, None, 5])
-def test_another_name_is_refused(tmp_path, name):
+def test_invalid_experiment_name_is_refused(tmp_path, name):
     with pytest.raises(WorkspaceError, match="starts with a letter or digit") as refused:
         Experiment(Workspace("ws"), name)
     assert repr(name) in str(refused.value)
@@ -226,7 +226,7 @@ def test_configuration_of_another_user_is_ignored_until_trusted(foreign, monkeyp
 
 
 @needs_root
-def test_trust_list_of_another_user_counts_for_nothing(foreign, monkeypatch):
+def test_trust_list_owned_by_another_user_is_ignored(foreign, monkeypatch):
     monkeypatch.chdir(foreign)
     workspace_dir.trust(foreign / ".paceline")
     os.chown(foreign.parent / "config/paceline/trusted", 12345, -1)
@@ -234,6 +234,6 @@ def test_trust_list_of_another_user_counts_for_nothing(foreign, monkeypatch):
         Workspace.from_config(create=False)
 
 
-def test_trust_wants_a_folder(tmp_path):
+def test_trusting_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(WorkspaceError, match="is not a folder"):
         workspace_dir.trust(tmp_path / "none")

@@ -57,7 +57,7 @@ def test_restored_workspace_equals_the_original_and_a_second_backup_sends_nothin
     assert linked <= {path.stat().st_ino for path in version.rglob("*")}, "a model's file has its content once"
 
 
-def test_a_changed_file_alone_is_sent_again(filled, tmp_path):
+def test_second_backup_sends_only_changed_files(filled, tmp_path):
     near = place(str(tmp_path / "near"))
     create(filled.path, near)
     (filled.path / "data/table.csv").write_text("a,c\n")
@@ -94,7 +94,7 @@ def test_no_secret_of_a_workspace_is_in_its_backup(filled, tmp_path):
 
 
 @pytest.mark.promise("backup-while-runs-go-on")
-def test_backups_of_a_run_that_goes_on_are_valid_states(workspace, tmp_path):
+def test_each_backup_of_a_running_run_is_a_consistent_state(workspace, tmp_path):
     folder, fd = make_run(workspace.path / "runs", RUN, states.RUNNING)
     log, stop = folder.path / "attempts/1/rank_0.log", threading.Event()
     log.parent.mkdir(parents=True)
@@ -206,7 +206,7 @@ create(Path(sys.argv[1]), place(sys.argv[2]))
 
 
 @pytest.mark.promise("killed-backup-is-none")
-def test_killed_backup_is_no_backup_and_the_next_one_sends_the_rest(filled, tmp_path):
+def test_killed_backup_is_not_listed_and_the_next_one_sends_only_the_rest(filled, tmp_path):
     near = tmp_path / "near"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ends = []
@@ -223,7 +223,7 @@ def test_killed_backup_is_no_backup_and_the_next_one_sends_the_rest(filled, tmp_
 
 
 @pytest.mark.promise("backup-removal-keeps-shared-content")
-def test_keep_removes_old_backups_and_no_content_of_the_others(filled, lab, tmp_path):
+def test_keep_removes_old_backups_but_no_content_that_others_need(filled, lab, tmp_path):
     first = create(filled.path, LAB)
     table = filled.path / "data/table.csv"
     table.write_text("a,b,c\n")
@@ -241,7 +241,7 @@ def test_keep_removes_old_backups_and_no_content_of_the_others(filled, lab, tmp_
         restore(filled.path, LAB, first.backup.id, into=tmp_path / "other")
 
 
-def test_removal_waits_for_no_living_process_and_takes_over_from_a_killed_one(filled, tmp_path):
+def test_lock_of_a_running_process_is_refused_and_of_a_killed_one_taken_over(filled, tmp_path):
     near = place(str(tmp_path / "near"))
     create(filled.path, near)
     expected = pytest.raises(DataError, match=rf"pid {os.getpid()} .* works on the backups")
@@ -281,7 +281,7 @@ def test_place_in_the_workspace_or_above_it_is_refused(filled):
         create(filled.path, place("default"))
 
 
-def test_a_run_that_is_removed_meanwhile_is_no_part_of_the_backup(filled, tmp_path, monkeypatch):
+def test_run_removed_during_a_backup_is_left_out(filled, tmp_path, monkeypatch):
     gone = ended_run(filled.path / "runs", "digits_1700000005_00000005")
     real = making._Copy._entry
 

@@ -66,7 +66,7 @@ def near(tmp_path):
     ],
     ids=str,
 )
-def test_entry_that_no_backup_has_is_refused(filled, near, tmp_path, entries):
+def test_invalid_entry_in_a_file_list_is_refused(filled, near, tmp_path, entries):
     create(filled.path, near)
     data = to_bytes(entries) if isinstance(entries, list) else b'{"entries": 5}'
     sha256 = hashlib.sha256(data).hexdigest()
@@ -81,7 +81,7 @@ def test_entry_that_no_backup_has_is_refused(filled, near, tmp_path, entries):
     assert tree(tmp_path) == before, "nothing was written"
 
 
-def test_links_of_a_list_climb_first_and_stay_in_the_backup():
+def test_link_targets_are_normalized_and_never_leave_the_backup():
     assert link_target("runs/a/snapshot", "../../snapshots/5e") == "../../snapshots/5e"
     assert link_target("runs/a/logs/x", "../attempts/./1/../1/x") == "../attempts/1/x"
     assert link_target("runs/a/x", "../a/session/key") is None
@@ -168,7 +168,7 @@ def test_a_single_run_comes_back_with_its_children_and_snapshot(filled, near, tm
 
 @pytest.mark.promise("killed-restore-goes-on")
 @pytest.mark.parametrize("moved", [0, 1, 4])
-def test_restore_that_was_killed_while_it_moved_files_goes_on(filled, near, tmp_path, monkeypatch, moved):
+def test_restore_killed_while_moving_files_is_completed_by_the_next(filled, near, tmp_path, monkeypatch, moved):
     create(filled.path, near)
     real, left = os.rename, [moved]
 
@@ -210,7 +210,7 @@ def test_restore_that_was_killed_while_it_fetched_does_not_fetch_again(filled, n
     assert (tmp_path / "back/data/table.csv").read_text() == "a,b\n"
 
 
-def test_run_that_went_on_is_failed_with_the_way_to_go_on(workspace, near, tmp_path):
+def test_restored_run_that_was_running_is_failed_with_the_next_step(workspace, near, tmp_path):
     folder, fd = make_run(workspace.path / "runs", RUN, states.RUNNING)
     record = store.stored(folder)
     store.replace_state(folder, dataclasses.replace(record, scratch_dir=str(folder.scratch)))
@@ -227,7 +227,7 @@ def test_run_that_went_on_is_failed_with_the_way_to_go_on(workspace, near, tmp_p
     assert restored.scratch_dir is None
 
 
-def test_list_of_files_goes_to_bytes_and_back():
+def test_file_list_round_trips_through_bytes():
     entries = [
         BackupEntry("folder", "runs"),
         BackupEntry("file", "runs/a/\udcff", 0o600, 5, 7, HASH, is_shared=True),

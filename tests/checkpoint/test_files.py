@@ -47,7 +47,7 @@ def test_newest_checkpoints_stay_and_each_rank_removes_its_own_old_ones(tmp_path
     assert files.parts_in(tmp_path) == [CheckpointPart(7)]
 
 
-def test_two_more_checkpoints_are_kept_if_other_parts_are_elsewhere(tmp_path):
+def test_rank_keeps_two_more_parts_if_other_ranks_use_another_folder(tmp_path):
     write(tmp_path, CheckpointPart(1), *(CheckpointPart(step, 1, 2, "aa") for step in (2, 3, 4, 5)))
     files.remove_old(tmp_path, 1, rank=1, size=2)
     assert sorted(part.step for part in files.parts_in(tmp_path)) == [1, 3, 4, 5]
@@ -79,7 +79,7 @@ def test_invalid_checkpoint_file_is_named_in_the_error(tmp_path, data):
 
 @pytest.mark.parametrize("refuses", ["nothing", "flag", "write"])
 @pytest.mark.parametrize("size", [0, 100, 4096, 3 * 4096 + 1])
-def test_image_is_written_also_where_direct_writes_are_refused(tmp_path, monkeypatch, refuses, size):
+def test_image_is_written_if_the_file_system_refuses_o_direct(tmp_path, monkeypatch, refuses, size):
     pwrite, calls, pieces = os.pwrite, fcntl.fcntl, []
     monkeypatch.setattr(files, "_LEAST_DIRECT", 0)
     monkeypatch.setattr(files, "_PIECE", 4096)
@@ -104,7 +104,7 @@ def test_image_is_written_also_where_direct_writes_are_refused(tmp_path, monkeyp
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_other_error_of_a_direct_write_is_raised(tmp_path, monkeypatch):
+def test_unexpected_error_of_a_direct_write_is_raised(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_LEAST_DIRECT", 0)
     monkeypatch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
     with pytest.raises(OSError, match="broken"):

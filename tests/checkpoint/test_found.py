@@ -73,12 +73,12 @@ def test_tensor_of_another_shape_is_refused_before_anything_changes(tmp_path):
     assert objects["first"].sum() == 0
 
 
-def test_an_address_is_refused():
+def test_url_as_checkpoint_folder_is_refused():
     with pytest.raises(UserError, match="is an address"):
         checkpoint.latest("s3://bucket/checkpoints")
 
 
-def test_parts_are_each_rank_s_own_until_the_ranks_are_others(tmp_path, monkeypatch):
+def test_each_rank_loads_its_own_part_unless_the_world_size_changed(tmp_path, monkeypatch):
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", "2")
@@ -93,7 +93,7 @@ def test_parts_are_each_rank_s_own_until_the_ranks_are_others(tmp_path, monkeypa
 
 
 @pytest.mark.promise("checkpoint-runs-code-whoever-written")
-def test_a_pickle_under_that_name_runs_nothing(tmp_path):
+def test_pickle_named_like_a_checkpoint_is_refused_without_running_it(tmp_path):
     import pickle
 
     class Evil:

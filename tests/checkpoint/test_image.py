@@ -57,7 +57,7 @@ def bytes_of(taken):
     return bytes(taken.bytes())
 
 
-def test_forked_image_has_the_state_of_the_call(forks, monkeypatch):
+def test_forked_copy_has_the_state_at_the_time_of_the_call(forks, monkeypatch):
     array, camera = np.arange(100_000.0), Camera()
     expected = b"head" + array.tobytes()
     with stopped_child(monkeypatch):
@@ -76,7 +76,7 @@ def test_memory_shared_with_other_processes_is_copied_before_the_fork(forks, mon
     assert (bytes_of(taken), taken.way) == (expected, "fork")
 
 
-def test_child_keeps_no_connection_and_no_signal(forks, monkeypatch):
+def test_copying_child_closes_other_descriptors_and_blocks_signals(forks, monkeypatch):
     def notes(fd, view, offset):
         mask = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
         # The folder of descriptors is one of them while it is listed.
@@ -93,7 +93,7 @@ def test_child_keeps_no_connection_and_no_signal(forks, monkeypatch):
     assert {signal.SIGTERM, signal.SIGINT} <= set(said[1])
 
 
-def test_killed_child_is_an_error_and_the_next_image_a_copy(forks, monkeypatch, caplog):
+def test_killed_copying_child_raises_and_the_next_save_copies_without_a_fork(forks, monkeypatch, caplog):
     camera, array = Camera(), np.ones(3)
     with stopped_child(monkeypatch):
         taken = camera.take(b"", [DenseArray("x", array)], None)
@@ -105,7 +105,7 @@ def test_killed_child_is_an_error_and_the_next_image_a_copy(forks, monkeypatch, 
     assert (bytes_of(again), again.way) == (array.tobytes(), "copy")
 
 
-def test_process_with_a_device_copies_and_says_so_once(monkeypatch, caplog):
+def test_process_with_a_mapped_device_copies_instead_of_forking_and_warns_once(monkeypatch, caplog):
     monkeypatch.setattr(image, "_LEAST_FORKED", 0)
     monkeypatch.setattr(image, "_MOST_TIMES", 1 << 40)
     monkeypatch.setattr(image, "_mappings", lambda: image._Mappings([], ["/dev/infiniband/uverbs0"]))
@@ -118,13 +118,13 @@ def test_process_with_a_device_copies_and_says_so_once(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize(("step_s", "way"), [(0.001, "copy"), (1000.0, "fork"), (None, "fork")])
-def test_step_shorter_than_the_copy_is_not_worth_a_fork(forks, step_s, way):
+def test_fork_is_used_unless_a_step_is_shorter_than_the_copy(forks, step_s, way):
     taken = Camera().take(b"", [DenseArray("x", np.zeros(1 << 20))], step_s)
     taken.wait()
     assert taken.way == way
 
 
-def test_mappings_tell_shared_memory_and_devices():
+def test_memory_mappings_distinguish_shared_memory_and_devices():
     shared = mmap.mmap(-1, 4096)
     private = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE)
     found = image._mappings()
@@ -133,7 +133,7 @@ def test_mappings_tell_shared_memory_and_devices():
     assert found.devices == []
 
 
-def test_memory_is_used_again():
+def test_buffer_of_a_written_image_is_reused():
     camera, array = Camera(), np.arange(10.0)
     first = camera.take(b"", [DenseArray("x", array)], None)
     second = camera.take(b"", [DenseArray("x", array)], None)
@@ -145,7 +145,7 @@ def test_memory_is_used_again():
     assert bytes_of(third) == (array + 1).tobytes()
 
 
-def test_prepared_memory_is_taken(forks):
+def test_prepared_buffer_is_used_for_the_next_image(forks):
     camera, array = Camera(), np.zeros(1 << 20)
     camera.prepare([DenseArray("x", array)])
     deadline = time.monotonic() + 120
@@ -156,7 +156,7 @@ def test_prepared_memory_is_taken(forks):
 
 
 @pytest.mark.parametrize("has_room", [True, False])
-def test_stream_copies_a_clone_or_makes_the_training_wait(monkeypatch, has_room):
+def test_side_stream_copies_a_clone_or_training_waits_without_gpu_memory(monkeypatch, has_room):
     torch = pytest.importorskip("torch")
     calls = []
 

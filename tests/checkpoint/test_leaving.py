@@ -97,7 +97,7 @@ os._exit(0 if os.waitpid(child, 0)[1] == signal.SIGTERM and print("ready", flush
 
 
 @pytest.mark.promise("sigterm-before-time-limit-more")
-def test_a_request_for_more_nodes_is_met_once_the_checkpoint_is_whole(tmp_path, start):
+def test_resize_request_ends_the_worker_after_a_complete_checkpoint(tmp_path, start):
     request = tmp_path / "request"
     process = start(PACELINE_ELASTIC_REQUEST=str(request))
     request.touch()

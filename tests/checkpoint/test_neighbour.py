@@ -80,7 +80,7 @@ def test_newer_checkpoint_on_the_disk_counts(states, tmp_path):
     assert checkpoint.latest(tmp_path / "other") is None
 
 
-def test_states_are_kept_for_a_hundredth_of_the_time(states, tmp_path, monkeypatch):
+def test_states_in_memory_are_kept_rarely_enough_to_cost_a_fixed_share_of_time(states, tmp_path, monkeypatch):
     monkeypatch.setattr(neighbour, "_SHARE", 1e-9)
     monkeypatch.setattr(saving, "_returned", None)
     for step in (1, 2, 3):
@@ -97,7 +97,7 @@ def memory(text):
     return fd
 
 
-def test_step_counts_once_all_ranks_have_kept_it(states, tmp_path):
+def test_step_in_memory_is_used_only_if_all_ranks_have_kept_it(states, tmp_path):
     path = os.environ["PACELINE_SPARE"]
     for step, rank in ((4, 0), (4, 1), (5, 0)):
         state = {"folder": str(tmp_path), "step": step, "rank": rank, "of": 2, "token": "t"}
@@ -121,7 +121,7 @@ def test_step_counts_once_all_ranks_have_kept_it(states, tmp_path):
         {"state": "give"},
     ],
 )
-def test_wrong_request_is_answered_and_keeps_nothing(states, request_):
+def test_invalid_request_to_the_warm_process_gets_an_error_and_stores_nothing(states, request_):
     with connect(os.environ["PACELINE_SPARE"]) as connection:
         text = json.dumps(request_).encode()
         connection.sendall(LENGTH.pack(len(text)) + text)
@@ -129,7 +129,7 @@ def test_wrong_request_is_answered_and_keeps_nothing(states, request_):
     assert states._states == []
 
 
-def test_training_continues_without_the_other_process(states, tmp_path, monkeypatch, caplog):
+def test_training_continues_if_the_warm_process_that_keeps_states_has_ended(states, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(neighbour, "_PAUSE_S", 0.0)
     monkeypatch.setattr(kept_states, "keep", lambda *_: (_ for _ in ()).throw(OSError(0, "the warm process ended")))
     for step in range(1, 10):

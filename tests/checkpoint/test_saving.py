@@ -43,7 +43,7 @@ def test_save_writes_when_due_and_keeps_the_newest(tmp_path):
     assert len(asked) == 6, "it is called when something is written, and not otherwise"
 
 
-def test_a_step_that_is_saved_again_has_the_new_state(tmp_path):
+def test_saving_a_step_again_replaces_its_state(tmp_path):
     for value in (1, 2):
         assert checkpoint.save({"value": value}, 0, folder=tmp_path)
     assert checkpoint.latest(tmp_path).state == {"value": 2}
@@ -70,7 +70,7 @@ def test_checkpoint_folder_that_is_a_file_is_refused(tmp_path):
             call(tmp_path / "file")
 
 
-def test_default_folder_outside_a_run_is_checkpoints(tmp_path, monkeypatch):
+def test_default_checkpoint_folder_outside_a_run_is_checkpoints(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     checkpoint.save(1, 1)
     assert checkpoint.latest().state == 1
@@ -79,7 +79,7 @@ def test_default_folder_outside_a_run_is_checkpoints(tmp_path, monkeypatch):
     assert checkpoint.latest() is None
 
 
-def test_rank_0_saves_for_all(tmp_path, monkeypatch):
+def test_only_rank_0_writes_the_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     assert checkpoint.save(1, 1, folder=tmp_path) is False
@@ -92,7 +92,7 @@ def test_rank_0_saves_for_all(tmp_path, monkeypatch):
     ("given", "message"),
     [({"step": -1}, "step=-1"), ({"step": 1.5}, "step=1.5"), ({"every": 0}, "every=0"), ({"keep": True}, "keep=True")],
 )
-def test_wrong_numbers_are_refused(tmp_path, given, message):
+def test_invalid_step_every_or_keep_is_refused(tmp_path, given, message):
     with pytest.raises(UserError, match=message):
         checkpoint.save(1, **({"step": 1, "folder": tmp_path} | given))
     assert os.listdir(tmp_path) == []
@@ -157,7 +157,7 @@ def test_error_of_a_save_without_every_is_raised_by_the_call(tmp_path, monkeypat
         checkpoint.save(1, 1, folder=tmp_path, asynchronous=False)
 
 
-def test_disk_that_hangs_is_left_out_until_it_answers(tmp_path, monkeypatch, caplog):
+def test_saves_are_skipped_while_a_disk_hangs(tmp_path, monkeypatch, caplog):
     answers, begun, write = threading.Event(), threading.Event(), files.write_image
 
     def hangs(*given):

@@ -106,7 +106,7 @@ def test_every_dtype_of_torch_and_numpy_round_trips_bitwise():
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,)])
-def test_shapes_without_a_row_are_kept(shape):
+def test_scalar_and_empty_shapes_are_kept(shape):
     for library, of in ((torch, "torch"), (np, "numpy")):
         plain = DenseArray("x", library.ones(shape))
         assert tuple(made(plain.dtype, plain.shape, bytearray(plain.data), of=of).shape) == shape

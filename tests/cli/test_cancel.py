@@ -50,7 +50,7 @@ def test_cancel_of_an_ended_run_reports_its_state(cli: Cli) -> None:
     assert not (cli.run_folder(run_id) / "cancel.json").exists()
 
 
-def test_run_whose_ray_head_was_killed_is_written_off(cli: Cli) -> None:
+def test_run_with_a_killed_ray_head_ends_only_by_cancel_with_force(cli: Cli) -> None:
     # Nothing listens at the head's address any more: the run was NotResponding for ever.
     folder, fd = make_run(Workspace(".paceline").runs_dir, "lab_1_5eed", states.RUNNING, target="ray")
     os.close(fd)
@@ -66,7 +66,7 @@ def test_run_whose_ray_head_was_killed_is_written_off(cli: Cli) -> None:
     cli("rm", "--yes", folder.run_id)
 
 
-def test_force_cancels_a_run_that_lives_as_without(cli: Cli) -> None:
+def test_cancel_with_force_requests_a_normal_cancel_of_a_running_run(cli: Cli) -> None:
     run_id = cli.submit(SLEEP)
     assert cli("cancel", "--force", "--wait", run_id).stdout == f"{run_id}: cancel requested\n{run_id}: Canceled\n"
 
@@ -80,7 +80,7 @@ def test_cancel_with_an_unknown_run_cancels_nothing(cli: Cli) -> None:
 
 
 @pytest.mark.promise("exit-codes-table-124-time")
-def test_interrupting_run_elsewhere_than_on_a_terminal_cancels(cli: Cli) -> None:
+def test_interrupting_paceline_run_without_a_terminal_cancels_the_run(cli: Cli) -> None:
     following = cli.start("run", cli.script(SLEEP))
     assert following.stdout is not None
     assert following.stdout.readline() == "there\n"
@@ -170,7 +170,7 @@ def test_enter_keeps_following_and_the_next_ctrl_c_cancels_unasked(cli: Cli, ter
 
 
 @pytest.mark.parametrize("terminal", [DEAF], indirect=True)
-def test_a_key_that_is_held_down_cancels_as_two_presses_do(cli: Cli, terminal: Terminal) -> None:
+def test_held_down_ctrl_c_cancels_like_two_presses(cli: Cli, terminal: Terminal) -> None:
     # Each of them may come in the middle of what the one before has begun.
     terminal.press("\x03")
     terminal.read_until(QUESTION)
@@ -203,7 +203,7 @@ def test_run_that_ends_during_the_ctrl_c_prompt_is_completed(cli: Cli) -> None:
     assert "Completed in " in terminal.text
 
 
-def test_on_a_terminal_a_progress_bar_is_drawn_over(cli: Cli) -> None:
+def test_terminal_redraws_a_progress_bar_in_place(cli: Cli) -> None:
     script = cli.script(
         """
         import os, sys, time

@@ -117,7 +117,7 @@ def test_incomparable_script_is_refused_before_it_starts(words: tuple[str, ...],
     assert not (cli.folder / ".paceline" / "runs").exists()
 
 
-def test_a_job_that_runs_elsewhere_is_refused(cli: Any) -> None:
+def test_check_refuses_a_job_for_another_machine(cli: Any) -> None:
     cli.script("print('nothing')")
     (cli.folder / "job.yaml").write_text("source_directory: src\nentry_script: train.py\ncompute_target: cluster\n")
     assert "compares on this machine" in cli("check", "job.yaml", code=2).stderr
@@ -138,7 +138,7 @@ def _checked(cli: Any, *words: str) -> tuple[int, str]:
 
 
 @pytest.mark.promise("paceline-check-compares-three-steps", "muon-float64-equal-1e-9")
-def test_a_script_is_equal_on_two_workers_and_another_is_not(cli: Any) -> None:
+def test_check_passes_an_equal_script_and_reports_an_unequal_one(cli: Any) -> None:
     require_module("torch")
     code, out = _checked(cli, _script(cli, strategy="FullyShard()", own=MUON))
     assert code == 0, out

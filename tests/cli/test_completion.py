@@ -41,7 +41,7 @@ def test_verbs_and_options_are_offered(gallery: Gallery) -> None:
     assert completed(gallery, "paceline compute d", 2) == ["doctor"]
 
 
-def test_completion_makes_no_workspace_and_no_noise(cli: Cli) -> None:
+def test_completion_creates_no_workspace_and_prints_no_error(cli: Cli) -> None:
     variables = {"_PACELINE_COMPLETE": "bash_complete", "COMP_WORDS": "paceline logs ", "COMP_CWORD": "2"}
     (cli.folder / "paceline.toml").write_text("not [ toml")
     done = cli(env=variables)

@@ -26,7 +26,7 @@ def lab(name: str, path: str, **values: object) -> DataReference:
         ("x=https://example.org/a", DataReference(name="x", sources=(Source(path="https://example.org/a"),))),
     ],
 )
-def test_an_input_is_a_name_and_a_place(word, reference):
+def test_input_option_is_parsed_as_a_name_and_a_data_reference(word, reference):
     assert data_words([word], None) == (reference,)
 
 
@@ -36,7 +36,7 @@ def test_a_path_of_this_machine_is_made_absolute(tmp_path):
     assert reference.sources == (Source(path=str(tmp_path / "da:ta")),)
 
 
-def test_an_output_is_stored_in_the_end():
+def test_output_option_is_parsed_as_an_upload():
     assert data_words(None, ["model=lab:out/1"]) == (lab("model", "out/1", mode="upload"),)
     assert data_words(None, ["model=lab:out,overwrite"]) == (lab("model", "out", mode="upload", overwrite=True),)
 
@@ -54,6 +54,6 @@ def test_an_output_is_stored_in_the_end():
         (None, ["model=lab:x,download"], "'download' is not overwrite"),
     ],
 )
-def test_other_words_are_refused(inputs, outputs, said):
+def test_invalid_input_or_output_option_is_refused(inputs, outputs, said):
     with pytest.raises((JobError, DataError), match=said):
         data_words(inputs, outputs)

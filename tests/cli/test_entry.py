@@ -69,7 +69,9 @@ def test_installed_module_runs_and_a_missing_one_is_reported(cli: Cli) -> None:
 
 @pytest.mark.promise("module-program-binary-run-too")
 @pytest.mark.parametrize(("backend", "processes"), BACKENDS)
-def test_a_program_runs_with_its_rank_and_its_end_is_reported(cli: Cli, backend: str | None, processes: str) -> None:
+def test_shell_script_gets_its_rank_and_its_exit_code_is_reported(
+    cli: Cli, backend: str | None, processes: str
+) -> None:
     text = """\
         #!/bin/sh
         echo "rank $PACELINE_RANK of $PACELINE_WORLD_SIZE: $1"
@@ -92,7 +94,7 @@ def test_a_program_runs_with_its_rank_and_its_end_is_reported(cli: Cli, backend:
     assert "killed by SIGKILL" in cli(*words, "x", "kill", code=137).stderr
 
 
-def test_a_compiled_program_and_an_interpreter_that_is_not_there(cli: Cli) -> None:
+def test_binary_runs_and_a_missing_script_interpreter_is_named(cli: Cli) -> None:
     (cli.folder / "src").mkdir()
     shutil.copy(str(shutil.which("echo")), cli.folder / "src" / "tool")
     assert cli("run", "-q", "src/tool", "--", "hello").stdout == "hello\n"
@@ -164,7 +166,7 @@ def test_a_program_ends_by_the_signals_of_its_run(cli: Cli) -> None:
     assert subprocess.run(["pgrep", "-f", str(there.parent)], check=False, capture_output=True).stdout == b""
 
 
-def test_program_is_run_though_a_folder_has_its_name(cli: Cli) -> None:
+def test_program_on_path_runs_despite_a_folder_of_the_same_name(cli: Cli) -> None:
     (cli.folder / "echo").mkdir()
     assert cli("run", "-q", "echo", "--", "hello").stdout == "hello\n"
     # A folder that is no program is still refused.

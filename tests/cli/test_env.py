@@ -57,7 +57,7 @@ def test_built_environment_is_listed_shown_and_pruned(cli):
     assert "not with" in cli("env", "show", "mine").stdout
 
 
-def test_the_second_time_nothing_is_installed(cli):
+def test_second_build_of_an_environment_installs_nothing(cli):
     first = cli("env", "build", "--pip", "tiny-one")
     second = cli("env", "build", "--pip", "tiny-one")
     assert " + tiny-one==1.0" in first.stderr
@@ -112,7 +112,7 @@ def test_wrong_env_call_is_one_error_line(cli, words, message):
     assert done.stdout == ""
 
 
-def test_a_name_that_can_not_be_is_refused_before_anything_is_built(cli):
+def test_invalid_environment_name_is_refused_before_the_build(cli):
     cli("env", "build", "--pip", "tiny-one", "--name", "a/b", code=2)
     assert cli.json("env", "list")["environments"] == []
 

@@ -35,7 +35,7 @@ def test_download_skips_equal_files_and_refuses_to_overwrite(gallery: Gallery, t
     assert copy.read_text() == "model"
 
 
-def test_the_default_folder_has_the_runs_id(gallery: Gallery, tmp_path) -> None:
+def test_download_folder_is_named_after_the_run_by_default(gallery: Gallery, tmp_path) -> None:
     gallery("download", gallery.bad, cwd=tmp_path, env={"PACELINE_WORKSPACE": str(gallery.folder / ".paceline")})
     assert (tmp_path / gallery.bad / "logs/rank_1.log").read_text().endswith("ValueError: bad batch\n")
 

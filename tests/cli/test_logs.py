@@ -53,7 +53,7 @@ def test_logs_json_prints_one_object_per_line(gallery: Gallery) -> None:
     assert only == [line for line in lines if line["rank"] == 1]
 
 
-def test_logs_of_the_driver_are_the_supervisors_words(gallery: Gallery) -> None:
+def test_logs_with_driver_shows_the_supervisors_log(gallery: Gallery) -> None:
     assert "failed first: ValueError: bad batch" in gallery("logs", gallery.bad, "--driver").stdout
 
 
@@ -104,7 +104,7 @@ def test_logs_f_of_a_run_that_has_ended_ends(gallery: Gallery) -> None:
     assert gallery("logs", "-f", gallery.bad).stdout == gallery("logs", gallery.bad).stdout
 
 
-def test_a_progress_bar_that_goes_on_is_shown_now_and_then(cli: Cli) -> None:
+def test_logs_follow_shows_an_unfinished_progress_bar_periodically(cli: Cli) -> None:
     # As tqdm draws: no newline until the end.
     run_id = cli.submit(
         """
@@ -277,7 +277,7 @@ def test_logs_since_shows_later_lines_only(long: Gallery) -> None:
         (["--driver", "-f"], "leave it out, or --driver"),
     ],
 )
-def test_a_wrong_start_is_refused(gallery: Gallery, words: list[str], complaint: str) -> None:
+def test_invalid_or_contradictory_logs_options_are_refused(gallery: Gallery, words: list[str], complaint: str) -> None:
     done = gallery("logs", gallery.good, *words, code=2)
     assert complaint in done.stderr
     assert done.stdout == ""

@@ -58,7 +58,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
     return cli
 
 
-def test_runs_stand_side_by_side(two: Gallery) -> None:
+def test_metrics_of_two_runs_are_columns_of_one_table(two: Gallery) -> None:
     lines = [line.split() for line in two("metrics", two.good, two.bad).stdout.splitlines()]
     names = [two.json("status", run_id)["display_name"] for run_id in (two.good, two.bad)]
     assert lines == [
@@ -78,7 +78,7 @@ def test_runs_stand_side_by_side(two: Gallery) -> None:
     assert series[0].split() == ["STEP", *names]
 
 
-def test_a_series_has_steps_times_and_values(two: Gallery) -> None:
+def test_metrics_with_name_lists_steps_times_and_values(two: Gallery) -> None:
     rows = list(csv.DictReader(io.StringIO(two("metrics", two.good, two.bad, "--name", "loss", "--csv").stdout)))
     assert [(row["run_id"], row["metric"], row["step"], row["value"]) for row in rows] == [
         (run_id, "loss", str(step), str(rate / (1 + step)))
@@ -92,7 +92,7 @@ def test_a_series_has_steps_times_and_values(two: Gallery) -> None:
     assert [both[0], both[4]] == ["only:", "loss:"]
 
 
-def test_as_csv_a_row_a_metric(two: Gallery) -> None:
+def test_metrics_as_csv_have_a_row_for_each_metric(two: Gallery) -> None:
     rows = list(csv.reader(io.StringIO(two("metrics", two.good, "--csv").stdout)))
     assert rows[:2] == [
         ["run_id", "metric", "last", "min", "max", "last_step", "count"],

@@ -89,7 +89,7 @@ def test_a_version_is_updated_and_compared_with_another(made: Cli) -> None:
     assert "one version is named, 'digits:1'" in made("model", "diff", "digits:1", code=2).stderr
 
 
-def test_a_model_of_a_run_and_the_run_know_each_other(cli: Cli, run_id: str) -> None:
+def test_model_names_its_run_and_the_run_names_its_model(cli: Cli, run_id: str) -> None:
     model = cli.json("model", "register", "digits", "outputs/model", "--run", run_id)
     assert (model["id"], model["run_id"]) == ("digits:1", run_id)
     assert cli.json("show", run_id)["models"] == ["digits:1"]

@@ -94,7 +94,7 @@ def verbs() -> Iterator[tuple[str, Any]]:
         yield from ((f"{name} {word}".strip(), each.callback) for word, each in below.items())
 
 
-def test_signatures_agree_with_the_tables() -> None:
+def test_verb_signatures_equal_their_option_tables() -> None:
     texts = {str: "str", list: "list[str]", int: "int", float: "float", bool: "bool", Path: "Path"}
     for name, verb in verbs():
         parameters = inspect.signature(verb).parameters
@@ -109,7 +109,7 @@ def test_signatures_agree_with_the_tables() -> None:
                 assert annotation == (f"{expected} | None" if may_be_none else expected), (name, option.name)
 
 
-def test_each_completion_is_known() -> None:
+def test_each_completion_kind_of_the_option_tables_has_a_function() -> None:
     from paceline.cli.completing import _OFFERS
 
     offered = {option.complete for _, verb in verbs() for option in OPTIONS_OF.get(verb, ()) if option.complete}

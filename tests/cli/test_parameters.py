@@ -46,7 +46,7 @@ def test_values_of_a_section_get_the_type_that_yaml_gives_them(tmp_path: Path) -
     assert job_file.read(tmp_path / "s.yaml", ("sweep",), text=plain)["sweep"] == {"trials": 3, "name": None}
 
 
-def test_value_with_an_alias_is_filled_once(tmp_path: Path) -> None:
+def test_yaml_alias_of_a_value_is_substituted_once(tmp_path: Path) -> None:
     text = "entry_script: a.py\nexperiment: &name $${lr}\narguments: [*name]\n"
 
     assert read(tmp_path, text)["arguments"] == ["${lr}"]

@@ -47,7 +47,7 @@ def wait_for(text: str, path: Path) -> str:
     return found
 
 
-def test_urgent_run_gets_the_place_of_another_which_resumes_at_its_step(shared: Cli) -> None:
+def test_urgent_run_preempts_another_which_resumes_at_its_step(shared: Cli) -> None:
     go = shared.folder / "go"
     words = ("--gpu", "-j", "2", "--backend", "gloo", "--cores", "0", "train.py", "--", go)
     run_id = shared("submit", *words).stdout.strip()

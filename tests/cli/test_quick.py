@@ -78,7 +78,7 @@ def test_a_supervisor_is_loaded_for_a_run_on_this_machine(
     "words",
     ["--compute lab train.py", "--dry-run train.py", "-e ../x train.py", "job.yaml", "--help", "--nmae train.py"],
 )
-def test_no_supervisor_is_loaded_for_another_call(ahead: list[Path], words: str) -> None:
+def test_no_supervisor_is_loaded_ahead_for_a_call_that_starts_no_local_run(ahead: list[Path], words: str) -> None:
     Path("job.yaml").touch()
     with contextlib.suppress(click.UsageError):
         call(words)

@@ -126,7 +126,9 @@ def test_the_scripts_own_arguments_stand_behind_two_dashes(cli: Cli) -> None:
     ],
     ids=["program", "line", "path", "file"],
 )
-def test_a_command_behind_two_dashes_runs_as_in_this_folder(cli: Cli, words: list[str], shown: str) -> None:
+def test_command_behind_two_dashes_runs_in_a_copy_of_the_working_directory(
+    cli: Cli, words: list[str], shown: str
+) -> None:
     (cli.folder / "src").mkdir()
     (cli.folder / "src/go.sh").write_text('#!/bin/sh\necho "$1" $(ls | grep beside)\n')
     (cli.folder / "src/go.sh").chmod(0o755)

@@ -152,7 +152,7 @@ def test_variable_that_looks_like_a_secret_reaches_the_script_and_is_not_recorde
     assert cli.run_folder(run_id).joinpath("state.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_an_estimator_names_a_secret_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimator_secret_is_read_from_a_variable_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token.json").write_text('{"wandb": "v2"}')
     (tmp_path / "token.json").chmod(0o600)
     (tmp_path / "train.py").write_text("import os; print(os.environ['A'], os.environ['B'], os.environ['C'])")
@@ -219,7 +219,7 @@ def test_secrets_are_distinguished_from_other_variables() -> None:
 
 
 @pytest.mark.parametrize("text", ["http://" + "a " * 20_000, "http://a:" + "b " * 20_000, "http://a b " * 4_000 + "@ "])
-def test_long_line_is_searched_in_linear_time(text: str) -> None:
+def test_secret_search_takes_linear_time_on_a_long_line(text: str) -> None:
     """The search took a minute for 40,000 characters while it tried each blank as the first character of a token."""
     assert hidden(text) == text
     assert not credentials_in(text)
@@ -433,7 +433,7 @@ def test_planted_secret_in_a_pipeline_is_on_no_screen_and_no_disk(cli: Cli) -> N
 
 
 @pytest.mark.promise("service-s-secret-own-private")
-def test_planted_secret_of_a_service_is_in_its_own_private_files_alone(cli: Cli) -> None:
+def test_planted_secret_of_a_service_is_only_in_its_own_private_files(cli: Cli) -> None:
     write_tree(cli.folder, {"score.py": SERVICE_SCRIPT, "two.txt": "2"})
     url = f"http://me:{PLANTED}@127.0.0.1:9"
     deploy = ["service", "deploy", "digits", "--model", "./two.txt", "--entry", "score.py"]
@@ -513,7 +513,7 @@ def test_password_without_a_scheme_is_refused_and_not_shown(cli: Cli, secret: st
 
 
 @pytest.mark.promise("snapshot-copy-job-file-pipeline")
-def test_job_file_with_a_secret_is_linked_in_place_and_another_is_copied(cli: Cli) -> None:
+def test_job_file_with_a_secret_is_linked_and_one_without_is_copied(cli: Cli) -> None:
     """The story: a job file in the source folder had a token, and each snapshot of the folder had it too."""
     token = "ghp_" + "a1B2" * 9
     cli.script("import os; print(len(os.environ['MINE']), os.path.islink('job.yaml'), os.path.exists('job.yaml'))")

@@ -80,7 +80,7 @@ def test_serve_check_prints_success_or_the_fault(registered: Cli) -> None:
     assert left(registered) == []
 
 
-def test_serve_check_uses_the_environment_of_the_models_run(registered: Cli) -> None:
+def test_serve_check_uses_the_environment_of_the_run_that_made_the_model(registered: Cli) -> None:
     wheel = make_wheel(registered.folder / "wheels", "small", "1.1", code="def say():\n    return 'small 1.1'\n")
     write_tree(
         registered.folder,

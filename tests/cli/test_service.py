@@ -21,7 +21,7 @@ def services(cli: Any) -> Iterator[Any]:
 
 
 @pytest.mark.promise("service-goes-program-ended-called")
-def test_a_service_from_its_deployment_to_its_end(services: Any) -> None:
+def test_service_is_deployed_called_updated_and_deleted_by_the_command_line(services: Any) -> None:
     assert "paceline service deploy NAME" in services("service", "list").stdout
     done = services(
         "service", "deploy", "digits", "--model", "./two.txt", "--entry", "score.py", "--env", "A=1", "--auth"

@@ -32,7 +32,7 @@ SPACE = ("--param", "x=choice(-2, 1, 3)", "--metric", "loss", "--minimize", "--s
 
 
 @pytest.mark.promise("sweep-tries-points-runs-their")
-def test_a_sweep_from_its_dry_run_to_its_best(cli: Any) -> None:
+def test_sweep_dry_run_run_show_and_best_agree(cli: Any) -> None:
     write_tree(cli.folder, {"train.py": SCRIPT})
     shown = cli("sweep", "run", "train.py", *SPACE, "--dry-run")
     assert shown.stdout.splitlines() == ["train.py --x -2", "train.py --x 1", "train.py --x 3"]
@@ -80,7 +80,7 @@ def test_a_sweep_from_its_dry_run_to_its_best(cli: Any) -> None:
 
 
 @pytest.mark.promise("several-metrics-pareto-front-python")
-def test_several_metrics_have_a_front(cli: Any) -> None:
+def test_sweep_of_several_metrics_shows_its_pareto_front(cli: Any) -> None:
     write_tree(cli.folder, {"train.py": SCRIPT.replace("x * x)", "x * x)\npaceline.Run.get_context().log('size', -x)")})
     words = ("--param", "x=choice(-2, 1, 3)", "--metric", "loss=minimize", "--metric", "size=minimize")
     done = cli("sweep", "run", "train.py", *words, "--sampler", "grid")
@@ -109,7 +109,7 @@ def test_several_metrics_have_a_front(cli: Any) -> None:
 
 
 @pytest.mark.promise("switch-script-s-tuned-like")
-def test_a_sweep_in_a_file(cli: Any) -> None:
+def test_sweep_is_read_from_a_file(cli: Any) -> None:
     write_tree(
         cli.folder,
         {

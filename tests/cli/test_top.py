@@ -78,6 +78,6 @@ def test_wrong_top_and_profile_calls_are_refused(cli: Cli, words: list[str], sai
     assert said in cli(*words, code=2).stderr, run_id
 
 
-def test_a_run_of_a_moment_has_nothing_to_show(cli: Cli) -> None:
+def test_top_reports_that_a_short_run_was_never_sampled(cli: Cli) -> None:
     cli("run", cli.script("pass"))
     assert "nothing was sampled of it: it was too short" in cli("top", "--once", code=1).stderr

@@ -57,7 +57,7 @@ def test_empty_workspace_variable_is_ignored(cli: Cli) -> None:
     assert folder_of(cli, PACELINE_WORKSPACE="") == cli.folder / ".paceline"
 
 
-def test_a_configuration_that_can_not_be_read_is_named(cli: Cli) -> None:
+def test_unreadable_configuration_is_named(cli: Cli) -> None:
     (cli.folder / "paceline.toml").write_text("path = [\n")
     done = cli("list", code=2)
 
@@ -65,7 +65,7 @@ def test_a_configuration_that_can_not_be_read_is_named(cli: Cli) -> None:
     assert "Mend it or remove it." in done.stderr
 
 
-def test_a_worker_that_calls_the_command_line_means_its_own_workspace(cli: Cli) -> None:
+def test_command_line_in_a_worker_uses_the_workspace_of_its_run(cli: Cli) -> None:
     # The script works in a copy of its source, deep in the workspace.
     script = cli.script(
         f"""
@@ -152,14 +152,14 @@ def test_workspace_of_a_moved_project_is_still_the_user_s(cli: Cli, moved: str) 
     cli("run", "-q", cli.folder / "src/train.py", cwd=cli.folder / "copy", env={"PACELINE_WORKSPACE": ".paceline"})
 
 
-def test_workspace_restored_under_a_fresh_home_needs_its_name(cli: Cli) -> None:
+def test_workspace_moved_to_another_home_needs_the_workspace_variable(cli: Cli) -> None:
     cli("run", "-q", cli.script(""))
     fresh = {"XDG_STATE_HOME": str(cli.folder / "fresh")}
     assert "PACELINE_WORKSPACE" in cli("run", "src/train.py", env=fresh, code=2).stderr
     cli("run", "-q", "src/train.py", env={**fresh, "PACELINE_WORKSPACE": str(cli.folder / ".paceline")})
 
 
-def test_home_that_can_not_be_written_lets_a_workspace_be_made_and_named(cli: Cli) -> None:
+def test_unwritable_home_allows_a_new_workspace_and_one_named_by_the_variable(cli: Cli) -> None:
     (cli.folder / "file").touch()
     nowhere = {"XDG_STATE_HOME": str(cli.folder / "file")}
     cli("run", "-q", cli.script(""), env=nowhere)

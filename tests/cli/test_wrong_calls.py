@@ -403,7 +403,7 @@ def test_a_wrong_call_is_refused(cli: Cli, case: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["logs", "metrics"])
-def test_a_rank_that_a_run_has_not_is_refused(gallery: Gallery, verb: str) -> None:
+def test_rank_that_a_run_does_not_have_is_refused(gallery: Gallery, verb: str) -> None:
     done = gallery(verb, gallery.bad, "--rank", "2", code=2)
     has = f"run {gallery.bad} has ranks 0 to 1. Leave --rank out to see all."
     assert done.stderr == f"paceline: error: --rank 2: {has}\n"
@@ -426,14 +426,14 @@ def test_a_workspace_that_can_not_be_made_is_refused(cli: Cli) -> None:
     assert "can't be made: Not a directory. Name another folder with PACELINE_WORKSPACE" in done.stderr
 
 
-def test_without_a_verb_the_help_is_shown(cli: Cli) -> None:
+def test_call_without_a_verb_shows_the_help(cli: Cli) -> None:
     done = cli(code=2)
 
     assert done.stdout.startswith("Usage: paceline [OPTIONS] COMMAND [ARGS]...")
 
 
 @pytest.mark.parametrize("verb", ["", "run", "submit", "rerun", "status", "list", "show", "logs", "cancel"])
-def test_each_verb_explains_itself(cli: Cli, verb: str) -> None:
+def test_help_of_each_verb_fits_80_columns(cli: Cli, verb: str) -> None:
     text = cli(*verb.split(), "--help").stdout
 
     assert text.startswith(f"Usage: paceline {verb}".rstrip())
@@ -446,7 +446,7 @@ def test_each_verb_explains_itself(cli: Cli, verb: str) -> None:
             assert f"\n  {name} " in text
 
 
-def test_the_version_is_the_packages(cli: Cli) -> None:
+def test_version_option_prints_the_package_version(cli: Cli) -> None:
     import paceline
 
     assert cli("--version").stdout == f"paceline {paceline.__version__}\n"

@@ -44,7 +44,7 @@ def test_children_are_killed_if_the_listener_raises(script):
     wait_until(lambda: not is_alive(pids[0]), "the child is gone")
 
 
-def test_a_client_that_is_not_there_is_named():
+def test_missing_engine_client_is_named():
     with pytest.raises(LauncherError, match="'/nowhere/podman' could not be started: No such file"):
         call(["/nowhere/podman", "pull"])
 
@@ -125,7 +125,7 @@ def test_start_failure_has_the_engines_reason(engine, code, line, told):
 
 
 @pytest.mark.parametrize(("engine", "code"), [(PODMAN, 1), (PODMAN, 137), (DOCKER, 2), (DOCKER, 255), (APPTAINER, 125)])
-def test_any_other_exit_code_is_the_scripts(engine, code):
+def test_exit_code_that_the_engine_does_not_use_is_the_scripts(engine, code):
     assert start_failure(engine, "img:1", "python3", code, ["Error: of the script"]) is None
 
 

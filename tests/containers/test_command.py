@@ -77,7 +77,7 @@ def sorted_mounts(package, run):
         (ROOTLESS_DOCKER, ["--user=0:0"]),
     ],
 )
-def test_user_id_is_kept_inside_the_container(engine, words):
+def test_container_runs_with_the_user_id_of_the_submitter(engine, words):
     argv = wrapped(engine).argv
     start = argv.index("label=disable") + 1
     assert list(argv[start : argv.index("--mount")]) == words
@@ -95,7 +95,7 @@ def test_variable_values_are_passed_by_the_environment_only():
     assert command.environment["_PACELINE_SET_PATH"] == "/users/own"
 
 
-def test_shell_variables_stay_outside_except_for_defaults():
+def test_shell_variables_do_not_enter_a_container_except_replaceable_ones():
     command = wrapped(
         distributed_backend="gloo", shell={"OMP_NUM_THREADS": "3", "LD_LIBRARY_PATH": "/host", "PATH": "/host/bin"}
     )
@@ -107,7 +107,7 @@ def test_shell_variables_stay_outside_except_for_defaults():
     assert command.defaults == {}
 
 
-def test_an_environments_programs_come_before_the_images():
+def test_environment_programs_precede_those_of_the_image():
     argv = wrapped(prepared=NodeSetup(python="/env/bin/python", bin_dir="/env/bin", is_isolated=True)).argv
     assert "--entrypoint=/env/bin/python" in argv
     assert argv[argv.index("--path") + 1] == "/env/bin"
@@ -126,7 +126,7 @@ def test_shared_memory_is_the_hosts_sized_or_another_containers():
 @pytest.mark.parametrize(
     ("engine", "word"), [(PODMAN, "--device=nvidia.com/gpu=all"), (DOCKER, "--gpus=all"), (APPTAINER, "--nv")]
 )
-def test_gpus_are_all_there_and_the_variable_chooses(engine, word):
+def test_container_sees_all_gpus_and_cuda_visible_devices_selects(engine, word):
     command = wrapped(engine, gpus=2, use_gpu=True)
     assert word in command.argv
     assert "CUDA_VISIBLE_DEVICES" in "".join(command.environment)
@@ -168,7 +168,7 @@ def test_mpirun_and_its_workers_share_one_container():
         ("/a=b", "type=bind,source=/a=b,target=/a=b"),
     ],
 )
-def test_a_mounted_path_may_hold_anything_but_a_line_break(path, word):
+def test_any_path_without_a_line_break_can_be_mounted(path, word):
     assert word in wrapped(options={"mounts": [Mount(path=Path(path))]}).argv
 
 
@@ -178,7 +178,7 @@ def test_a_path_that_no_engine_takes_is_refused(path):
         wrapped(options={"mounts": [Mount(path=Path(path))]})
 
 
-def test_a_folder_can_appear_at_another_path():
+def test_folder_can_be_mounted_at_another_path():
     launch = make_launch(make_job())
     made, around = Mount(path=Path("/a/try"), at=Path("/a/b/layer")), Mount(path=Path("/a/b"))
     command = get_launcher("processes").commands(launch)[0]

@@ -127,7 +127,7 @@ def test_a_named_engine_that_does_not_answer_is_not_replaced_by_another(bin_dir)
         find(bin_dir, PACELINE_CONTAINER_ENGINE="nerdctl")
 
 
-def test_an_engine_goes_to_json_and_back():
+def test_container_engine_round_trips_through_json():
     engine = ContainerEngine(kind="podman", path="/usr/bin/podman", version="4.3.1", is_rootless=True)
     assert ContainerEngine.from_json(engine.to_json()) == engine
     assert str(engine) == "podman 4.3.1 (rootless)"

@@ -60,7 +60,7 @@ def test_failed_pull_has_the_engines_reason(tmp_path):
         ("python@sha256:0123", "docker.io/library/python@sha256:0123"),
     ],
 )
-def test_a_name_without_a_registry_is_dockers(image, expected):
+def test_image_without_a_registry_comes_from_docker_io(image, expected):
     assert full_name(image) == expected
 
 
@@ -70,7 +70,7 @@ def test_invalid_image_name_is_refused(image):
         check_image_name(image)
 
 
-def test_apptainer_gets_docker_images_by_their_address_and_files_by_their_path(tmp_path):
+def test_apptainer_pulls_docker_images_by_url_and_takes_image_files(tmp_path):
     apptainer = ContainerEngine(kind="apptainer", path="/nowhere", version="1")
     assert check_image(apptainer, "img:1", print) == "docker://img:1"
     assert check_image(apptainer, "oras://registry/img", print) == "oras://registry/img"
@@ -80,7 +80,7 @@ def test_apptainer_gets_docker_images_by_their_address_and_files_by_their_path(t
 
 
 @pytest.mark.parametrize("size", ["512m", "8g", "2G", "1.5gb", "64MiB", "1048576", "1t"])
-def test_a_size_has_a_number_and_a_unit(size):
+def test_valid_shm_sizes_are_accepted(size):
     check_shm_size(size)
 
 
@@ -104,7 +104,7 @@ def look(tmp_path):
     return look
 
 
-def test_the_images_python_and_open_mpi_come_back(look):
+def test_image_probe_returns_python_and_open_mpi(look):
     said: list[str] = []
     text = answer(mpirun="/opt/bin/mpirun", mpirun_version="mpirun (Open MPI) 5.0.8\n")
     assert look(text, say=said.append) == ImagePython(

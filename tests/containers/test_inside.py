@@ -29,7 +29,7 @@ def run(*options, command=None, **environment):
     return (done.returncode, done.stderr) if done.returncode else json.loads(done.stdout)
 
 
-def test_prefixed_variables_get_their_own_names():
+def test_prefixed_variables_lose_their_prefix_inside_the_container():
     arguments, found = run(
         _PACELINE_SET_HOME="/mine",
         _PACELINE_SET_TOKEN="a\n'b'",
@@ -55,7 +55,7 @@ def test_the_environments_programs_come_first_on_path():
     assert run("--path", "/env/bin")[1]["PATH"] == f"/env/bin:{os.defpath}"
 
 
-def test_home_is_the_images_where_that_can_be_written_to(tmp_path):
+def test_home_of_the_image_is_kept_if_writable(tmp_path):
     assert run("--home", "/nowhere", HOME=str(tmp_path))[1]["HOME"] == str(tmp_path)
 
 
@@ -68,7 +68,7 @@ def test_home_is_created_in_the_first_writable_place(tmp_path, images):
     assert home.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_command_that_is_not_there_is_named():
+def test_missing_command_inside_the_container_is_named():
     code, told = run(command=["nothing-of-this-name"], PATH="/usr/bin")
     assert code == 127
     assert "paceline: 'nothing-of-this-name' could not be started in the container" in told

@@ -64,7 +64,7 @@ def test_equal_packages_share_a_layer(ensure, tmp_path):
     assert runs(tmp_path) == 3
 
 
-def test_a_local_file_that_has_changed_is_another_package(ensure, tmp_path):
+def test_changed_local_wheel_makes_a_new_layer(ensure, tmp_path):
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
     wheel.write_text("one")
     first = ensure(INSTALLS, str(wheel))
@@ -72,7 +72,7 @@ def test_a_local_file_that_has_changed_is_another_package(ensure, tmp_path):
     assert ensure(INSTALLS, str(wheel)) != first
 
 
-def test_a_large_file_of_a_local_folder_counts_from_its_beginning(tmp_path):
+def test_change_at_the_start_of_a_large_local_file_is_detected(tmp_path):
     project = tmp_path / "project"
     project.mkdir()
     seen = set()
@@ -108,7 +108,7 @@ def test_moved_layer_is_rebuilt(ensure, tmp_path):
     assert runs(tmp_path) == 2
 
 
-def test_each_of_two_nodes_makes_the_environment_at_the_same_place(ensure, tmp_path):
+def test_two_nodes_build_the_same_layer_at_the_same_path(ensure, tmp_path):
     # Story: mpirun has one interpreter for all nodes; each node's try had another name, and a file that was sent to each
     # had another time.
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
@@ -135,7 +135,7 @@ def test_unwritable_layer_folder_raises_environment_build_error(ensure, tmp_path
         ensure(INSTALLS, "tiny")
 
 
-def test_files_that_a_line_names_are_mounted_and_projects_to_be_written_to(tmp_path):
+def test_files_named_by_requirements_are_mounted_and_projects_writable(tmp_path):
     top = write_tree(tmp_path, {"x y.whl": "", "w/z.whl": "", "p/pyproject.toml": "", "c.txt": ""})
 
     def seen(text):
@@ -148,7 +148,7 @@ def test_files_that_a_line_names_are_mounted_and_projects_to_be_written_to(tmp_p
     assert seen("einops>=0.8 https://example.org/usr/x.whl relative/x.whl") == []
 
 
-def test_nothing_of_the_hosts_system_is_laid_over_the_images():
+def test_system_folders_of_the_host_are_never_mounted():
     assert list(named_files("/ /usr /usr/lib /etc /tmp /proc/self /dev/null /lib /home /var")) == []
 
 
@@ -176,7 +176,7 @@ def test_complete_layers_are_listed_by_last_use(images):
     assert [key_of(kept.layer) for kept in found] == ["b" * 20, "a" * 20]
 
 
-def test_nothing_is_listed_where_there_is_nothing(tmp_path):
+def test_missing_images_folder_has_no_layers(tmp_path):
     assert all_layers(tmp_path / "images") == []
     assert prune_layers(tmp_path / "images") == []
 

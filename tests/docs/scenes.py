@@ -29,7 +29,7 @@ SCENES: dict[str, Maker] = {}
 #: Page -> how its commands begin that `make proof` alone runs, for another test runs what they run. `make test` reads them, and
 #: makes the plan of a sweep or of a pipeline.
 LATER: dict[str, tuple[str, ...]] = {
-    "command-line": ("paceline check ",),  # test_a_script_is_equal_on_two_workers_and_another_is_not
+    "command-line": ("paceline check ",),  # test_check_passes_an_equal_script_and_reports_an_unequal_one
     "from-horovod": ("horovodrun ",),  # the same script below `paceline run`; examples.md's below horovodrun
     "from-torchrun": ("torchrun ",),  # the same script below `paceline run`, and without that nothing is Paceline's
     "pipelines": ("paceline pipeline run ",),  # the same steps in Python; test_a_file_is_run_followed_and_shown
@@ -52,7 +52,7 @@ def the_repository_s_examples(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     copy_examples(scene.folder, "parts")
     scene.elsewhere = {
         "$ ": "test_command_prints_what_the_page_says",
-        "examples/digits": "test_ten_lines_print_what_the_page_says",
+        "examples/digits": "test_ten_line_example_prints_the_output_on_its_page",
         "paceline.parallelize(": "test_parallel_example_trains_on_one_worker_and_on_two",
     }
 

@@ -141,7 +141,7 @@ def test_tests_that_pages_refer_to_exist() -> None:
     assert set(SCENES) <= {page.stem for page in READ}
 
 
-def test_each_command_that_make_proof_runs_is_on_its_page() -> None:
+def test_each_command_run_by_make_proof_is_on_its_page() -> None:
     for page in READ:
         commands = [command for block in blocks(page, "console") for command, _ in typed(block)]
         for beginning in LATER.get(page.stem, ()):
@@ -166,7 +166,7 @@ def test_unknown_block_kind_is_refused_with_the_valid_forms(block: Block, why: s
     assert "what it prints below it" in str(caught.value)
 
 
-def test_a_page_is_cut_into_its_blocks(tmp_path: Path) -> None:
+def test_page_is_parsed_into_its_code_blocks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# Page\n\n```python\n# a.py\n1\n```\n\n<!-- not run: it wants a cluster -->\n```console\n$ paceline x \\\n    --y\n"
@@ -195,7 +195,7 @@ def test_a_page_is_cut_into_its_blocks(tmp_path: Path) -> None:
         ("<!-- not run: why -->\n```python\nimport paceline\npaceline.Estimatr()\n```", "no 'Estimatr'"),
     ],
 )
-def test_a_block_that_is_wrong_fails_with_its_place(text: str, why: str, tmp_path: Path) -> None:
+def test_failing_block_is_reported_with_its_page_and_line(text: str, why: str, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"# Page\n\n{text}\n")
     write_tree(tmp_path, {"train.py": ""})
@@ -204,7 +204,7 @@ def test_a_block_that_is_wrong_fails_with_its_place(text: str, why: str, tmp_pat
     assert "page.md, the block at line" in str(caught.value)
 
 
-def test_a_shell_s_variables_and_folder_and_the_page_s_names_go_on_to_the_next_block(tmp_path: Path) -> None:
+def test_shell_state_and_python_names_persist_between_blocks_of_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "```text\n# deep/a.txt\nx\n```\n\n```console\n$ export A=1\n$ cd deep\n$ echo $A; ls\n1\na.txt\n```\n\n"
@@ -227,7 +227,7 @@ def test_a_shell_s_variables_and_folder_and_the_page_s_names_go_on_to_the_next_b
         ("import paceline as pl\npl.Workspace.from_config().get_run('a').cancl()", "Run has no 'cancl'"),
     ],
 )
-def test_python_that_is_not_run_is_looked_up(text: str, why: str) -> None:
+def test_names_in_python_blocks_that_are_not_run_are_checked(text: str, why: str) -> None:
     with pytest.raises(AssertionError, match=re.escape(why)):
         check_python(text, {})
 

@@ -228,7 +228,7 @@ def assert_prints_what_it_says(block: Block) -> None:
 
 @pytest.mark.promise("readme-s-ten-lines-run")
 @pytest.mark.slow
-def test_ten_lines_print_what_the_page_says(checkout: Path) -> None:
+def test_ten_line_example_prints_the_output_on_its_page(checkout: Path) -> None:
     program, said = blocks(EXAMPLES, "python")[0].text, blocks(EXAMPLES, "text")[0].text
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -86,7 +86,7 @@ def collect(files: list[str]) -> set[str]:
     return {line for line in done.stdout.splitlines() if "::" in line}
 
 
-def test_the_page_is_made_of_the_marks() -> None:
+def test_promises_page_equals_the_generated_one() -> None:
     assert PAGE.read_text(encoding="utf-8") == promises.page(), "run python -m tests.promises"
 
 
@@ -107,7 +107,7 @@ def test_each_test_that_is_named_exists(collected):
 
 def test_a_test_that_does_not_exist_would_be_seen(collected):
     (promise,) = read(
-        "- It holds. `docs/test_promises.py::test_that_is_not_there` `job/test_job.py::test_a_job_never_changes`"
+        "- It holds. `docs/test_promises.py::test_that_is_not_there` `job/test_job.py::test_job_is_immutable`"
     )
     assert [test in collected for test in promise.tests] == [False, True]
 
@@ -127,7 +127,7 @@ def test_every_benchmark_has_its_line_with_its_results():
     assert wrong == []
 
 
-def test_reduced_counts_of_make_test_are_complete_in_make_proof():
+def test_make_proof_runs_every_test_that_make_test_runs_with_fewer_repeats():
     makefile = (ROOT / "Makefile").read_text()
     assert re.search(r"^proof:.*\bchaos\b", makefile, re.MULTILINE), "make proof does what make chaos does"
     assert re.search(r"^\tPACELINE_PROOF=1 .* -m proof$", makefile, re.MULTILINE), "it runs the tests marked so"

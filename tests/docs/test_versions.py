@@ -36,7 +36,7 @@ def compat():
         yield module
 
 
-def test_each_engine_that_is_here_has_its_row(tmp_path, monkeypatch):
+def test_each_installed_engine_has_a_row_in_the_version_table(tmp_path, monkeypatch):
     with loaded("engine_versions") as versions:
         table = versions.TABLE.read_text().partition(versions.BEGIN)[2].partition(versions.END)[0]
         assert set(versions.here()) <= set(versions.rows_of(table)), "write it: .venv/bin/python .ci/engine_versions.py"
@@ -72,19 +72,19 @@ def test_version_table_covers_all_supported_versions(compat, rows):
     assert text.rstrip().endswith(compat.not_run([(row["torch"], row["Python"]) for row in rows]) or "|")
 
 
-def test_every_python_that_is_named_for_pip_is_in_the_matrix(compat, rows):
+def test_every_python_in_the_pip_classifiers_is_in_the_version_matrix(compat, rows):
     project = (ROOT / "pyproject.toml").read_text()
     named = set(re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project))
     assert set(compat.PYTHON) == named
     assert {row["Python"] for row in rows} <= named
 
 
-def test_no_release_is_served_on_which_a_test_failed(compat, rows):
+def test_version_matrix_has_no_failed_test(compat, rows):
     assert [row for row in rows if any("failed" in row[column] for column in compat.COLUMNS)] == []
     assert all(row[column] == "ok" for row in rows for column in compat.COLUMNS)
 
 
-def test_the_page_names_the_bounds():
+def test_versions_page_names_the_oldest_and_newest_torch():
     text = (ROOT / "docs" / "versions.md").read_text()
     oldest, newest = (".".join(map(str, bound)) for bound in (torch_private.OLDEST, torch_private.NEWEST))
     assert f"every minor release of torch from {oldest} to {newest}" in text
@@ -93,7 +93,7 @@ def test_the_page_names_the_bounds():
     )
 
 
-def test_a_test_counts_in_its_column(compat):
+def test_each_test_id_is_counted_in_its_column_of_the_matrix(compat):
     ids = {
         "tests/parallel/test_on_ranks.py::test_on_ranks[loop.check_a-2]": "DataParallel, FullyShard",
         "tests/parallel/test_on_ranks.py::test_on_ranks[stages.check_a-2]": "PipelineParallel, products",
@@ -108,7 +108,7 @@ def test_a_test_counts_in_its_column(compat):
     assert {test_id: compat.column_of(test_id) for test_id in ids} == ids
 
 
-def test_every_module_of_checks_has_a_column(compat):
+def test_every_module_of_parallel_checks_has_a_column_of_the_matrix(compat):
     for path in (ROOT / "tests" / "parallel" / "checks").glob("[!_]*.py"):
         assert compat.column_of(f"tests/parallel/test_on_ranks.py::test_on_ranks[{path.stem}.check_a-2]"), path
 
@@ -153,7 +153,7 @@ def test_new_row_replaces_only_its_own_old_row(compat, tmp_path):
     ]
 
 
-def test_a_python_that_is_not_here_is_named_and_left_out(compat):
+def test_missing_python_of_the_matrix_is_named_and_skipped(compat):
     here = "{}.{}".format(*sys.version_info[:2])
     cells, absent = compat.chosen([f"2.15.0@{here}", "2.14.1@3.99"])
     assert [(cell.torch, cell.python) for cell, _ in cells] == [("2.15.0", here)]
@@ -161,7 +161,7 @@ def test_a_python_that_is_not_here_is_named_and_left_out(compat):
     assert subprocess.run([cells[0][1], "-c", ""], check=False).returncode == 0
 
 
-def test_an_environment_is_removed_however_its_cell_ends(compat, tmp_path, monkeypatch):
+def test_matrix_environment_is_removed_after_success_or_failure(compat, tmp_path, monkeypatch):
     monkeypatch.setattr(compat.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(compat, "TABLE", tmp_path / "no page")
     seen = []

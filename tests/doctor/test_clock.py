@@ -38,7 +38,7 @@ def test_clock_level_depends_on_its_offset(two, examination, seconds, level, see
     assert ("node0" in between.seen) == (level != "ok")
 
 
-def test_two_clocks_that_are_off_alike_agree_with_each_other(two, examination):
+def test_clocks_with_the_same_offset_agree_with_each_other(two, examination):
     two[0].wrong = two[1].wrong = ahead(10)
     assert [finding.level for finding in check_clocks(examination)] == ["warn", "warn", "ok"]
 
@@ -50,7 +50,7 @@ def test_slow_answer_is_not_a_wrong_clock(two, examination, monkeypatch, slow):
     assert [finding.level for finding in check_clocks(examination)] == ["ok", "ok", "ok"]
 
 
-def test_a_node_that_tells_no_time_has_failed(two, examination):
+def test_node_with_an_invalid_time_answer_fails_the_clock_check(two, examination):
     two[0].wrong, two[1].wrong = (lambda argv: answers("soon")), ahead(0)
     failed, well = check_clocks(examination)
     assert (failed.node, failed.level, well.level) == ("node0", "fail", "ok")

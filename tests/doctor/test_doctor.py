@@ -161,7 +161,7 @@ def test_doctor_reports_its_progress(two, tmp_path, monkeypatch):
     assert said == ["the engine's status", "waiting for nodes", "clocks"]
 
 
-def test_the_worst_finding_counts():
+def test_overall_level_is_the_worst_of_all_findings():
     levels = ["ok", "skipped", "warn", "fail"]
     findings = [Finding(check="x", level=level, seen="") for level in levels]
     assert [worst(findings[:count]) for count in range(5)] == ["ok", "ok", "ok", "warn", "fail"]

@@ -55,7 +55,7 @@ def test_only_the_marked_output_line_is_parsed(two):
     ("stderr", "message"),
     [(b"Traceback\n  File\nKeyError: 'x'\n\n", "KeyError: 'x'"), (b"", "ended with 3 and said nothing")],
 )
-def test_a_program_without_an_answer_is_quoted(stderr, message):
+def test_last_error_line_of_a_program_without_an_answer_is_quoted(stderr, message):
     with pytest.raises(NoAnswerError, match=message):
         answer_in(b"nothing of ours", stderr, 3)
 
@@ -120,6 +120,6 @@ def test_requested_interface_selects_the_network():
     assert common_network(nodes, "ib7") is None
 
 
-def test_a_node_that_is_alone_is_reached_by_its_loopback():
+def test_single_node_uses_its_loopback_address():
     assert common_network({"a": {**LO, "eth0": ("10.0.0.1", 24)}})["a"].address == "127.0.0.1"
     assert common_network({"a": LO, "b": LO}) is None

@@ -50,7 +50,7 @@ def levels(findings):
     return [(finding.node, finding.level) for finding in findings]
 
 
-def test_the_facts_of_this_machine_are_learned(two, examination, monkeypatch):
+def test_doctor_collects_the_facts_of_this_machine(two, examination, monkeypatch):
     monkeypatch.setattr(machine, "MODULES", ("json", "no_such_module"))
     examination.patients = examination.patients[:1]
     examination.folder = two[0].folder
@@ -67,7 +67,7 @@ def test_the_facts_of_this_machine_are_learned(two, examination, monkeypatch):
         assert {finding.level for finding in check(examination)} <= {"ok", "warn"}
 
 
-def test_a_node_that_tells_no_facts_has_failed_and_is_left_out(two, examination):
+def test_node_without_facts_fails_and_is_left_out(two, examination):
     two[0].wrong = lambda argv: answers("PACELINE-ANSWERS {}")
     two[1].wrong = lambda argv: answers("no marked line")
     (failed,) = learn_facts(examination)

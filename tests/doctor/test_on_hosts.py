@@ -71,7 +71,7 @@ def test_doctor_passes_on_this_machine(tmp_path):
     assert "4 MiB among 2 processes of one node" in findings[-1].seen
 
 
-def test_hosts_that_are_well_reduce_over_the_network_that_they_share(hosts, tmp_path):
+def test_healthy_hosts_run_an_all_reduce_over_their_common_network(hosts, tmp_path):
     require_engine("torch", importlib.util.find_spec("torch"))
     require_engine("mpi4py", importlib.util.find_spec("mpi4py"))
     require_engine("Open MPI", find_mpirun(WHEEL) or find_mpirun(SYSTEM))

@@ -26,7 +26,7 @@ def told(findings):
     return [(finding.check, finding.node, finding.level, finding.seen) for finding in findings]
 
 
-def test_the_slowest_rank_counts_over_gloo(known, two):
+def test_gloo_check_reports_the_time_of_the_slowest_rank(known, two):
     for link, ms in zip(two, (3.5, 12.25), strict=True):
         link.wrong = lambda argv, ms=ms: answers(f'PACELINE-ANSWERS {{"ms": {ms}, "size": 2}}')
     assert told(check_gloo(known)) == [

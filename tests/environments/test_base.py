@@ -52,7 +52,7 @@ def test_changed_interpreter_is_probed_again(tmp_path, other):
     assert (before.user_folder, after.user_folder is None) == (None, False)
 
 
-def test_the_working_directory_and_pythonpath_are_not_read(tmp_path, other, monkeypatch):
+def test_interpreter_probe_imports_nothing_from_the_working_directory_or_pythonpath(tmp_path, other, monkeypatch):
     for name in ("platform", "sysconfig", "json"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('read')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -97,7 +97,7 @@ def test_missing_interpreter_is_named(tmp_path):
         base("/nowhere/python", tmp_path)
 
 
-def test_a_cache_that_is_damaged_or_can_not_be_written_does_no_harm(tmp_path, other):
+def test_damaged_or_unwritable_interpreter_cache_is_ignored(tmp_path, other):
     found = base(other, tmp_path / "cache")
     (kept,) = (tmp_path / "cache").iterdir()
     for text in ("{", "[]", '{"asked": 1}', kept.read_text().replace('"version"', '"other"')):

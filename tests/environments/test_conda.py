@@ -48,21 +48,21 @@ def test_conda_package_brings_dependencies_and_its_prefix(solve):
     assert "  hello 1.1 0" in said
 
 
-def test_a_prefix_in_a_binary_file_is_put_in_and_padded(solve):
+def test_conda_prefix_placeholder_in_a_binary_file_is_replaced_and_padded(solve):
     built, _ = solve(conda_packages=["hello=1.0"])
     content = (built.prefix / "lib" / "hello.bin").read_bytes()
     assert PLACEHOLDER.encode() not in content
     assert os.fsencode(built.prefix) + b"/share\0" in content
 
 
-def test_a_conda_python_runs_noarch_packages_and_their_programs(solve):
+def test_conda_python_imports_noarch_packages_and_runs_their_scripts(solve):
     built, _ = solve(conda_packages=["greet"])
     assert [each.partition("=")[0] for each in built.conda] == ["greet", "python"]
     assert output(built.bin_dir / "greet") == f"greetings from {built.prefix}\n"
     assert output(built.python, "-c", "import sys; print(sys.prefix)") == f"{built.prefix}\n"
 
 
-def test_pip_packages_are_put_on_top(solve):
+def test_pip_packages_are_installed_into_the_conda_environment(solve):
     built, _ = solve(conda_packages=["greet"], pip_packages=["chained"])
     assert built.pip == ("chained==1.0", "small==1.1")
     assert versions(built, "chained", "heavy") == {"chained": "1.0", "heavy": "-"}
@@ -83,7 +83,7 @@ def test_without_a_conda_python_the_environment_may_be_a_layer(solve):
     assert (built.bin_dir / "hello").exists()
 
 
-def test_a_layer_with_a_python_that_a_package_brings_is_refused(solve, store):
+def test_layer_whose_conda_package_brings_python_is_refused(solve, store):
     with pytest.raises(EnvironmentBuildError, match=r"bring a Python of their own \(python 3\..*Write layered=False"):
         solve(conda_packages=["greet"], layered=True)
     assert store.all() == []
@@ -95,7 +95,7 @@ def test_conda_variables_are_set_and_user_site_is_disabled(solve):
     assert built.variables["PYTHONNOUSERSITE"] == "1"
 
 
-def test_the_lock_names_url_and_hash_and_installs_the_same_again(solve, store, base_python, channel):
+def test_conda_lock_has_urls_and_hashes_and_reinstalls_the_same_packages(solve, store, base_python, channel):
     built, _ = solve(conda_packages=["greet", "hello"], pip_packages=["small"])
     assert all(url.startswith(channel.url) and len(url.partition("#")[2]) == 64 for url in built.locked.locked_conda)
     found = store.find(built.locked, base_python)
@@ -133,7 +133,7 @@ def test_a_truncated_package_is_refused_by_name(store, base_python, tmp_path, mo
     assert store.all() == []
 
 
-def test_a_package_that_there_is_not_is_named(solve):
+def test_unknown_conda_package_is_named(solve):
     with pytest.raises(EnvironmentBuildError, match=r"No candidates were found for nosuch >=3"):
         solve(conda_packages=["nosuch >=3"])
 
@@ -173,7 +173,7 @@ def test_missing_channel_folder_is_refused_at_once(store, base_python, tmp_path)
     assert not list(store._folder.glob("*.log"))
 
 
-def test_the_version_of_python_is_solved_for(solve):
+def test_python_version_takes_part_in_the_conda_solve(solve):
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     built, _ = solve(conda_packages=["app"], python_version=version)
     assert f"python={'.'.join(map(str, sys.version_info[:3]))}=0" in built.conda

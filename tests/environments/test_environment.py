@@ -47,7 +47,7 @@ def test_environment_round_trips_through_the_record():
     assert pickle.loads(pickle.dumps(EVERYTHING)) == EVERYTHING
 
 
-def test_lists_become_tuples_and_the_caller_s_dict_is_copied():
+def test_environment_copies_lists_to_tuples_and_the_callers_dict():
     variables = {"A": "1"}
     environment = Environment(pip_packages=["a"], environment_variables=variables)
     variables["A"] = "2"
@@ -124,7 +124,7 @@ def test_invalid_value_is_refused_with_the_valid_form(values, message):
         Environment(**values)
 
 
-def test_conda_packages_named_python_something_are_no_python():
+def test_conda_packages_whose_names_begin_with_python_do_not_count_as_python():
     assert Environment(layered=True, conda_packages=["python-dateutil", "pythonnet"]).uses_conda
 
 
@@ -159,7 +159,7 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(values):
         "x @ https://host/a@b/x.whl",
     ],
 )
-def test_a_variable_in_the_password_s_place_a_port_and_a_user_are_taken(package):
+def test_url_with_a_password_variable_a_port_or_a_user_is_accepted(package):
     assert Environment(pip_packages=[package]).pip_packages == (package,)
 
 

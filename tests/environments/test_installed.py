@@ -55,7 +55,7 @@ def test_missing_requirements_are_found_transitively(folder, asked, missing):
     assert [str(each).replace(" @", "@") for each in found] == missing
 
 
-def test_markers_are_decided_for_the_base_s_python(folder):
+def test_markers_are_evaluated_for_the_base_python(folder):
     assert [str(each) for each in Visible([folder], base("3.8.2")).missing([Requirement("a")])] == ["old"]
 
 
@@ -65,7 +65,7 @@ def test_constraint_makes_an_installed_version_missing(folder):
     assert [str(each) for each in visible.missing([Requirement("a")], [Requirement("b<2.1.dev0")])] == ["b>=2"]
 
 
-def test_the_first_folder_counts(folder, tmp_path):
+def test_first_folder_with_a_package_determines_its_version(folder, tmp_path):
     unpack(make_wheel(tmp_path / "wheels", "b", "3.0"), tmp_path / "layer")
     assert Visible([tmp_path / "layer", folder], base()).found["b"].version == "3.0"
     assert Visible([folder, tmp_path / "layer"], base()).found["b"].version == "2.1rc1"
@@ -85,7 +85,7 @@ def test_requested_url_is_missing_even_if_required_by_another(folder):
         assert [each.url for each in Visible([folder], base()).missing(order)] == ["https://host/b.whl"]
 
 
-def test_broken_metadata_do_no_harm(folder):
+def test_package_with_broken_metadata_counts_as_installed_without_a_version(folder):
     write_tree(folder / "odd-1.dist-info", {"METADATA": "Name: odd\nVersion: not a version\nRequires-Dist: (((\n"})
     write_tree(folder / "empty-1.dist-info", {"METADATA": ""})
     visible = Visible([folder], base())

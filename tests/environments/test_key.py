@@ -89,7 +89,7 @@ def test_different_environments_have_different_keys(one, other):
 
 
 @pytest.mark.parametrize("field", ["python", "version", "implementation", "platform"])
-def test_another_interpreter_has_another_key(field):
+def test_key_depends_on_the_interpreter(field):
     asked = Environment(pip_packages=["a"])
     assert key(asked, replace(BASE, **{field: "other"})) != key(asked, BASE)
 
@@ -131,7 +131,7 @@ def test_key_of_an_editable_install_depends_on_build_files_only(tmp_path, change
     assert (key_of(pip_packages=[f"-e {tmp_path}/pkg"]) != before) is counts
 
 
-def test_the_content_of_a_wheel_counts(tmp_path):
+def test_key_depends_on_the_content_of_a_wheel(tmp_path):
     wheel = tmp_path / "x-1-py3-none-any.whl"
     wheel.write_bytes(b"1")
     before = key_of(pip_packages=[str(wheel)])

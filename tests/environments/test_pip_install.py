@@ -247,7 +247,7 @@ def test_a_wheel_named_by_its_path_is_installed(ensure, tmp_path):
     assert versions(built, "handmade") == {"handmade": "4.0"}
 
 
-def test_a_program_of_a_package_runs(ensure):
+def test_console_script_of_an_installed_package_runs(ensure):
     built, _ = ensure(pip_packages=["small==1.1"])
     done = subprocess.run([built.bin_dir / "small-says"], capture_output=True, text=True, check=True)
     assert done.stdout == "small says\n"
@@ -260,7 +260,7 @@ def test_an_option_that_uv_does_not_know_is_left_to_pip(ensure, wheels):
 
 
 @uv_for_both
-def test_find_links_of_a_requirements_file_count(ensure, tmp_path, monkeypatch, installer):
+def test_find_links_of_a_requirements_file_is_used(ensure, tmp_path, monkeypatch, installer):
     monkeypatch.delenv("PIP_FIND_LINKS")
     make_wheel(tmp_path / "more", "only-here", "1.0")
     (tmp_path / "requirements.txt").write_text("--find-links more\nonly-here\n")
@@ -270,13 +270,13 @@ def test_find_links_of_a_requirements_file_count(ensure, tmp_path, monkeypatch, 
 
 
 @uv_for_both
-def test_a_find_links_folder_that_is_not_there_does_no_harm(ensure, wheels, monkeypatch, installer):
+def test_missing_find_links_folder_is_ignored(ensure, wheels, monkeypatch, installer):
     monkeypatch.setenv("PIP_FIND_LINKS", f"/nowhere/at/all {wheels}")
     built, _ = ensure(pip_packages=["small"])
     assert built.pip == ("small==1.1",)
 
 
-def test_hashes_are_checked(ensure, wheels, installer):
+def test_requirement_hashes_are_verified(ensure, wheels, installer):
     import hashlib
 
     right = hashlib.sha256((wheels / "small-1.1-py3-none-any.whl").read_bytes()).hexdigest()
@@ -286,7 +286,7 @@ def test_hashes_are_checked(ensure, wheels, installer):
         ensure(pip_requirements=f"small==1.1 --hash=sha256:{'0' * 64}\n")
 
 
-def test_a_package_that_there_is_not_is_named_with_the_resolver_s_reason(ensure, installer):
+def test_unknown_pip_package_is_named_with_the_resolvers_reason(ensure, installer):
     with pytest.raises(
         EnvironmentBuildError, match=r"could not be built: .*nosuchpackage.*All that was printed is in '"
     ) as e:
@@ -365,7 +365,7 @@ def guarded(tmp_path):
         thread.join()
 
 
-def test_a_password_from_a_variable_is_used_and_kept_nowhere(
+def test_index_password_from_a_variable_is_used_but_not_stored(
     ensure, store, base_python, guarded, tmp_path, monkeypatch, installer
 ):
     wheel = make_wheel(tmp_path / "served", "handmade", "4.0", ["small"])
@@ -391,7 +391,7 @@ def test_wrong_password_fails_without_being_shown(ensure, guarded, tmp_path, mon
     assert "wrong-passw0rd" not in str(caught.value)
 
 
-def test_the_exact_versions_are_installed_again(ensure, store, wheels, base_python):
+def test_locked_versions_are_reinstalled(ensure, store, wheels, base_python):
     built, _ = ensure(pip_packages=["chained"])
     assert built.locked.locked_pip == ("chained==1.0", "small==1.1")
     older = Environment(pip_packages=["small"], locked_pip=["small==1.0"])

@@ -53,7 +53,7 @@ def translated(listed, requirements=""):
         ("global.target='/elsewhere'\nglobal.user='1'\n:env:.disable-pip-version-check='1'\nglobal.quiet='3'", {}),
     ],
 )
-def test_a_setting_is_translated(listed, variables):
+def test_pip_setting_becomes_a_variable_for_uv(listed, variables):
     found, settings = translated(listed)
     assert (found, settings.for_pip) == (variables, "")
 
@@ -77,7 +77,7 @@ def test_a_setting_that_uv_does_not_have_is_left_to_pip_by_name(listed):
     assert settings.for_pip == f"pip's setting {name} has no counterpart in uv"
 
 
-def test_the_options_of_a_requirements_file_are_laid_over_the_configuration(monkeypatch):
+def test_options_of_a_requirements_file_override_the_pip_configuration(monkeypatch):
     monkeypatch.setenv("TOKEN", "t0ken")
     found, settings = translated(
         "global.index-url='https://a'\nglobal.extra-index-url='https://b'\nglobal.find-links='https://c'",
@@ -111,7 +111,7 @@ def test_secrets_include_encoded_passwords_and_token_users():
 
 
 @pytest.mark.promise("pip-s-own-configuration-counts")
-def test_pip_s_own_configuration_is_read(tmp_path, monkeypatch):
+def test_pip_configuration_file_is_read(tmp_path, monkeypatch):
     (tmp_path / "pip.conf").write_text(
         "[global]\nindex-url = https://a/simple\nextra-index-url =\n  https://b\n  https://c\n"
     )

@@ -24,7 +24,7 @@ def test_output_of_both_streams_comes_by_line_without_colors():
     assert run(code) == (3, ["red", "", "err"], ["red", "err"])
 
 
-def test_the_working_directory_is_the_root():
+def test_build_programs_run_in_the_root_directory():
     assert run("import os; print(os.getcwd())")[1] == ["/"]
 
 

@@ -32,7 +32,7 @@ from paceline.environments import pip_install
         ("", "it printed nothing"),
     ],
 )
-def test_uv_s_reason_is_found(text, reason):
+def test_reason_of_a_failure_is_extracted_from_uv_output(text, reason):
     assert pip_install.of_uv(text.splitlines()) == reason
 
 
@@ -58,7 +58,7 @@ def test_uv_s_reason_is_found(text, reason):
         ("last words", "last words"),
     ],
 )
-def test_pip_s_reason_is_found(text, reason):
+def test_reason_of_a_failure_is_extracted_from_pip_output(text, reason):
     assert pip_install.of_pip(text.splitlines()) == reason
 
 

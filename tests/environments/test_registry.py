@@ -32,7 +32,7 @@ def test_equal_content_keeps_its_version_and_changed_content_gets_the_next(works
     assert Environment.get(workspace, "mine", 2) == replace(changed, version=2)
 
 
-def test_all_are_listed_in_their_latest_version(workspace):
+def test_list_has_each_environment_in_its_latest_version(workspace):
     assert Environment.list(workspace) == {}
     MINE.register(workspace)
     replace(MINE, layered=True).register(workspace)

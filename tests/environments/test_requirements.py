@@ -43,7 +43,7 @@ def test_url_fragment_is_not_a_comment(tmp_path):
     assert read(tmp_path, main="x @ https://host/x.whl#sha256=00\n")[0] == "x @ https://host/x.whl#sha256=00\n"
 
 
-def test_included_files_stand_in_the_place_of_their_line(tmp_path):
+def test_included_requirements_replace_their_include_line(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "deep.txt").write_text("-r deeper.txt\nc\n")
     (tmp_path / "sub" / "deeper.txt").write_text("b")
@@ -160,7 +160,7 @@ def test_a_password_in_a_file_is_refused_and_not_repeated(tmp_path):
     assert "hunter2" not in str(caught.value)
 
 
-def test_an_empty_file_asks_for_nothing(tmp_path):
+def test_empty_requirements_file_needs_no_build(tmp_path):
     (tmp_path / "r.txt").write_text("\n# nothing\n")
     assert not Environment.from_pip_requirements("x", tmp_path / "r.txt").needs_build
 
@@ -175,7 +175,7 @@ def test_an_option_among_the_packages_is_refused():
         requirements.lines_of(Environment(pip_packages=["--pre"]))
 
 
-def test_a_file_becomes_an_environment(tmp_path):
+def test_conda_file_becomes_an_environment(tmp_path):
     write_tree(tmp_path, {"environment.yml": FILE, "more.txt": "tqdm\n-c limits.txt\n", "limits.txt": "tqdm<5\n"})
     assert Environment.from_conda_specification("mine", tmp_path / "environment.yml") == Environment(
         name="mine",
@@ -212,7 +212,7 @@ def test_pip_packages_alone_need_no_conda(tmp_path):
         ("dependencies: [a]\nvariables: [x]", "variables is not a mapping"),
     ],
 )
-def test_a_wrong_file_is_refused_by_name_and_entry(tmp_path, text, message):
+def test_invalid_conda_file_is_refused_with_the_bad_entry(tmp_path, text, message):
     (tmp_path / "e.yml").write_text(text)
     with pytest.raises(EnvironmentSpecError, match=message) as caught:
         Environment.from_conda_specification("mine", tmp_path / "e.yml")

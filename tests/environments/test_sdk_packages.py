@@ -17,7 +17,7 @@ from paceline.job.environment import EnvironmentSpec
         "azureml-train;python_version>'3'",
     ],
 )
-def test_packages_of_the_sdk_are_left_out_wherever_they_stand(name):
+def test_sdk_packages_are_removed_from_pip_lists_and_requirements(name):
     given = EnvironmentSpec(
         pip_packages=(name, "einops"), pip_requirements=f"--pre\n{name}\ntqdm\n", conda_packages=("python=3.11",)
     )

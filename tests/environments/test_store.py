@@ -81,7 +81,7 @@ def test_name_and_variables_come_from_the_request(store, base_python):
     assert (built.locked.name, built.locked.environment_variables) == ("second", {"B": "2"})
 
 
-def test_the_lock_of_an_environment_is_the_same_environment(store, base_python):
+def test_lock_of_an_environment_finds_the_built_environment(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     found = store.find(built.locked, base_python)
     assert found is not None
@@ -121,7 +121,7 @@ def test_waiting_for_another_build_is_reported(store, base_python, monkeypatch):
     assert waiting.communicate(timeout=180)[0].splitlines()[-1] == f"key {key}"
 
 
-def test_a_failed_build_leaves_its_log_and_nothing_that_counts(store, base_python):
+def test_failed_build_keeps_its_log_but_no_environment(store, base_python):
     asked = Environment(pip_packages=["small", "nosuchpackage"])
     with pytest.raises(EnvironmentBuildError, match="nosuchpackage"):
         store.ensure(asked, base_python, print)
@@ -163,7 +163,7 @@ def killed_builds(store, base_python, environment):
 
 
 @pytest.mark.promise("build-killed-counts-nothing-done")
-def test_a_build_that_is_killed_at_any_moment_is_done_again_by_the_next(store, base_python):
+def test_build_killed_at_any_moment_is_repeated_by_the_next(store, base_python):
     asked = Environment(pip_packages=["chained"])
     for _ in killed_builds(store, base_python, asked):
         said: list[str] = []
@@ -226,7 +226,7 @@ def test_environment_with_a_missing_interpreter_is_rebuilt(store, base_python):
     assert versions(store.ensure(SMALL, base_python, print), "small") == {"small": "1.1"}
 
 
-def test_a_workspace_that_was_copied_builds_its_environments_again(store, base_python, tmp_path):
+def test_copied_workspace_rebuilds_its_environments(store, base_python, tmp_path):
     store.ensure(SMALL, base_python, print)
     copy = shutil.copytree(store._folder, tmp_path / "copy", symlinks=True)
     there = EnvironmentStore(copy)
@@ -293,7 +293,7 @@ def test_environment_is_found_by_its_key_prefix(store, base_python):
         store.get("")
 
 
-def test_a_beginning_of_several_keys_is_refused(store, base_python, monkeypatch):
+def test_ambiguous_key_prefix_is_refused(store, base_python, monkeypatch):
     built = store.ensure(SMALL, base_python, print)
     other = replace(built, key=f"{built.key[:10]}{'0' * 10}")
     monkeypatch.setattr(store, "all", lambda: [built, other])
@@ -301,7 +301,7 @@ def test_a_beginning_of_several_keys_is_refused(store, base_python, monkeypatch)
         store.get(built.key[:6])
 
 
-def test_a_store_that_is_not_there_is_empty(store, base_python):
+def test_missing_store_folder_reads_as_empty(store, base_python):
     assert store.all() == []
     assert store.prune() == []
     assert store.find(SMALL, base_python) is None
@@ -351,7 +351,7 @@ def test_exception_of_the_listener_ends_the_build(store, base_python):
     assert store.ensure(SMALL, base_python, print).pip == ("small==1.1",)
 
 
-def test_the_second_time_nothing_is_run(store, monkeypatch):
+def test_ensuring_a_built_environment_starts_no_process(store, monkeypatch):
     store.ensure(SMALL, sys.executable, print)
     monkeypatch.setattr("subprocess.Popen", None)
     monkeypatch.setattr(building, "build", None)

@@ -40,7 +40,7 @@ def test_long_call_does_not_fit_the_command_line():
 
 
 @pytest.mark.parametrize("words", [["--lr"], ["lr", "1"]])
-def test_words_that_are_no_pairs_are_refused(words):
+def test_command_line_words_that_are_no_name_value_pairs_are_refused(words):
     with pytest.raises(JobError, match="write each as --name value"):
         calls.call_of(words)
 
@@ -108,7 +108,7 @@ def test_pickle_of_another_user_is_not_loaded(tmp_path, monkeypatch):
         calls.load(tmp_path, "v", pickled=True)
 
 
-def test_torn_file_of_a_result_is_an_error_and_no_value(tmp_path):
+def test_truncated_result_file_raises_an_error(tmp_path):
     (tmp_path / "v.json").write_text('{"a": ')
     with pytest.raises(RunStateError, match=r"v\.json"):
         calls.load(tmp_path, "v", pickled=False)

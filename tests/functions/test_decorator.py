@@ -22,13 +22,13 @@ def ranked(x: int) -> int:
     return x
 
 
-def test_decorated_function_is_called_here_as_before():
+def test_decorated_function_called_directly_returns_its_value():
     assert double(4) == 8
     assert (double.__name__, double.__doc__) == ("double", "Double a number.")
     assert isinstance(ranked, FunctionJob)
 
 
-def test_options_make_another_job_of_the_same_function():
+def test_options_return_a_copy_and_leave_the_job_unchanged():
     other = ranked.options(nodes=3)
     assert (other._options, ranked._options) == ({"nodes": 3}, {"nodes": 2})
     assert other.function is ranked.function
@@ -37,7 +37,7 @@ def test_options_make_another_job_of_the_same_function():
 @pytest.mark.parametrize(
     "statement", ["import paceline", "import paceline, paceline.job.job", "from paceline import Job; import paceline"]
 )
-def test_job_is_a_decorator_before_and_after_its_package_is_loaded(statement):
+def test_paceline_job_is_the_decorator_even_after_importing_its_subpackage(statement):
     code = f"{statement}\ntry:\n    paceline.job(lambda: 1)\nexcept ValueError as error:\n    print(error)"
     assert "on a lambda" in run_python(code)
 

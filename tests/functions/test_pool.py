@@ -53,7 +53,7 @@ def test_failed_calls_spare_the_others(tmp_path):
     assert found[0]["error"]["traceback"].splitlines()[1].endswith("in behave")
 
 
-def test_next_attempt_repeats_failed_calls_alone(tmp_path):
+def test_next_attempt_repeats_only_failed_calls(tmp_path):
     lines(tmp_path, ["raise", "fine"])
     made = tmp_path / "made"
 
@@ -94,7 +94,7 @@ def test_no_more_calls_run_at_a_time_than_asked_for(tmp_path):
     assert max(line["value"] for line in found.values()) == 2
 
 
-def test_calls_at_a_time_have_gpus_of_their_own_and_no_rank(tmp_path, monkeypatch):
+def test_concurrent_calls_have_their_own_gpus_and_no_rank_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.setenv("RANK", "0")
 
@@ -106,7 +106,7 @@ def test_calls_at_a_time_have_gpus_of_their_own_and_no_rank(tmp_path, monkeypatc
     assert {line["value"][1] for line in found.values()} == {None}
 
 
-def test_foreign_lines_of_results_are_passed_over(tmp_path):
+def test_invalid_lines_of_a_results_file_are_skipped(tmp_path):
     (tmp_path / "0.jsonl").write_text(
         '7\n{"call": "x", "value": 1}\n{"call": 1}\n{"call": 2, "value": 3}\n{"call": 4, "va'
     )

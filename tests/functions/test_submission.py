@@ -90,7 +90,7 @@ def test_each_rank_has_a_result(tmp_path, monkeypatch):
     assert [run.result(timeout=60), run.result(rank=1)] == [5, 6]
 
 
-def test_waiting_ends_at_the_timeout_and_a_cancel_is_told(tmp_path, monkeypatch):
+def test_result_raises_at_its_timeout_and_after_a_cancel(tmp_path, monkeypatch):
     code = "@paceline.job\ndef wait(x):\n    import time\n    time.sleep(600)\n"
     module = module_of(code, tmp_path, monkeypatch)
     calls = module.wait.map([1, 2])
@@ -176,7 +176,7 @@ def test_package_is_imported_from_the_folder_above_it(tmp_path, monkeypatch):
     assert moved.submit().result(timeout=60) == "deep.er"
 
 
-def test_array_of_slurm_has_a_run_for_each_call(tmp_path, monkeypatch):
+def test_map_on_slurm_submits_an_array_with_a_run_for_each_call(tmp_path, monkeypatch):
     module = module_of(TRAIN, tmp_path, monkeypatch)
     add(tmp_path / "ws", Configured(name="cluster", kind="slurm"))
     asked = {}

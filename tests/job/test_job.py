@@ -162,7 +162,7 @@ def test_a_variable_by_which_a_worker_finds_its_run_is_refused(name):
         make_job(environment_variables={name: "0"})
 
 
-def test_arguments_in_a_list_are_refused_in_words_that_fit():
+def test_arguments_given_as_a_list_are_refused_with_a_hint_at_tuples():
     # The story: the message said of ['--a'] that it "is not a list of strings".
     with pytest.raises(JobError, match="tuple"):
         make_job(arguments=["--a"])
@@ -186,18 +186,18 @@ def test_arguments_in_a_list_are_refused_in_words_that_fit():
         ),
     ],
 )
-def test_the_world_and_its_launcher_follow_from_the_backend(values, world_size, launcher, uses_tf_config):
+def test_backend_determines_world_size_and_launcher(values, world_size, launcher, uses_tf_config):
     job = make_job(**values)
     assert (job.world_size, job.launcher, job.uses_tf_config) == (world_size, launcher, uses_tf_config)
 
 
-def test_a_job_never_changes(tmp_path):
+def test_job_is_immutable(tmp_path):
     job = make_job()
     with pytest.raises(AttributeError):
         job.node_count = 2
 
 
-def test_a_job_does_not_follow_a_dict_that_changes_later():
+def test_later_change_of_a_given_dict_does_not_change_the_job():
     variables = {"SEED": "1"}
     job = make_job(environment_variables=variables)
     variables["SEED"] = "2"
@@ -260,7 +260,7 @@ def jobs(draw: st.DrawFn) -> Job:
 @pytest.mark.promise("job-goes-json-back-unchanged")
 @given(jobs())
 @settings(max_examples=50)
-def test_a_job_goes_to_json_and_back_unchanged(job):
+def test_job_round_trips_through_json(job):
     text = json.dumps(job.to_json())
     assert Job.from_json(json.loads(text)) == job
 

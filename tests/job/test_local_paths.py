@@ -23,7 +23,7 @@ from paceline.job.local_paths import is_editable, local_path
         ("/a/[odd]/b", "/a/[odd]/b", "", ""),
     ],
 )
-def test_a_path_is_taken_apart(text, path, extras, tail):
+def test_local_path_is_split_into_path_extras_and_tail(text, path, extras, tail):
     found = local_path(text)
     assert found is not None
     assert (found.path, found.extras, found.tail) == (Path(path), extras, tail)
@@ -44,7 +44,7 @@ def test_requirement_that_is_no_path_returns_none(text):
     assert local_path(text) is None
 
 
-def test_a_line_for_pip_and_uv_has_no_blank_in_its_path():
+def test_local_path_for_pip_and_uv_is_percent_encoded():
     for text, line in (
         ("/a b/c#d", "file:///a%20b/c%23d"),
         ("-e /a b", "-e file:///a%20b"),
@@ -58,7 +58,7 @@ def test_a_line_for_pip_and_uv_has_no_blank_in_its_path():
         assert found.line() == line
 
 
-def test_working_directory_is_read_only_if_the_folder_lacks_the_path(tmp_path, monkeypatch):
+def test_missing_working_directory_is_no_error_if_the_path_is_found_elsewhere(tmp_path, monkeypatch):
     (tmp_path / "folder" / "pkg").mkdir(parents=True)
     gone = tmp_path / "gone"
     gone.mkdir()

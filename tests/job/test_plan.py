@@ -50,7 +50,7 @@ def distributed_jobs(draw: st.DrawFn) -> Job:
 
 
 @given(distributed_jobs())
-def test_every_place_follows_from_its_rank(job):
+def test_every_workers_node_and_local_rank_follow_from_its_rank(job):
     found = places(job)
     workers = job.world_size - job.parameter_server_count
     assert [place.rank for place in found] == list(range(job.world_size))

@@ -37,7 +37,7 @@ def test_invalid_node_range_is_refused_with_the_valid_form(given: Any, message: 
         make_job(node_count=given, distributed_backend="gloo")
 
 
-def test_an_elastic_job_is_of_its_most_nodes_until_an_attempt_has_fewer(tmp_path: Any) -> None:
+def test_elastic_job_has_its_maximum_node_count_until_an_attempt_has_fewer(tmp_path: Any) -> None:
     (tmp_path / "train.py").touch()
     made = PyTorch(
         str(tmp_path),

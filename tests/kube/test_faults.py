@@ -249,7 +249,7 @@ def test_compacted_etcd_disturbs_no_run(cluster: Cluster, lab: KubeLab) -> None:
     assert run.status == "Completed"
 
 
-def test_api_that_serves_four_requests_at_once_is_enough(cluster: Cluster, lab: KubeLab) -> None:
+def test_runs_complete_when_the_api_serves_only_four_requests_at_once(cluster: Cluster, lab: KubeLab) -> None:
     with api_away(cluster, "--max-requests-inflight=4"):
         pass
     try:

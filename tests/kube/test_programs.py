@@ -32,7 +32,7 @@ def test_missing_ability_of_the_kernel_is_named_with_its_error(monkeypatch: pyte
     assert (programs.missing() or "").startswith("overlay mounts (no overlay): use a machine")
 
 
-def test_lacking_machine_has_an_exit_code_of_its_own(
+def test_machine_that_can_not_run_make_kube_gets_its_own_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(programs, "missing", lambda: "root")

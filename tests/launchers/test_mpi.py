@@ -382,7 +382,7 @@ def test_open_mpi_uses_the_network_of_the_nodes_by_default():
 @pytest.mark.parametrize(
     ("version", "kept"), [((5, 0), []), ((4, 1), ["SLURM_NODELIST", "SLURM_STEP_ID", "SLURM_JOBID"])]
 )
-def test_open_mpi_4_keeps_the_variables_that_identify_srun(version, kept):
+def test_open_mpi_4_workers_keep_the_slurm_variables_that_it_needs(version, kept):
     made = command(open_mpi=("/env/bin/mpirun", version))
     assert [value for option, value in itertools.pairwise(made.argv) if option == "--keep"] == kept
 

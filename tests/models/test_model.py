@@ -193,7 +193,7 @@ def test_alias_is_removed_only_by_its_version(workspace, tmp_path):
 
 
 @pytest.mark.parametrize("datasets", [["digits"], [("training",)], [3]])
-def test_datasets_are_pairs_of_a_purpose_and_a_dataset(workspace, tmp_path, datasets):
+def test_datasets_that_are_not_purpose_and_dataset_pairs_are_refused(workspace, tmp_path, datasets):
     with pytest.raises(ModelError, match=r"is not \(purpose, dataset\)"):
         register(workspace, tmp_path, datasets=datasets)
     assert pl.Model.list(workspace) == []

@@ -218,7 +218,7 @@ def small_run(tmp_path: Path, **job: Any) -> tuple[RunFolder, Goodput]:
     return folder, goodput(folder, changed(folder, [attempt], 100))
 
 
-def test_time_without_samples_is_unknown_and_the_queue_holds_no_energy(tmp_path: Path) -> None:
+def test_time_without_samples_is_unknown_and_queue_time_uses_no_energy(tmp_path: Path) -> None:
     _, found = small_run(tmp_path)
     assert {name: value for name, value in found.core_s.items() if value} == {"queue": 160, "unknown": 640}
     assert found.gpu_s["unknown"] == 160
@@ -245,7 +245,7 @@ def test_price_and_measured_energy_come_from_the_target_and_the_meters(tmp_path:
     assert found.price == pytest.approx(0.5 * 640 / 3600 + 3 * 160 / 3600)
 
 
-def test_plain_script_computes_as_much_as_its_processor_did(tmp_path: Path) -> None:
+def test_compute_share_of_a_plain_script_is_its_cpu_use(tmp_path: Path) -> None:
     folder, _ = small_run(tmp_path)
     values = [("rank_memory_gib", 1.0), ("rank_cpu_percent", 200.0)]
     lines = [{"name": n, "value": v, "step": BASE + second} for second in range(20, 101, 5) for n, v in values]

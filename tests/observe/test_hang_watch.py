@@ -125,7 +125,7 @@ def test_progressing_run_is_no_hang_and_is_probed_rarely(made):
 
 
 @pytest.mark.parametrize(("values", "looks_at_it"), [({"hang_seconds": 0}, False), ({"on_hang": "fail"}, True)])
-def test_hang_limit_ends_the_run_or_never_looks(made, values, looks_at_it):
+def test_hang_limit_0_disables_the_check_and_on_hang_fail_ends_the_run(made, values, looks_at_it):
     watch, looks, go, _, _ = made(**values)
     go(300)
     assert bool(looks.count) == looks_at_it

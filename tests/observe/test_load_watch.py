@@ -116,7 +116,7 @@ def test_short_runs_and_incapable_nodes_are_not_queried(tmp_path: Path, monkeypa
     ]
 
 
-def test_of_a_long_run_means_are_kept_and_of_memory_the_most(tmp_path: Path, clock: Clock) -> None:
+def test_long_run_keeps_mean_loads_and_peak_memory(tmp_path: Path, clock: Clock) -> None:
     folder, _ = make_run(tmp_path / "runs")
     nodes = Nodes()
     nodes.says = [{0: {"cpu_percent": float(number % 6), "memory_gib": float(number % 6)}} for number in range(200)]

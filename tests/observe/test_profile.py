@@ -49,7 +49,7 @@ def slow():
     )
 
 
-def test_the_longest_functions_by_rank_where_they_differ():
+def test_profile_lists_the_longest_functions_with_differences_by_rank():
     lines = str(told(even(), even(), even(), slow())).splitlines()
     assert lines == [
         "   own    whole  function",
@@ -61,7 +61,7 @@ def test_the_longest_functions_by_rank_where_they_differ():
     assert (first.function, first.by_rank) == ("backward", {0: 0.9, 1: 0.38})
 
 
-def test_where_a_rank_is_most_often():
+def test_profile_gives_the_most_frequent_place_of_a_rank():
     found = told(even(), slow())
     place, share = found.place(1)
     # Several lines of one function are one place.
@@ -83,7 +83,7 @@ def test_rank_waiting_for_its_data_loader_is_located_there():
 
 
 @pytest.mark.promise("paceline-profile-samples-workers-while")
-def test_the_file_of_all_samples(tmp_path):
+def test_profile_is_saved_in_speedscope_format(tmp_path):
     path = told(even(), slow()).save(tmp_path / "a.json")
     found = json.loads(path.read_text())
     assert [one["name"] for one in found["profiles"]] == ["rank 0, main", "rank 1, main", "rank 1, pt_thread"]

@@ -60,7 +60,7 @@ def test_straggler_waiting_for_data_is_explained():
     assert found.text().endswith("Most of it is waiting for data.")
 
 
-def test_where_waiting_for_others_is_not_seen_data_tells():
+def test_straggler_on_gpus_is_found_by_its_wait_for_data():
     # As on GPUs: the main thread waits in no collective.
     found = [{rank: Counted(5.0, 20, 5.0 * (0.45 if rank == 3 else 0.02), 0.0) for rank in NODES} for _ in range(8)]
     slow = straggler_of(found, NODES)
@@ -103,7 +103,7 @@ def test_even_ranks_have_no_straggler(found):
 
 
 @pytest.mark.promise("checkpoint-noise-slow-network-ranks")
-def test_times_without_a_step_count_for_nothing():
+def test_intervals_without_a_training_step_are_ignored():
     # While rank 0 evaluates, the others wait for it.
     evaluates = [{rank: Counted(5.0, 0, 0.0, 0.0 if rank == 0 else 5.0) for rank in NODES}] * 20
     found = pace_of([*windows(dict.fromkeys(NODES, 0.4)), *evaluates], NODES)

@@ -42,7 +42,7 @@ def told(*ranks: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.promise("names-collective-ranks-wait-rank")
-def test_the_rank_that_has_not_come_is_named():
+def test_rank_missing_from_a_collective_is_named():
     waiting = entry("allreduce", shape="[1200, 250] float", bytes=1_200_000)
     look = told(rank(waiting), rank(waiting), rank(at="data.py:41 __getitem__"), rank(waiting))
     assert wait_graph.sentences(look) == [
@@ -86,7 +86,7 @@ def test_the_rank_that_has_not_come_is_named():
         (rank(entry("broadcast", 3, channel="torch 1", age=5)), "It waits in broadcast 3 itself, train.py:20, `step`."),
     ],
 )
-def test_where_the_missing_rank_is(missing, said):
+def test_position_of_the_missing_rank_is_described(missing, said):
     found = wait_graph.sentences(told(rank(entry("allreduce")), missing))
     assert said in found[0], found
     assert found[0].startswith("Rank 1 has not come to allreduce 512, for which rank 0 has been waiting for 310 s. ")
@@ -101,13 +101,13 @@ def test_minority_with_another_collective_order_is_named():
     )
 
 
-def test_a_group_s_ranks_alone_are_missed():
+def test_only_ranks_of_the_group_can_be_missing_from_its_collective():
     one = entry("barrier", 3, channel="torch 2", ranks="1-2")
     (said,) = wait_graph.sentences(told(rank(), rank(one), rank(), rank()))
     assert said.startswith("Rank 2 has not come to barrier 3 of the group of ranks 1 and 2, for which rank 1 has")
 
 
-def test_a_rank_that_is_through_is_not_missed():
+def test_rank_that_has_finished_the_collective_is_not_missing():
     # On Gloo the root of a broadcast is done when it has sent.
     through = rank(torch={"entries": [], "last": {"0": 512}})
     (said,) = wait_graph.sentences(told(through, rank(entry("broadcast"))))

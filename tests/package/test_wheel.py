@@ -114,7 +114,7 @@ def test_wheel_has_type_marker_shell_files_and_pages(built: Built) -> None:
     assert built.wheel.stat().st_size < 3_100_000
 
 
-def test_a_tree_in_which_a_run_was_made_is_packed_whole(tmp_path: Path) -> None:
+def test_wheel_built_from_a_tree_with_runs_has_all_source_files(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore", ".ci/package_page.py"):

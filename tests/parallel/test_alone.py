@@ -54,7 +54,7 @@ def test_microbatches_on_one_process_equal_gradient_accumulation() -> None:
         assert torch.allclose(many.buffers[key].double(), value.double(), atol=1e-14), key
 
 
-def test_block_whose_list_of_inputs_grows_is_computed_again_from_its_own() -> None:
+def test_recomputed_block_gets_its_own_copy_of_a_growing_input_list() -> None:
     """As DenseNet's blocks hand on one list of features."""
 
     class Dense(nn.Module):  # type: ignore[misc, name-defined]
@@ -89,7 +89,7 @@ def test_block_whose_list_of_inputs_grows_is_computed_again_from_its_own() -> No
         torch.testing.assert_close(ends[1][name], value, rtol=0, atol=0)
 
 
-def test_recomputed_block_may_name_its_arguments_freely() -> None:
+def test_recomputed_block_may_have_any_argument_names() -> None:
     class Block(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
@@ -127,7 +127,7 @@ def test_the_optimizer_stays_the_same_object() -> None:
     assert [id(param) for param in opt.param_groups[0]["params"]] == [id(param) for param in params]
 
 
-def test_a_token_that_does_not_count_anywhere_is_an_error() -> None:
+def test_batch_with_total_loss_weight_zero_raises() -> None:
     model = models.Transformer(tied=True)
     par = paceline.parallelize(
         model,
@@ -140,7 +140,7 @@ def test_a_token_that_does_not_count_anywhere_is_an_error() -> None:
         par.step((torch.zeros(2, 4, dtype=torch.long), torch.full((2, 4), -100)))
 
 
-def test_a_microbatch_in_which_nothing_counts_adds_nothing() -> None:
+def test_microbatch_with_loss_weight_zero_changes_nothing() -> None:
     torch.manual_seed(0)
     x, y = models.CASES["transformer_untied"].batch(4)
     y[2:] = -100
@@ -176,7 +176,7 @@ def refused(words: str, **changed: Any) -> None:
         paceline.parallelize(**(given | changed))
 
 
-def test_arguments_that_can_not_be_right_are_refused() -> None:
+def test_invalid_parallelize_arguments_are_refused() -> None:
     class Bare(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
             super().__init__()
@@ -290,7 +290,7 @@ def test_iterable_dataset_gets_its_epoch() -> None:
     assert seen == [(3, 200.0), (6, 203.0), (7, 206.0)]
 
 
-def test_an_iterator_that_is_used_up_is_an_error() -> None:
+def test_exhausted_iterator_as_loader_raises_in_the_second_epoch() -> None:
     model = models.Mlp()
     given = equality.batches(models.CASES["mlp"], torch.float32, (4, 4))
     par = paceline.parallelize(model, equality.sgd(model), iter(given), loss=F.cross_entropy, strategy=DataParallel())
@@ -323,7 +323,7 @@ def test_the_order_is_the_same_with_any_number_of_workers_and_follows_the_seed()
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_a_batch_sampler_of_the_users_own_says_samples_and_sizes(drop_last: bool) -> None:
+def test_users_batch_sampler_determines_the_batches(drop_last: bool) -> None:
     rows = data.TensorDataset(torch.arange(9.0), torch.zeros(9))
     loader = data.DataLoader(rows, batch_sampler=data.BatchSampler([8, 6, 4, 2, 0], 2, drop_last))
     model = models.Mlp()
@@ -367,7 +367,7 @@ def test_metric_that_is_no_number_is_refused() -> None:
         par.evaluate([], F.cross_entropy)
 
 
-def test_evaluation_with_weights() -> None:
+def test_weighted_evaluation_equals_the_loss_over_all_rows() -> None:
     x, y = models.CASES["transformer_tied"].batch(7)
     model = models.Transformer(tied=True)
     par = paceline.parallelize(model, loss=models.token_loss, strategy=DataParallel())
@@ -376,7 +376,7 @@ def test_evaluation_with_weights() -> None:
     assert found == pytest.approx(float(models.token_loss(model.eval()(x), y).detach()), rel=1e-5)
 
 
-def test_a_batch_without_split_can_be_anything_with_it() -> None:
+def test_any_batch_type_works_with_a_split_function() -> None:
     model = models.Mlp()
     par = paceline.parallelize(
         model,
@@ -389,14 +389,14 @@ def test_a_batch_without_split_can_be_anything_with_it() -> None:
     assert float(par.step({"data": {"x": x, "c": y}})) > 0
 
 
-def test_auto_alone_is_data_with_its_reason() -> None:
+def test_auto_strategy_on_one_worker_is_data_parallel() -> None:
     model = models.Mlp()
     par = paceline.parallelize(model, equality.sgd(model), loss=F.cross_entropy)
     assert par.reason == "DataParallel(): there is one worker."
     assert repr(par) == "Parallel(Mlp, one worker, rank 0 of 1)"
 
 
-def test_the_check_puts_everything_back() -> None:
+def test_par_check_restores_model_optimizer_and_random_state() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 5), nn.BatchNorm1d(5), nn.Dropout(0.5))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -413,7 +413,7 @@ def test_the_check_puts_everything_back() -> None:
     assert model.training
 
 
-def test_the_check_sees_a_model_that_draws_random_numbers() -> None:
+def test_par_check_detects_a_model_with_python_random_numbers() -> None:
     class Noisy(models.Mlp):
         def forward(self, x: Tensor) -> Tensor:
             # torch's are made the same, Python's can't be.
@@ -450,7 +450,7 @@ def _rows(count: int = 3) -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(8, 6, dtype=torch.float64), torch.randint(0, 4, (8,))) for _ in range(count)]
 
 
-def test_accumulated_targets_that_count_in_unequal_numbers_equal_the_whole_batch() -> None:
+def test_accumulation_with_unequal_numbers_of_ignored_targets_equals_the_whole_batch() -> None:
     batches = _rows()
     batches[1][1][:3] = -100
     batches[2][1][:4] = -100
@@ -509,7 +509,7 @@ MEANS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", list(MEANS))
-def test_mean_in_uneven_parts_equals_the_whole_batch(name: str) -> None:
+def test_mean_losses_over_uneven_microbatches_equal_the_whole_batch(name: str) -> None:
     torch.manual_seed(4)
     x, classes, numbers = torch.randn(8, 6).double(), torch.randint(0, 4, (8,)), torch.rand(8, 4).double()
     classes[:2] = -100
@@ -527,7 +527,7 @@ def test_mean_in_uneven_parts_equals_the_whole_batch(name: str) -> None:
 
 
 @pytest.mark.promise("loss-over-targets-count-weighted")
-def test_loss_that_becomes_no_mean_after_the_first_step_is_refused() -> None:
+def test_loss_that_stops_being_a_mean_after_the_first_step_is_refused() -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
         return _root(output, target.clamp(min=0)) if (target < 0).any() else F.cross_entropy(output, target)
 
@@ -548,7 +548,7 @@ def test_checking_a_loss_does_not_call_it_more_often() -> None:
     assert seen == [4] * 6
 
 
-def test_embedding_that_counts_the_rows_of_a_batch_is_refused_in_parts() -> None:
+def test_embedding_with_scale_grad_by_freq_is_refused_with_accumulation() -> None:
     model = nn.Sequential(nn.Embedding(9, 4, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ParallelError, match=r"0 divides gradients by how often .*scale_grad_by_freq=True"):
@@ -556,7 +556,7 @@ def test_embedding_that_counts_the_rows_of_a_batch_is_refused_in_parts() -> None
     paceline.parallelize(model, optimizer, loss=F.cross_entropy, strategy=DataParallel())
 
 
-def test_own_loss_that_compares_rows_is_logged_in_parts(caplog: pytest.LogCaptureFixture) -> None:
+def test_users_loss_that_compares_rows_is_warned_about_with_accumulation(caplog: pytest.LogCaptureFixture) -> None:
     class Contrastive(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self, compares: bool) -> None:
             super().__init__()

@@ -136,7 +136,7 @@ def _message(told: Any) -> bytes:
         _message({"$": "Evil", "of": {}}),
     ],
 )
-def test_bytes_of_a_stranger_run_nothing(data: bytes) -> None:
+def test_malformed_message_is_refused_without_running_code(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         unpacked(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 

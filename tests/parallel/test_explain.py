@@ -20,7 +20,7 @@ def with_torch() -> None:
     from paceline.parallel.explain import Explanation
 
 
-def test_explanation_of_one_worker_is_its_memory() -> None:
+def test_explain_on_one_worker_shows_its_memory() -> None:
     model = nn.Linear(1024, 1024, bias=False)
     par = paceline.parallelize(
         model, torch.optim.SGD(model.parameters()), loss=nn.functional.mse_loss, strategy=DataParallel()

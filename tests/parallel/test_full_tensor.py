@@ -24,7 +24,7 @@ class InParts:
         return torch.ones(2)
 
 
-def test_a_tensor_is_put_together_without_torchs_remarks(caplog: pytest.LogCaptureFixture) -> None:
+def test_full_tensor_is_gathered_without_torch_warnings(caplog: pytest.LogCaptureFixture) -> None:
     # Story: each rank printed a line of 600 characters at the end of every training with FullyShard(2) @ TensorParallel(2).
     assert torch.equal(whole(InParts()), torch.ones(2))
     assert caplog.records == []

@@ -83,7 +83,7 @@ def test_script_without_a_launcher_is_one_process(alone: list[str]) -> None:
 
 
 @pytest.mark.promise("same-file-runs-alone-under")
-def test_torchrun_gives_the_same(program: Path, alone: list[str]) -> None:
+def test_result_under_torchrun_equals_that_of_one_process(program: Path, alone: list[str]) -> None:
     torchrun = Path(sys.executable).with_name("torchrun")
     found = output(sys.executable, str(torchrun), "--standalone", "--nproc-per-node", "2", str(program))
     assert found[0] == "world 2 gloo"
@@ -92,7 +92,7 @@ def test_torchrun_gives_the_same(program: Path, alone: list[str]) -> None:
 
 
 @pytest.mark.promise("same-file-runs-alone-under")
-def test_mpirun_with_paceline_s_backend_gives_the_same(program: Path, alone: list[str]) -> None:
+def test_result_under_mpirun_equals_that_of_one_process(program: Path, alone: list[str]) -> None:
     mpirun = find_mpirun(WHEEL)
     require_engine(WHEEL, mpirun)
     found = output(

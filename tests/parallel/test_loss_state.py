@@ -115,7 +115,7 @@ def test_loss_state_is_restored_from_every_container(kind: str) -> None:
     assert shown() == before
 
 
-def test_tensors_that_a_loss_has_not_changed_keep_their_version() -> None:
+def test_unchanged_tensors_of_a_loss_keep_their_version() -> None:
     table = torch.ones(3)
     with loss_state.loss_kept(lambda output, target: (output * table).sum(), nn.Linear(1, 1)):
         pass
@@ -148,7 +148,7 @@ def test_iterator_of_a_loss_is_named() -> None:
     assert [name.split(" of ")[0] for name in state.iterators] == ["weights"]
 
 
-def test_tensor_that_tracing_left_in_a_loss_is_passed_over() -> None:
+def test_fake_tensor_in_the_state_of_a_loss_is_skipped() -> None:
     """The story: a hook kept an output for the loss, and a trace of the model put a tensor without values in its place."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -67,7 +67,7 @@ def test_memory_shortage_with_swap_is_a_warning(machine) -> None:
         trained()
 
 
-def test_an_optimizer_that_can_t_be_tried_is_not_counted(machine) -> None:
+def test_memory_of_an_optimizer_that_can_not_be_copied_is_not_counted(machine) -> None:
     class Odd(torch.optim.SGD):
         def __init__(self, params, must=None):
             if must is None and not isinstance(params, list):
@@ -90,13 +90,13 @@ def test_existing_gradients_are_not_planned_twice(machine) -> None:
     assert (par.memory.coming, par.memory.needed) == (4 * MIB, 16 * MIB)
 
 
-def test_a_model_that_is_not_trained_needs_no_room(machine) -> None:
+def test_model_without_an_optimizer_has_no_memory_plan(machine) -> None:
     machine(0)
     par = paceline.parallelize(nn.Linear(8, 8), loss=nn.functional.mse_loss, strategy=DataParallel())
     assert par.memory is None
 
 
-def test_the_plan_is_left_for_a_failure_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_plan_is_stored_for_failure_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "attempts/2").mkdir(parents=True)
     monkeypatch.setenv("PACELINE_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("PACELINE_ATTEMPT", "2")

@@ -79,7 +79,7 @@ def test_ranks_of_a_tensor_group_are_adjacent() -> None:
     assert [place["pipe"] for place in found] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
-def test_on_gpus_gloo_carries_the_gradients_of_replicas_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo_on_gpus_is_refused_for_other_strategies_than_data_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh.dist, "get_backend", lambda: "gloo")
     place = mesh.WorldPlace(rank=0, size=2, device=torch.device("cuda", 0))
     with pytest.raises(

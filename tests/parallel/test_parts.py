@@ -99,7 +99,7 @@ def test_blocks_of_module_lists_are_sharding_units() -> None:
         find_units(models.Cnn("batch"), ("layers.*",))
 
 
-def test_blocks_that_share_a_tensor_are_left_to_the_model_itself() -> None:
+def test_blocks_with_a_shared_tensor_are_no_sharding_units() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
     model[2].weight = model[0].weight
     assert find_units(model) == ["1"]
@@ -132,7 +132,7 @@ def test_difference_names_the_line_that_some_ranks_lack() -> None:
     assert "parameter a is [1] on rank 0; [3] on rank 1" in first_difference([same, other])
 
 
-def test_streams_differ_by_step_replica_and_stage_alone() -> None:
+def test_random_streams_depend_only_on_step_replica_and_stage() -> None:
     def drawn(step: int, replica: int, stage: int) -> float:
         streams = Streams(seed=1, replica=replica, stage=stage, device=torch.device("cpu"), active=True)
         with streams.use("step", step):
@@ -154,7 +154,7 @@ def test_streams_differ_by_step_replica_and_stage_alone() -> None:
         (ZeroDivisionError(), False),
     ],
 )
-def test_an_error_that_only_says_another_rank_is_gone_is_known(error: Exception, is_one: bool) -> None:
+def test_communication_errors_are_recognized(error: Exception, is_one: bool) -> None:
     assert is_communication(error) == is_one
 
 

@@ -113,14 +113,14 @@ def test_a_leaf_is_found_by_its_path() -> None:
     assert [shown(path) for path, _ in tensors_at(Pair(ONE, 0))] == ["left"]
 
 
-def test_keys_stay_in_their_order_and_a_default_dict_keeps_its_factory() -> None:
+def test_mapped_dicts_keep_key_order_and_default_factory() -> None:
     again = map_tensors(VALUES["default"](), lambda tensor: tensor + 1)
     assert list(again) == ["b", "a"]
     assert again["new"] == []
     assert again["b"][0].tolist() == [2.0, 2.0]
 
 
-def test_a_field_that_a_dataclass_computes_is_computed_again() -> None:
+def test_computed_dataclass_field_is_recomputed() -> None:
     again = map_tensors(Counted(torch.zeros(4)), lambda tensor: tensor[:3])
     assert again.rows == 3
 
@@ -131,7 +131,7 @@ def test_opaque_value_is_a_leaf() -> None:
     assert len(tensors_in(value)) == 2
 
 
-def test_values_of_equal_structure_have_one_signature() -> None:
+def test_signature_depends_only_on_structure_and_plain_values() -> None:
     value = {"a": [torch.ones(1), 2], "b": (torch.zeros(2), None)}
     assert signature(value) == signature(map_tensors(value, torch.clone))
     others = [

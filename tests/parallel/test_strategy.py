@@ -91,7 +91,7 @@ def test_invalid_strategy_value_is_refused_in_its_constructor(make: Any, words: 
         make()
 
 
-def test_a_strategy_is_joined_with_strategies_alone() -> None:
+def test_combining_a_strategy_with_a_number_is_refused() -> None:
     with pytest.raises(TypeError):
         DataParallel(2) @ 2  # type: ignore[operator]
 
@@ -112,7 +112,7 @@ def test_equal_strategies_are_equal() -> None:
     assert len({TensorParallel(2, plan={"a": "colwise"}), TensorParallel(2, plan={"a": "colwise"})}) == 1
 
 
-def test_a_strategy_is_written_down_without_torch() -> None:
+def test_strategies_are_constructed_without_torch() -> None:
     code = (
         "import sys, paceline.parallel as p; p.DataParallel(2) @ p.PipelineParallel(2); print('torch' in sys.modules)"
     )

@@ -83,9 +83,7 @@ def test_steps_pass_outputs_and_unchanged_steps_are_reused(place: Place, submit:
 
 
 @pytest.mark.promise("steps-do-need-other-run")
-def test_steps_that_do_not_need_each_other_run_at_once_and_parameters_are_given_at_submission(
-    place: Place, submit: Submit
-) -> None:
+def test_independent_steps_run_concurrently_with_parameters_of_the_submission(place: Place, submit: Submit) -> None:
     one, other = place.top / "one", place.top / "other"
     # Each waits for the other: one after the other they would never end.
     left = place.step("left", f"meet={one}={other}")
@@ -128,7 +126,7 @@ def test_failed_step_ends_the_pipeline_and_independent_steps_continue(place: Pla
 
 
 @pytest.mark.promise("cancel-pipeline-steps")
-def test_the_cancel_of_a_pipeline_is_that_of_its_steps(place: Place, submit: Submit) -> None:
+def test_canceling_a_pipeline_cancels_its_steps(place: Place, submit: Submit) -> None:
     never = place.top / "never"
     first, second = place.step("first", f"wait={never}"), place.step("second", f"wait={never}")
     run = submit(first, second, place.step("third", after=[first]))
@@ -139,7 +137,7 @@ def test_the_cancel_of_a_pipeline_is_that_of_its_steps(place: Place, submit: Sub
     assert [row["status"] for row in run.step_rows()] == [states.CANCELED, states.CANCELED, "Skipped"]
 
 
-def test_an_output_in_which_nothing_is_left_is_an_empty_folder(place: Place, submit: Submit) -> None:
+def test_empty_step_output_is_an_empty_folder_for_the_next_step(place: Place, submit: Submit) -> None:
     data = pl.PipelineData("nothing")
     first = place.step("first", outputs=[data])
     code = "import os, sys; assert os.listdir(sys.argv[1]) == []"
@@ -150,7 +148,7 @@ def test_an_output_in_which_nothing_is_left_is_an_empty_folder(place: Place, sub
 
 
 @pytest.mark.promise("sweep-step")
-def test_a_sweep_is_a_step(place: Place, submit: Submit) -> None:
+def test_sweep_can_be_a_pipeline_step(place: Place, submit: Submit) -> None:
     clean = pl.PipelineData("clean")
     first = place.step("prepare", ("out=", clean), outputs=[clean])
     (place.source / "tune.py").write_text(

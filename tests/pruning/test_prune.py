@@ -74,7 +74,7 @@ def test_prune_removes_old_runs_but_not_live_or_kept_ones(tmp_path):
     assert sorted(store.ids(tmp_path / "runs")) == sorted([new, queued, kept])
 
 
-def test_the_last_runs_of_each_experiment_stay(tmp_path):
+def test_keep_last_keeps_the_newest_runs_of_each_experiment(tmp_path):
     for number in range(1, 5):
         make(tmp_path, number, days=10 - number)
     make(tmp_path, 5, days=99, experiment="other")
@@ -91,7 +91,7 @@ def test_the_last_runs_of_each_experiment_stay(tmp_path):
     assert len(gone(prune(tmp_path, PrunePolicy(keep_last=1, older_than_s=7.5 * DAY), ["runs"], dry_run=True))) == 2
 
 
-def test_the_oldest_runs_go_until_the_rest_has_the_size(tmp_path):
+def test_max_bytes_removes_the_oldest_runs_until_the_rest_fits(tmp_path):
     ids = [make(tmp_path, number, days=10 - number, size=1_000_000) for number in range(1, 5)]
     living = make(tmp_path, 5, days=50, size=1_000_000, status=states.RUNNING)
     found = prune(tmp_path, PrunePolicy(max_bytes=3_500_000), ["runs"])
@@ -116,7 +116,7 @@ def test_prune_removes_a_run_together_with_its_children(tmp_path):
     assert gone(prune(tmp_path, PrunePolicy(older_than_s=0), ["runs"], dry_run=True)) == [orphan]
 
 
-def test_without_a_criterion_no_run_goes(tmp_path):
+def test_without_a_criterion_no_run_is_removed(tmp_path):
     make(tmp_path, 1, days=400)
     assert not prune(tmp_path, PrunePolicy())
     with pytest.raises(UserError, match="which runs are to go"):
@@ -154,7 +154,7 @@ def test_prune_removes_unused_snapshots_but_not_fresh_ones(tmp_path):
     assert recorded.exists()
 
 
-def test_the_snapshot_of_a_run_that_goes_goes_with_it_also_in_a_dry_run(tmp_path):
+def test_snapshot_is_removed_with_its_last_run_and_listed_in_a_dry_run(tmp_path):
     path = snapshot(tmp_path, "s")
     make(tmp_path, 1, days=40, snapshot_id="s")
     policy = PrunePolicy(older_than_s=30 * DAY)
@@ -164,7 +164,7 @@ def test_the_snapshot_of_a_run_that_goes_goes_with_it_also_in_a_dry_run(tmp_path
     assert not path.exists()
 
 
-def test_files_that_snapshots_share_count_where_the_last_of_them_goes(tmp_path):
+def test_shared_snapshot_files_count_for_the_last_removed_snapshot(tmp_path):
     for name in ("a", "b", "c"):
         snapshot(tmp_path, name, name.encode())
     for name in ("b", "c"):
@@ -248,7 +248,7 @@ def test_env_prune_keeps_environments_of_live_runs(tmp_path, layers):
     assert environments.free_keys(tmp_path / "none") == set()
 
 
-def test_only_named_kinds_go_unless_an_age_or_a_size_is_given(tmp_path, layers):
+def test_other_kinds_are_pruned_only_with_an_age_or_a_size(tmp_path, layers):
     assert not prune(tmp_path, PrunePolicy(), dry_run=True)
     assert keys(prune(tmp_path, PrunePolicy(older_than_s=30 * DAY), dry_run=True)) == ["a"]
     assert not prune(tmp_path, PrunePolicy(keep_last=3), dry_run=True)
@@ -275,7 +275,7 @@ def test_prune_removes_cached_files_by_age_and_size_but_not_used_ones(tmp_path, 
 # --- by the workspace
 
 
-def test_a_workspace_is_pruned_with_durations_and_sizes_as_people_write_them(tmp_path):
+def test_workspace_prune_parses_durations_and_sizes(tmp_path):
     workspace = Workspace(tmp_path)
     old = make(tmp_path, 1, days=40)
     make(tmp_path, 2, days=1)
@@ -299,7 +299,7 @@ def registered(workspace: Path, content: str, run_id: str | None = None) -> Mode
 
 
 @pytest.mark.promise("pruning-never-takes-version-nor")
-def test_a_run_that_made_a_model_stays_and_so_does_its_snapshot(tmp_path):
+def test_run_that_made_a_model_is_kept_with_its_snapshot(tmp_path):
     maker, other = make(tmp_path, 1, days=40), make(tmp_path, 2, days=40)
     for name in ("a" * 64, "b" * 64):
         write_tree(tmp_path / "snapshots" / name, {"train.py": "x"})
@@ -314,7 +314,7 @@ def test_a_run_that_made_a_model_stays_and_so_does_its_snapshot(tmp_path):
 
 
 @pytest.mark.promise("pruning-never-takes-version-nor")
-def test_contents_of_no_version_and_killed_registrations_go_and_versions_stay(tmp_path, monkeypatch):
+def test_prune_removes_unused_model_content_and_killed_registrations_but_no_version(tmp_path, monkeypatch):
     first, second = registered(tmp_path, "1" * 500), registered(tmp_path, "2" * 300)
     # As a process that was killed between the two steps of a removal leaves it, and one that was killed while it copied.
     registry.versions_of(tmp_path).take_away("digits", first.version, registry.parts_dir(tmp_path) / "gone-1")

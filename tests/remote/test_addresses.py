@@ -8,7 +8,7 @@ from paceline.remote.addresses import Machine, choose
 LOOPBACK = {"lo": ("127.0.0.1", 8)}
 
 
-def test_nodes_reach_each_other_as_ssh_reaches_them() -> None:
+def test_nodes_use_the_addresses_by_which_ssh_reached_them() -> None:
     first = Machine(
         name="a", interfaces=LOOPBACK | {"eth0": ("10.0.0.1", 24), "ib0": ("10.9.0.1", 24)}, arrived_at="10.0.0.1"
     )
@@ -33,7 +33,7 @@ def test_this_machine_as_a_node_gets_a_reachable_address() -> None:
     assert choose([here]) == [("192.168.1.5", "wlan0")]
 
 
-def test_hosts_behind_different_doors_use_the_network_that_all_are_in() -> None:
+def test_hosts_with_separate_public_addresses_use_their_common_network() -> None:
     one = Machine(
         name="a", interfaces={"wan": ("198.51.100.1", 32), "lan": ("10.0.0.1", 16)}, arrived_at="198.51.100.1"
     )

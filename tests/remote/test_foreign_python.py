@@ -53,7 +53,7 @@ def test_answer_is_found_among_other_output(source, installed):
     assert done.stderr == b""
 
 
-def test_a_program_may_end_as_its_libraries_want_and_may_have_no_answer(source):
+def test_program_may_run_exit_handlers_and_return_no_answer(source):
     done = run(
         foreign_python.words(sys.executable, "nothing"), foreign_python.program(source, "nothing", ends_at_once=False)
     )
@@ -75,7 +75,7 @@ def test_output_without_a_marked_line_has_no_answer(output):
     assert foreign_python.answer_in(output) is None
 
 
-def test_a_stream_goes_on_behind_its_program_through_any_shell(source, tmp_path):
+def test_stdin_after_the_sent_program_is_passed_on_through_a_shell(source, tmp_path):
     (tmp_path / "second.py").write_text("def twice(text):\n    return text * 2\n")
     last = "import sys; print(json.dumps(add('\u00e4', twice(sys.stdin.readline()))))"
     (tmp_path / "first.py").write_text("import json\n")
@@ -104,7 +104,7 @@ def test_packed_library_unpacks_to_the_same_digest(folder, tmp_path):
     assert boot.digest(str(tmp_path / "there" / "paceline")) == library_digest(folder)
 
 
-def test_the_same_files_give_the_same_bytes(folder, tmp_path):
+def test_equal_library_files_are_packed_to_equal_bytes(folder, tmp_path):
     first = packed_library(folder)
     foreign_python._packed.cache_clear()
     (folder / "paceline" / "__init__.py").touch()
@@ -130,12 +130,12 @@ def test_cached_digest_is_valid_until_a_file_is_replaced(folder, monkeypatch):
     assert boot.known_digest(str(folder)) == "made again"
 
 
-def test_of_files_that_may_change_yet_without_a_trace_no_hash_is_kept(folder):
+def test_digest_of_recently_changed_files_is_not_cached(folder):
     boot.known_digest(str(folder))
     assert [path.name for path in folder.iterdir()] == ["paceline"]
 
 
-def test_nothing_is_written_into_an_installation(folder, monkeypatch):
+def test_no_digest_cache_is_written_into_an_installation(folder, monkeypatch):
     monkeypatch.setattr(boot, "_STEADY_S", -60.0)
     library_digest(folder)
     assert [path.name for path in folder.iterdir()] == ["paceline"]

@@ -66,7 +66,7 @@ def failed(tmp_path: Path) -> RunFolder:
 
 
 @pytest.mark.promise("bug-report-holds-argument-variable")
-def test_nothing_of_the_user_s_is_in_a_report(failed: RunFolder) -> None:
+def test_bug_report_contains_no_user_data(failed: RunFolder) -> None:
     assert SECRET in (failed.path / "state.json").read_text()
     found = bug_report(failed)
     assert SECRET not in json.dumps(found) + text(found)
@@ -74,7 +74,7 @@ def test_nothing_of_the_user_s_is_in_a_report(failed: RunFolder) -> None:
 
 
 @pytest.mark.promise("bug-report-holds-argument-variable")
-def test_a_report_says_where_a_run_failed(failed: RunFolder) -> None:
+def test_bug_report_names_the_place_of_the_failure(failed: RunFolder) -> None:
     run = bug_report(failed)["run"]
     assert run["frames"] == [
         "train.py:24 main",

@@ -27,7 +27,7 @@ def _runs(where: Place) -> list[RunFolder]:
     return made
 
 
-def test_same_and_different_facts(place: Place) -> None:  # noqa: F811 - the fixture
+def test_run_table_marks_facts_that_differ(place: Place) -> None:  # noqa: F811 - the fixture
     table = run_table(_runs(place))
     facts = {(fact.kind, fact.title): fact for fact in table.facts}
     assert facts["parameters", "lr"].values == (0.1, 0.2, 0.1)

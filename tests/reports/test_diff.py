@@ -108,7 +108,7 @@ def test_compare_reports_exactly_the_differences(runs: tuple[RunFolder, RunFolde
     assert "hf_x" not in json.dumps(told)
 
 
-def test_a_run_and_itself_do_not_differ(runs: tuple[RunFolder, RunFolder]) -> None:
+def test_comparing_a_run_with_itself_finds_no_difference(runs: tuple[RunFolder, RunFolder]) -> None:
     found = compare(runs[0], runs[0])
     lists = ("parameters", "settings", "code", "git", "environment", "data", "topology", "metrics")
     assert not any(getattr(found, name) for name in lists)

@@ -77,7 +77,7 @@ def test_uploading_an_output_onto_itself_keeps_it(folder):
     assert (folder.outputs / "a").read_text() == "x"
 
 
-def test_the_rest_of_an_open_stream_is_taken(folder):
+def test_upload_of_an_open_stream_starts_at_its_position(folder):
     stream = io.BytesIO(b"head body")
     stream.read(5)
     artifacts.put(folder, "a", stream)
@@ -155,7 +155,7 @@ def test_names_are_sorted_over_outputs_logs_and_uploads(folder):
         ("new/", "new/model.pt"),
     ],
 )
-def test_a_file_comes_out_to_a_path_or_into_a_folder(folder, tmp_path, target, written):
+def test_downloaded_file_goes_to_a_path_or_into_a_folder(folder, tmp_path, target, written):
     artifacts.put(folder, "outputs/model.pt", io.BytesIO(b"x"))
     (tmp_path / "there").mkdir()
     assert artifacts.get(folder, "outputs/model.pt", target) == written
@@ -181,7 +181,7 @@ def test_upload_does_not_follow_symlinks_out_of_the_run(folder, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["../../state.json", "/tmp/paceline-test-nothing", "OUT"])
-def test_a_link_in_a_files_place_is_another_file(folder, tmp_path, target):
+def test_upload_over_a_symlink_is_refused(folder, tmp_path, target):
     (tmp_path / "out").write_text("x")
     (folder.outputs / "x").symlink_to(target.replace("OUT", str(tmp_path / "out")))
     with pytest.raises(RunStateError, match="another file 'outputs/x' already"):

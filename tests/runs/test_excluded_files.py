@@ -41,7 +41,7 @@ def test_files_excluded_on_nodes_are_listed_until_they_arrive(folder):
     assert sorted(names(folder)) == ["outputs/etc", "uploads/o/pipe"]
 
 
-def test_outputs_that_a_script_has_turned_elsewhere_are_named(folder, tmp_path):
+def test_outputs_folder_replaced_by_a_link_is_reported(folder, tmp_path):
     (folder.work / "outputs").unlink()
     (folder.work / "outputs").symlink_to(tmp_path)
     assert names(folder) == {"work/outputs": f"a link in the place of the run's outputs, to {str(tmp_path)!r}"}
@@ -81,7 +81,7 @@ def test_symlink_through_the_working_folder_survives_its_removal(folder):
     assert names(folder) == {}
 
 
-def test_links_of_a_folder_of_the_scripts_own_in_the_outputs_place_are_brought_where_they_belong(folder):
+def test_links_in_a_replaced_outputs_folder_are_moved_to_the_outputs(folder):
     (folder.work / "outputs").unlink()
     write_tree(folder.work, {"outputs/step/b": "2"})
     (folder.work / "outputs/latest").symlink_to("step")
@@ -106,7 +106,7 @@ def test_moves_do_not_follow_symlinks_out_of_or_into_the_run(folder, tmp_path, p
     assert not list(folder.path.glob("outputs/**/old")) or place == "outputs"
 
 
-def test_lines_for_people_name_some_and_count_the_rest():
+def test_summary_names_some_excluded_files_and_counts_the_rest():
     record = make_record()
     assert excluded_files.lines(record) == []
     found = tuple({"name": f"outputs/{n}", "why": "a pipe"} for n in range(7))

@@ -19,7 +19,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("moment", ["before its own folder", "while it is looked for"])
-def test_exec_request_races_with_the_end_of_another(folder, monkeypatch, moment):
+def test_exec_request_survives_the_end_of_another_request(folder, monkeypatch, moment):
     """Story: who ends removes the folder of all commands if it is empty, and who began found it gone."""
     mkdir, races = os.mkdir, [folder.exec_requests]
 
@@ -47,7 +47,7 @@ def test_exec_request_races_with_the_end_of_another(folder, monkeypatch, moment)
 
 
 @pytest.mark.parametrize("gone", ["exec_requests", "path"])
-def test_a_command_that_begins_as_the_run_ends_is_over(folder, monkeypatch, gone):
+def test_exec_command_started_as_the_run_ends_reports_the_end(folder, monkeypatch, gone):
     rename = os.rename
 
     def racing(*paths):

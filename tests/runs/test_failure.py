@@ -62,7 +62,7 @@ def test_of_many_victims_some_are_named_and_the_others_counted():
 @pytest.mark.parametrize(
     ("number", "name"), [(9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM"), (42, "signal 42"), (200, "signal 200")]
 )
-def test_a_signal_has_a_name(number, name):
+def test_signal_number_has_a_name(number, name):
     assert signal_name(number) == name
 
 

@@ -41,7 +41,7 @@ def test_a_name_that_leaves_the_folder_is_refused(name):
 
 @pytest.mark.promise("file-name-leaves-run-s")
 @given(st.text(st.sampled_from("a./\\ \0"), max_size=12))
-def test_no_name_leads_out_of_the_run_s_folder(name):
+def test_no_file_name_leads_out_of_the_run_folder(name):
     try:
         path = FOLDER.file(name)
     except FileNameError:
@@ -61,11 +61,11 @@ def test_no_name_leads_out_of_the_run_s_folder(name):
         ("metrics/rank_0.jsonl", "artifacts/metrics/rank_0.jsonl"),
     ],
 )
-def test_a_file_can_not_take_the_place_of_the_run_s_own(name, place):
+def test_uploaded_file_can_not_replace_a_file_of_paceline_in_the_run(name, place):
     assert FOLDER.file(name) == FOLDER.path / place
 
 
-def test_the_files_have_the_names_of_the_design():
+def test_run_folder_has_the_documented_file_names():
     assert FOLDER.run_id == "digits_1700000000_00000001"
     names = {
         "job.json": FOLDER.job,

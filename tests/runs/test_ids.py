@@ -22,7 +22,7 @@ def test_a_new_id_is_the_experiment_the_second_and_eight_hex_digits():
     assert re.fullmatch(r"digits_\d{10}_[0-9a-f]{8}", new_run_id("digits"))
 
 
-def test_ids_differ():
+def test_new_run_ids_are_unique():
     assert len({new_run_id("digits") for _ in range(2000)}) == 2000
 
 
@@ -36,7 +36,7 @@ def test_ids_of_one_second_sort_by_creation():
 
 
 @pytest.mark.parametrize("run_id", ["digits_1700000000_00000001", "a", "A.b-c_d", "9", "x" * 255])
-def test_an_id_is_taken(run_id):
+def test_valid_run_id_is_accepted(run_id):
     assert check_run_id(run_id) == run_id
 
 
@@ -71,7 +71,7 @@ def test_invalid_run_id_is_refused(run_id):
 
 
 @pytest.mark.parametrize("name", ["a" * 200, "A-b_c"])
-def test_an_experiment_s_name_is_taken(name):
+def test_valid_experiment_name_is_accepted(name):
     assert check_experiment_name(name) == name
 
 

@@ -58,7 +58,7 @@ def test_fail_keeps_the_given_message(experiment, arguments, message):
     assert (run.status, run.failure.message) == ("Failed", message)
 
 
-def test_an_end_is_final(experiment):
+def test_ended_interactive_run_keeps_its_state(experiment):
     run = experiment.start_logging()
     run.complete()
     for call in (run.fail, run.cancel, run.complete):
@@ -133,7 +133,7 @@ def test_run_id_can_be_used_once(experiment):
 
 
 @pytest.mark.parametrize("run_id", ["../evil", "a/b", ".x", " "])
-def test_a_run_id_never_leaves_the_workspace(experiment, run_id):
+def test_child_run_id_outside_the_workspace_is_refused(experiment, run_id):
     with experiment.start_logging() as parent, pytest.raises(FileNameError):
         parent.child_run(run_id=run_id)
 

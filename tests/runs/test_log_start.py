@@ -46,7 +46,7 @@ pieces = st.lists(st.tuples(st.integers(0, 2), st.text("ab\n\r", max_size=6).map
 @given(
     attempts=st.lists(pieces, min_size=1, max_size=3), count=st.integers(0, 12), only=st.booleans(), seed=st.integers()
 )
-def test_from_the_start_of_the_last_lines_on_these_are_shown_as_ever(tmp_path_factory, attempts, count, only, seed):
+def test_last_lines_equal_the_end_of_the_whole_log(tmp_path_factory, attempts, count, only, seed):
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     for number, written in enumerate(attempts, start=1):
         write(folder, number, written, noted=random.Random(seed).choice([None, len(written) // 2, 0]))
@@ -91,7 +91,7 @@ def test_start_after_the_last_timestamp_shows_lines_without_one(tmp_path):
     assert shown(folder, 1, [0], start) == [(1, 0, "half and half"), (1, 0, "new")]
 
 
-def test_attempts_that_ended_before_the_moment_are_passed_over(tmp_path):
+def test_attempts_that_ended_before_the_start_time_are_skipped(tmp_path):
     folder = RunFolder(tmp_path)
     ended = ["2023-11-14T22:14:00Z", "2023-11-14T22:15:00Z"]
     attempts = [Attempt(number=k + 1, started_utc="", ended_utc=end) for k, end in enumerate(ended)]
@@ -146,7 +146,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("order", ["", "x\n", "1.0 zero 2\n", "1.0 0 99999\n", "1.0 0 2", "\n\n", "1" * 70_000])
-def test_broken_notes_lose_no_line(tmp_path, order):
+def test_broken_line_order_file_hides_no_line_of_the_last_ones(tmp_path, order):
     folder = RunFolder(tmp_path)
     write(folder, 1, [(0, b"a\nb\n"), (1, b"c\n")], noted=0)
     folder.log_order(1).write_text(order)
@@ -190,7 +190,7 @@ def test_a_log_is_followed_from_its_last_lines_on(tmp_path):
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_the_end_of_a_file_by_lines(tmp_path: Path, text, count, end):
+def test_tail_offset_is_the_start_of_the_last_lines(tmp_path: Path, text, count, end):
     (tmp_path / "log").write_bytes(text)
     assert text[tail_offset(tmp_path / "log", count) :] == end
     assert tail_offset(tmp_path / "none", count) == 0

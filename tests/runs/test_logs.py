@@ -53,7 +53,7 @@ def assembled(*pieces: bytes) -> list[str]:
     ],
     ids=repr,
 )
-def test_bytes_become_lines(pieces, lines):
+def test_log_bytes_are_split_into_lines(pieces, lines):
     assert assembled(*pieces) == lines
 
 
@@ -61,7 +61,7 @@ def test_bytes_become_lines(pieces, lines):
     st.binary(max_size=60).map(lambda data: data.replace(b"\0", b"\n").replace(b"\x01", b"\r")),
     st.lists(st.integers(0, 60)),
 )
-def test_lines_do_not_depend_on_how_the_bytes_come(data, cuts):
+def test_lines_do_not_depend_on_the_chunks_of_the_log(data, cuts):
     edges = [0, *sorted(cut for cut in cuts if cut <= len(data)), len(data)]
     pieces = [data[begin:end] for begin, end in pairwise(edges)]
     assert assembled(*pieces) == assembled(data)
@@ -181,7 +181,7 @@ def merged(folder: RunFolder, number: int, ranks: list[int]) -> list[tuple[int, 
     return found
 
 
-def test_lines_come_in_the_order_that_was_noted(folder):
+def test_merged_lines_have_the_recorded_order(folder):
     attempt(folder, 1, {0: b"a\nd\n", 1: b"b\nc\n"}, "1.0 0 2\n1.1 1 4\n1.2 0 4\n")
     assert merged(folder, 1, [0, 1]) == [(0, "a"), (1, "b"), (1, "c"), (0, "d")]
 
@@ -191,18 +191,18 @@ def test_lines_without_a_timestamp_come_last(folder):
     assert merged(folder, 1, [0, 1, 2]) == [(2, "d"), (0, "a"), (0, "b"), (1, "c")]
 
 
-def test_a_line_that_was_noted_half_way_is_shown_whole(folder):
+def test_line_recorded_in_two_parts_is_shown_whole(folder):
     attempt(folder, 1, {0: b"abc\n", 1: b"d\n"}, "1.0 0 2\n1.1 1 2\n1.2 0 4\n")
     assert merged(folder, 1, [0, 1]) == [(1, "d"), (0, "abc")]
 
 
 @pytest.mark.parametrize("order", ["1.0 0\n", "x\n", "1.0 zero 2\n", "1.0 7 2\n", "1.0 0 99999\n", "1.0 0 2", "\n\n"])
-def test_broken_notes_lose_no_line(folder, order):
+def test_broken_line_order_file_hides_no_line(folder, order):
     attempt(folder, 1, {0: b"a\n", 1: b"b\n"}, order)
     assert sorted(merged(folder, 1, [0, 1])) == [(0, "a"), (1, "b")]
 
 
-def test_blocks_of_lines_are_cut_where_another_rank_has_written(folder):
+def test_blocks_of_lines_end_where_another_rank_wrote(folder):
     """A log of a gigabyte took 53 s line by line."""
     attempt(folder, 1, {0: b"a\nb\nc\n", 1: b"d\ne\n"}, "1.0 0 4\n1.1 1 4\n1.2 0 6\n")
     found = list(logs.lines_of(folder, [1], [0, 1], in_blocks=True))
@@ -306,7 +306,7 @@ def test_a_run_is_followed_from_its_start_across_attempts_to_its_end(folder):
     follower.close()
 
 
-def test_a_run_of_many_attempts_that_is_over_is_shown_whole(folder):
+def test_ended_run_of_many_attempts_is_shown_whole(folder):
     for number in (1, 2, 3):
         attempt(folder, number, {0: b"attempt %d" % number})
     follower = LogFollower(folder, [0])
@@ -369,7 +369,7 @@ def test_follower_shows_each_concurrent_line_once(folder):
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_the_last_lines_of_a_log(tmp_path: Path, text, count, lines):
+def test_last_lines_of_a_log_are_returned(tmp_path: Path, text, count, lines):
     (tmp_path / "log").write_bytes(text)
     assert last_lines(tmp_path / "log", count) == lines
 

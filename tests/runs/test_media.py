@@ -38,7 +38,7 @@ def content(run: Run, name: str) -> bytes:
     return Path(run.download_file(run.get_metrics()[name], "copy")).read_bytes()
 
 
-def test_a_dict_of_everything_is_logged_with_its_step(run: Run) -> None:
+def test_dict_of_numbers_and_media_is_logged_with_its_step(run: Run) -> None:
     pandas = pytest.importorskip("pandas")
     figure, image = pytest.importorskip("matplotlib.figure"), pytest.importorskip("PIL.Image")
     values = {
@@ -93,7 +93,7 @@ def test_logged_arrays_stay_as_they_are(run: Run) -> None:
     assert all(numpy.array_equal(array, before, equal_nan=True) for array in arrays)
 
 
-def test_tensors_are_logged_as_arrays_are(run: Run) -> None:
+def test_torch_tensors_are_logged_like_arrays(run: Run) -> None:
     torch = pytest.importorskip("torch")
     weights = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.bfloat16))
     run.log(
@@ -117,7 +117,7 @@ class Eager:
         return self._array
 
 
-def test_tensors_of_tensorflow_are_logged_as_arrays_are(run: Run) -> None:
+def test_tensorflow_tensors_are_logged_like_arrays(run: Run) -> None:
     run.log({"loss": Eager(numpy.float32(0.5)), "list": Eager(numpy.arange(2)), "weights": Eager(numpy.ones((2, 2)))})
     found = run.get_metrics()
     assert (found["loss"], found["list"], sum(found["weights"]["counts"])) == (0.5, [0, 1], 4)
@@ -169,7 +169,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("value", "why"), WRONG, ids=[why for _, why in WRONG])
-def test_what_cannot_be_kept_is_a_note_and_no_error(
+def test_unsupported_media_prints_a_note_and_raises_nothing(
     run: Run, value: Any, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.log({why: value, "loss": 1.0})
@@ -189,7 +189,7 @@ def test_too_large_file_is_a_note(
     assert run.get_file_names() == []
 
 
-def test_wrong_name_of_media_is_refused_as_any_name(run: Run) -> None:
+def test_empty_media_name_is_refused(run: Run) -> None:
     with pytest.raises(MetricError, match="metric name '' is not"):
         run.log("", Html("x"))
 

@@ -98,13 +98,13 @@ def test_nan_and_the_infinities_survive(folder):
 
 
 @pytest.mark.parametrize("value", [1, 0.5, True, "x", float("inf")])
-def test_a_scalar_of_numpy_or_torch_is_its_item(folder, value):
+def test_array_scalar_is_logged_as_its_python_value(folder, value):
     logged(folder, Boxed(value))
     found = read(folder)["loss"]
     assert (found, type(found)) == (value, type(value))
 
 
-def test_real_numpy_scalars_are_taken(folder):
+def test_numpy_scalars_are_logged(folder):
     numpy = pytest.importorskip("numpy", reason="needs numpy")
     logged(folder, numpy.float64(0.1), numpy.float32(0.5), numpy.int64(3), numpy.bool_(True), numpy.array([7]))
     assert repr(read(folder)["loss"]) == "[0.1, 0.5, 3, True, 7]"
@@ -160,7 +160,7 @@ def test_any_metric_name_round_trips(folder, name):
     assert read(folder) == {name: [1, 2]}
 
 
-def test_a_metric_of_many_values_is_read_without_holding_its_lines(folder):
+def test_reading_a_long_metric_uses_little_memory(folder):
     """`paceline show` of 1,000,000 values took 391 MiB, ten times what the values take."""
     count = 20_000
     lines(folder, 0, *({"name": "loss", "value": at * 0.5, "step": at, "time": at + 0.5} for at in range(count)))
@@ -237,7 +237,7 @@ def test_each_metric_kind_reads_as_in_the_azure_sdk(folder, kind, values, found)
     assert others(folder, kind, *values) == found
 
 
-def test_of_a_name_that_changed_its_kind_the_last_kind_counts(folder):
+def test_metric_logged_in_several_kinds_keeps_only_the_last_kind(folder):
     log = MetricLog(folder / "rank_0.jsonl")
     log.other("list", "m", [1, 2])
     log.other("row", "m", {"x": 1})
@@ -282,7 +282,7 @@ def test_a_run_that_logged_nothing_has_no_metrics(folder):
     assert read(folder) == {}
 
 
-def test_files_of_others_in_the_folder_are_passed_over(folder):
+def test_foreign_files_in_the_metrics_folder_are_ignored(folder):
     logged(folder, 1)
     for name in ("rank_x.jsonl", "rank_.jsonl", "rank_1.2.3.jsonl", "other.jsonl", "rank_1.txt"):
         (folder / name).write_text('{"name": "loss", "value": 2}\n')
@@ -312,7 +312,7 @@ def test_garbage_lines_are_skipped(folder, garbage):
     assert read(folder) == {"loss": [1, 2]}
 
 
-def test_a_torn_line_in_the_middle_of_many_costs_no_other(folder):
+def test_torn_line_in_a_metric_file_loses_no_other_line(folder):
     folder.mkdir()
     text = [f'{{"name":"loss","value":{number},"time":{number}}}\n' for number in range(50_000)]
     text[25_000] = '{"name":"loss","va\n'
@@ -336,7 +336,7 @@ while True:
 
 
 @pytest.mark.promise("value-logged-survives-worker-s")
-def test_nothing_whose_call_returned_is_lost_when_the_writer_is_killed(folder):
+def test_value_whose_log_call_returned_survives_sigkill(folder):
     for count in (1, 50, 1000):
         path = folder / f"{count}/rank_0.jsonl"
         with start_python(WRITER, path) as process:
@@ -560,7 +560,7 @@ def test_attempts_are_ordered_by_number_not_by_clock(folder):
     assert read(folder) == {"loss": [1, 2, 3, 4]}
 
 
-def test_a_line_that_a_killed_attempt_left_half_costs_the_next_nothing(folder):
+def test_partial_line_of_a_killed_attempt_loses_no_value_of_the_next(folder):
     attempt_of(folder, 1, 0, 1)
     with open(folder / "rank_0.jsonl", "ab") as file:
         file.write(b'{"name":"loss","value":3.14')
@@ -634,5 +634,5 @@ def test_json_safe_spells_nan_and_infinity_as_text():
     json.dumps(safe, allow_nan=False)
 
 
-def test_a_bool_is_not_made_a_number():
+def test_bool_stays_a_bool():
     assert plain_scalar("m", True) is True

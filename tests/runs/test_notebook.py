@@ -75,7 +75,7 @@ def test_show_outside_a_notebook_prints_one_line(tmp_path: Path, capsys: pytest.
     os.close(fd)
 
 
-def test_of_a_long_log_the_end_is_read_and_a_torn_line_passed_over(tmp_path: Path) -> None:
+def test_notebook_reads_the_end_of_a_long_log_and_skips_a_torn_line(tmp_path: Path) -> None:
     run, folder, fd = run_at(tmp_path)
     log = MetricLog(folder.metric_log(1))
     for step in range(3000):

@@ -31,7 +31,7 @@ def test_offline_run_id_is_unique_and_marked():
     assert repr(one) == f"OfflineRun(id={one.id!r})"
 
 
-def test_offline_run_checks_values_as_a_run_does(capsys):
+def test_offline_run_validates_metric_names(capsys):
     OfflineRun().log("loss", [1])
     OfflineRun().log("loss", None)
     assert "[1]" in capsys.readouterr().out
@@ -39,7 +39,7 @@ def test_offline_run_checks_values_as_a_run_does(capsys):
         OfflineRun().log("", 1)
 
 
-def test_tags_and_properties_are_taken():
+def test_offline_run_keeps_tags_and_properties():
     run = OfflineRun()
     run.tag("lr", 0.1)
     run.set_tags({"best": None})
@@ -56,7 +56,7 @@ def test_offline_run_prints_uploads_only(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_children_know_their_parent():
+def test_offline_child_run_has_its_parent():
     run = OfflineRun()
     with run.child_run("child") as child:
         assert (child.parent, child.name) == (run, "child")

@@ -72,7 +72,7 @@ def folder(tmp_path):
     ],
     ids=str,
 )
-def test_every_filter_that_is_given_has_to_pass(folder, filters, passes):
+def test_run_matches_only_if_all_given_filters_match(folder, filters, passes):
     assert matches(make_record(status=states.RUNNING), folder, **filters) is passes
 
 

@@ -59,7 +59,7 @@ def through_json(record: RunRecord) -> RunRecord:
     return RunRecord.from_json(json.loads(json.dumps(record.to_json())))
 
 
-def test_every_field_of_the_example_is_set():
+def test_example_record_sets_every_field():
     defaults = RunRecord(run_id="", experiment="")
     same = {field.name for field in fields(RunRecord) if getattr(FULL, field.name) == getattr(defaults, field.name)}
     # Of the same kind as a submitted run, which is neither a sweep nor a trial, a pipeline nor a step, and no program.
@@ -80,13 +80,13 @@ def test_fields_of_a_newer_version_are_left_out():
 
 
 @pytest.mark.parametrize("status", states.ALL)
-def test_three_states_are_the_end(status):
+def test_completed_failed_and_canceled_are_terminal(status):
     assert RunRecord(run_id="a", experiment="a", status=status).is_terminal == (
         status in ("Completed", "Failed", "Canceled")
     )
 
 
-def test_the_states_are_the_sdk_s():
+def test_run_states_are_those_of_the_azure_sdk():
     assert set(states.ALL) <= {
         *("NotStarted", "Queued", "Preparing", "Provisioning", "Starting", "Running", "CancelRequested", "Canceled"),
         *("Finalizing", "Completed", "Failed", "Unapproved", "NotResponding", "Pausing", "Paused"),
@@ -101,7 +101,7 @@ def test_duration_before_the_start_is_none():
     assert make_record().duration_s is None
 
 
-def test_the_duration_of_a_run_that_runs_grows():
+def test_duration_of_a_running_run_counts_up_to_now():
     assert 0 <= make_record(started_utc=utc_now()).duration_s < 60
 
 

@@ -75,7 +75,7 @@ def test_unlocked_run_is_alive_while_its_engine_job_is(engine, folder):
 @pytest.mark.parametrize(
     "says", [JobStatus(state="unreachable", message="no route"), TargetError("no route")], ids=["look", "error"]
 )
-def test_an_engine_that_does_not_answer_makes_no_run_fail(engine, folder, says):
+def test_silent_engine_fails_no_run(engine, folder, says):
     run = folder()
     engine.says = says
     found = read.record(run)
@@ -90,7 +90,7 @@ def test_full_disk_on_fetch_leaves_the_run_not_responding(engine, folder):
     assert found.waiting_for == "/ws/uploads/model: No space left on device"
 
 
-def test_a_job_that_is_gone_gets_a_moment_for_its_record_to_arrive(engine, folder):
+def test_run_whose_job_is_gone_gets_time_for_its_record_to_arrive(engine, folder):
     run = folder()
     engine.says = JobStatus(state="gone", cause="failed", message="gone")
     assert read.record(run).status == states.RUNNING
@@ -107,7 +107,7 @@ def test_a_job_that_is_gone_gets_a_moment_for_its_record_to_arrive(engine, folde
         ("node_lost", states.FAILED, 1),
     ],
 )
-def test_the_end_that_no_supervisor_could_write_is_written_once(engine, folder, cause, status, exit_code):
+def test_end_reported_only_by_the_engine_is_recorded_once(engine, folder, cause, status, exit_code):
     run = folder(attempts=(Attempt(number=1, started_utc=utc_now(), nodes=("n1",)),))
     engine.says = JobStatus(state="gone", cause=cause, message="The job was ended.", by="root")
     gone_for(run, 60)
@@ -121,7 +121,7 @@ def test_the_end_that_no_supervisor_could_write_is_written_once(engine, folder, 
     assert read.record(run).status == status
 
 
-def test_a_run_that_its_engine_has_ended_waits_for_nothing(engine, folder):
+def test_run_ended_by_its_engine_has_no_waiting_reason(engine, folder):
     # Story: after scancel the supervisor leaves the end to the engine; the canceled run "waited for" that for ever.
     run = folder(states.QUEUED, waiting_for="interrupted by the engine")
     engine.says = JobStatus(state="gone", cause="canceled", by="root")
@@ -139,7 +139,7 @@ def test_reappearing_job_restarts_the_timeout(engine, folder):
     assert read.record(run).status == states.RUNNING
 
 
-def test_a_job_that_is_canceled_in_the_queue_ends_at_once(engine, folder):
+def test_job_canceled_in_the_queue_ends_at_once(engine, folder):
     run = folder(states.NOT_STARTED)
     read.request_cancel(run, "me")
     engine.says = JobStatus(state="gone", cause="canceled", by="uid 1000")
@@ -147,7 +147,7 @@ def test_a_job_that_is_canceled_in_the_queue_ends_at_once(engine, folder):
     assert (found.status, found.canceled_by) == (states.CANCELED, "me")
 
 
-def test_a_cancel_reaches_the_engine_and_the_folder(engine, folder):
+def test_cancel_is_sent_to_the_engine_and_stored_in_the_folder(engine, folder):
     run = folder()
     read.request_cancel(run, "me")
     assert (engine.canceled, run.cancel_request.exists()) == (1, True)
@@ -313,7 +313,7 @@ def test_reading_a_mirrored_run_fetches_new_data(far, tmp_path, read):
 
 
 @pytest.mark.promise("call-reads-run-brings-here")
-def test_each_member_of_a_run_is_known_to_read_or_not_to():
+def test_each_attribute_of_a_run_is_classified_as_reading_or_not():
     """So that who adds one has to say which it is, and a read is tried above."""
     assert {name for name in dir(azureml.Run) if name[0] != "_"} == {name.split()[0] for name in READS} | NO_READS
     assert issubclass(azureml.Run, pl.Run)

@@ -49,7 +49,7 @@ def test_ended_run_is_removed_with_all_its_files(tmp_path):
     "forged", ["of another name", "a link", "not in a temporary folder", "a file", "of another user"]
 )
 @pytest.mark.parametrize("removes", [removal.remove, store.remove_scratch])
-def test_scratch_folder_that_paceline_has_not_made_stays(tmp_path, monkeypatch, forged, removes):
+def test_foreign_folder_named_as_scratch_folder_is_not_removed(tmp_path, monkeypatch, forged, removes):
     # Story: `paceline rm` removed whatever folder the record of an unpacked run named.
     name = RunFolder(tmp_path / RUN_ID).scratch.name
     top = tmp_path / "tmp"
@@ -98,7 +98,7 @@ def test_abandoned_run_is_ended_and_removed(tmp_path):
     assert not folder.path.exists()
 
 
-def test_a_run_whose_engine_does_not_answer_is_removed_by_force_alone(tmp_path, monkeypatch):
+def test_run_of_a_silent_engine_is_removed_only_by_force(tmp_path, monkeypatch):
     folder, fd = make_run(tmp_path / "runs", status=states.RUNNING, owner={"host": "head", "pid": 1})
     os.close(fd)
     folder.engine.write_text('{"engine": "slurm", "job_id": "1"}')
@@ -186,7 +186,7 @@ def test_delete_removes_the_run_and_optionally_its_children(tmp_path):
         run.record()
 
 
-def test_nothing_is_deleted_where_a_run_below_lives(tmp_path):
+def test_nothing_is_deleted_if_a_child_run_is_running(tmp_path):
     experiment = Experiment(Workspace(tmp_path), "digits")
     folder = ended(tmp_path / "runs")
     _, fd = make_run(tmp_path / "runs", "digits_1700000001_00000002", states.RUNNING, parent_run_id=RUN_ID)
@@ -207,7 +207,7 @@ def test_the_size_of_a_tree_counts_each_file_once(tmp_path):
     assert files.tree_size(tmp_path / "none") == 0
 
 
-def test_remove_tree_takes_trees_files_links_and_missing_paths(tmp_path):
+def test_remove_tree_removes_trees_files_and_links(tmp_path):
     write_tree(tmp_path, {"tree/a/b": b"", "file": b"", "other/c": b""})
     (tmp_path / "link").symlink_to("other")
     for name in ("tree", "file", "link", "none"):

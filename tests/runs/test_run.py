@@ -45,12 +45,12 @@ def test_handles_of_one_run_are_equal(experiment, submitted):
 
 
 @pytest.mark.parametrize(("run_id", "error"), [("nowhere", RunNotFoundError), ("../x", FileNameError)])
-def test_a_handle_on_no_run_is_refused(experiment, run_id, error):
+def test_run_handle_for_a_missing_or_invalid_id_is_refused(experiment, run_id, error):
     with pytest.raises(error):
         Run(experiment, run_id)
 
 
-def test_a_handle_follows_the_run(submitted):
+def test_run_handle_shows_the_current_state(submitted):
     assert submitted.status == "Running"
     end(submitted, states.FINALIZING)
     assert submitted.status == "Finalizing"
@@ -79,7 +79,7 @@ def test_child_run_with_a_custom_id_has_a_number(experiment):
         assert isinstance(child.number, int)
 
 
-def test_tags_properties_and_names_are_kept(submitted):
+def test_tags_properties_and_display_name_are_stored(submitted):
     submitted.tag("lr", 0.1)
     submitted.set_tags({"best": None, "n": 2})
     submitted.remove_tags(["n"])
@@ -102,7 +102,7 @@ def test_remove_tags_takes_one_name(submitted):
 # --- logs and source
 
 
-def test_all_logs_are_copied_out(submitted):
+def test_get_all_logs_copies_every_log(submitted):
     write_tree(submitted.folder.logs, {"rank_0.log": "a", "driver.log": "b"})
     assert sorted(map(str, submitted.get_all_logs("to"))) == ["to/logs/driver.log", "to/logs/rank_0.log"]
     assert Path("to/logs/rank_0.log").read_text() == "a"
@@ -176,7 +176,7 @@ def test_ctrl_c_only_stops_the_waiting(submitted, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("call", ["complete", "fail", "start"])
-def test_script_calls_of_complete_and_fail_are_ignored(submitted, call):
+def test_complete_and_fail_called_by_a_worker_are_ignored(submitted, call):
     submitted._worker = WorkerContext(submitted.folder.path, 0, 1, 1)
     getattr(submitted, call)()
     assert submitted.status == "Running"
@@ -197,7 +197,7 @@ def test_cancel_of_a_run_that_has_ended_changes_nothing(submitted):
 # --- children
 
 
-def test_children_lie_below_their_parent(experiment):
+def test_child_runs_have_their_parent(experiment):
     with experiment.start_logging() as parent:
         with parent.child_run("first") as child:
             child.log("loss", 1)

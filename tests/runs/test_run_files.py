@@ -51,24 +51,24 @@ def test_a_folder_is_uploaded(run, tmp_path):
     ],
     ids=str,
 )
-def test_files_are_downloaded_by_the_beginning_of_their_names(run, arguments, paths):
+def test_files_are_downloaded_by_name_prefix(run, arguments, paths):
     assert run.download_files(**arguments) == paths
     assert all(Path(path).is_file() for path in paths)
 
 
-def test_a_beginning_that_no_file_has_is_refused(run):
+def test_download_of_an_unmatched_name_prefix_is_refused(run):
     with pytest.raises(RunNotFoundError, match="no file that begins with 'models/'"):
         run.download_files("models/")
 
 
-def test_as_many_paths_as_files_are_needed(run):
+def test_download_with_too_few_output_paths_is_refused(run):
     with pytest.raises(UserError, match="1 output_paths for 2 files"):
         run.download_files("outputs/", output_paths=["x"])
 
 
 @pytest.mark.promise("file-name-leaves-run-s")
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "outputs/../../x"])
-def test_no_name_leaves_the_run(run, name):
+def test_file_name_outside_the_run_is_refused(run, name):
     for call in (
         run.download_file,
         lambda name: run.upload_file(name, io.BytesIO()),

@@ -43,7 +43,7 @@ def test_series_has_steps_values_and_times_for_any_number_of_values(tmp_path, mo
     assert list(series.read(folder.metrics, name="once")) == ["once"]
 
 
-def test_the_least_and_the_greatest_are_of_numbers(tmp_path):
+def test_min_and_max_of_a_series_ignore_non_numbers(tmp_path):
     folder = RunFolder(tmp_path)
     writer = log(folder)
     for value in (2, math.nan, 0.5, math.inf):
@@ -92,7 +92,7 @@ def test_metric_logged_in_several_forms_keeps_the_last_form(tmp_path):
     assert series.read(folder.metrics)["m"].values == ({"x": 2},)
 
 
-def test_a_run_gives_its_series(tmp_path):
+def test_run_metrics_returns_series_by_name(tmp_path):
     folder, fd = make_run(tmp_path / "runs")
     writer = log(folder)
     writer.scalar("loss", 0.5, 1)
@@ -135,7 +135,7 @@ def test_each_value_has_its_rank_and_attempt(tmp_path):
     assert series.read(folder.metrics, attempt=[1, 2], rank=0)["loss"].values == (3.0, 2.5)
 
 
-def test_a_series_is_a_frame(tmp_path):
+def test_series_becomes_a_pandas_frame(tmp_path):
     pandas = pytest.importorskip("pandas")
     folder = RunFolder(tmp_path)
     restarted(folder)

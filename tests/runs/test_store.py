@@ -37,7 +37,7 @@ def deserted(runs_dir, status=states.RUNNING, run_id=RUN_ID, **values):
 # --- making and changing
 
 
-def test_a_new_run_has_its_folders_its_record_and_its_lock(runs_dir):
+def test_new_run_has_folders_a_record_and_a_held_lock(runs_dir):
     folder, fd = make_run(runs_dir)
     assert read.record(folder).status == states.NOT_STARTED
     assert locks.is_held(folder.lock)
@@ -48,7 +48,7 @@ def test_a_new_run_has_its_folders_its_record_and_its_lock(runs_dir):
 
 
 @pytest.mark.parametrize("run_id", ["../evil", "a/b", ""])
-def test_a_run_s_id_never_leaves_the_workspace(runs_dir, run_id):
+def test_run_id_outside_the_workspace_is_refused(runs_dir, run_id):
     with pytest.raises(FileNameError):
         store.create(runs_dir, make_record(run_id))
 
@@ -69,7 +69,7 @@ def test_failed_run_creation_leaves_no_files(runs_dir, monkeypatch):
     assert os.listdir(runs_dir) == []
 
 
-def test_a_run_that_another_program_is_just_making_is_not_disturbed(runs_dir):
+def test_run_being_created_by_another_program_is_not_disturbed(runs_dir):
     # Only ids that are given by hand can meet.
     half_made = runs_dir / f".new-{RUN_ID}"
     half_made.mkdir(parents=True)
@@ -85,7 +85,7 @@ def test_a_run_that_can_not_be_made_into_json_leaves_nothing(runs_dir):
     assert os.listdir(runs_dir) == []
 
 
-def test_each_change_is_noted_with_its_time(runs_dir):
+def test_each_state_change_is_recorded_with_its_time(runs_dir):
     folder, fd = make_run(runs_dir)
     record = store.stored(folder)
     for status in (states.QUEUED, states.RUNNING):
@@ -102,7 +102,7 @@ def test_each_change_is_noted_with_its_time(runs_dir):
 
 @pytest.mark.promise("end-final-written-full-disk")
 @pytest.mark.parametrize("status", sorted(states.TERMINAL))
-def test_an_end_is_the_end(runs_dir, status):
+def test_terminal_state_can_not_change(runs_dir, status):
     folder, fd = make_run(runs_dir, status=status)
     with pytest.raises(RunStateError, match=f"is {status}; it can't become Running"):
         store.change(folder, store.stored(folder), states.RUNNING)
@@ -150,7 +150,7 @@ def test_a_run_on_a_full_disk_is_refused_and_leaves_nothing(small_disk):
     assert not (small_disk / "runs").exists() or os.listdir(small_disk / "runs") == []
 
 
-def test_the_end_gives_the_ballast_back(runs_dir):
+def test_ended_run_releases_its_reserved_disk_space(runs_dir):
     folder, fd = make_run(runs_dir)
     assert folder.ballast.stat().st_size > 0
     store.change(folder, store.stored(folder), states.COMPLETED)
@@ -175,7 +175,7 @@ def test_ambiguous_id_prefix_is_refused_with_the_candidates(runs_dir):
         store.find(runs_dir, "digits_17")
 
 
-def test_the_beginning_of_a_sweeps_id_is_the_sweeps_and_not_its_trials(runs_dir):
+def test_id_prefix_of_a_sweep_finds_the_sweep_and_not_its_trials(runs_dir):
     sweep = "tuned_1700000000_00000001"
     for run_id in (f"{sweep}_10", sweep, f"{sweep}_0", "other_1700000000_00000001"):
         os.close(make_run(runs_dir, run_id)[1])
@@ -200,7 +200,7 @@ def test_an_unknown_run_is_refused(runs_dir, run_id):
 
 
 @pytest.mark.parametrize("run_id", ["../x", "..", "/etc", ".hidden", ""])
-def test_an_id_that_leads_elsewhere_is_refused(runs_dir, run_id):
+def test_finding_a_run_by_a_path_is_refused(runs_dir, run_id):
     with pytest.raises(FileNameError):
         store.find(runs_dir, run_id)
 
@@ -263,7 +263,7 @@ def test_job_is_written_once_and_validated_once_in_a_process(runs_dir, monkeypat
     os.close(fd)
 
 
-def test_exchanged_job_is_read_again(runs_dir):
+def test_replaced_job_file_is_read_again(runs_dir):
     folder, fd = make_run(runs_dir, job=make_job(arguments=("a",)))
     assert store.stored(folder).job.arguments == ("a",)
     data = read_json(folder.job)
@@ -275,7 +275,7 @@ def test_exchanged_job_is_read_again(runs_dir):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to another user")
 @pytest.mark.parametrize("name", ["job", "state"])
-def test_record_is_own_only_with_both_files(runs_dir, monkeypatch, name):
+def test_record_is_the_users_own_only_if_both_files_are(runs_dir, monkeypatch, name):
     folder, fd = make_run(runs_dir)
     assert store.has_own_record(folder)
     os.chown(getattr(folder, name), 12345, -1)
@@ -331,7 +331,7 @@ def test_failure_explains_why_the_owner_is_gone(runs_dir, values, cause, said):
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
-def test_while_a_deserted_run_is_being_ended_others_read_its_end(runs_dir, monkeypatch, is_marked):
+def test_readers_see_the_end_of_an_abandoned_run_while_another_process_ends_it(runs_dir, monkeypatch, is_marked):
     attempt = Attempt(number=1, started_utc="2026-01-01T00:00:00.000Z", nodes=("n",))
     folder, fd = make_run(runs_dir, status=states.RUNNING, attempts=(attempt,))
     if is_marked:
@@ -350,12 +350,12 @@ def test_killed_submission_has_cause_not_started(runs_dir):
     assert read.record(deserted(runs_dir, states.NOT_STARTED)).failure.cause == "not_started"
 
 
-def test_the_owner_is_this_process():
+def test_run_owner_has_pid_host_and_boot_id():
     assert store.owner() == {"pid": os.getpid(), "host": socket.gethostname(), "boot_id": processes.boot_id()}
 
 
 @pytest.mark.promise("run-whose-supervisor-gone-never")
-def test_the_run_of_a_killed_program_is_never_shown_as_running(runs_dir):
+def test_run_of_a_killed_program_is_not_shown_as_running(runs_dir):
     code = """
 import sys, time
 from pathlib import Path
@@ -420,7 +420,7 @@ def test_scratch_folder_of_an_abandoned_run_is_removed(runs_dir, tmp_path):
     assert not scratch.exists()
 
 
-def test_an_end_written_between_two_looks_counts(runs_dir, monkeypatch):
+def test_end_written_during_the_owner_check_is_kept(runs_dir, monkeypatch):
     folder, fd = make_run(runs_dir, status=states.RUNNING)
 
     def ends_meanwhile(path, here):
@@ -467,13 +467,13 @@ def test_abandoned_run_with_a_cancel_request_is_failed(runs_dir):
     assert read.record(folder).status == states.FAILED
 
 
-def test_a_run_s_own_process_never_takes_its_run_for_deserted(runs_dir, monkeypatch):
+def test_process_of_a_run_never_marks_its_own_run_as_abandoned(runs_dir, monkeypatch):
     folder = deserted(runs_dir)
     monkeypatch.setenv("PACELINE_RUN_ID", RUN_ID)
     assert read.record(folder).status == states.RUNNING
 
 
-def test_a_node_s_copy_of_a_run_s_folder_is_not_a_deserted_run(runs_dir):
+def test_copy_of_a_run_folder_on_a_node_is_not_marked_as_abandoned(runs_dir):
     folder = deserted(runs_dir)
     folder.lock.unlink()
     assert read.record(folder).status == states.RUNNING

@@ -144,7 +144,7 @@ def test_snapshot_of_a_deleted_run_is_still_used(tmp_path: Path) -> None:
     assert [name for name, _ in unused(tmp_path)] == [snapshot.name]
 
 
-def test_restore_names_what_it_cannot_do(tmp_path: Path) -> None:
+def test_restore_of_a_missing_ambiguous_or_existing_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunNotFoundError, match="in the trash, which keeps deleted runs for 7 days"):
         trash.restore(tmp_path, RUN_ID)
     trash.delete(tmp_path / "runs", [ended(tmp_path), ended(tmp_path, "digits_1700000003_00000004")])

@@ -91,7 +91,7 @@ def test_connection_to_a_closed_port_is_closed(free_port: int) -> None:
     ours.close()
 
 
-def test_foreign_frames_are_passed_over() -> None:
+def test_tunnel_ignores_malformed_frames() -> None:
     told: list[bytes] = []
     end = Connections(told.append)
     for content in (b"", b"\0\0\0\1", b"\0\0\0\1z", b"\0\0\0\7dabc", b"\0\0\0\7e", b"\0\0\0\1o"):

@@ -60,7 +60,7 @@ def test_a_text_of_several_lines_keeps_its_lines_and_tabs():
     st.text(alphabet=st.characters(blacklist_categories=()), max_size=40)
     | st.text("\x1b[]0;m\x07\x9b\\P(Kx", max_size=30)
 )
-def test_nothing_that_a_terminal_obeys_is_left(text):
+def test_no_control_character_is_left_in_shown_text(text):
     assert not set(visible(text)) & {chr(code) for code in (*range(32), *range(0x7F, 0xA0))}
     rest = visible_line(text)
     for piece in rest.split("\x1b")[1:]:
@@ -84,7 +84,7 @@ def test_colors_of_one_rank_do_not_leak_to_other_lines():
     assert lines.line(0, "x") == f"\x1b[0;32mx{RESET}"
 
 
-def test_colours_that_are_only_ever_added_do_not_grow_for_ever():
+def test_accumulated_colour_codes_stay_bounded():
     lines = TerminalLines()
     for _ in range(1000):
         found = lines.line(0, "\x1b[38;2;1;2;3mx")

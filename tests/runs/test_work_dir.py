@@ -80,7 +80,7 @@ def test_job_files_are_removed_from_the_work_dir_unless_changed(folder):
     assert everything(work) == {"kept.json"}
 
 
-def test_the_jobs_own_files_go_through_no_link_of_the_source(folder, tmp_path):
+def test_job_files_are_not_written_through_links_of_the_source(folder, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (folder.snapshot / "cfg").symlink_to(tmp_path / "elsewhere")
     write_json(folder.job, {"job": {"files": {"cfg/given.json": "{}"}}})
@@ -175,14 +175,14 @@ def test_cleaning_a_missing_work_dir_is_harmless(folder):
     work_dir.clean(folder)
 
 
-def test_without_the_snapshot_nothing_is_thrown_away(folder):
+def test_cleaning_without_a_snapshot_removes_nothing(folder):
     work = work_dir.make(folder)
     shutil.rmtree(folder.snapshot.resolve())
     work_dir.clean(folder)
     assert (work / "train.py").exists()
 
 
-def test_nothing_outside_is_touched_through_links(folder, tmp_path):
+def test_cleaning_does_not_follow_links_out_of_the_work_dir(folder, tmp_path):
     outside = write_tree(tmp_path / "outside", {"train.py": "print()", "d/data.csv": "1,2"})
     work = work_dir.make(folder)
     (work / "away").symlink_to(outside)
@@ -229,7 +229,7 @@ def test_sent_data_through_a_link_out_of_the_source_is_refused(folder, carried, 
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_outputs_are_a_real_folder_on_other_machines(folder, tmp_path, is_shared):
+def test_outputs_in_a_remote_work_dir_are_a_folder_and_not_a_link(folder, tmp_path, is_shared):
     source = write_tree(tmp_path / "user", {"train.py": "", "home/x": ""})
     write_json(folder.job, {"source_directory": str(source), "job": {"working_directory": "home"}, "status": "Running"})
     (folder.outputs / "old.txt").write_text("of an earlier attempt")

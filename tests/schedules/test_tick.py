@@ -74,7 +74,7 @@ def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path)
 
 
-def test_time_starts_one_run_and_missed_times_are_said(lab: Lab) -> None:
+def test_time_starts_one_run_and_reports_missed_times(lab: Lab) -> None:
     lab.add(cron="0 * * * *", time_zone="UTC")
 
     assert lab.tick() == ["2026-01-10T12:00:00+00:00"]
@@ -124,7 +124,7 @@ def test_time_during_a_run_waits_or_is_skipped(lab: Lab, overlap: str) -> None:
 
 
 @pytest.mark.promise("schedule-triggers")
-def test_each_version_starts_a_run_and_those_of_before_none(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_new_version_starts_a_run_and_older_ones_none(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {("model", "digits"): [1, 2], ("dataset", "mnist"): [1]}
     monkeypatch.setattr(Schedules, "versions", lambda _, kind, name: known[kind, name])
     lab.add(on_model=("digits",), on_dataset=("mnist",), versions={"model:digits": 2, "dataset:mnist": 0})
@@ -144,7 +144,7 @@ def test_each_version_starts_a_run_and_those_of_before_none(lab: Lab, monkeypatc
     assert found == ["digits:3", "digits:4"]
 
 
-def test_ended_run_starts_a_run_unless_it_ended_otherwise_or_before_or_is_the_schedule_s_own(lab: Lab) -> None:
+def test_ended_run_of_the_experiment_starts_a_run_unless_excluded(lab: Lab) -> None:
     ids = [f"train_170000000{number}_00000000" for number in range(5)]
     for run_id in [*ids, "other_1700000000_00000000", f"{ids[0]}_1"]:
         lab.run(run_id, tags={ticking.TAG: "job"} if run_id == ids[3] else {})
@@ -172,7 +172,7 @@ def test_schedule_after_one_run_starts_once_also_if_it_has_ended(lab: Lab) -> No
     assert lab.tick() == []
 
 
-def test_paused_schedule_starts_nothing_and_what_came_meanwhile_stays_away(lab: Lab) -> None:
+def test_paused_schedule_starts_nothing_even_after_it_is_resumed(lab: Lab) -> None:
     lab.add(cron="0 * * * *", time_zone="UTC")
     lab.schedules.pause("job")
 
@@ -222,7 +222,7 @@ def test_schedule_of_another_user_is_not_started(lab: Lab, monkeypatch: pytest.M
     assert not ticking.is_due(lab.schedules.workspace_dir)
 
 
-def test_quiet_look_sees_what_is_due(lab: Lab) -> None:
+def test_is_due_reports_due_work_without_starting_it(lab: Lab) -> None:
     lab.add(cron="* * * * *", time_zone="UTC")
     workspace_dir = lab.schedules.workspace_dir
     assert ticking.is_due(workspace_dir)

@@ -110,7 +110,7 @@ def test_systemd_gets_a_unit_and_a_timer(home: Path) -> None:
     assert [*(home / "config" / "systemd" / "user").iterdir()] == []
 
 
-def test_systemd_without_a_session_leaves_the_timer_to_cron(home: Path) -> None:
+def test_timer_uses_cron_if_systemd_has_no_user_session(home: Path) -> None:
     write_program(home / "bin" / "systemctl", "#!/bin/sh\nexit 1\n")
     write_program(home / "bin" / "crontab", CRONTAB)
 
@@ -119,7 +119,7 @@ def test_systemd_without_a_session_leaves_the_timer_to_cron(home: Path) -> None:
         timer.install(home / "ws", "systemd")
 
 
-def test_systemd_without_lingering_is_said(home: Path) -> None:
+def test_systemd_timer_without_lingering_gives_advice(home: Path) -> None:
     write_program(home / "bin" / "loginctl", "#!/bin/sh\necho Linger=no\n")
     assert "loginctl enable-linger" in timer.advice("systemd")
     write_program(home / "bin" / "loginctl", "#!/bin/sh\necho Linger=yes\n")

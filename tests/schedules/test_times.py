@@ -39,7 +39,7 @@ def test_time_that_the_clock_skips_comes_after_the_gap_and_a_repeated_one_comes_
     assert hours == ["10-25 00:00", "10-25 01:00", "10-25 02:00", "10-25 03:00"], "each hour that passes"
 
 
-def test_times_that_have_passed_are_counted() -> None:
+def test_due_returns_the_last_time_and_counts_the_earlier_ones() -> None:
     found = times.due("0 3 * * *", "UTC", utc(2026, 1, 1), utc(2026, 1, 5, 4))
 
     assert found is not None
@@ -78,7 +78,7 @@ def test_wrong_expression_or_zone_is_refused(expression: str, zone: str, message
     assert message in str(raised.value)
 
 
-def test_local_zone_is_that_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_time_zone_is_read_from_tz(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", ":America/New_York")
     assert times.local_zone() == "America/New_York"
     monkeypatch.setenv("TZ", "nowhere")

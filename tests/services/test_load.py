@@ -28,7 +28,7 @@ paceline_model_process_resident_bytes{{service="s",pid="12"}} 4096
 """
 
 
-def test_rates_and_latencies_are_those_between_two_samples() -> None:
+def test_load_point_has_rates_and_latencies_between_two_samples() -> None:
     before, now = load.parse(text(100, 5, fast=100), 10.0), load.parse(text(120, 7, fast=100, slow=20), 20.0)
     point = load.point(before, now)
     assert (point["requests_per_s"], point["errors_per_s"], point["waiting"]) == (2.0, 0.2, 3.0)
@@ -48,7 +48,7 @@ def test_server_that_was_started_again_counts_from_zero() -> None:
 @pytest.mark.parametrize(
     "body", ["", HOSTILE, "paceline_requests_total{} nan", 'paceline_request_seconds_bucket{le="x"} 1', "\x00" * 100]
 )
-def test_text_that_is_not_metrics_counts_nothing(body: str) -> None:
+def test_malformed_metrics_text_gives_empty_counts(body: str) -> None:
     sample = load.parse(body, 1.0)
     assert (sample.requests, sample.buckets) == (0.0, {})
 

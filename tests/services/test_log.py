@@ -7,7 +7,7 @@ from paceline.services import log
 from paceline.services.folder import ServiceFolder
 
 
-def test_a_log_beyond_its_limit_is_put_aside_and_its_lines_are_still_shown(tmp_path: Path) -> None:
+def test_service_log_over_its_limit_is_rotated_and_still_shown(tmp_path: Path) -> None:
     folder = ServiceFolder(tmp_path / "services" / "digits")
     folder.logs.mkdir(parents=True)
     assert log.last_lines(folder, 5) == ""
@@ -25,7 +25,7 @@ def test_a_log_beyond_its_limit_is_put_aside_and_its_lines_are_still_shown(tmp_p
     assert log.last_lines(folder, 0) == ""
 
 
-def test_a_log_is_followed_over_its_cut(tmp_path: Path) -> None:
+def test_following_a_service_log_survives_its_rotation(tmp_path: Path) -> None:
     folder = ServiceFolder(tmp_path / "services" / "digits")
     folder.logs.mkdir(parents=True)
     folder.log.write_text("before\n")

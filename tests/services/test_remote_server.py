@@ -14,7 +14,7 @@ from paceline.runs.folder import RunFolder
 from paceline.services.remote_server import RemoteServer, _Served
 
 
-def test_a_server_s_lines_are_shown_of_each_attempt_and_a_full_disk_ends_nothing(
+def test_log_of_a_remote_server_is_shown_by_attempt_and_survives_a_full_disk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, served = object.__new__(RemoteServer), _Served("1.1", RunFolder(tmp_path / "e_1"), 0)

@@ -30,7 +30,7 @@ BROKEN = "def init():\n    raise RuntimeError('no weights')\n\ndef run(data):\n 
 
 
 @pytest.mark.promise("service-goes-program-ended-called")
-def test_a_service_from_its_deployment_to_its_end(workspace: Workspace, source: Path) -> None:
+def test_service_is_deployed_called_stopped_started_and_deleted(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source, workers=2, tags={"team": "blue"}, timeout_s=20)
     assert service.state == HEALTHY
     assert service.run({"x": [1, 2]})["y"] == [2, 4]

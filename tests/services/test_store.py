@@ -57,7 +57,7 @@ def test_service_deleted_between_two_reads_is_not_found(
         store.record(folder)
 
 
-def test_a_supervisor_that_never_begins_is_not_started_by_every_look(workspace: Workspace, source: Path) -> None:
+def test_supervisor_that_fails_to_start_is_not_restarted_by_every_read(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     folder = service._folder
     for pid in supervisors(service):

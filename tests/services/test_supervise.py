@@ -193,7 +193,7 @@ def test_crashing_server_restarts_with_backoff_until_an_update(workspace: Worksp
     assert service.error is None
 
 
-def test_a_build_is_cut_short_by_a_newer_wish_and_by_the_end(
+def test_environment_build_is_aborted_by_an_update_or_the_end_of_the_service(
     workspace: Workspace, source: Path, tmp_path: Path
 ) -> None:
     service = deployed(workspace, source)

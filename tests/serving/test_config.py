@@ -13,7 +13,7 @@ MODEL = {"name": "digits", "version": "3", "path": "/m"}
 SCRIPT = {"name": "svc", "entry_script": "score.py", "source_dir": "src"}
 
 
-def test_a_configuration_goes_to_json_and_back_unchanged():
+def test_server_config_round_trips_through_json():
     config = ServerConfig(
         name="svc",
         models=(ServedModel(name="digits", version="3", path="/m", hashes="/h"),),

@@ -55,7 +55,7 @@ def test_line_of_a_session_is_read_from_its_log():
     assert serving("paceline: this session serves tea at 4") is None
 
 
-def test_notebooks_are_kept_twice_and_put_back(tmp_path):
+def test_notebooks_are_copied_to_outputs_and_checkpoints_and_restored(tmp_path):
     work = write_tree(tmp_path / "work", {"old.ipynb": "1", "a/b.ipynb": "2", "x.py": "", ".git/c.ipynb": ""})
     places = (tmp_path / "checkpoints", tmp_path / "outputs")
     notebooks = Notebooks(work, *places)
@@ -73,7 +73,7 @@ def test_notebooks_are_kept_twice_and_put_back(tmp_path):
     assert (again / "new.ipynb").read_text() == "3"
 
 
-def test_ssh_server_lets_only_the_key_of_the_session_in():
+def test_sshd_config_accepts_only_the_key_of_the_session():
     text = configuration(
         Path("/d"), {"A": 'x" evil', "B": "two words", "BASH_FUNC_x%%": "y", "C": "a\nPermitRootLogin yes"}
     )
@@ -84,7 +84,7 @@ def test_ssh_server_lets_only_the_key_of_the_session_in():
     assert "PermitRootLogin yes" not in text
 
 
-def test_ssh_connects_through_exec_and_no_port():
+def test_ssh_config_of_a_session_connects_through_paceline_exec():
     folder = RunFolder(Path("/w%s/my runs/runs/dev_1_00000000"))
     text = ssh_config(folder, Serving(kind="ssh", at="ann /usr/sbin/sshd -i -f '/tmp/a b/sshd_config'"))
     assert text.startswith("Host dev_1_00000000\n")

@@ -76,17 +76,17 @@ def test_a_repository_without_a_commit_has_a_branch_alone(tmp_path):
     assert git_state(top) == {"branch": "main", "dirty": True}
 
 
-def test_a_branch_s_name_may_have_slashes(tmp_path):
+def test_branch_name_with_slashes_is_returned(tmp_path):
     top = repository(tmp_path / "code")
     git(top, "checkout", "-q", "-b", "feature/ü-1")
     assert git_state(top)["branch"] == "feature/ü-1"
 
 
-def test_no_repository_tells_nothing(tmp_path):
+def test_git_state_without_a_repository_is_empty(tmp_path):
     assert git_state(write_tree(tmp_path / "code", {"a": ""})) == {}
 
 
-def test_a_broken_repository_tells_nothing(tmp_path):
+def test_git_state_of_a_broken_repository_is_empty(tmp_path):
     assert git_state(write_tree(tmp_path / "code", {".git/HEAD": "nonsense"})) == {}
 
 

@@ -62,12 +62,12 @@ def test_amlignore_replaces_gitignore(tmp_path):
     assert files_of(top) == {".amlignore", ".gitignore", "a"}
 
 
-def test_with_an_amlignore_at_the_top_deeper_gitignores_do_not_count(tmp_path):
+def test_top_amlignore_disables_gitignore_files_in_subfolders(tmp_path):
     files = {".amlignore": "b\n", "d/.gitignore": "a\n", "d/a": "", "d/.amlignore": "c\n", "d/c": ""}
     assert files_of(write_tree(tmp_path / "code", files)) == {".amlignore", "d/.gitignore", "d/a", "d/.amlignore"}
 
 
-def test_without_patterns_everything_is_in(tmp_path):
+def test_without_ignore_patterns_every_file_is_included(tmp_path):
     assert files_of(write_tree(tmp_path / "code", {"a": "", ".hidden/b": ""})) == {"a", ".hidden/b"}
 
 
@@ -76,5 +76,5 @@ def test_cache_folders_are_ignored_at_any_depth(tmp_path, name):
     assert files_of(write_tree(tmp_path / "code", {f"{name}/a": "", f"d/{name}/a": "", "d/a": ""})) == {"d/a"}
 
 
-def test_the_outputs_at_the_top_are_the_run_s_and_not_source(tmp_path):
+def test_only_the_top_level_outputs_folder_is_excluded(tmp_path):
     assert files_of(write_tree(tmp_path / "code", {"outputs/a": "", "d/outputs/a": ""})) == {"d/outputs/a"}

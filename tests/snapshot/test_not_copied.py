@@ -55,7 +55,7 @@ def test_tracked_file_is_copied_despite_an_ignore_pattern(top: Path) -> None:
     assert left(top) == {"data/y.txt": "ignored by 'data/' in .gitignore", "out": "-results of earlier runs"}
 
 
-def test_byte_order_mark_and_the_repositorys_own_list_are_read(top: Path) -> None:
+def test_gitignore_with_a_bom_and_git_info_exclude_are_read(top: Path) -> None:
     (top / ".gitignore").write_bytes(b"\xef\xbb\xbf/data\n")
     git(top, "init", "-q")
     (top / ".git" / "info" / "exclude").write_text("*.secret\n!keep.secret")
@@ -67,13 +67,15 @@ def test_byte_order_mark_and_the_repositorys_own_list_are_read(top: Path) -> Non
     assert "keep.secret" not in found
 
 
-def test_script_and_working_folder_are_copied_though_a_pattern_names_them(top: Path) -> None:
+def test_script_and_working_folder_are_copied_despite_ignore_patterns(top: Path) -> None:
     (top / ".gitignore").write_text("/data\n")
     assert "data" not in left(top, "data", "data/x.txt")
 
 
 @pytest.mark.promise("run-does-copy-linked-place")
-def test_links_out_sockets_and_unreadable_files_are_linked(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_links_sockets_and_unreadable_files_are_linked_instead_of_copied(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (top / "big").symlink_to("/usr")
     monkeypatch.chdir(top)
     with socket.socket(socket.AF_UNIX) as server:
@@ -115,7 +117,7 @@ def test_hidden_folders_outside_a_repository_are_linked(top: Path) -> None:
     assert ".cache" not in left(top)
 
 
-def test_numbers_sizes_and_times_are_kept(top: Path, tmp_path: Path) -> None:
+def test_file_count_size_and_time_of_uncopied_folders_are_stored(top: Path, tmp_path: Path) -> None:
     os.utime(top / "data/y.txt", ns=(1, 2**61))
     (one,) = linked.measured(top, [linked.NotCopied(path="data", why="it is data", is_linked=True, is_folder=True)])
     assert (one.files, one.size, one.changed_ns, one.is_whole) == (2, 20, 2**61, True)
@@ -191,7 +193,7 @@ def sent(
 
 
 @pytest.mark.promise("machines-do-see-project-data")
-def test_secrets_results_environments_and_hidden_folders_are_not_sent_by_themselves(top: Path) -> None:
+def test_secrets_results_environments_and_hidden_folders_are_never_sent_unasked(top: Path) -> None:
     ignored = {".env": "K=1", "prod.env": "K=1", "id_rsa": "", "secrets/a.txt": "", "deploy.pem": "", ".cache/a": ""}
     ignored |= {
         "node_modules/a/a.js": "",
@@ -222,7 +224,7 @@ def test_secrets_results_environments_and_hidden_folders_are_not_sent_by_themsel
         assert sent(top, name)[name] == "", name
 
 
-def test_data_is_sent_from_the_smallest_on_up_to_the_limit(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncopied_data_is_sent_smallest_first_up_to_the_size_limit(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tree(top, {"small/a": "a" * 10, "large/a": "a" * 100, "large/part/a": "a" * 50, "middle.bin": "a" * 60})
     (top / ".gitignore").write_text("/data\nsmall\n/large\nmiddle.bin\n")
     git(top, "init", "-q")
@@ -238,7 +240,7 @@ def test_data_is_sent_from_the_smallest_on_up_to_the_limit(top: Path, monkeypatc
     assert (found["large"], found["large/part"]) == (linked.TOO_MUCH, "")
 
 
-def test_number_of_files_that_are_sent_by_themselves_is_limited(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_uncopied_files_sent_unasked_is_limited(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(top, "init", "-q")
     (top / ".gitignore").write_text("/data\n")
     monkeypatch.setattr(linked, "_COUNTED", 1)
@@ -273,7 +275,7 @@ def test_earlier_outputs_are_never_linked(top: Path, tmp_path: Path, kind: str) 
     assert left(top, wanted="outputs")["outputs"] == "-results of earlier runs"
 
 
-def test_ignored_link_to_a_folder_counts_as_a_folder(top: Path, tmp_path: Path) -> None:
+def test_ignored_link_to_a_folder_is_measured_as_a_folder(top: Path, tmp_path: Path) -> None:
     (top / "away").symlink_to(write_tree(tmp_path / "mnt", {"a": "123"}))
     (top / ".gitignore").write_text("away\n")
     tree = scan(top, top / "none", top.parent / "ws", (), frozenset())
@@ -305,7 +307,7 @@ SECRETS = (
 
 @pytest.mark.promise("snapshot-holds-file-secret-s")
 @pytest.mark.parametrize("repository", ["none", "own", "above", "amlignore"])
-def test_secrets_that_git_does_not_track_are_linked_and_named_first(top: Path, repository: str) -> None:
+def test_untracked_secrets_are_linked_and_listed_first(top: Path, repository: str) -> None:
     # They were copied into the snapshot without a word, and kept there.
     for name in (*SECRETS, "secrets.py", "key.py", "tracked.pem"):
         (top / name).parent.mkdir(exist_ok=True)

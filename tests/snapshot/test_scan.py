@@ -30,7 +30,7 @@ def test_scan_distinguishes_files_folders_and_symlinks(tmp_path):
 
 
 @pytest.mark.parametrize("target", ["a", "./a", "../code/d/../a", "nowhere", ".", "d"])
-def test_a_relative_link_inside_the_tree_is_in(tmp_path, target):
+def test_relative_link_inside_the_tree_is_included(tmp_path, target):
     top = write_tree(tmp_path / "code", {"a": "", "d/b": ""})
     (top / "l").symlink_to(target)
     assert "l" in scanned(top).links
@@ -63,7 +63,7 @@ def test_symlink_chain_to_outside_is_refused(tmp_path):
         scanned(top)
 
 
-def test_a_folder_beside_the_tree_with_a_name_that_begins_alike_is_outside(tmp_path):
+def test_sibling_folder_whose_name_begins_alike_counts_as_outside(tmp_path):
     top = write_tree(tmp_path / "code", {"a": ""})
     write_tree(tmp_path / "code2", {"a": ""})
     (top / "l").symlink_to("../code2/a")
@@ -171,7 +171,7 @@ def test_links_count_as_files(tmp_path, monkeypatch):
         scanned(top)
 
 
-def test_a_tree_at_its_limits_is_taken(tmp_path, monkeypatch):
+def test_tree_exactly_at_its_limits_is_accepted(tmp_path, monkeypatch):
     monkeypatch.setattr(scan_module, "MAX_FILES", 2)
     monkeypatch.setattr(scan_module, "MAX_BYTES", 10)
     assert scanned(write_tree(tmp_path / "code", {"a": "12345", "b": "12345"})).size == 10
@@ -194,5 +194,5 @@ def test_ignored_files_do_not_count(tmp_path, monkeypatch):
 
 
 @pytest.mark.promise("limits-300-mib-2-000")
-def test_the_limits_are_the_sdk_s():
+def test_default_limits_are_those_of_the_azure_sdk():
     assert (scan_module.MAX_BYTES, scan_module.MAX_FILES) == (300 * 1024 * 1024, 2000)

@@ -47,7 +47,7 @@ def settle() -> None:
 # --- the copy
 
 
-def test_the_copy_is_the_source(tmp_path):
+def test_snapshot_equals_its_source(tmp_path):
     top = write_tree(tmp_path / "code", {"train.py": "print()", "d/e/data": b"\0\xff" * 1000, "empty": ""})
     (top / "d/link").symlink_to("../train.py")
     (top / "nothing/here").mkdir(parents=True)
@@ -59,7 +59,7 @@ def test_the_copy_is_the_source(tmp_path):
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o755, 0o600, 0o444, 0o500])
-def test_modes_are_kept(tmp_path, mode):
+def test_snapshot_keeps_file_modes(tmp_path, mode):
     top = write_tree(tmp_path / "code", {"a": "x"})
     (top / "a").chmod(mode)
     assert stat.S_IMODE((snap(top).path / "a").stat().st_mode) == mode
@@ -82,7 +82,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_any_name_is_kept(tmp_path, name):
+def test_snapshot_keeps_unusual_file_names(tmp_path, name):
     top = write_tree(tmp_path / "code", {f"{name}/{name}": "x", ".gitignore": "nothing\n"})
     (top / "link").symlink_to(f"{name}/{name}")
     first = snap(top)
@@ -91,7 +91,7 @@ def test_any_name_is_kept(tmp_path, name):
     assert (snap(top).id, snap(top).is_new) == (first.id, False)
 
 
-def test_links_in_the_copy_lead_to_the_copy(tmp_path):
+def test_links_in_a_snapshot_point_into_the_snapshot(tmp_path):
     top = write_tree(tmp_path / "code", {"a": "old", "d/x": ""})
     (top / "relative").symlink_to("a")
     (top / "d/absolute").symlink_to(top / "a")
@@ -176,7 +176,7 @@ def coarse_clock(monkeypatch, tick_ns: int) -> None:
 
 
 @pytest.mark.promise("edit-missed-even-one-within")
-def test_an_edit_within_the_clock_s_tick_of_the_scan_is_noticed(tmp_path, monkeypatch):
+def test_edit_within_one_clock_tick_of_the_scan_is_detected(tmp_path, monkeypatch):
     coarse_clock(monkeypatch, 40_000_000)
     top = write_tree(tmp_path / "code", {"a": "000"})
     for number in range(1, 30):
@@ -214,7 +214,7 @@ def test_a_copy_that_was_removed_is_made_again(tmp_path):
     assert contents(again.path) == contents(top)
 
 
-def test_a_scan_file_that_is_garbage_does_no_harm(tmp_path):
+def test_damaged_scan_cache_is_ignored(tmp_path):
     top = write_tree(tmp_path / "code", {"a": "1"})
     first = snap(top)
     (cache,) = (tmp_path / "workspace/snapshots/.scans").iterdir()
@@ -231,7 +231,7 @@ def test_a_change_of_mode_alone_is_another_snapshot(tmp_path):
     assert snap(top).id != first.id
 
 
-def test_changed_patterns_count_at_once(tmp_path):
+def test_changed_ignore_patterns_apply_to_the_next_snapshot(tmp_path):
     top = write_tree(tmp_path / "code", {"a": "", "d/b": "", "d/c": ""})
     for patterns, expected in (("", "abc"), ("a\n", "bc"), ("/d/\n", "a"), ("", "abc"), ("*\n!a\n", "a")):
         (top / ".gitignore").write_text(patterns)
@@ -264,7 +264,7 @@ def id_of(files: dict[str, bytes]) -> str:
 
 @given(small_files, small_files)
 @settings(max_examples=60)
-def test_the_id_tells_trees_apart_by_their_content_alone(one, other):
+def test_snapshot_ids_are_equal_exactly_for_equal_content(one, other):
     assert (id_of(one) == id_of(other)) == (one == other)
 
 
@@ -341,7 +341,7 @@ def test_file_changed_during_the_copy_is_read_again(tmp_path, monkeypatch):
     assert (snap(top).path / "a").read_text() == "newer"
 
 
-def test_a_file_that_changes_between_hash_and_copy_is_noticed(tmp_path, monkeypatch):
+def test_change_between_hash_and_copy_is_detected(tmp_path, monkeypatch):
     top = write_tree(tmp_path / "code", {"a": "old"})
     read, changed = store._read, []
 
@@ -358,7 +358,7 @@ def test_a_file_that_changes_between_hash_and_copy_is_noticed(tmp_path, monkeypa
     assert snap(top, tmp_path / "elsewhere").id == taken.id
 
 
-def test_a_change_between_hash_and_copy_that_no_time_shows_is_noticed(tmp_path, monkeypatch):
+def test_change_between_hash_and_copy_within_one_clock_tick_is_detected(tmp_path, monkeypatch):
     coarse_clock(monkeypatch, 10**19)
     top = write_tree(tmp_path / "code", {"a": "old"})
     read, changed = store._read, []
@@ -406,7 +406,7 @@ def test_file_removed_after_the_scan_is_skipped(tmp_path, monkeypatch):
     assert snap(top).files == {"a"}
 
 
-def test_two_programs_that_snapshot_at_once_agree(tmp_path):
+def test_concurrent_snapshots_of_one_folder_have_one_id(tmp_path):
     top = write_tree(tmp_path / "code", {f"d{i}/{j}": f"{i} {j}" * 100 for i in range(10) for j in range(20)})
     code = """
 import sys
@@ -429,7 +429,7 @@ for _ in range(3): print(take(top, workspace / "snapshots", workspace).id)
 # --- what is told
 
 
-def test_progress_counts_up_to_all(tmp_path):
+def test_progress_ends_at_the_total(tmp_path):
     top = write_tree(tmp_path / "code", {"a": b"0" * 2_500_000, "b": b"1" * 10})
     told: list[tuple[int, int]] = []
     take(top, tmp_path / "ws/snapshots", tmp_path / "ws", lambda done, total: told.append((done, total)))

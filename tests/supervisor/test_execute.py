@@ -39,7 +39,7 @@ def ask(path: Path) -> None:
     write_json(path / "request.json", REQUEST)
 
 
-def test_request_of_the_owner_is_followed(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exec_request_of_the_owner_is_executed(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(folder.exec_requests / "x")
     assert started(folder, monkeypatch) == [REQUEST]
 

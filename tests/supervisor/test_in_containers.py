@@ -58,7 +58,7 @@ def test_each_node_uses_its_own_engine_image_and_user() -> None:
     assert threads[1] != ["3"]
 
 
-def test_mpirun_finds_a_container_of_each_other_node_s_own_behind_its_remote_shell() -> None:
+def test_mpirun_daemon_runs_in_a_container_of_each_remote_node() -> None:
     job = make_job(
         node_count=2, process_count_per_node=2, distributed_backend="mpi", environment_variables={"MINE": "1"}
     )

@@ -37,7 +37,7 @@ def test_workers_get_a_file_once_more_nodes_are_available(tmp_path: Path) -> Non
     assert made.notes == ["goes on with 3 nodes after its next checkpoint"]
 
 
-def test_each_node_elsewhere_is_sent_the_file(tmp_path: Path) -> None:
+def test_resize_request_file_is_sent_to_each_remote_node(tmp_path: Path) -> None:
     made = watch(tmp_path, found=3, put=True)
     made.watch.look()
     assert [(rank, path) for rank, path, _ in made.sent] == [(0, str(made.path)), (1, str(made.path))]
@@ -55,7 +55,7 @@ def test_no_resize_is_requested_too_early_or_without_more_nodes(tmp_path: Path) 
     [(1 * GB, 0.1), (15 * GB, 1.5), (30 * GB, 2), (100 * GB, 5), (1000 * GB, 20), (20_000 * GB, 20)],
     ids=str,
 )
-def test_a_disk_is_low_by_its_size(total, least):
+def test_low_disk_threshold_depends_on_the_disk_size(total, least):
     assert is_low(int(least * GB) - 1, total)
     assert not is_low(int(least * GB) + 1, total)
 
@@ -70,7 +70,7 @@ class Nodes:
         return {path: self.found[path] for path in paths if path in self.found}
 
 
-def test_each_disk_is_warned_of_once(monkeypatch):
+def test_low_disk_is_reported_once_per_disk(monkeypatch):
     monkeypatch.setattr(node_watches, "_DISK_LOOK_S", 0.0)
     told: list[str] = []
     nodes = Nodes(**{"/run": (50 * GB, 100 * GB, 1), "/out": (50 * GB, 100 * GB, 1), "/run on b": (9 * GB, 90 * GB, 1)})

@@ -31,7 +31,7 @@ SPACE = Space(
 )
 
 
-def test_text_of_a_space_is_read_back() -> None:
+def test_space_text_round_trips() -> None:
     text = space_text(SPACE)
     assert text.splitlines()[:2] == ["--lr = loguniform(0.0001, 0.1)", "batch = choice(32, 64)"]
     assert read_space(text, SPACE) == SPACE
@@ -60,13 +60,13 @@ def test_edited_lines_change_the_space() -> None:
         ("", "must be a mapping with a name"),
     ],
 )
-def test_wrong_lines_are_refused(text: str, message: str) -> None:
+def test_invalid_space_text_is_refused(text: str, message: str) -> None:
     with pytest.raises(SweepError) as error:
         read_space(text, SPACE)
     assert message in str(error.value)
 
 
-def test_changes_replace_add_and_remove() -> None:
+def test_changes_of_a_space_replace_add_and_remove_parameters() -> None:
     found = changed(SPACE, {"lr": 0.5, "new": 1}, without=["--batch", "opt"]).parts()
     assert found["--lr"] == expressions.fixed(0.5)
     assert {"batch", "opt"}.isdisjoint(found)
@@ -107,7 +107,7 @@ def test_new_sweep_has_the_source_and_the_changed_space(before: RunFolder) -> No
     assert tags_and_properties.read(folder.notes).tags == {"sweep_of": before.run_id}
 
 
-def test_points_and_switches_that_fit_stay(before: RunFolder) -> None:
+def test_new_sweep_keeps_points_and_switches_that_fit_its_space(before: RunFolder) -> None:
     spec = SweepSpec.from_json(store.stored(submit_again(before, before.path.parent.parent)).sweep or {})
     assert (spec.points, spec.switches) == (({"--lr": 0.1, "--amp": True},), ("--amp",))
 

@@ -356,14 +356,14 @@ def test_a_parser_is_followed_through_the_script(
         "parser.register('type', int, str)\nparser.add_argument('--x', type=int)",
     ],
 )
-def test_values_are_not_judged_where_their_type_is_not_known(line: str, tmp_path: Path) -> None:
+def test_values_for_arguments_of_unknown_type_are_not_reported(line: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"import argparse\nparser = argparse.ArgumentParser()\n{line}\nparser.parse_args()\n")
     assert complaint({"x": pl.choice("a", "b")}, script) == ""
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.proof) for part in (1, 2, 3))])
-def test_the_scripts_of_the_examples_and_of_the_standard_library_cause_no_wrong_alarm(part: int) -> None:
+def test_argparse_check_has_no_false_positives_on_example_and_library_scripts(part: int) -> None:
     """Whatever a reader of scripts meets, it says nothing or something, and never fails."""
     top = Path(__file__).parents[3]
     scripts = sorted([*(top / "examples").rglob("*.py"), *Path(runpy.__file__).parent.glob("*.py")])

@@ -59,7 +59,7 @@ def test_exit_code_failure_quotes_the_last_line(tmp_path: Path) -> None:
     assert found.see == "paceline logs s_0"
 
 
-def test_a_trial_that_was_removed_says_nothing(tmp_path: Path) -> None:
+def test_diagnosis_of_a_removed_trial_has_no_error_text(tmp_path: Path) -> None:
     assert common(tmp_path).text == "The first error: ?"
 
 

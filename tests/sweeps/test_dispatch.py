@@ -113,7 +113,7 @@ def test_refused_submissions_back_off_and_end(tmp_path: Path, monkeypatch: pytes
         assert not sweep.next_folder(0).path.exists()
 
 
-def test_an_engine_that_takes_trials_again_is_forgiven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accepted_submission_resets_the_backoff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(tmp_path)
     monkeypatch.setattr(dispatch, "prepare", engine.prepare)
     with sweep_on_disk(tmp_path, space={"x": pl.choice(*range(100))}, concurrent=2) as folder:
@@ -215,7 +215,7 @@ def seen(run: Any, name: str) -> list[list[Any]]:
 
 
 @pytest.mark.promise("trial-paused-rung-goes-checkpoints")
-def test_trials_wait_at_their_rungs_and_the_best_go_on_from_their_checkpoints(sweep: Any) -> None:
+def test_trials_pause_at_rungs_and_the_best_resume_from_checkpoints(sweep: Any) -> None:
     run = sweep(
         {"x": pl.choice(0.4, 0.3, 0.2, 0.1)},
         sampler="grid",

@@ -29,7 +29,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize("expression", EVERY, ids=lambda one: str(one.to_json()))
-def test_each_value_has_its_raw_value_and_comes_back_from_json(expression: Any) -> None:
+def test_expression_values_round_trip_through_raw_values_and_json(expression: Any) -> None:
     assert from_json(expression.to_json()) == expression
     source = random.Random(3)
     for _ in range(200):
@@ -74,7 +74,7 @@ def test_choice_of_one_sequence_unpacks_it() -> None:
         ("outputs(1)/x", Fixed("outputs(1)/x")),
     ],
 )
-def test_words_of_a_command_line_are_expressions(text: str, expression: Any) -> None:
+def test_command_line_text_is_parsed_as_an_expression(text: str, expression: Any) -> None:
     assert parse(text) == expression
 
 

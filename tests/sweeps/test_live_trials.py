@@ -27,7 +27,7 @@ TABLE_SPEC = SweepSpec(space=Space({"--x": pl.uniform(0, 1), "y": pl.choice(1, [
 TIMES = {"started_utc": "2026-01-01T00:00:00Z", "ended_utc": "2026-01-01T00:00:02Z"}
 
 
-def test_board_shows_new_values_at_each_look(tmp_path: Path) -> None:
+def test_live_board_shows_new_values_at_each_refresh(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, SPEC, states.RUNNING)
     board = Board(sweep)
     assert board.look().trials == ()
@@ -110,7 +110,7 @@ def test_names_and_values_are_escaped() -> None:
     )
 
 
-def test_a_sweep_that_has_ended_is_drawn_once(tmp_path: Path) -> None:
+def test_board_of_an_ended_sweep_is_drawn_once(tmp_path: Path) -> None:
     spec = SweepSpec(space=Space({"x": pl.uniform(0, 1)}), metric="loss", goal="minimize")
     sweep = make_sweep(tmp_path, spec)
     add_trial(sweep, 0, {"x": 0.25}, (3.0,))

@@ -23,7 +23,7 @@ SPEC = SweepSpec(
 
 
 @pytest.mark.promise("hyperparameter-called-column-trials-table")
-def test_no_hyperparameter_takes_the_place_of_a_column(tmp_path: Path) -> None:
+def test_hyperparameter_named_like_a_column_does_not_replace_it(tmp_path: Path) -> None:
     # A hyperparameter called status stood in the place of the trial's state, one called loss in that of the metric.
     sweep = make_sweep(tmp_path, SPEC)
     add_trial(sweep, 0, {"--status": "a", "trial": 0.5, "loss": [1, "x"]}, (3.0, 2.0))
@@ -42,7 +42,7 @@ def test_no_hyperparameter_takes_the_place_of_a_column(tmp_path: Path) -> None:
     }
 
 
-def test_the_table_in_the_outputs_has_lists_as_json(tmp_path: Path) -> None:
+def test_trials_table_in_outputs_writes_lists_as_json(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, SPEC)
     add_trial(sweep, 0, {"--status": "a", "loss": [1, "x"]}, (3.0,))
     add_trial(sweep, 1, {"--status": None, "trial": 0.5})
@@ -53,7 +53,7 @@ def test_the_table_in_the_outputs_has_lists_as_json(tmp_path: Path) -> None:
     assert (second["--status"], second["loss"], second["--trial"]) == ("", "", "0.5")
 
 
-def test_a_frame_has_its_columns_before_the_first_trial():
+def test_trials_frame_has_its_columns_before_the_first_trial():
     assert results.column_names([], SPEC) == [
         *("trial", "run_id", "status", "loss", "intervals", "started_utc", "duration_s"),
     ]

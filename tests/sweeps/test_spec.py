@@ -7,7 +7,7 @@ from paceline.sweeps.spec import SweepSpec
 from tests.helpers import run_python
 
 
-def test_a_sweep_is_read_without_the_library_of_its_sampler() -> None:
+def test_sweep_with_an_optuna_sampler_is_read_without_optuna() -> None:
     """`sweep show` and `sweep best` read a sweep wherever it lies."""
     spec = SweepSpec(space=Space({"x": 1}), metric="score", sampler="tpe")
     code = (

@@ -27,7 +27,7 @@ from tests.sweeps.made import add_trial, make_sweep
 
 
 @pytest.mark.promise("sweep-tries-points-runs-their", "sweep-s-outputs-table-history")
-def test_a_sweep_tries_points_and_knows_the_best(submit: Any, capsys: Any) -> None:
+def test_sweep_runs_every_point_and_finds_the_best_trial(submit: Any, capsys: Any) -> None:
     space = {"x": pl.choice(1, 2, 3), "--kind": "b"}
     run = submit(space, sampler="grid", arguments=("--x", "9"), concurrent=3, with_png=True)
     run.wait_for_completion(show_output=True)
@@ -137,7 +137,7 @@ def test_failing_controller_ends_its_trials(submit: Any) -> None:
 
 
 @pytest.mark.promise("ends-sweep-s-controller-ends")
-def test_a_controller_that_can_not_begin_ends_its_trials(submit: Any) -> None:
+def test_sweep_whose_record_no_controller_can_read_ends_its_trials(submit: Any) -> None:
     run = submit({"x": pl.uniform(0, 1)}, concurrent=1, arguments=("--pause", "600"))
     until(lambda: run.trial_rows() and run.trial_rows()[0]["intervals"])
     # What no controller can read.
@@ -168,7 +168,7 @@ def test_sweep_without_a_startable_controller_ends_its_trials(tmp_path: Path) ->
 
 
 @pytest.mark.promise("several-metrics-pareto-front-python")
-def test_several_metrics_have_a_front(submit: Any) -> None:
+def test_sweep_of_several_metrics_has_a_pareto_front(submit: Any) -> None:
     run = submit(
         {"x": pl.choice(1, 2), "cost": pl.choice(5, 9)},
         metric=["score", "cost"],

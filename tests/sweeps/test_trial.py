@@ -31,14 +31,14 @@ def test_pareto_front_holds_undominated_trials() -> None:
     assert front([], ("maximize", "minimize")) == []
 
 
-def test_a_trial_counts_by_its_last_values_and_not_by_the_best_of_different_moments() -> None:
+def test_pareto_front_uses_the_last_values_of_a_trial() -> None:
     moments = Trial(number=0, run_id="s", curve=(0.9, 0.5), further=((50, 10),))
     assert moments.last == (0.5, 10)
     assert [one.number for one in front([moments, trial(1, 0.6, 10)], ("maximize", "minimize"))] == [1]
 
 
 @pytest.mark.promise("several-metrics-pareto-front-python")
-def test_the_front_is_that_of_its_definition() -> None:
+def test_pareto_front_equals_its_definition_on_random_trials() -> None:
     source = random.Random(3)
     trials = [trial(n, *(source.randrange(8) for _ in range(3))) for n in range(200)]
 

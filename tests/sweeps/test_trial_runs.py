@@ -45,7 +45,7 @@ def test_runs_of_a_resumed_trial_form_one_series(tmp_path: Path) -> None:
     assert best_row(trial, SPEC)["x"] == 0.2
 
 
-def test_values_without_steps_follow_each_other(tmp_path: Path) -> None:
+def test_values_without_steps_of_resumed_runs_are_concatenated(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, SPEC, states.RUNNING)
     add_trial(sweep, 0, {"x": 0.1}, (4.0, 3.0), states.CANCELED)
     add_trial(sweep, 0, {"x": 0.1}, (2.0,), states.COMPLETED, leg=2)
@@ -61,7 +61,7 @@ def test_best_run_of_a_trial_logged_its_best_value(tmp_path: Path) -> None:
     assert best_row(trial, SPEC)["x"] == 0.1
 
 
-def test_trial_runs_are_listed_by_number_and_leg(tmp_path: Path) -> None:
+def test_trial_runs_are_sorted_by_number_and_resumption(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, SPEC, states.RUNNING)
     for number in (0, 1, 10, 2, 3, 4, 5, 6, 7, 8, 9):
         add_trial(sweep, number, {"x": 0.1})
@@ -71,7 +71,7 @@ def test_trial_runs_are_listed_by_number_and_leg(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("read-ended-trials-kept-would")
-def test_kept_trials_equal_the_read_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_trials_equal_those_read_from_their_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = make_sweep(tmp_path, ENDED_SPEC)
     add_trial(sweep, 0, {"x": [1, 2]}, (3.0, float("inf"), -2.5), chosen={"x": 0})
     add_trial(sweep, 1, {"x": None}, (), states.FAILED, chosen={"x": 1})
@@ -99,7 +99,7 @@ def test_changed_child_run_is_read_again(tmp_path: Path) -> None:
     assert trials(sweep, ENDED_SPEC) == []
 
 
-def test_lines_that_are_torn_or_of_another_version_are_passed_over(tmp_path: Path) -> None:
+def test_torn_or_foreign_lines_of_cached_trials_are_skipped(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, ENDED_SPEC)
     child = add_trial(sweep, 0, {"x": "c"}, (3.0,))
     keep(sweep, trials(sweep, ENDED_SPEC)[0])

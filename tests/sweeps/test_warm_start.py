@@ -46,7 +46,7 @@ def results(tmp_path: Path, space: dict[str, Any], **values: Any) -> list[KnownR
     return known_results(spec, tmp_path / "runs")
 
 
-def test_results_are_taken_over_into_the_new_space(tmp_path: Path) -> None:
+def test_warm_start_converts_former_results_into_the_new_space(tmp_path: Path) -> None:
     former(tmp_path)
     # Another order of the options, other bounds, other dashes, and a constant less.
     found = results(tmp_path, {"lr": pl.uniform(0, 0.5), "batch": pl.choice(64, 32, 16), "new": 1})

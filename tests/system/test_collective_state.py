@@ -38,7 +38,7 @@ def test_collectives_beyond_the_boards_size_are_not_recorded(tmp_path):
     assert collective_state.read(path) == []
 
 
-def test_a_long_name_is_cut_and_the_rest_stays(tmp_path):
+def test_long_collective_name_is_truncated_without_losing_other_fields(tmp_path):
     path = str(tmp_path / "board")
     RankBoard(path).begin(entry_text("process set 0", "allreduce", "n" * 1000, "[1] float32", 4, "0-7"), 0)
     (found,) = collective_state.read(path)
@@ -57,7 +57,7 @@ def test_ranks_are_formatted_as_ranges(ranks, text):
     assert ranks_of(text) == ranks
 
 
-def test_a_forked_child_writes_nothing(tmp_path, monkeypatch):
+def test_forked_child_does_not_write_to_the_board(tmp_path, monkeypatch):
     monkeypatch.setattr(own, "_board", None)
     monkeypatch.setattr(own, "_is_made", False)
     own.board({"PACELINE_WATCH_DIR": str(tmp_path), "PACELINE_RANK": "0"})

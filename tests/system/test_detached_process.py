@@ -36,7 +36,7 @@ def test_ended_process_is_reaped_at_the_next_start(tmp_path: Path) -> None:
     assert detached_process.started[-1].pid == second
 
 
-def test_the_folder_holds_paceline_and_nothing_else(tmp_path):
+def test_library_dir_holds_only_paceline(tmp_path):
     folder = library_dir(tmp_path / "workspace")
     assert [path.name for path in folder.iterdir()] == ["paceline"]
     assert (folder / "paceline").resolve() == Path(paceline.__file__).parent.resolve()
@@ -49,7 +49,7 @@ def test_library_dir_is_created_once(tmp_path):
     assert (first / "paceline").lstat().st_mtime_ns == made
 
 
-def test_another_interpreter_finds_paceline_there_and_no_other_package(tmp_path):
+def test_another_interpreter_imports_only_paceline_from_library_dir(tmp_path):
     code = (
         "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]; import paceline, importlib.util\n"
         "print(paceline.__file__, importlib.util.find_spec('pytest'))"

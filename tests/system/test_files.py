@@ -34,7 +34,7 @@ def test_json_round_trips_through_a_file(tmp_path):
         assert read_json(path) == value
 
 
-def test_a_reader_sees_the_old_or_the_new_whole(tmp_path):
+def test_reader_sees_the_whole_old_or_the_whole_new_file(tmp_path):
     path, texts = tmp_path / "a", {letter * 200_000 for letter in "ab"}
     write_whole(path, "a" * 200_000)
     stop = threading.Event()
@@ -97,7 +97,7 @@ def test_missing_file_reads_as_none(tmp_path):
     assert list(json_lines(tmp_path / "a")) == []
 
 
-def test_lines_come_back_in_order(tmp_path):
+def test_appended_json_lines_are_read_in_order(tmp_path):
     path = tmp_path / "a.jsonl"
     values = [{"a": 1}, "new\nline", None, [1, 2]]
     for value in values:
@@ -105,7 +105,7 @@ def test_lines_come_back_in_order(tmp_path):
     assert list(json_lines(path)) == values
 
 
-def test_a_torn_line_is_passed_over_and_swallows_no_other(tmp_path):
+def test_torn_line_is_skipped_and_hides_no_other(tmp_path):
     path = tmp_path / "a.jsonl"
     append_line(path, 1)
     with open(path, "ab") as file:
@@ -115,7 +115,7 @@ def test_a_torn_line_is_passed_over_and_swallows_no_other(tmp_path):
     assert list(json_lines(path)) == [1, 2, 3]
 
 
-def test_lines_of_several_processes_never_mix(tmp_path):
+def test_lines_appended_by_several_processes_are_not_mixed(tmp_path):
     path = tmp_path / "a.jsonl"
     code = """
 import sys
@@ -156,14 +156,14 @@ print([line[0] for line in json_lines(path)] == [*written, "after"], len(written
     assert run_python(code, path) == "True True\n"
 
 
-def test_a_file_name_of_any_bytes_is_written_as_json(tmp_path):
+def test_file_name_that_is_not_utf8_round_trips_through_json(tmp_path):
     name = os.fsdecode(b"\xff.txt")
     write_json(tmp_path / "a", [name])
     assert read_json(tmp_path / "a") == [name]
     assert json.loads((tmp_path / "a").read_text()) == [name]
 
 
-def test_a_folder_for_this_user_alone_is_made_or_taken(tmp_path):
+def test_make_own_creates_a_private_folder_or_accepts_an_existing_one(tmp_path):
     path = tmp_path / "own"
     make_own(path)
     assert path.stat().st_mode & 0o777 == 0o700
@@ -189,7 +189,7 @@ def test_folder_writable_by_others_is_refused(tmp_path):
             make_own(tmp_path / name)
 
 
-def test_a_copied_tree_is_the_same_and_shares_nothing_that_is_written(tmp_path):
+def test_copied_tree_is_equal_and_shares_no_writable_file(tmp_path):
     source, target = tmp_path / "source", tmp_path / "target"
     (source / "deep").mkdir(parents=True)
     (source / "deep" / "model.pt").write_bytes(b"weights" * 1000)

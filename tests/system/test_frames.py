@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.system.frames import FrameBuffer, frame
 
 
-def test_messages_survive_any_split_of_the_stream():
+def test_frames_are_decoded_from_any_chunking_of_the_stream():
     messages = [b"", b"a", b"bc" * 1000]
     stream, buffer, taken = b"".join(map(frame, messages)), FrameBuffer(), []
     for byte in stream:
@@ -15,7 +15,7 @@ def test_messages_survive_any_split_of_the_stream():
     assert taken == messages
 
 
-def test_partial_message_is_not_taken():
+def test_incomplete_frame_is_not_returned():
     buffer = FrameBuffer()
     buffer.feed(frame(b"abc")[:-1])
     assert not buffer.has_frame

@@ -36,7 +36,7 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_log_within_its_limit_is_left_alone(log):
+def test_log_within_its_limit_is_not_truncated(log):
     append(log, lines(0, 100))
     gaps.Keeper(str(log), LIMIT).look()
     assert gaps.read(str(log)) is None
@@ -67,7 +67,7 @@ def test_first_and_last_lines_of_a_long_log_are_kept(log):
 
 
 @pytest.mark.promise("long-log-first-last-part")
-def test_a_log_that_has_ended_is_made_short_and_reads_the_same(log):
+def test_ended_log_is_shortened_and_reads_the_same(log):
     keeper = gaps.Keeper(str(log), LIMIT)
     append(log, lines(0, 20_000))
     keeper.look()
@@ -91,7 +91,7 @@ def test_lines_appended_during_reading_are_kept(log):
     assert rest.endswith(lines(199_999, 200_000))
 
 
-def test_a_file_system_that_can_t_keeps_the_log_whole_and_says_why(log, monkeypatch):
+def test_log_stays_whole_with_a_note_if_holes_are_unsupported(log, monkeypatch):
     def refuse(fd, gap):
         raise OSError(95, "Operation not supported")
 

@@ -71,6 +71,6 @@ def test_triton_is_imported_before_tensorflow(tmp_path: Path, triton: str | None
     assert imported(tmp_path, triton, f"{HOOK}import other\nimport tensorflow\nimport tensorflow") == printed
 
 
-def test_triton_is_not_imported_where_tensorflow_came_first_or_never_comes(tmp_path: Path) -> None:
+def test_triton_is_not_preloaded_without_or_after_tensorflow(tmp_path: Path) -> None:
     assert imported(tmp_path, "print('triton')", f"import tensorflow\n{HOOK}import other") == ["tensorflow", "other"]
     assert imported(tmp_path, "print('triton')", f"{HOOK}import other") == ["other"]

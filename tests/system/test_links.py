@@ -85,7 +85,7 @@ def test_outside_and_broken_symlinks_are_excluded(top: Path, target: str, follow
     assert (found["outputs/x"], found["outputs/pipe"]) == (LEFT[target], "a pipe")
 
 
-def test_a_chain_is_followed_to_its_end(top: Path) -> None:
+def test_chain_of_links_is_resolved(top: Path) -> None:
     link(top, "outputs/one", "two")
     link(top, "outputs/two", "../checkpoints/9.pt")
     link(top, "outputs/out", "hop")
@@ -112,7 +112,7 @@ def test_symlinked_folders_are_walked_once_and_cycles_are_cut(top: Path) -> None
 
 
 @pytest.mark.parametrize(("target", "what"), [("/etc", f"{OUT} '/etc'"), ("checkpoints", "dir checkpoints")])
-def test_the_top_itself_may_be_a_link(top: Path, target: str, what: str) -> None:
+def test_top_folder_that_is_a_link_is_reported_as_a_link(top: Path, target: str, what: str) -> None:
     link(top, "artifacts", target)
     assert told(top, "artifacts")["artifacts"] == what
 
@@ -149,7 +149,7 @@ def test_received_symlink_target_is_normalized_or_refused(name: str, target: str
     assert target_in(name, target) == made
 
 
-def test_no_chain_of_links_from_elsewhere_leads_out(top: Path) -> None:
+def test_chain_of_received_links_stays_inside(top: Path) -> None:
     # By its name this one stays inside; `hop` is a link, so in truth it would lead four folders up from checkpoints.
     for name, target in {"outputs/a/b/hop": "../../../checkpoints", "outputs/a/b/l": "hop/../../../outputs/x"}.items():
         made = target_in(name, target)
@@ -159,7 +159,7 @@ def test_no_chain_of_links_from_elsewhere_leads_out(top: Path) -> None:
     assert real == os.path.realpath(top) + "/outputs/outputs/x"
 
 
-def test_find_resolves_one_name(top: Path) -> None:
+def test_find_returns_the_entry_of_a_single_name(top: Path) -> None:
     link(top, "outputs/latest", "step")
     link(top, "outputs/esc", "/etc")
     assert find(str(top), "outputs/latest/a") == Entry("outputs/latest/a", "file", real="outputs/step/a")

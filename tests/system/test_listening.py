@@ -9,7 +9,7 @@ import pytest
 from paceline.system.listening import accept_each, close, is_loopback, listen_at
 
 
-def test_an_address_that_only_this_machine_reaches_is_known():
+def test_loopback_addresses_are_recognized():
     assert [is_loopback(host) for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost", "LocalHost")] == [True] * 5
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "", "10.0.0.1", "localhost.example.org")] == [False] * 5
 
@@ -39,7 +39,7 @@ def test_silent_client_does_not_block_others_or_close():
     assert not accepting.is_alive()
 
 
-def test_a_connection_that_was_broken_off_at_once_does_not_end_the_wait():
+def test_aborted_connection_does_not_end_accepting():
     """The rank that shares mini-batches out took nobody in any more after it, and the other ranks waited for ever."""
 
     class Breaking:

@@ -83,7 +83,7 @@ def test_unrelated_child_does_not_keep_the_lock(path):
         child.wait()
 
 
-def test_readers_do_not_take_each_other_for_the_holder(path):
+def test_lock_readers_do_not_mistake_each_other_for_the_holder(path):
     os.close(locks.take(path))
     answers: set[bool] = set()
     readers = [

@@ -57,7 +57,7 @@ def test_memory_without_cgroup_limits_is_read(monkeypatch):
     ],
     ids=["version 2", "version 1", "a container"],
 )
-def test_a_control_group_s_limit_counts(monkeypatch, cgroup, files):
+def test_memory_limit_of_a_control_group_is_respected(monkeypatch, cgroup, files):
     machine(monkeypatch, {"/proc/meminfo": MEMINFO, "/proc/self/cgroup": cgroup, **files})
     assert memory() == Memory(8 * GIB, 3 * GIB, "the control group's limit")
     assert groups()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.system.names import counted, some
 
 
-def test_some_lists_first_names_and_counts_the_rest() -> None:
+def test_some_names_the_first_items_and_counts_the_rest() -> None:
     assert some(["a", "b", "c", "d"], 2) == "a, b and 2 more"
     assert some(["a", "b"], 2) == "a, b"
     assert some((), 2) == ""

@@ -29,11 +29,11 @@ def installed(tmp_path, monkeypatch):
     sys.modules.pop("bakery", None)
 
 
-def test_a_plug_in_of_an_installed_package_is_made(installed):
+def test_plugin_of_an_installed_package_is_loaded(installed):
     assert type(plugins.load("paceline.test", OWN, "theirs")).__name__ == "Bread"
 
 
-def test_paceline_s_own_come_first(installed):
+def test_own_plugins_take_precedence(installed):
     assert type(plugins.load("paceline.test", OWN, "own")).__name__ == "OrderedDict"
 
 

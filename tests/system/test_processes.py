@@ -42,7 +42,7 @@ def test_descendants_are_children_and_their_children():
             end(grandchild, child, process.pid)
 
 
-def test_a_process_without_a_child_reads_no_table():
+def test_childless_process_is_recognized_without_reading_the_process_table():
     """A machine may have thousands of processes, and a run's end asks four times."""
     code = """
 import os
@@ -94,7 +94,7 @@ def test_a_zombie_is_neither_alive_nor_a_descendant():
 
 
 @linux
-def test_children_of_a_process_whose_threads_are_still_ending_are_seen():
+def test_children_of_a_process_with_a_dead_main_thread_are_found():
     """Its first thread has ended, so it shows as a zombie; until the last one has, its children are nobody else's."""
     code = """
 import ctypes, os, subprocess, threading, time
@@ -111,7 +111,7 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
             end(child, process.pid)
 
 
-def test_a_child_whose_parent_ends_while_the_table_is_read_is_not_overlooked(monkeypatch):
+def test_child_whose_parent_ends_during_the_scan_is_found(monkeypatch):
     tables = iter([[(9, 5, "S"), (1, 0, "S"), (4, 1, "S")], [(9, 4, "S"), (1, 0, "S"), (4, 1, "S")]])
     monkeypatch.setattr(processes, "_table", lambda: next(tables))
     assert processes.descendants(4) == [9]
@@ -126,7 +126,7 @@ def test_is_alive_follows_a_process_to_its_end():
 
 
 @linux
-def test_a_process_with_parentheses_and_spaces_in_its_name_is_understood(tmp_path):
+def test_process_name_with_parentheses_and_spaces_is_parsed(tmp_path):
     program = tmp_path / "a) S (b"
     program.symlink_to("/bin/sleep")
     process = subprocess.Popen([program, "60"])
@@ -197,7 +197,7 @@ def test_processes_are_found_by_a_variable_and_its_whole_value():
 
 
 @linux
-def test_a_process_that_is_being_started_is_found(monkeypatch):
+def test_process_between_fork_and_exec_is_found_by_its_variable(monkeypatch):
     """On a busy machine, /proc has neither its variables nor its command line for a moment. An agent that ended then left behind
     what an engine had just started."""
     process = subprocess.Popen(["sleep", "60"], env={**os.environ, "PL_TEST": "first"})
@@ -281,19 +281,19 @@ def test_a_signal_to_a_living_process_arrives():
 
 
 @linux
-def test_the_boot_id_is_the_machine_s():
+def test_boot_id_is_stable():
     assert len(processes.boot_id()) == 36
     assert processes.boot_id() == processes.boot_id()
 
 
-def test_a_home_is_the_environment_s_own_or_the_user_s():
+def test_with_home_keeps_home_or_adds_the_users():
     assert processes.with_home({"HOME": "/x", "A": "b"}) == {"HOME": "/x", "A": "b"}
     for without in ({"A": "b"}, {"HOME": "", "A": "b"}):
         assert processes.with_home(without) == {"HOME": pwd.getpwuid(os.geteuid()).pw_dir, "A": "b"}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
-def test_writers_of_a_folder_are_killed_and_its_readers_are_not(tmp_path):
+def test_processes_that_write_into_a_folder_are_killed_but_not_readers(tmp_path):
     log, other = tmp_path / "run" / "rank_0.log", tmp_path / "runs" / "rank_0.log"
     for path in (log, other):
         path.parent.mkdir()

@@ -31,7 +31,7 @@ def documents(tmp_path):
     return Documents(tmp_path / "documents", RULE)
 
 
-def test_mode_holds_for_each_document(tmp_path):
+def test_document_is_written_with_the_given_mode(tmp_path):
     private = Documents(tmp_path, RULE, mode=0o600)
     private.put("key", "secret")
     assert private.path("key").stat().st_mode & 0o777 == 0o600
@@ -48,16 +48,16 @@ def add(registry, name="mine", make=lambda version: {"number": version}):
 
 
 @pytest.mark.parametrize("name", ["a", "7", "a_-b", "a-", "12345678"])
-def test_names_that_the_rule_allows(name):
+def test_valid_names_match_the_name_rule(name):
     assert RULE.fullmatch(name)
 
 
 @pytest.mark.parametrize("name", ["", "_a", "-a", ".a", "a b", "a/b", "a\n", "ä", "123456789"])
-def test_names_that_the_rule_refuses(name):
+def test_invalid_names_do_not_match_the_name_rule(name):
     assert not RULE.fullmatch(name)
 
 
-def test_a_rule_may_have_characters_that_no_name_ends_with():
+def test_name_rule_can_forbid_characters_at_the_end():
     rule = name_rule("_. -", 8, last="_-")
     assert rule.fullmatch("a .b-")
     assert not rule.fullmatch("a.")
@@ -178,7 +178,7 @@ def add_folder(folders, tmp_path, content="a"):
         return folders.add_folder("mine", made, lambda version: {"number": version})
 
 
-def test_a_folder_becomes_the_next_version_with_its_document(folders, tmp_path):
+def test_added_folder_becomes_the_next_version_with_its_document(folders, tmp_path):
     assert [add_folder(folders, tmp_path, text) for text in "ab"] == [1, 2]
     assert not (tmp_path / "made").exists()
     assert folders.names() == ["mine"]

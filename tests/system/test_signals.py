@@ -18,7 +18,7 @@ def test_signal_handlers_are_restored_after_the_block():
     assert signal.getsignal(signal.SIGHUP) is before
 
 
-def test_elsewhere_than_in_the_main_thread_the_block_runs_without_them():
+def test_signal_block_outside_the_main_thread_installs_no_handlers():
     ran = threading.Event()
 
     def run() -> None:

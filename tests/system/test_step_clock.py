@@ -42,7 +42,7 @@ def test_step_counts_are_read_from_another_process(made):
     assert (found.steps, found.data_s, found.wait_s) == (2, pytest.approx(2), pytest.approx(3.5))
 
 
-def test_a_metric_s_rhythm_counts_where_no_optimizer_is_known(made):
+def test_repeated_metric_counts_as_a_step_without_a_known_optimizer(made):
     counted, path, _ = made
     for name in ("accuracy", "loss", "loss"):
         counted.tick(name)

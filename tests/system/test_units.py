@@ -56,7 +56,7 @@ def test_invalid_duration_is_refused(text: str) -> None:
     assert repr(text) in str(refused.value)
 
 
-def test_a_number_alone_has_the_unit_of_its_place() -> None:
+def test_number_without_a_unit_gets_the_default_unit() -> None:
     assert (seconds("2", unit="d"), seconds("2h", unit="d"), seconds(0.5, unit="d")) == (2 * DAY, 2 * HOUR, DAY / 2)
 
 
@@ -67,7 +67,7 @@ def test_durations_are_timedeltas_or_numbers() -> None:
             seconds(wrong)  # type: ignore[arg-type]
 
 
-def test_values_are_texts_of_a_table():
+def test_values_are_formatted_for_a_table():
     given = [None, 0.123456789, 1e-9, 3, True, "lr", [1, 0.5], {"a": None}]
     assert [value_text(value) for value in given] == [
         *("-", "0.123457", "1e-09", "3", "True", "lr", "[1, 0.5]", '{"a": null}'),

@@ -28,7 +28,7 @@ def bare(kind: type) -> object:
 
 
 @pytest.mark.parametrize("kind", OWN)
-def test_each_kind_has_its_parts_whole_and_called_as_the_protocol_says(kind: str) -> None:
+def test_each_target_kind_implements_its_protocols(kind: str) -> None:
     target = bare(kind_class(kind))
     assert {part for part in PARTS if isinstance(target, part)} == HAS[kind]
     assert missing_members(target) == {}

@@ -31,7 +31,7 @@ def lab(**settings: object) -> Configured:
     return Configured(name="lab", kind="toy", settings={"label": "x", **settings})
 
 
-def test_a_target_is_kept_found_and_forgotten(tmp_path):
+def test_target_is_added_found_and_removed(tmp_path):
     target: Any = configured.add(tmp_path, lab(label='a\'b; $(c) "d" ü'))
     assert target.settings["label"] == 'a\'b; $(c) "d" ü'
     assert json.loads((tmp_path / "compute/lab.json").read_text()) == {
@@ -61,14 +61,14 @@ def test_local_and_kinds_that_need_no_settings_are_there_without_being_added(tmp
         configured.find_target("toy", tmp_path)
 
 
-def test_a_name_that_is_nearly_right_is_offered(tmp_path):
+def test_misspelled_target_name_suggests_the_nearest(tmp_path):
     configured.add(tmp_path, lab())
     with pytest.raises(TargetError, match=r"no compute target 'lap'\. Did you mean 'lab'\? There are local, lab\."):
         configured.find_target("lap", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a/b", "../lab", "a b", "a\n", "x" * 65, "ü", None, 3])
-def test_a_name_that_could_lead_elsewhere_is_refused(tmp_path, name):
+def test_invalid_target_name_is_refused(tmp_path, name):
     with pytest.raises(TargetError, match="compute target name"):
         Configured(name=name, kind="toy")
     with pytest.raises(TargetError, match="there is no compute target"):
@@ -77,7 +77,7 @@ def test_a_name_that_could_lead_elsewhere_is_refused(tmp_path, name):
         configured.remove(tmp_path, name)
 
 
-def test_names_that_are_taken_are_refused(tmp_path):
+def test_existing_or_reserved_target_names_are_refused(tmp_path):
     with pytest.raises(TargetError, match="'local' is this machine"):
         configured.add(tmp_path, Configured(name="local", kind="toy", settings={"label": "x"}))
     with pytest.raises(TargetError, match="the name 'slurm' is that of a kind"):
@@ -130,7 +130,7 @@ def test_run_keeps_its_targets_settings_after_changes(tmp_path):
     assert (found.name, found.values["nodes"]) == ("lab", 3)
 
 
-def test_a_run_of_an_older_version_has_the_target_of_its_record(tmp_path):
+def test_run_of_an_older_version_uses_the_target_named_in_its_record(tmp_path):
     run_dir = tmp_path / "runs" / "exp_1_00000000"
     run_dir.mkdir(parents=True)
     assert isinstance(configured.target_of_run(run_dir), LocalTarget)
@@ -140,7 +140,7 @@ def test_a_run_of_an_older_version_has_the_target_of_its_record(tmp_path):
     assert found.name == "lab"
 
 
-def test_a_kind_that_cannot_be_loaded_says_which_package_and_harms_no_other(tmp_path):
+def test_kind_that_fails_to_load_names_its_package_and_affects_no_other(tmp_path):
     assert list(configured.load_errors()) == ["gone"]
     with pytest.raises(TargetError, match=r"no\.such\.module:Target can't be loaded \(ModuleNotFoundError"):
         Configured(name="x", kind="gone").make()

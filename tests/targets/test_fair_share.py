@@ -116,7 +116,7 @@ def test_observers_of_many_random_histories_compute_the_same_order() -> None:
 # --- whose turn it is
 
 
-def test_user_with_the_least_use_for_their_share_is_next() -> None:
+def test_user_with_the_least_use_relative_to_their_share_is_next() -> None:
     tickets = [waiting(1, "a"), waiting(2, "b"), waiting(3, "c")]
     uses = {**use(1, 10), **use(2, 30), **use(3, 11)}
     assert keys(in_order(tickets, SharePolicy({}), uses)) == ["a", "c", "b"]
@@ -141,20 +141,20 @@ def test_runs_of_equal_users_alternate() -> None:
     assert keys(in_order(tickets, SharePolicy({}))) == ["10", "20", "11", "21", "12", "22"]
 
 
-def test_priority_goes_before_use_but_costs_more() -> None:
+def test_higher_priority_precedes_lower_use_but_its_hours_count_double() -> None:
     tickets = [waiting(1, "high", priority="high"), waiting(2, "normal"), waiting(3, "low", priority="low")]
     assert keys(in_order(tickets, SharePolicy({}), use(1, 100))) == ["high", "normal", "low"]
     policy = SharePolicy({})
     assert policy.weight(tickets[0], 2) == 2 * policy.weight(tickets[0], 1)
 
 
-def test_priority_beyond_a_user_s_limit_counts_as_the_limit() -> None:
+def test_priority_above_a_users_limit_is_capped() -> None:
     policy = SharePolicy({"limits": {"user1": {"priority": "normal"}}})
     tickets = [waiting(1, "capped", priority="urgent", at=1.0), waiting(2, "normal")]
     assert keys(in_order(tickets, policy)) == ["normal", "capped"]
 
 
-def test_waiting_raises_a_run_so_that_no_run_starves() -> None:
+def test_long_waiting_run_rises_in_priority() -> None:
     old = waiting(1, "old", priority="low", at=0.0, changed=5 * 86400.0)
     new = waiting(2, "new", priority="normal", at=5 * 86400.0)
     assert keys(in_order([old, new], SharePolicy({}), use(1, 1000))) == ["old", "new"]
@@ -168,7 +168,7 @@ def test_without_a_shares_file_priority_orders_only_the_runs_of_one_user() -> No
 # --- passing a run that does not fit
 
 
-def test_short_run_passes_a_wide_run_that_it_does_not_delay() -> None:
+def test_short_run_backfills_before_a_larger_waiting_run() -> None:
     tickets = [
         running(1, "holder", "012345", limit_s=7200.0),
         waiting(2, "wide", gpus=8, at=1.0),
@@ -192,7 +192,7 @@ def test_stated_limits_let_runs_pass_only_as_long_as_patience_lasts() -> None:
     assert (1, "short") not in late["starts"]
 
 
-def test_run_that_never_takes_its_share_is_passed_over() -> None:
+def test_run_that_does_not_take_its_turn_is_skipped() -> None:
     tickets = [waiting(1, "stopped", gpus=8), waiting(2, "next", gpus=8, at=1.0)]
     assert set(planned(tickets)["starts"]) == {(1, "stopped")}
     assert set(planned(tickets, passed={(1, "stopped")})["starts"]) == {(2, "next")}
@@ -220,7 +220,7 @@ def test_hours_a_week_are_limited() -> None:
     assert planned([waiting(1, "a")], policy, uses=use(1, 10), now=8 * 86400.0)["starts"]
 
 
-def test_reserved_gpu_goes_to_nobody_else() -> None:
+def test_reserved_gpu_is_given_only_to_its_user() -> None:
     policy = SharePolicy({"reservations": [{"for": "user1", "gpus": list("1234567"), "when": "daily"}]})
     found = planned([waiting(2, "a"), waiting(2, "b", at=1.0), waiting(1, "owner", gpus=2, at=2.0)], policy)
     assert found["starts"][2, "a"] == ["0"]
@@ -242,7 +242,7 @@ def test_urgent_run_asks_the_latest_run_of_the_lowest_priority_to_leave() -> Non
     assert (found["leave"], set(found["starts"])) == ([(2, "new")], set())
 
 
-def test_urgent_run_asks_nobody_if_it_fits_or_if_leaving_would_not_help() -> None:
+def test_urgent_run_preempts_nothing_if_it_fits_or_preemption_would_not_help() -> None:
     urgent = waiting(4, "now", gpus=2, at=9.0, priority="urgent")
     assert planned([running(1, "r", "012345"), urgent], SharePolicy({}))["leave"] == []
     tickets = [running(1, "r", "0123456", priority="urgent"), running(2, "s", "7"), urgent]
@@ -264,7 +264,7 @@ def test_urgent_hours_are_limited() -> None:
 # --- when a run is likely to start
 
 
-def test_likely_starts_follow_from_limits_and_history() -> None:
+def test_expected_starts_use_time_limits_and_past_durations() -> None:
     tickets = [running(1, "r", "01234567", limit_s=HOUR_S), waiting(2, "a", gpus=8), waiting(2, "b", gpus=8, at=1.0)]
     uses = use(2, 1)
     uses[2]["typical_s"] = 600.0
@@ -296,7 +296,7 @@ def test_wrong_value_in_the_shares_file_is_named(given: Any, text: str) -> None:
         SharePolicy(given)
 
 
-def test_day_of_a_reservation_begins_at_midnight_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reservation_days_use_the_time_zone_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "TZ", "Pacific/Auckland")  # a user's zone, which counts for nothing
     (one,) = SharePolicy({"reservations": [{"for": "a", "gpus": ["0"], "when": "2026-12-01 09:00-18:00"}]}).reservations
     import datetime as dt
@@ -314,7 +314,7 @@ def test_day_of_a_reservation_begins_at_midnight_of_the_machine(monkeypatch: pyt
 
 @pytest.mark.parametrize("shares", [{"*": 1}, {"user0": 2, "*": 1}])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_three_days_of_five_users_follow_the_shares_and_leave_no_gpu_idle(seed: int, shares: dict[str, float]) -> None:
+def test_simulated_users_get_gpu_hours_by_their_shares_without_idle_gpus(seed: int, shares: dict[str, float]) -> None:
     policy = SharePolicy({"shares": shares})
     machine = Simulation(policy, users=5, gpus=8, seed=seed)
     machine.run(days=3)

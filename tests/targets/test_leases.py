@@ -71,7 +71,7 @@ def test_runs_share_a_machine_and_no_gpu_is_leased_twice(ask: Ask, agents: Any) 
     assert [holder["run_id"] for holder in third["holders"]] == ["run 1", "run 2"]
 
 
-def test_the_older_submission_comes_first_and_is_not_overtaken(ask: Ask, agents: Any) -> None:
+def test_older_submission_is_granted_first(ask: Ask, agents: Any) -> None:
     holder, old, young = agents(), agents(), agents()
     ask("take", **ticket("1", holder, cores=3))
     assert "granted" not in ask("take", **ticket("2", old, cores=4))
@@ -276,7 +276,7 @@ def test_backdated_ticket_of_another_user_does_not_jump_the_queue(ask: Ask, agen
         ("7", 100.0),
     ],
 )
-def test_a_ticket_s_own_word_on_its_age_counts_for_a_minute(claimed: str, place: float) -> None:
+def test_age_claimed_by_a_ticket_counts_for_at_most_a_minute(claimed: str, place: float) -> None:
     assert leases.since(claimed, 100.0) == place
 
 
@@ -327,7 +327,7 @@ def test_error_names_the_process_that_holds_the_guard(
     assert leases.look({})["tickets"][0]["key"] == "1"
 
 
-def test_look_reports_cores_gpus_and_python(ask: Ask) -> None:
+def test_lease_program_look_reports_cores_gpus_and_python(ask: Ask) -> None:
     found = ask("look", {"PACELINE_GPUS": "2,5"}, with_gpus=True)
 
     assert found["cores"] == len(os.sched_getaffinity(0))
@@ -341,7 +341,7 @@ def test_file_in_place_of_the_lease_folder_is_an_error(ask: Ask, agents: Any, tm
     assert "is not a folder" in ask("take", **ticket("1", agents()))["error"]
 
 
-def test_an_old_python_can_read_the_program() -> None:
+def test_lease_program_is_valid_python_3_6() -> None:
     import ast
 
     ast.parse(host_program("look", {}), feature_version=(3, 6))

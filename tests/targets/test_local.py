@@ -39,12 +39,12 @@ def test_preview_has_this_machine_as_one_node(target):
     assert len(granted.ports) == 2
 
 
-def test_several_nodes_are_stand_ins_that_share_its_cores(target):
+def test_local_nodes_are_simulated_and_share_the_cores(target):
     granted = target.preview(make_job(distributed_backend="gloo", node_count=3))
     assert nodes(granted) == [(rank, f"local-{rank}", "127.0.0.1", 2, ()) for rank in range(3)]
 
 
-def test_every_node_has_a_core_at_least(target):
+def test_every_local_node_has_at_least_one_core(target):
     granted = target.preview(make_job(distributed_backend="gloo", node_count=20))
     assert {node.cores for node in granted.nodes} == {1}
 
@@ -71,7 +71,7 @@ def test_tensorflow_gets_a_port_for_each_worker(target):
     assert len(target.preview(job).ports) == 5
 
 
-def test_a_preview_holds_nothing(target, tmp_path):
+def test_preview_holds_no_lease(target, tmp_path):
     target.preview(make_job())
     assert list(tmp_path.iterdir()) == []
 
@@ -141,7 +141,7 @@ def test_run_waits_for_free_cores_and_names_the_run_it_waits_for(target, run):
     assert set(told) == {"waits for 1 run (first)"}
 
 
-def test_a_run_that_gives_up_gets_nothing(target, run):
+def test_canceled_wait_gets_no_nodes(target, run):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     for name in ("first", "second"):
         target.enqueue(job, run(name))

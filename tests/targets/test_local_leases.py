@@ -156,7 +156,7 @@ def test_a_run_that_wants_more_cores_than_there_are_gets_the_whole_machine(machi
     assert machine.ask("b") == ["a"]
 
 
-def test_a_run_without_a_place_in_the_queue_is_an_error(machine):
+def test_asking_for_a_lease_without_a_queue_position_raises(machine):
     machine.submit("a")
     with pytest.raises(LookupError, match="no place in the queue"):
         machine.ask("b")
@@ -325,7 +325,7 @@ def test_ports_differ_within_a_run_and_between_runs(machine):
 # --- where it lies
 
 
-def test_the_folder_may_be_named(monkeypatch, tmp_path):
+def test_lease_folder_is_set_by_its_variable(monkeypatch, tmp_path):
     monkeypatch.setenv(LEASES_VARIABLE, str(tmp_path / "mine"))
     assert leases_dir() == tmp_path / "mine"
 

@@ -42,25 +42,25 @@ def start(nodes, tmp_path, code, **values):
     return ended.exit_code, (tmp_path / "log").read_text()
 
 
-def test_output_and_errors_go_to_the_log(nodes, tmp_path):
+def test_stdout_and_stderr_of_a_command_go_to_its_log(nodes, tmp_path):
     code = "import sys; print('out', flush=True); print('err', file=sys.stderr); sys.exit(3)"
     assert start(nodes, tmp_path, code) == (3, "out\nerr\n")
     assert start(nodes, tmp_path, "print('again')") == (0, "out\nerr\nagain\n")
 
 
-def test_a_command_runs_in_its_working_directory_without_input(nodes, tmp_path):
+def test_command_runs_in_its_working_directory_with_empty_stdin(nodes, tmp_path):
     code = "import os, sys; print(os.getcwd(), repr(sys.stdin.read()))"
     assert start(nodes, tmp_path, code)[1] == f"{tmp_path / 'work'} ''\n"
 
 
-def test_the_shell_s_variables_stand_over_defaults_and_under_the_command_s(nodes, tmp_path):
+def test_shell_variables_override_defaults_but_not_those_of_the_command(nodes, tmp_path):
     code = "import os; print(*(os.environ.get(name) for name in 'ABCD'), os.environ.get('PACELINE_LEASES'))"
     values = {"defaults": {"A": "default", "B": "default"}, "environment": {"C": "command", "B": "command"}}
     shell = {"PATH": os.environ["PATH"], "A": "shell", "C": "shell", "D": "shell"}
     assert start(nodes, tmp_path, code, shell=shell, **values)[1] == "shell command command shell None\n"
 
 
-def test_a_command_is_the_first_of_its_session(nodes, tmp_path):
+def test_command_leads_its_own_session(nodes, tmp_path):
     code = "import os; print(os.getsid(0) == os.getpid() == os.getpgid(0))"
     assert start(nodes, tmp_path, code)[1] == "True\n"
 
@@ -73,7 +73,7 @@ def test_worker_inherits_no_open_files(nodes, tmp_path):
         assert start(nodes, tmp_path, code)[1] == "[0, 1, 2, 3]\n"  # the fourth is the listing itself
 
 
-def test_a_program_that_is_not_there_is_an_error(nodes, tmp_path):
+def test_missing_program_raises_file_not_found(nodes, tmp_path):
     command = Command(argv=("no-such-program",), log=tmp_path / "log")
     with pytest.raises(FileNotFoundError):
         nodes.start(command, tmp_path, {"PATH": "/bin"})

@@ -21,7 +21,7 @@ OPTIONS = (
 )
 
 
-def test_every_option_has_a_value_once_the_settings_are_checked():
+def test_checked_settings_have_a_value_for_every_option():
     assert check_settings("toy", OPTIONS, {"partition": "gpu", "extra": ["--a b"], "share": 1}) == {
         "hosts": None,
         "partition": "gpu",
@@ -83,7 +83,7 @@ def test_command_line_words_become_settings_and_a_name(tmp_path, monkeypatch):
     )
 
 
-def test_an_option_is_found_with_dashes_and_with_underscores():
+def test_option_names_accept_dashes_or_underscores():
     assert parse_words("toy", OPTIONS, ["--time_limit", "5", "--requeue"])[0] == {"time_limit": 5, "requeue": True}
     assert parse_words("toy", OPTIONS, ["--requeue=no"])[0] == {"requeue": False}
 

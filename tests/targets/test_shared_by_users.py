@@ -155,7 +155,7 @@ def test_use_of_each_user_is_recorded_in_their_own_file(machine: Path, runs: Any
         assert sum(row[2] for row in json.loads(path.read_text())["hours"]) >= 0.2
 
 
-def test_hostile_user_gains_no_place_and_stops_nobody(machine: Path, runs: Any) -> None:
+def test_hostile_user_can_not_jump_or_block_the_queue(machine: Path, runs: Any) -> None:
     victim, hostile = USERS[:2]
     held = [runs(victim, f"held{number}", 600) for number in range(3)]
     for process in held:

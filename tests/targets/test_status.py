@@ -13,7 +13,7 @@ def node(name: str, **values: object) -> NodeStatus:
     return NodeStatus(name=name, **values)
 
 
-def test_nodes_that_are_down_do_not_count_among_the_cores():
+def test_cores_of_down_nodes_are_not_counted():
     status = Status(
         nodes=(node("a", cores=8, used_cores=2, gpus=2, used_gpus=1), node("b", cores=8, is_up=False, state="drained"))
     )
@@ -27,7 +27,7 @@ def test_unknown_core_count_is_none_not_zero():
 @pytest.mark.parametrize(
     ("ups", "state"), [((True, True), "up"), ((True, False), "degraded"), ((False, False), "down"), ((), "down")]
 )
-def test_the_state_is_that_of_the_nodes(ups, state):
+def test_target_state_follows_from_its_nodes(ups, state):
     assert Status(nodes=tuple(node(str(index), is_up=up) for index, up in enumerate(ups))).state == state
 
 

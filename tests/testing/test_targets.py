@@ -31,7 +31,7 @@ def test_documented_target_has_at_most_60_lines() -> None:
     assert len(lines) <= 60
 
 
-def test_the_page_names_all_that_an_author_may_change() -> None:
+def test_page_lists_every_attribute_that_a_target_author_can_override() -> None:
     rows = tables(section(PAGE, "The conformance suite"))[0]
     written = {word.partition("(")[0] for row in rows for word in code_words(row[0])}
     real = {name for name in [*vars(TargetUnderTest), *TargetUnderTest.__annotations__] if not name.startswith("_")}

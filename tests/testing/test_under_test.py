@@ -36,7 +36,7 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def test_processes_are_known_by_their_environment_and_by_their_command_line(
+def test_processes_of_a_run_are_found_by_environment_and_command_line(
     tmp_path: Path, started: list[subprocess.Popen[bytes]]
 ) -> None:
     target = Local(tmp_path)

@@ -22,7 +22,7 @@ FOUND = {
 }
 
 
-def test_variables_of_an_engine_are_foreign() -> None:
+def test_engine_variables_in_a_worker_are_reported_as_foreign() -> None:
     assert foreign(FOUND, FOUND) == []
     assert foreign({**FOUND, "SLURM_PROCID": "0", "PACELINE_OTHER": "x", "EDITOR": "vi"}, FOUND) == [
         "PACELINE_OTHER",
@@ -36,7 +36,7 @@ def test_mpirun_variables_are_allowed_only_under_mpirun() -> None:
     assert foreign({**FOUND, "PMIX_RANK": "1"}, FOUND) == ["PMIX_RANK"]
 
 
-def test_two_runs_compare_but_for_addresses_ports_folders_and_ids() -> None:
+def test_environments_of_two_runs_are_compared_without_addresses_and_ids() -> None:
     elsewhere = {
         **FOUND,
         "MASTER_ADDR": "127.0.0.1",

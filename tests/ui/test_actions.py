@@ -87,7 +87,7 @@ def test_a_run_that_hangs_has_a_banner_with_the_reason_its_ranks_and_a_button_fo
 
 
 @pytest.mark.promise("cancel-rerun-tags-go-command")
-def test_tags_are_set_and_taken_away(place: Place) -> None:
+def test_tags_are_set_and_removed(place: Place) -> None:
     folder = place.run()
     client, form = place.client(), {"form_key": key_of(place, folder)}
     client.post(f"/runs/{folder.run_id}/tag", data=form | {"key": "keep", "value": ""})
@@ -112,7 +112,7 @@ def test_run_is_renamed(place: Place) -> None:
     assert tags_and_properties.read(folder.notes).name == "best <so far>"
 
 
-def test_a_form_without_its_key_does_nothing(place: Place) -> None:
+def test_form_without_a_valid_key_is_refused(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     client = place.client()
     for form in ({}, {"form_key": ""}, {"form_key": "a.b"}, {"form_key": "0123456789abcdef." + "0" * 64}):
@@ -347,7 +347,7 @@ def test_page_of_a_run_with_many_tags_shows_the_first_and_their_number(
     assert ">tag200<" in client.get(f"/runs/{folder.run_id}").text
 
 
-def test_names_that_two_people_give_at_once_end_as_one_of_them(place: Place) -> None:
+def test_concurrent_renames_leave_one_of_the_given_names(place: Place) -> None:
     folder = place.run()
     names = [f"name {number} {'x' * 200}" for number in range(40)]
     clients = [place.client() for _ in range(4)]

@@ -55,7 +55,7 @@ def paths_of(folder: RunFolder) -> list[str]:
 
 
 @pytest.mark.promise("scripts-write-text-page-files")
-def test_hostile_words_are_text_on_every_page(place: Place, hostile: RunFolder) -> None:
+def test_hostile_text_is_escaped_on_every_page(place: Place, hostile: RunFolder) -> None:
     client = place.client()
     for path in paths_of(hostile):
         answer = client.get(path, headers=PAGE)
@@ -134,7 +134,7 @@ def test_invalid_run_id_in_a_path_returns_404(place: Place, run_id: str) -> None
     assert "Traceback" not in answer.text
 
 
-def test_a_part_of_an_id_leads_to_the_run(place: Place) -> None:
+def test_id_prefix_redirects_to_the_run(place: Place) -> None:
     folder = place.run()
     answer = place.client().get("/runs/digits_17", follow_redirects=False)
     assert answer.headers["location"] == f"./{folder.run_id}"
@@ -173,7 +173,7 @@ def test_abandoned_run_is_not_shown_as_running(place: Place) -> None:
     assert 'data-status="Failed"' in client.get(f"/runs/{folder.run_id}").text
 
 
-def test_curves_by_rank_attempt_axis_and_window(place: Place) -> None:
+def test_curves_are_selected_by_rank_attempt_axis_and_window(place: Place) -> None:
     folder = place.run(job=make_job(process_count_per_node=12, distributed_backend="gloo"))
     for rank in range(12):
         log_values(folder, "loss", [float(rank), 2.0, 3.0], rank=rank)
@@ -222,7 +222,7 @@ def test_first_answer_lists_the_first_of_many_metrics(place: Place, monkeypatch:
     assert (rest["unlisted"], rest["curves"]) == (0, [])
 
 
-def test_the_log_by_rank_attempt_search_and_side(place: Place) -> None:
+def test_log_is_selected_by_rank_attempt_and_search(place: Place) -> None:
     folder = place.run(job=make_job(process_count_per_node=2, distributed_backend="gloo"))
     say(folder, "\x1b[31mred\x1b[0m\x1b[2J one\n" + "".join(f"line {n}\n" for n in range(2000)))
     say(folder, "hello from 1\n", rank=1)
@@ -257,7 +257,7 @@ def test_tables_rows_and_texts_that_were_logged_are_shown(place: Place) -> None:
     assert "warm" in text
 
 
-def test_the_page_s_own_files_may_be_kept(place: Place) -> None:
+def test_static_files_of_the_page_are_cacheable(place: Place) -> None:
     client = place.client()
     address = re.search(r'href="\./(static/[0-9a-f]{10}/ui\.css)"', client.get("/").text)
     assert address
@@ -277,7 +277,7 @@ def test_error_page_has_one_sentence(place: Place) -> None:
     assert json.loads(client.get("/runs/nope/curves").text)["error"].startswith("no run 'nope'")
 
 
-def test_a_sweep_s_table_and_pictures(place: Place) -> None:
+def test_sweep_page_has_its_table_and_pictures(place: Place) -> None:
     sweep = make_sweep(place.runs_dir, SPEC, warnings=(HOSTILE,))
     for trial in make_trials(12):
         status = trial.status if trial.status in states.TERMINAL else states.COMPLETED

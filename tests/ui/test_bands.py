@@ -25,20 +25,20 @@ def test_band_has_mean_and_bounds_of_each_step() -> None:
     assert (band.xs, band.mean, band.least, band.greatest, band.count) == ([0, 1], [2, 2], [1, 0], [3, 5], 6)
 
 
-def test_ranks_behind_and_ranks_with_other_steps_count_where_they_logged() -> None:
+def test_band_includes_each_rank_at_the_steps_that_it_logged() -> None:
     behind = band_of([curve({0: 1, 1: 5, 2: 7}), curve({0: 3, 1: 1}), curve({0: 2, 1: 0})])
     assert (behind.xs[2], behind.mean[2], behind.least[2]) == (2, 7, 7)
     other = band_of([curve({0: 1, 2: 5}), curve({1: 3, 2: 1})])
     assert (other.xs, other.mean, other.greatest) == ([0, 1, 2], [1, 3, 3], [1, 3, 5])
 
 
-def test_values_that_are_not_finite_are_gaps_only_where_all_ranks_have_them() -> None:
+def test_band_has_a_gap_only_where_all_ranks_are_not_finite() -> None:
     band = band_of([curve({0: math.nan, 1: math.inf}), curve({0: 3, 1: math.nan})])
     assert band.mean[0] == 3
     assert thinned_band(band, 10)[1] == [3, None]
 
 
-def test_band_follows_the_clock_and_leaves_out_steps_that_were_logged_again() -> None:
+def test_band_can_use_the_time_axis_and_omits_repeated_steps() -> None:
     curves = [curve({0: 1, 1: 5}), curve({0: 3, 1: 1})]
     assert band_of(curves, axis="time").xs == [1000, 1001]
     assert band_of(curves, axis="relative", origin_s=1000).xs == [0, 1]
@@ -57,7 +57,7 @@ def test_thinned_band_keeps_every_spike() -> None:
     assert len(thinned_band(band, 100, (10, 12))[0]) == 3
 
 
-def test_curves_of_one_node_are_those_of_the_node_and_its_ranks(place: Place) -> None:
+def test_curves_can_be_limited_to_a_node_and_its_ranks(place: Place) -> None:
     folder = place.run(job=make_job(node_count=2, process_count_per_node=2, distributed_backend="gloo"))
     ranks = {str(rank): {"node": f"n{rank // 2}"} for rank in range(4)}
     write_json(folder.load(1), {"nodes": {"0": {"name": "n0"}, "1": {"name": "n1"}}, "ranks": ranks})

@@ -25,7 +25,7 @@ def names(look: object) -> list[str]:
     return [box.name for box in wait_picture(look).boxes]  # type: ignore[arg-type]
 
 
-def test_thousand_ranks_that_wait_for_one_are_two_boxes_and_one_arrow() -> None:
+def test_wait_picture_groups_a_thousand_waiting_ranks_into_one_box() -> None:
     waiting = rank(entry("all_reduce"))
     look = told(*[waiting] * 511, rank(at="data.py:41 load"), *[waiting] * 488)
     picture = wait_picture(look)  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ def test_thousand_ranks_that_wait_for_one_are_two_boxes_and_one_arrow() -> None:
     assert picture.sentences[0] == "Ranks 0–510, 512–999 (999) wait for rank 511 in all_reduce 512, 310 s."
 
 
-def test_ranks_in_another_order_wait_for_each_other() -> None:
+def test_wait_picture_shows_ranks_in_different_collectives_waiting_for_each_other() -> None:
     look = told(rank(entry("all_reduce")), rank(entry("broadcast")), rank(entry("all_reduce")))
     picture = wait_picture(look)  # type: ignore[arg-type]
     assert {arrow.sentence for arrow in picture.arrows} == {
@@ -47,7 +47,7 @@ def test_ranks_in_another_order_wait_for_each_other() -> None:
     assert not any(box.is_cause for box in picture.boxes)
 
 
-def test_chain_of_waits_has_its_cause_at_the_bottom() -> None:
+def test_wait_picture_places_the_cause_of_a_chain_at_the_bottom() -> None:
     first = entry("all_reduce", 7, channel="a", ranks="0,1")
     second = entry("broadcast", 3, channel="b", ranks="1,2")
     look = told(rank(first), rank(second), rank(at="data.py:41 load"))
@@ -56,7 +56,7 @@ def test_chain_of_waits_has_its_cause_at_the_bottom() -> None:
     assert [box.name for box in picture.boxes if box.is_cause] == ["Rank 2"]
 
 
-def test_collective_that_does_not_end_and_ranks_outside_collectives_have_no_arrows() -> None:
+def test_wait_picture_without_a_missing_rank_has_no_arrows() -> None:
     look = told(rank(entry("all_reduce")), rank(entry("all_reduce")))
     picture = wait_picture(look)  # type: ignore[arg-type]
     assert not picture.arrows
@@ -64,7 +64,7 @@ def test_collective_that_does_not_end_and_ranks_outside_collectives_have_no_arro
     assert names(told(rank(at="a.py:1 f"), rank(at="b.py:1 f"), rank(at="a.py:1 f"))) == ["Rank 1", "Ranks 0, 2"]
 
 
-def test_many_different_places_share_the_last_box() -> None:
+def test_wait_picture_merges_many_places_into_the_last_box() -> None:
     look = told(rank(entry("all_reduce")), *(rank(at=f"a.py:{line} f") for line in range(1, 40)))
     assert len(names(look)) == 12
 

@@ -19,7 +19,7 @@ def predict(a: float, b: list[float]) -> float:
 
 
 @pytest.mark.slow
-def test_models_and_services_are_used_from_the_page(cli: Cli, page: Any) -> None:  # noqa: F811
+def test_models_and_services_are_managed_in_a_browser(cli: Cli, page: Any) -> None:  # noqa: F811
     (cli.folder / "weights.txt").write_text("1")
     cli("model", "register", "digits", "weights.txt", "--description", f"**good** {HOSTILE}", "--tag", f"{HOSTILE}=1")
     (cli.folder / "weights.txt").write_text("22")

@@ -45,13 +45,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     return processes
 
 
-def test_process_ends_with_its_reader(endless: int, started: list[subprocess.Popen[bytes]]) -> None:
+def test_preview_process_ends_when_its_client_disconnects(endless: int, started: list[subprocess.Popen[bytes]]) -> None:
     with pytest.raises(_GoneError):
         children.output_of(_READER, 600.0, _leave, stdin=endless)
     assert [process.returncode for process in started] == [-9]
 
 
-def test_process_ends_at_its_limit(endless: int, started: list[subprocess.Popen[bytes]]) -> None:
+def test_preview_process_is_killed_at_its_time_limit(endless: int, started: list[subprocess.Popen[bytes]]) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         children.output_of(_READER, 0.1, lambda: None, stdin=endless)
     assert [process.returncode for process in started] == [-9]

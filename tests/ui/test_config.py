@@ -32,7 +32,7 @@ def test_unsafe_or_contradictory_setting_is_refused(values: dict[str, Any], said
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.0.0.53"])
-def test_this_machine_needs_nothing_more(host: str) -> None:
+def test_ui_on_localhost_needs_no_further_options(host: str) -> None:
     assert UiConfig(workspace="/w", host=host).scheme == "http"
 
 

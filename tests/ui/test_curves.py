@@ -16,7 +16,7 @@ from paceline.ui.curves import CurveStore, Key, RunCurves, thinned
 from tests.ui.conftest import HOSTILE, Place, log_values
 
 
-def test_curves_hold_the_logged_numbers(place: Place) -> None:
+def test_curves_contain_the_logged_numbers(place: Place) -> None:
     folder = place.run()
     names = ["loss", "ü/acc", HOSTILE, 'a\\b"c']
     values = [0.1, -3, 1e-300, 7, 123456789012, 2.5e17]
@@ -42,7 +42,7 @@ def test_curves_hold_the_logged_numbers(place: Place) -> None:
 
 @pytest.mark.parametrize("names", [1, 3, 12])
 @pytest.mark.parametrize("has_times", [False, True])
-def test_lines_of_every_shape_give_the_numbers_that_the_json_parser_gives(
+def test_fast_line_parser_equals_the_json_parser(
     place: Place, names: int, has_times: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that some pieces are all plain, and some are not.
@@ -138,7 +138,7 @@ def test_window_selects_unordered_steps(place: Place) -> None:
     assert sorted(thinned(curves.curves[Key("loss", 0, 1)], 10, window=(1, 5))[0]) == [1, 2, 5]
 
 
-def test_non_numeric_values_are_kept_apart(place: Place) -> None:
+def test_non_numeric_values_are_not_curves(place: Place) -> None:
     folder = place.run()
     log = MetricLog(folder.metric_log(0))
     log.other("row", "epochs", {"epoch": 1, "loss": 0.5})

@@ -41,7 +41,7 @@ def test_details_show_differences_from_a_chosen_run(place: Place) -> None:
     shown(place, "digits_1700000001_00000001", "?with=../x", 404)
 
 
-def test_details_show_the_classes_of_the_time(place: Place) -> None:
+def test_details_show_how_the_time_of_a_run_was_used(place: Place) -> None:
     attempt = Attempt(number=1, started_utc="2026-11-28T10:00:20Z", ended_utc="2026-11-28T10:01:00Z", cores=2)
     given = {"job": make_job(), "attempts": (attempt,), "ended_utc": "2026-11-28T10:01:00Z"}
     place.run("digits_1700000001_00000001", "Completed", created_utc="2026-11-28T10:00:00Z", **given)

@@ -79,7 +79,7 @@ def test_reconnected_page_gets_missed_events_once(place: Place) -> None:
     watched(place, does)
 
 
-def test_feed_of_a_long_log_has_its_last_lines(place: Place) -> None:
+def test_feed_of_a_long_log_begins_with_its_last_lines(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     say(folder, "".join(f"{n}\n" for n in range(20_000)))
 
@@ -115,7 +115,7 @@ def test_ended_run_is_sent_once_and_not_polled(place: Place) -> None:
     watched(place, does)
 
 
-def test_a_feed_ends_with_its_last_watcher(place: Place) -> None:
+def test_feed_ends_when_its_last_watcher_leaves(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
 
     async def does(feeds: RunFeeds) -> None:

@@ -26,7 +26,7 @@ def test_pages_without_the_token_show_nothing(place: Place) -> None:
     assert client.get("/static/0/ui.css").status_code == 200
 
 
-def test_the_link_leaves_a_cookie_and_no_token_in_the_address(place: Place) -> None:
+def test_link_sets_a_cookie_and_removes_the_token_from_the_address(place: Place) -> None:
     client, token = place.client(cookie=False), Token(place.path)
     answer = client.get(f"/?state=live&token={token.text}", follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (303, "./?state=live")
@@ -47,7 +47,7 @@ def test_page_for_a_missing_token_names_the_commands_that_print_the_link(place: 
 
 
 @pytest.mark.promise("token-stays-owner-s-alone")
-def test_the_token_stays_and_is_its_owner_s_alone(place: Place) -> None:
+def test_token_is_persistent_and_readable_by_its_owner_only(place: Place) -> None:
     token = Token(place.path)
     assert Token(place.path).text == token.text
     assert (place.path / "ui" / "token").stat().st_mode & 0o077 == 0

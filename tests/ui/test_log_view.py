@@ -52,7 +52,7 @@ def note(folder: RunFolder, *notes: tuple[int, int]) -> None:
         ("INFORMATION and ERRORS", 0),
     ],
 )
-def test_level_of_a_line(text: str, level: int) -> None:
+def test_log_level_of_a_line_is_recognized(text: str, level: int) -> None:
     assert level_of(text) == level
     assert level < 30 or next(iter(LevelFilter(30).lines(0, f"a\n{text}\nb"))) == (2, text)
 
@@ -68,7 +68,7 @@ def test_errors_keep_whole_tracebacks_of_each_rank(place: Place) -> None:
     assert "Give one of" in ask(place, folder, "level=loud", 400)["error"]
 
 
-def test_search_sees_through_colours_and_counts_all_matches(place: Place) -> None:
+def test_log_search_ignores_colours_and_counts_all_matches(place: Place) -> None:
     folder = place.run()
     say(folder, "lo\x1b[31mss\x1b[0m 1\n" + "loss 2\n" * 3000)
     found = ask(place, folder, "search=LOSS")
@@ -92,7 +92,7 @@ def test_malformed_regular_expression_is_refused(place: Place, pattern: str) -> 
     assert "search for a text" in said
 
 
-def test_regular_expression_that_takes_years_is_stopped(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regular_expression_that_takes_too_long_is_stopped(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = place.run()
     say(folder, "a" * 60 + "!\n")
     monkeypatch.setattr(log_view, "_LIMIT_S", 0.5)

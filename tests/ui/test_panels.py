@@ -52,7 +52,7 @@ def test_values_without_a_step_are_counted(folder: RunFolder) -> None:
     assert panel(folder, "t")["items"][0]["rows"] == [[2], [3]]
 
 
-def test_ranks_of_a_step_stand_side_by_side(folder: RunFolder) -> None:
+def test_panel_shows_the_ranks_of_a_step_side_by_side(folder: RunFolder) -> None:
     for rank in (1, 0):
         logged(folder, ("text", "t", f"rank {rank}", 5), rank=rank)
     assert [item["text"] for item in panel(folder, "t")["items"]] == ["rank 0", "rank 1"]
@@ -153,7 +153,7 @@ def test_histogram_is_drawn_with_its_counts(folder: RunFolder) -> None:
     ]
 
 
-def test_many_names_are_cut(folder: RunFolder) -> None:
+def test_number_of_panels_is_limited(folder: RunFolder) -> None:
     logged(folder, *(("text", f"t{number}", "x", 1) for number in range(130)))
     curves = RunCurves(folder)
     curves.look()
@@ -161,7 +161,7 @@ def test_many_names_are_cut(folder: RunFolder) -> None:
     assert (len(found["panels"]), found["more"]) == (100, 30)
 
 
-def test_page_of_one_panel_has_only_the_asked_step(place: Place) -> None:
+def test_panel_page_has_only_the_requested_step(place: Place) -> None:
     folder = place.run()
     logged(folder, *(("text", HOSTILE, f"{HOSTILE} {step}", step) for step in range(30)))
     client = place.client()
@@ -199,7 +199,7 @@ def test_logged_html_is_framed_without_scripts_and_network(place: Place) -> None
     assert client.get(f"/runs/{folder.run_id}/frame/html/none.html").status_code == 404
 
 
-def test_index_of_places_reads_back_every_line(folder: RunFolder) -> None:
+def test_line_index_of_a_metric_log_finds_every_line(folder: RunFolder) -> None:
     log = MetricLog(folder.metric_log(0))
     for step in range(3000):  # more than one chunk of the reader
         log.scalar("loss", 0.5, step)

@@ -148,7 +148,7 @@ def test_report_over_its_size_is_refused(place: Place, tmp_path: Path, monkeypat
         report.report_text([])
 
 
-def test_report_of_a_sweep_has_its_pictures_and_anonymous_no_texts(place: Place) -> None:
+def test_sweep_report_has_pictures_and_the_anonymous_one_no_texts(place: Place) -> None:
     folders = ("/home/s3cret/a", "/home/s3cret/b")
     spec = SweepSpec(
         space=Space({"--lr": pl.uniform(0, 1), "--data": pl.choice(*folders)}), metric="loss", goal="minimize"

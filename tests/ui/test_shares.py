@@ -148,7 +148,7 @@ def test_wrong_time_of_a_link_is_refused(place: Place, days: float) -> None:
         SharedLinks(place.path).make((), days)
 
 
-def test_ended_withdrawn_and_wrong_links_show_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_withdrawn_and_invalid_links_show_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     two_runs(place)
     client, (made, at) = place.client(cookie=False), share(place)
     assert client.get(f"{at}/").status_code == 200

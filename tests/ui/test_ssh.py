@@ -44,7 +44,7 @@ sys.exit(subprocess.call(["sh", "-c", words[-1]]))
 
 
 @pytest.mark.promise("through-ssh-workspace-elsewhere-shown")
-def test_the_page_of_a_workspace_elsewhere(cli: Cli, tmp_path: Path) -> None:
+def test_ui_with_ssh_shows_a_remote_workspace(cli: Cli, tmp_path: Path) -> None:
     write_program(tmp_path / "bin" / "ssh", SSH % sys.executable)
     there = tmp_path / "its folder"
     there.mkdir()
@@ -87,6 +87,6 @@ def test_ssh_command_quotes_user_arguments() -> None:
     )
 
 
-def test_a_token_is_taken_from_the_server_s_line_alone() -> None:
+def test_token_is_read_only_from_the_json_line_of_the_server() -> None:
     assert ssh._token_of(["hello\n", '{"other": 1}\n', '{"token": "' + "a" * 43 + '"}\n']) == "a" * 43
     assert ssh._token_of(['{"token": "\\u001b]0;x"}\n']) is None

@@ -76,7 +76,9 @@ def test_wrong_values_change_nothing(
 
 
 @pytest.mark.parametrize("path", ["more", "again"])
-def test_forms_of_others_and_of_readers_are_refused(place: Place, sweep: RunFolder, path: str) -> None:
+def test_sweep_forms_without_a_key_or_on_a_read_only_server_are_refused(
+    place: Place, sweep: RunFolder, path: str
+) -> None:
     address = f"/runs/{sweep.run_id}/{path}"
     assert place.client().post(address, data=_form(place, form_key="x.y")).status_code == 403
     assert place.client(read_only=True).post(address, data=_form(place)).status_code == 403

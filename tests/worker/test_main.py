@@ -74,7 +74,7 @@ def worker(tmp_path):
         ("import os; os.abort()", 134),
     ],
 )
-def test_mpirun_sees_success_and_the_end_is_written_down(worker, script, code):
+def test_worker_exits_with_0_for_mpirun_and_records_the_script_exit_code(worker, script, code):
     # Told of a failure, mpirun would kill the others before they could say what went wrong.
     assert worker.run(script) == (0, "")
     assert worker.written("end")["exit_code"] == code
@@ -86,12 +86,12 @@ def test_output_goes_to_the_rank_s_log_and_not_through_mpirun(worker):
     assert worker.log == "out\nerr\nchild\n"
 
 
-def test_the_script_finds_its_ranks(worker):
+def test_script_gets_its_rank_variables(worker):
     worker.run("import os; print(os.environ['RANK'], os.environ['LOCAL_RANK'], os.environ['TORCHELASTIC_ERROR_FILE'])")
     assert worker.log == f"0 0 {worker.attempt}/error_0.json\n"
 
 
-def test_the_started_process_is_the_script_s(worker):
+def test_recorded_start_has_the_pid_of_the_script(worker):
     worker.run("import os; print(os.getpid())")
     assert worker.written("start")["pid"] == int(worker.log)
 
@@ -150,7 +150,7 @@ def test_wrong_world_size_fails_before_the_script(worker):
     assert "ran\n" not in text
 
 
-def test_the_working_directory_does_not_stand_in_front_of_the_standard_library(worker):
+def test_modules_in_the_working_directory_do_not_shadow_the_standard_library(worker):
     # The story: with `-m`, a script's own `json.py` would be loaded in the place of Python's.
     (worker.work / "json.py").write_text("raise RuntimeError('not this one')")
     (worker.work / "os.py").write_text("raise RuntimeError('not this one')")
@@ -158,7 +158,7 @@ def test_the_working_directory_does_not_stand_in_front_of_the_standard_library(w
     assert worker.log == "fine\n"
 
 
-def test_little_is_loaded_before_the_script(worker):
+def test_worker_loads_few_modules_before_the_script(worker):
     """Every module is time before the script's first line; what the interpreter has loaded by itself is not ours."""
     ask = "import sys; print(*sys.modules)"
     own = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.split()

@@ -108,7 +108,7 @@ def test_a_sitecustomize_of_the_user_s_is_still_run(tmp_path):
     assert found == {"rank_0": f"mine\n{tmp_path}/sitecustomize.py\n"}
 
 
-def test_lines_of_a_program_s_python_are_there_at_once(tmp_path):
+def test_python_output_in_a_program_is_unbuffered(tmp_path):
     code = "import faulthandler, os\nprint(faulthandler.is_enabled(), 'PYTHONUNBUFFERED' in os.environ)\nos._exit(0)"
     assert said(tmp_path, code) == {"rank_0": "True False\n"}
 

@@ -36,7 +36,7 @@ def test_a_local_rank_that_the_command_line_gave_is_kept():
     assert (environment["LOCAL_RANK"], environment["HOROVOD_LOCAL_RANK"]) == ("0", "0")
 
 
-def test_the_rank_that_a_shell_left_behind_is_replaced():
+def test_rank_variable_left_by_a_shell_is_replaced():
     environment = GIVEN | {"RANK": "0"}
     from_open_mpi(environment)
     assert environment["RANK"] == "3"

@@ -41,14 +41,14 @@ def test_exit_code_is_reported(attempt):
     assert read(attempt / "end_5.json")["exit_code"] == 137
 
 
-def test_nothing_half_written_is_ever_seen(attempt):
+def test_reports_are_never_seen_half_written(attempt):
     report.started()
     report.failed(ValueError("x"))
     report.ended(1)
     assert names(attempt) == ["end_5.json", "error_5.json", "start_5.json"]
 
 
-def test_the_exception_goes_where_torchelastic_s_would(attempt, tmp_path, monkeypatch):
+def test_exception_is_written_to_torchelastic_error_file(attempt, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "mine.json"))
     report.failed(ValueError("bad batch"))
     assert read(tmp_path / "mine.json")["exception"] == "ValueError: bad batch"
@@ -71,7 +71,7 @@ def test_exception_is_reported_in_one_line(attempt, error, line):
     assert read(attempt / "error_5.json")["exception"].rstrip() == line
 
 
-def test_the_line_is_the_exception_s_and_not_a_note_s(attempt):
+def test_reported_exception_line_excludes_its_notes(attempt):
     error = ValueError("bad batch")
     if not hasattr(error, "add_note"):
         pytest.skip("needs Python 3.11")
@@ -101,12 +101,12 @@ def test_exception_with_a_broken_str_is_reported(attempt):
         (SystemExit("no data"), 1),
     ],
 )
-def test_the_exit_code_is_python_s(attempt, error, code):
+def test_reported_exit_code_is_that_of_plain_python(attempt, error, code):
     report.failed(error)
     assert read(attempt / "error_5.json")["exit_code"] == code
 
 
-def test_a_folder_that_is_gone_does_not_keep_the_script_from_its_end(attempt, capsys):
+def test_missing_attempt_folder_does_not_block_the_end_of_the_script(attempt, capsys):
     attempt.rmdir()
     report.failed(ValueError())
     assert "could not be written" in capsys.readouterr().err
@@ -116,7 +116,7 @@ def test_a_folder_that_is_gone_does_not_keep_the_script_from_its_end(attempt, ca
 
 
 @pytest.mark.parametrize("length", [10, 100_000])
-def test_on_a_full_disk_the_exception_is_written_into_the_space_that_was_held(small_disk, monkeypatch, length):
+def test_exception_is_written_into_reserved_space_on_a_full_disk(small_disk, monkeypatch, length):
     attempt = small_disk / "attempts/3"
     attempt.mkdir(parents=True)
     for name, value in (("PACELINE_RUN_DIR", str(small_disk)), ("PACELINE_ATTEMPT", "3"), ("PACELINE_RANK", "5")):

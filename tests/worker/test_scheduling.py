@@ -53,7 +53,7 @@ def policies(folder: Path, start=None, **variables: str) -> list[str]:
 
 
 @pytest.mark.promise("linux-worker-without-gpu-batch")
-def test_a_worker_with_its_threads_and_processes_is_a_batch_job(tmp_path):
+def test_cpu_worker_threads_and_children_use_sched_batch(tmp_path):
     assert policies(tmp_path, CUDA_VISIBLE_DEVICES="") == [str(os.SCHED_BATCH)] * 3
 
 
@@ -71,7 +71,7 @@ def test_gpu_worker_keeps_the_default_policy(tmp_path):
 
 @pytest.mark.parametrize("shown", [None, "", "-1", "0,1"])
 @pytest.mark.parametrize("has_driver", [True, False])
-def test_which_workers_may_use_a_gpu(tmp_path, monkeypatch, asked, shown, has_driver):
+def test_workers_that_may_use_a_gpu_are_detected(tmp_path, monkeypatch, asked, shown, has_driver):
     device = tmp_path / "nvidiactl"
     if has_driver:
         device.touch()

@@ -72,7 +72,7 @@ def same(work: Path, script: str, *words: str) -> Ended:
 # --- the same as Python
 
 
-def test_the_script_finds_itself_as_the_main_program(work):
+def test_script_is_the_main_module(work):
     found = same(
         work,
         "import sys, __main__\n"
@@ -86,7 +86,7 @@ def test_the_script_finds_itself_as_the_main_program(work):
     assert "main" in found.out
 
 
-def test_a_docstring_is_the_script_s(work):
+def test_dunder_doc_is_the_docstring_of_the_script(work):
     same(work, '"""What it does."""\nprint(__doc__)\n')
 
 
@@ -104,7 +104,7 @@ def test_symlinked_script_uses_the_folder_of_its_target(work):
 
 
 @pytest.mark.parametrize("name", ["a b.py", "größe.py", "-x.py", "'q\".py", "$HOME.py", "new\nline.py", "=x.py"])
-def test_any_name_may_be_a_script_s(work, name):
+def test_script_with_an_unusual_name_runs(work, name):
     (work / name).write_text("import sys; print(sys.argv)")
     ended = worker(work, name, "x")
     assert (ended.out, ended.code) == (f"{[name, 'x']}\n", 0)
@@ -130,7 +130,7 @@ def test_any_name_may_be_a_script_s(work, name):
         ("import atexit; atexit.register(lambda: 1 / 0)", 0),
     ],
 )
-def test_the_script_ends_as_under_python(work, script, code):
+def test_script_exit_equals_plain_python(work, script, code):
     (work / "train.py").write_text(script)
     expected, found = plain(work, "train.py"), worker(work, "train.py")
     assert (found.code, found.out) == (expected.code, expected.out) == (code, found.out)
@@ -156,7 +156,7 @@ def test_the_script_ends_as_under_python(work, script, code):
         "import sys\nsys.excepthook = lambda *a: print('mine', a[0].__name__)\nraise ValueError\n",
     ],
 )
-def test_a_traceback_shows_the_script_s_frames_alone(work, script):
+def test_traceback_shows_only_frames_of_the_script(work, script):
     (work / "helper.py").write_text("def g():\n    raise KeyError('x')\ng()\n")
     (work / "train.py").write_text(script)
     expected, found = plain(work, "train.py"), worker(work, "train.py")
@@ -166,7 +166,7 @@ def test_a_traceback_shows_the_script_s_frames_alone(work, script):
     assert found.err == expected.err
 
 
-def test_an_endless_recursion_is_an_exception_like_any_other(work):
+def test_endless_recursion_is_reported_as_an_exception(work):
     (work / "train.py").write_text("def f(n): return f(n + 1)\nf(0)\n")
     ended = worker(work, "train.py")
     assert (ended.code, ended.error["type"]) == (1, "RecursionError")
@@ -207,7 +207,7 @@ def test_script_behaves_as_under_python(work, script):
     assert same(work, script).code == 0
 
 
-def test_processes_that_are_spawned_find_the_main_program(work):
+def test_spawned_processes_import_the_script_as_main_module(work):
     script = (
         "import multiprocessing as mp\n"
         "def square(x): return x * x\n"
@@ -227,7 +227,7 @@ def test_processes_that_are_spawned_find_the_main_program(work):
         "print('größe 日本')\n".encode(),
     ],
 )
-def test_sources_are_read_as_python_reads_them(work, source):
+def test_source_encodings_are_handled_as_by_python(work, source):
     (work / "train.py").write_bytes(source)
     expected, found = plain(work, "train.py"), worker(work, "train.py")
     assert (found.out, found.code) == (expected.out, expected.code) == (found.out, 0)
@@ -262,7 +262,7 @@ def test_user_module_with_a_library_name_does_not_break_the_worker(work, name):
     assert ended.error["exception"] == "ValueError: bad batch"
 
 
-def test_a_user_s_module_of_the_worker_s_name_is_theirs(work):
+def test_user_module_named_like_a_worker_module_is_imported(work):
     write_tree(
         work,
         {"report.py": "x = 1", "script.py": "y = 2", "train.py": "import report, script; print(report.x, script.y)"},
@@ -273,7 +273,7 @@ def test_a_user_s_module_of_the_worker_s_name_is_theirs(work):
 # --- what is written down
 
 
-def test_an_exception_is_written_down_in_torchelastic_s_shape(work):
+def test_exception_report_has_the_torchelastic_format(work):
     (work / "train.py").write_text("def f():\n    raise ValueError('bad batch')\nf()\n")
     error = worker(work, "train.py").error
     assert (error["exception"], error["type"], error["exit_code"]) == ("ValueError: bad batch", "ValueError", 1)
@@ -284,14 +284,14 @@ def test_an_exception_is_written_down_in_torchelastic_s_shape(work):
 
 
 @pytest.mark.parametrize(("script", "code"), [("import sys; sys.exit(3)", 3), ("raise SystemExit('no data')", 1)])
-def test_an_exit_code_of_the_script_s_own_is_written_down(work, script, code):
+def test_exit_code_of_a_script_is_reported(work, script, code):
     (work / "train.py").write_text(script)
     error = worker(work, "train.py").error
     assert (error["type"], error["exit_code"]) == ("SystemExit", code)
 
 
 @pytest.mark.parametrize("script", ["", "import sys; sys.exit(0)", "raise SystemExit", "import os; os._exit(3)"])
-def test_without_an_exception_nothing_is_written_down(work, script):
+def test_without_an_exception_no_report_is_written(work, script):
     (work / "train.py").write_text(script)
     assert worker(work, "train.py").error is None
 
@@ -304,7 +304,7 @@ def test_exception_in_a_forked_child_does_not_fail_the_worker(work):
     assert (ended.code, ended.out, ended.error) == (0, "fine\n", None)
 
 
-def test_the_exception_is_written_down_before_the_process_ends(work):
+def test_exception_is_reported_before_exit_handlers_run(work):
     script = (
         "import atexit, glob, os\n"
         "atexit.register(lambda: print(glob.glob('../attempts/1/error_0.json')))\n"

@@ -141,7 +141,7 @@ def test_package_that_becomes_unsafe_later_is_left_out_by_the_next_spare(tmp_pat
     assert spare.result()["loaded"] == ["fine"]
 
 
-def test_modules_of_the_user_are_not_loaded(tmp_path: Path, spares: list[Spare]) -> None:
+def test_warm_process_does_not_preload_user_modules(tmp_path: Path, spares: list[Spare]) -> None:
     spares.append(spare := Spare(tmp_path, {"fine": "x = 1"}, own="raise SystemExit(9)"))
     assert spare.result()["loaded"] == ["fine"]
 
@@ -174,7 +174,7 @@ def test_missing_spare_is_an_error_with_the_reason(tmp_path: Path) -> None:
         spare_client.ask(str(tmp_path / "spare_0"), ["python", "x"], {}, "/", (0, 1, 2))
 
 
-def test_recorder_notes_imported_modules_and_not_those_that_a_library_only_looks_for(tmp_path: Path) -> None:
+def test_recorder_notes_imported_modules_but_not_only_looked_up_ones(tmp_path: Path) -> None:
     code = (
         "import importlib.util, os\n"
         "from paceline.worker import spare\n"

@@ -158,7 +158,7 @@ def test_download_replaces_files_only_with_overwrite(workspace, tmp_path):
     assert (tmp_path / "out/x/a").read_text() == "new"
 
 
-def test_upload_files_keeps_paths_below_the_common_or_given_folder(workspace, tmp_path):
+def test_upload_files_keeps_paths_relative_to_the_common_or_given_folder(workspace, tmp_path):
     write_tree(tmp_path, {"src/a/x": "1", "src/b/y": "2"})
     store, files = Datastore.get_default(workspace), [tmp_path / "src/a/x", tmp_path / "src/b/y"]
     store.upload_files(files, target_path="one")

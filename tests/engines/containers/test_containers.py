@@ -264,7 +264,7 @@ def test_workers_of_a_node_share_memory_of_the_given_size(runs):
 
 
 @only_podman
-def test_a_size_that_the_engine_does_not_take_is_refused(runs):
+def test_shm_size_that_the_engine_refuses_is_reported(runs):
     launch = runs.launch("", process_count_per_node=2, distributed_backend="gloo")
     with pytest.raises(LauncherError, match=r"shm_size='much': .*could not start a container"):
         runs.start(launch, shm_size="much")
@@ -576,7 +576,7 @@ def test_uninstallable_package_is_named_and_no_layer_is_kept(layer, machine, tmp
 
 
 @only_podman
-def test_a_killed_installation_counts_for_nothing_and_is_done_again(layer, engine, machine, tmp_path):
+def test_killed_installation_leaves_no_layer_and_is_repeated(layer, engine, machine, tmp_path):
     wheel(tmp_path / "index")
 
     def hear(line: str) -> None:
@@ -642,7 +642,9 @@ def test_workers_run_in_the_image_of_the_run(own_podman, lab):
 
 
 @only_podman
-def test_a_secret_and_links_that_lead_out_of_a_container(own_podman, lab, tmp_path, monkeypatch):
+def test_container_shows_its_secret_to_its_user_only_and_outside_links_are_not_followed(
+    own_podman, lab, tmp_path, monkeypatch
+):
     """A link to what only the host has must not make the host read it; the engine shows the secret in the container's variables
     alone, and to this user."""
     secret = "t0p-" + os.urandom(8).hex()
@@ -787,7 +789,7 @@ def test_cancel_reaches_the_script_in_its_container(own_podman, lab):
 
 @only_podman
 @pytest.mark.parametrize("delay_ms", [pytest.param(0, marks=pytest.mark.proof), 60])
-def test_a_client_that_ends_with_0_at_a_signal_before_its_script_has_failed(own_podman, lab, delay_ms):
+def test_container_client_that_exits_with_0_before_its_script_starts_has_failed(own_podman, lab, delay_ms):
     # Story: podman ends with 0 at a SIGTERM while it makes its container, and the run was Completed.
     run = lab.submit(WAITS, custom_docker_image=IMAGE)
     name = f"paceline-{run.id}-1-0"

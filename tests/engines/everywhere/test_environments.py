@@ -117,7 +117,7 @@ def check(there: Place, run: pl.Run, store: Path, package: str) -> None:
 
 
 @pytest.mark.promise("job-packages-inputs-output-runs")
-def test_a_job_with_packages_inputs_and_an_output_runs_as_it_does_here(there: Place, tmp_path: Path) -> None:
+def test_job_with_packages_inputs_and_an_output_runs_on_each_engine(there: Place, tmp_path: Path) -> None:
     with web(there.address, there.lab.folder / "store") as url:
         (there.lab.folder / "store").mkdir()
         values = given(there, url)

@@ -134,7 +134,7 @@ def test_mpi_passes_a_secret_on(there: Place, request: pytest.FixtureRequest, mo
 
 @pytest.mark.proof
 @pytest.mark.parametrize("there", ["slurm"], indirect=True)
-def test_a_job_that_slurm_starts_again_has_its_secret(there: Place, request: pytest.FixtureRequest) -> None:
+def test_requeued_slurm_job_gets_its_secret_again(there: Place, request: pytest.FixtureRequest) -> None:
     cluster = request.getfixturevalue("slurm_cluster")
     run = submit(there, max_restarts=1)
     wait_until_told(run)
@@ -147,7 +147,7 @@ def test_a_job_that_slurm_starts_again_has_its_secret(there: Place, request: pyt
 
 
 @pytest.mark.parametrize("there", ["slurm, login host"], indirect=True)
-def test_a_job_that_never_starts_leaves_no_secret_behind_the_login_host(
+def test_slurm_job_that_never_starts_leaves_no_secret_on_the_cluster(
     there: Place, request: pytest.FixtureRequest
 ) -> None:
     cluster = request.getfixturevalue("slurm_cluster")

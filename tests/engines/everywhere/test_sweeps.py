@@ -74,7 +74,7 @@ SLURM, *RAY = (pytest.param(way, marks=pytest.mark.proof) for way in ("slurm", "
 
 @pytest.mark.promise("trials-many-nodes-run-kind")
 @pytest.mark.parametrize("way", ["ssh", SLURM, "slurm, login host", RAY[0]])
-def test_trials_of_two_nodes_are_judged_and_the_parent_s_end_is_theirs(
+def test_policy_judges_two_node_trials_and_canceling_the_sweep_ends_them(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with place(way, request, tmp_path, monkeypatch) as there:

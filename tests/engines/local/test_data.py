@@ -57,7 +57,7 @@ def test_a_script_finds_a_folder_with_the_files(lab: Lab, store: pl.Datastore, w
     assert not list(Path(os.environ["PACELINE_DATA_CACHE"]).glob("views/[!.]*")), "nothing of the run is left"
 
 
-def test_a_script_may_ask_for_an_input_by_name(lab: Lab, store: pl.Datastore) -> None:
+def test_script_finds_an_input_by_its_name(lab: Lab, store: pl.Datastore) -> None:
     script = KEEP + (
         "import paceline\nfound = paceline.Run.get_context().input_datasets\n"
         "keep([sorted(found), sorted(os.listdir(found['mnist']))])\n"
@@ -259,7 +259,7 @@ def test_views_of_a_run_whose_supervisor_was_killed_go_with_the_next(lab: Lab, s
     assert not (views / run.id).exists()
 
 
-def test_data_from_the_command_line(
+def test_input_and_output_options_of_the_command_line_transfer_data(
     lab: Lab, store: pl.Datastore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import subprocess
@@ -276,7 +276,7 @@ def test_data_from_the_command_line(
     assert [shown["data"]["inputs"][0]["name"], shown["data"]["outputs"][0]["name"]] == ["train", "out"]
 
 
-def test_a_cache_that_can_not_be_made_is_the_data_s_failure_not_an_error_of_ours(
+def test_uncreatable_data_cache_fails_the_run_with_cause_data(
     lab: Lab, store: pl.Datastore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()

@@ -125,7 +125,7 @@ def test_nodes_of_a_run_share_one_environment(lab: Lab, tmp_path: Path) -> None:
     assert seen(run, 0)["prefix"] == seen(run, 1)["prefix"]
 
 
-def test_the_build_is_the_run_s_preparing_and_its_log_is_live(lab: Lab, tmp_path: Path) -> None:
+def test_run_is_preparing_during_its_environment_build_and_shows_its_log(lab: Lab, tmp_path: Path) -> None:
     source = make_source(tmp_path / "watched", "spam")
     (source.parent / "hold").touch()
     run = lab.submit(LOOK, pip_packages=[str(source)])
@@ -232,7 +232,7 @@ def paceline() -> str:
 
 
 @pytest.mark.promise("conda-packages-need-conda")
-def test_conda_packages_make_the_interpreter(
+def test_conda_environment_provides_the_interpreter_of_the_run(
     lab: Lab, tmp_path: Path, spam: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("rattler")
@@ -270,7 +270,7 @@ def test_an_environment_in_use_is_not_pruned(lab: Lab, spam: str) -> None:
     assert [built.key for built in store.prune()] == [read_json(run.folder.environment)["key"]]
 
 
-def test_packages_for_an_interpreter_that_is_to_be_left_alone_are_refused(lab: Lab) -> None:
+def test_packages_with_a_user_managed_interpreter_are_refused(lab: Lab) -> None:
     lab.write("print()\n")
     values: dict[str, Any] = {"user_managed": True, "pip_packages": ["spam"]}
     with pytest.raises(pl.errors.EnvironmentSpecError, match="user_managed"):

@@ -58,7 +58,7 @@ ENDS = {
 
 @pytest.mark.promise("command-exits-worker-s-own")
 @pytest.mark.parametrize("end", ENDS)
-def test_the_exit_code_is_the_workers_own(lab: Lab, end: str) -> None:
+def test_exit_code_of_the_run_is_that_of_its_worker(lab: Lab, end: str) -> None:
     code, exit_code, cause, signal_name = ENDS[end]
     run = lab.finish(NO_CORE + code)
 
@@ -75,7 +75,7 @@ def test_the_exit_code_is_the_workers_own(lab: Lab, end: str) -> None:
 
 @pytest.mark.promise("command-exits-worker-s-own")
 @pytest.mark.parametrize("end", ["sys.exit(3)", "a null pointer"])
-def test_under_mpirun_the_exit_code_is_the_workers_own(lab: Lab, mpirun: str, end: str) -> None:
+def test_exit_code_of_an_mpirun_run_is_that_of_its_failed_worker(lab: Lab, mpirun: str, end: str) -> None:
     code, exit_code, cause, signal_name = ENDS[end]
     script = f"""
         import os, time
@@ -98,7 +98,7 @@ def test_under_mpirun_the_exit_code_is_the_workers_own(lab: Lab, mpirun: str, en
 
 
 @pytest.mark.promise("report-names-worker-failed-first")
-def test_the_culprit_is_named_though_its_victim_exits_long_before(lab: Lab) -> None:
+def test_failed_rank_is_named_even_if_its_victim_exits_long_before(lab: Lab) -> None:
     script = CONNECTED + (
         "import atexit\n"
         "if rank == 1:\n"
@@ -132,7 +132,7 @@ def test_failed_rank_that_never_exits_is_named(lab: Lab) -> None:
 
 
 @pytest.mark.promise("report-names-worker-failed-first")
-def test_the_first_of_two_that_fail_by_themselves_is_named(lab: Lab) -> None:
+def test_first_of_two_independent_failures_is_named(lab: Lab) -> None:
     script = CONNECTED + (
         "if rank == 1:\n"
         "    try:\n"
@@ -210,7 +210,7 @@ def test_waiting_raises_the_failure_report(lab: Lab) -> None:
     assert "ValueError: bad batch" in details["error"]["error"]["message"]
 
 
-def test_an_exception_that_no_text_can_be_made_of_is_still_reported(lab: Lab) -> None:
+def test_exception_with_a_broken_str_is_reported(lab: Lab) -> None:
     script = """
         class Odd(Exception):
             def __str__(self):

@@ -91,7 +91,7 @@ def test_a_source_folder_and_a_script_of_any_name_run_with_any_arguments(lab: La
 
 
 @pytest.mark.promise("names-characters-reach-everything-they")
-def test_so_they_do_with_every_launcher(lab: Lab, way: dict[str, Any]) -> None:
+def test_script_of_any_name_runs_with_every_launcher(lab: Lab, way: dict[str, Any]) -> None:
     script = "; rm -rf ~ 'it\"s' --set A=B \n ünï ☃ : caf\udce9.py"
     run = submit_there(lab, lab.folder / " -x \n ☃", script, **way)
 

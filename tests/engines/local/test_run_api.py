@@ -123,7 +123,7 @@ def test_second_upload_of_one_name_raises_on_its_rank(lab: Lab) -> None:
     assert told == [f"run {run.id} has another file 'shared' already. Upload under another name.", "shared"]
 
 
-def test_children_are_runs_of_their_own(lab: Lab) -> None:
+def test_child_runs_of_a_worker_have_their_own_records_and_metrics(lab: Lab) -> None:
     script = """
         import paceline
         run = paceline.Run.get_context()

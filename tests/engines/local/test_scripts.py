@@ -266,7 +266,7 @@ def test_standard_input_is_empty_not_the_terminals(lab: Lab, parent: dict[str, A
     assert log_text(lab.complete("import sys\nprint(repr(sys.stdin.read()))\n", **parent)) == "''\n"
 
 
-def test_signals_are_as_a_fresh_program_has_them(lab: Lab, parent: dict[str, Any]) -> None:
+def test_script_starts_with_the_default_signal_handlers(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import signal
         print(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGTERM).name,

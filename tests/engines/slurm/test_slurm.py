@@ -127,7 +127,9 @@ def job_id(run: pl.Run) -> str:
 # mpirun's workers are compared by the suite, and with srun's below.
 @pytest.mark.promise("run-slurm-ray-goes-machine")
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi", marks=pytest.mark.proof)])
-def test_a_script_runs_as_it_does_here(slurm: SlurmLab, lab: Lab, backend: str, request: pytest.FixtureRequest):
+def test_script_on_slurm_gets_the_same_world_as_on_this_machine(
+    slurm: SlurmLab, lab: Lab, backend: str, request: pytest.FixtureRequest
+):
     if backend == "mpi":
         request.getfixturevalue("any_mpirun")
     script = KEEP + (
@@ -170,7 +172,7 @@ def test_a_hang_on_two_nodes_is_noticed_and_named(slurm: SlurmLab, lab: Lab):
     check_hang(submit(lab, STOPS, **TWO, hang_seconds=3))
 
 
-def test_a_script_that_fails_does_so_with_its_own_exit_code(slurm: SlurmLab, lab: Lab):
+def test_failed_script_on_slurm_keeps_its_exit_code(slurm: SlurmLab, lab: Lab):
     run = lab.finish(
         "import os, sys\nsys.exit(7 if os.environ['PACELINE_RANK'] == '1' else 0)", compute_target="cluster", **TWO
     )
@@ -311,7 +313,7 @@ FAILS = """
 @pytest.mark.usefixtures("any_mpirun")
 # A worker that is killed ends as one that fails does, by its parent's word.
 @pytest.mark.parametrize("how", [pytest.param("7", marks=pytest.mark.proof), "kill"])
-def test_under_srun_the_others_have_their_grace_when_a_worker_fails(slurm: SlurmLab, lab: Lab, how: str):
+def test_srun_workers_get_their_grace_period_when_another_fails(slurm: SlurmLab, lab: Lab, how: str):
     with_pmix(slurm, lab)
     values = {
         "node_count": 2,
@@ -504,7 +506,7 @@ def test_elastic_run_continues_with_slurms_remaining_nodes(slurm: SlurmLab, lab:
 
 
 @pytest.mark.promise("while-slurm-s-controller-away")
-def test_a_controller_that_is_away_makes_no_run_fail(slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch):
+def test_slurm_controller_outage_fails_no_run(slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch):
     run = begin(lab)
     slurm.stop_controller()
     try:
@@ -524,7 +526,7 @@ def test_a_controller_that_is_away_makes_no_run_fail(slurm: SlurmLab, lab: Lab, 
 
 
 @pytest.mark.promise("while-slurm-s-controller-away")
-def test_a_submission_waits_for_a_controller_that_is_away(slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch):
+def test_submission_waits_during_a_slurm_controller_outage(slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch):
     slurm.stop_controller()
     for name, value in slurm.impatient.items():
         monkeypatch.setenv(name, value)

@@ -74,7 +74,7 @@ def test_unrunnable_nvidia_smi_returns_no_gpus(tmp_path, monkeypatch):
     assert devices() == ()
 
 
-def test_slices_stand_for_a_gpu_that_is_cut_by_mig(nvidia_smi):
+def test_gpu_in_mig_mode_is_listed_as_its_slices(nvidia_smi):
     listed = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-aaaa)
   MIG 3g.20gb     Device  0: (UUID: MIG-1111)
   MIG 3g.20gb     Device  1: (UUID: MIG-2222)

@@ -52,7 +52,7 @@ def test_load_of_a_worker_includes_children_and_counts_shared_memory_once(tmp_pa
         process.stdout.close()
 
 
-def test_the_clock_of_a_rank_gives_shares_of_its_time(tmp_path, monkeypatch):
+def test_step_clock_of_a_rank_gives_shares_of_its_time(tmp_path, monkeypatch):
     now = [50.0]
     monkeypatch.setattr(load.time, "monotonic", lambda: now[0])
     counted = StepClock(str(tmp_path / "steps_4"))
@@ -108,7 +108,7 @@ def test_a_worker_is_found_by_its_environment(tmp_path):
         process.kill()
 
 
-def test_a_rank_has_the_gpus_that_its_processes_are_on(tmp_path):
+def test_rank_is_assigned_the_gpus_that_its_processes_use(tmp_path):
     gib = 1 << 30
     with subprocess.Popen(["sleep", "1000"]) as process:
         gpus = [

@@ -42,7 +42,7 @@ def test_writer_of_a_full_pipe_names_its_reader():
             os.close(read)
 
 
-def test_a_handler_and_an_open_file_are_seen(tmp_path):
+def test_signal_handler_and_open_file_of_a_process_are_detected(tmp_path):
     path = tmp_path / "stacks"
     with open(path, "w") as file:
         assert process_state.has_open(os.getpid(), file.fileno(), str(path))

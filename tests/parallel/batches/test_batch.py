@@ -44,14 +44,14 @@ def test_a_microbatch_has_the_same_rows_with_any_number_of_replicas(
 
 @pytest.mark.promise("uneven-batches-cut-evenly-can")
 @given(rows=st.integers(1, 60), microbatches=COUNTS, replicas=COUNTS)
-def test_the_work_is_as_even_as_can_be(rows: int, microbatches: int, replicas: int) -> None:
+def test_rows_are_divided_almost_equally_among_replicas(rows: int, microbatches: int, replicas: int) -> None:
     sizes = piece_sizes(rows, microbatches, replicas)
     totals = [sum(of_micro[replica] for of_micro in sizes) for replica in range(replicas)]
     assert max(totals) - min(totals) <= 1
     assert [sum(of_micro) for of_micro in sizes] == [len(part) for part in torch.zeros(rows).tensor_split(microbatches)]
 
 
-def test_the_picture_in_the_docstring() -> None:
+def test_docstring_example_of_piece_sizes_holds() -> None:
     assert piece_sizes(10, 2, 2) == [[3, 2], [2, 3]]
 
 
@@ -71,13 +71,13 @@ def test_a_batch_is_split_into_inputs_and_target() -> None:
         (lambda: "text", "a str"),
     ],
 )
-def test_a_batch_of_another_form_asks_for_split(batch: Callable[[], Any], words: str) -> None:
+def test_unsplittable_batch_is_refused_with_a_hint_at_split(batch: Callable[[], Any], words: str) -> None:
     with pytest.raises(ParallelError, match=words) as refused:
         default_split(batch())
     assert "split=" in str(refused.value)
 
 
-def test_unweighted_target_is_not_computed_for_a_weight() -> None:
+def test_without_a_loss_weight_targets_are_not_computed_for_it() -> None:
     from paceline.parallel.batches.microbatches import cut
     from paceline.parallel.mesh import build, start
     from paceline.parallel.strategy import Layout

@@ -80,7 +80,7 @@ def test_loader_with_workers_reads_samples_in_a_worker() -> None:
         (lambda x: x[:-1], False),
     ],
 )
-def test_samples_are_alike_as_two_machines_may_read_them(other: Callable[[Any], Any], same: bool) -> None:
+def test_samples_that_differ_only_by_rounding_count_as_equal(other: Callable[[Any], Any], same: bool) -> None:
     torch.manual_seed(0)
     x = torch.randn(40)
     assert are_alike(summarise((x, torch.tensor(3))), summarise((other(x), torch.tensor(3)))) is same
@@ -92,6 +92,6 @@ def test_complex_tensors_are_compared_as_real_ones() -> None:
     assert not are_alike(summarise(x + 0j), summarise(other + 0j))
 
 
-def test_counts_have_to_be_equal() -> None:
+def test_integer_samples_have_to_be_exactly_equal() -> None:
     x = torch.arange(1000)
     assert not are_alike(summarise(x), summarise(torch.where(x == 900, 901, x)))

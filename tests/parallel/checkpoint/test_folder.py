@@ -45,7 +45,7 @@ def test_checkpoint_appears_at_its_commit(tmp_path: Path, name: str) -> None:
     assert sorted(os.listdir(path)) == [".metadata", "part"]
 
 
-def test_a_new_checkpoint_takes_the_place_of_the_former(tmp_path: Path) -> None:
+def test_committed_checkpoint_replaces_the_former_one(tmp_path: Path) -> None:
     for text in "123":
         saving = write(tmp_path / "a", text)
         assert text_at(tmp_path / "a") == (None if text == "1" else str(int(text) - 1))
@@ -136,7 +136,7 @@ def test_running_save_of_another_process_is_not_removed(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["b"]
 
 
-def test_folders_that_are_not_ours_stay(tmp_path: Path) -> None:
+def test_cleanup_removes_only_folders_of_interrupted_saves(tmp_path: Path) -> None:
     for name in ("step_1.saving-01234567", ".a.saving-0123", ".a.saving-0123456g", ".a"):
         (tmp_path / name).mkdir()
     (tmp_path / ".b.saving-01234567").mkdir()
@@ -164,7 +164,7 @@ def test_path_that_is_no_checkpoint_is_not_replaced(tmp_path: Path, kind: str) -
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_the_newest_is_that_of_the_most_steps(tmp_path: Path) -> None:
+def test_newest_checkpoint_has_the_highest_step(tmp_path: Path) -> None:
     assert folders.newest(tmp_path / "none") is None
     assert folders.newest(tmp_path) is None
     for step in (9, 10, 2):

@@ -29,14 +29,14 @@ def halves(key: str, whole: object) -> list[object]:
     ]
 
 
-def test_each_box_has_one_writer_and_ranks_write_equally_much() -> None:
+def test_each_shard_has_one_writer_and_ranks_write_equal_amounts() -> None:
     boxes = [[(name, (0,), (size,), size) for name, size in (("a", 8), ("b", 4), ("c", 3), ("d", 1))]] * 2
     own = [("own", (0,), (1,), 1)]
     assert {box[0]: rank for box, rank in parts.writers(boxes).items()} == {"a": 0, "b": 1, "c": 1, "d": 1}
     assert parts.writers([[], own])[own[0]] == 1
 
 
-def test_boxes_are_read_into_any_other_box(tmp_path: Path) -> None:
+def test_saved_shards_are_read_into_any_other_sharding(tmp_path: Path) -> None:
     whole, single = torch.arange(12.0).reshape(4, 3), torch.tensor(7)
     first, second = halves("x", whole)
     write(tmp_path, [first], [second, parts.TensorPiece("one", (), single, ())])
@@ -49,7 +49,7 @@ def test_boxes_are_read_into_any_other_box(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["complex128", "bfloat16", "float8_e5m2fnuz"])
-def test_dtypes_that_the_format_lacks_keep_their_bits(tmp_path: Path, name: str) -> None:
+def test_dtypes_unsupported_by_safetensors_keep_their_bits(tmp_path: Path, name: str) -> None:
     dtype = getattr(torch, name)
     whole = torch.arange(16, dtype=torch.uint8).reshape(1, 16).view(dtype)
     write(tmp_path, [parts.TensorPiece("x", (0, 0), whole, tuple(whole.shape))])

@@ -10,7 +10,7 @@ import pytest
 from paceline.errors import CheckpointError
 
 
-def test_read_tensors_are_freed_with_their_error() -> None:
+def test_tensors_read_before_an_error_are_freed() -> None:
     # Not above: it loads torch, which collecting the tests does not.
     from paceline.parallel.checkpoint.store import on_all
 

@@ -248,7 +248,7 @@ except (ParallelError, WorkerError) as error:
     assert "case 5 ParallelError microbatches=0" in ended[1].output
 
 
-def test_a_rank_without_rows_has_the_type_of_the_others_loss(tmp_path: Path) -> None:
+def test_rank_without_rows_gets_the_dtype_of_the_other_ranks_losses(tmp_path: Path) -> None:
     code = """
 for strategy in (DataParallel(), FullyShard()):
     for precision in ("bf16", None):
@@ -328,7 +328,7 @@ if RANK == 1:
     assert [(end.returncode, end.output) for end in ended] == [(0, ""), (0, "")]
 
 
-def test_rank_that_was_told_to_end_does_not_wait_for_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminated_rank_does_not_wait_for_the_cause_of_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """A restart waited 11 s for it after a killed rank."""
     import torch.distributed as dist
 

@@ -48,7 +48,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.promise("model-worker-could-hold-trained")
 @pytest.mark.timeout(3000)
-def test_a_model_that_no_worker_could_hold_is_trained_and_saved(saved: Path) -> None:
+def test_model_larger_than_one_workers_memory_is_trained_and_saved(saved: Path) -> None:
     reports = reports_of(saved, "FullyShard")
     # Parameters, gradients and two moments are more than a worker may take.
     assert 4 * int(str(reports[0]["whole"])) > MARGIN_MIB * MIB

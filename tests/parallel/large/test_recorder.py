@@ -21,7 +21,7 @@ def built() -> Any:
         return models.Built()
 
 
-def test_a_constructors_own_way_of_filling_is_kept() -> None:
+def test_empty_model_keeps_ties_constants_and_initializers_of_its_constructor() -> None:
     model = built()
     assert model.words.weight.is_meta
     assert model.head.weight is model.words.weight
@@ -47,7 +47,7 @@ def test_a_constructors_own_way_of_filling_is_kept() -> None:
 
 
 @pytest.mark.promise("built-without-values-worker-numbers")
-def test_numbers_follow_from_the_seed_and_the_name_alone() -> None:
+def test_initial_values_depend_only_on_seed_and_parameter_name() -> None:
     one, two, other = parallel.initialise(built(), 1), parallel.initialise(built(), 1), parallel.initialise(built(), 2)
     for name, value in one.state_dict().items():
         assert torch.equal(value, two.state_dict()[name]), name
@@ -63,7 +63,7 @@ def test_numbers_follow_from_the_seed_and_the_name_alone() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_model_on_the_meta_device_asks_its_modules() -> None:
+def test_meta_device_model_is_initialized_by_its_modules() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Embedding(3, 4))
     parallel.initialise(model, 3)
@@ -121,7 +121,7 @@ def test_a_large_constant_takes_no_memory() -> None:
     assert found.min().item() == found.max().item() == 0.25
 
 
-def test_models_outside_the_empty_block_have_values() -> None:
+def test_models_built_after_the_empty_block_have_values() -> None:
     with parallel.empty():
         nn.Linear(2, 2)
     assert not nn.Linear(2, 2).weight.is_meta

@@ -52,7 +52,7 @@ def test_safetensors_are_read_whole_and_in_slices(tmp_path: Path) -> None:
         assert found.read("a.weight", ((4, 4), (0, 6))).shape == (0, 6)
 
 
-def test_the_formats_own_library_reads_and_writes_the_same(tmp_path: Path) -> None:
+def test_safetensors_library_and_paceline_read_each_others_files(tmp_path: Path) -> None:
     library = pytest.importorskip("safetensors.torch")
     there = library.load_file(written(tmp_path))
     assert there.keys() == values().keys()

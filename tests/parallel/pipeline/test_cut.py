@@ -39,7 +39,7 @@ def best_by_trying(row: list[Block], stages: int, **options: object) -> Plan:
 
 
 @given(COSTS, st.integers(2, 4))
-def test_no_other_cut_has_a_faster_slowest_stage(costs: list[float], stages: int) -> None:
+def test_chosen_cut_has_the_fastest_possible_slowest_stage(costs: list[float], stages: int) -> None:
     row = blocks(costs, live=100)
     found = find_cuts(row, stages)
     assert found.slowest_s == pytest.approx(best_by_trying(row, stages).slowest_s, rel=1e-12)
@@ -48,7 +48,7 @@ def test_no_other_cut_has_a_faster_slowest_stage(costs: list[float], stages: int
 
 
 @given(COSTS, st.integers(2, 4), st.integers(1, 8), st.lists(st.integers(0, 50), min_size=12, max_size=12))
-def test_with_little_memory_no_other_cut_that_fits_is_faster(
+def test_chosen_cut_is_the_fastest_that_fits_into_memory(
     costs: list[float], stages: int, microbatches: int, sizes: list[int]
 ) -> None:
     row = [
@@ -89,7 +89,7 @@ def test_unequal_layers_are_balanced_as_measured() -> None:
     assert plan.slowest_s / (sum(plan.costs_s) / 2) <= 1.1
 
 
-def test_the_first_stage_keeps_more_activations_and_gets_fewer_blocks_when_memory_is_short() -> None:
+def test_first_stage_gets_fewer_blocks_if_memory_is_short() -> None:
     row = blocks([1.0] * 8, activations=100)
     assert find_cuts(row, 2, microbatches=8).starts == (4,)
     plan = find_cuts(row, 2, microbatches=8, memory_bytes=600)
@@ -100,12 +100,12 @@ def test_the_first_stage_keeps_more_activations_and_gets_fewer_blocks_when_memor
         find_cuts(row, 2, microbatches=8, schedule="gpipe", memory_bytes=600)
 
 
-def test_memory_is_four_times_the_parameters_and_the_kept_activations() -> None:
+def test_stage_memory_is_four_times_its_parameters_plus_kept_activations() -> None:
     row = blocks([1.0] * 4, parameters=10, activations=7)
     assert find_cuts(row, 2, microbatches=8).memory_bytes == (STATE_FACTOR * 20 + 2 * 14, STATE_FACTOR * 20 + 14)
 
 
-def test_a_tied_parameter_counts_once_in_a_stage() -> None:
+def test_tied_parameter_is_counted_once_per_stage() -> None:
     row = [Block(name=str(index), forward_s=1, backward_s=1, parameters=(("tied", 10),)) for index in range(4)]
     assert find_cuts(row, 2).memory_bytes == (40, 40)
 

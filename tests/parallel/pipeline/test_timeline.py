@@ -26,7 +26,7 @@ def drawn(schedule: str, workers: int, microbatches: int, chunks: int = 1) -> li
     return [line.partition("  ")[2] for line in draw_text(events, workers).splitlines()]
 
 
-def test_gpipe_goes_forward_with_all_and_then_back() -> None:
+def test_gpipe_runs_all_forwards_before_all_backwards() -> None:
     assert drawn("gpipe", 3, 3) == [
         "F0 F1 F2 .. .. .. .. .. .. B0 B0 B1 B1 B2 B2",
         ".. F0 F1 F2 .. .. .. B0 B0 B1 B1 B2 B2 .. ..",
@@ -41,7 +41,7 @@ def test_1f1b_runs_backward_as_early_as_possible() -> None:
     ]
 
 
-def test_interleaved_goes_round_twice() -> None:
+def test_interleaved_schedule_passes_each_worker_twice() -> None:
     assert drawn("interleaved", 2, 2, 2) == [
         "0:F0 0:F1 2:F0 2:F1 ..   ..   2:B0 2:B0 ..   2:B1 2:B1 0:B0 0:B0 0:B1 0:B1",
         "..   1:F0 1:F1 3:F0 3:B0 3:B0 3:F1 3:B1 3:B1 1:B0 1:B0 1:B1 1:B1 ..   ..",
@@ -49,7 +49,7 @@ def test_interleaved_goes_round_twice() -> None:
 
 
 @pytest.mark.parametrize(("schedule", "workers"), list(product(("gpipe", "1f1b"), WORKERS)))
-def test_the_time_of_a_step_is_that_of_the_bubble_formula(schedule: str, workers: int) -> None:
+def test_simulated_step_time_equals_the_bubble_formula(schedule: str, workers: int) -> None:
     for microbatches in range(workers, 17):
         events = simulate(schedule, workers, microbatches, backward=lambda stage: 2.0)
         busy = 3 * microbatches
@@ -77,7 +77,7 @@ def test_every_microbatch_goes_through_every_stage_once(schedule: str, chunks: i
     ("schedule", "chunks"),
     [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("gpipe", 2), ("forward", 1), ("forward", 3)],
 )
-def test_programs_end_though_every_message_waits_for_both_of_its_ends(schedule: str, chunks: int) -> None:
+def test_schedules_do_not_deadlock_with_blocking_messages(schedule: str, chunks: int) -> None:
     for workers, microbatches in product((2, 3, 4, 8), (1, 2, 4, 7, 8, 12)):
         if schedule not in ("gpipe", "forward") and microbatches % workers:
             continue
@@ -106,7 +106,7 @@ def test_programs_end_though_every_message_waits_for_both_of_its_ends(schedule: 
             assert moved, f"{schedule}, {workers} workers, {microbatches} microbatches: {heads} wait for one another"
 
 
-def test_a_worker_with_two_stages_goes_back_in_the_order_of_the_microbatches() -> None:
+def test_gpipe_worker_with_two_stages_runs_backwards_in_microbatch_order() -> None:
     assert [f"{call.kind}{call.stage}:{call.micro}" for call in order("gpipe", 1, 2, 2, 2)] == [
         *("F1:0", "F1:1", "F3:0", "F3:1"),
         *("B3:0", "B3:1", "B1:0", "B1:1"),
@@ -127,7 +127,7 @@ def test_1f1b_holds_one_microbatch_per_remaining_stage() -> None:
     assert in_flight("interleaved", 0, 4, 2, 4) == 4
 
 
-def test_a_slow_stage_holds_up_all() -> None:
+def test_slowest_stage_determines_the_step_time() -> None:
     events = simulate("1f1b", 2, 4, forward=lambda stage: 1.0 + stage, backward=lambda stage: 2.0 + 2 * stage)
     # 4 microbatches through the slow stage, one forward pass before it and one backward pass after it.
     assert max(event.end for event in events) == 4 * 6 + 1 + 2

@@ -15,7 +15,7 @@ def with_torch() -> None:
     require_module("torch")
 
 
-def test_a_scale_is_of_finite_numbers_alone() -> None:
+def test_tolerance_scale_ignores_infinite_and_nan_values() -> None:
     """Story: one -inf of a mask made every difference look like rounding."""
     scale_of = distance.scale_of
     assert scale_of(torch.tensor([-3.0, 2.0])) == 3.0
@@ -24,7 +24,7 @@ def test_a_scale_is_of_finite_numbers_alone() -> None:
     assert scale_of(torch.tensor([1.0, -4.0], dtype=torch.bfloat16)) == 4.0
 
 
-def test_a_nan_is_within_of_a_nan_alone_and_an_infinite_number_of_itself() -> None:
+def test_nan_equals_only_nan_and_infinity_only_itself_within_tolerance() -> None:
     within, nan, inf = distance.within, float("nan"), float("inf")
     x = torch.tensor([1.0, 2.0])
     assert within(x, x + 0.5, 0.5)

@@ -48,7 +48,7 @@ ATTENTION = {"q": "colwise", "k": "colwise", "v": "colwise", "o": "rowwise"}
     ("split", "divided"),
     [("width", ()), ("heads", ("heads",)), ("both", ("heads", "width"))],
 )
-def test_attention_is_cut_by_heads_however_the_code_names_them(split: str, divided: tuple[str, ...]) -> None:
+def test_attention_is_split_by_heads_whatever_the_names_in_the_code(split: str, divided: tuple[str, ...]) -> None:
     plan = plan_of(own.Tokens(own.Attention(split)))
     assert inner(plan) == ATTENTION
     # `heads` alone would make each head's keys serve several queries; that is tried, and the numbers say no.
@@ -56,7 +56,7 @@ def test_attention_is_cut_by_heads_however_the_code_names_them(split: str, divid
     assert all(module == "inner" for module, _ in plan.divided)
 
 
-def test_keys_that_serve_several_queries_are_cut_with_them() -> None:
+def test_grouped_query_attention_is_split_with_its_keys() -> None:
     assert inner(plan_of(own.Tokens(own.Attention("width", kv_heads=2)))) == ATTENTION
 
 
@@ -65,14 +65,14 @@ def test_keys_that_serve_several_queries_are_cut_with_them() -> None:
     [(("width",), 3), (("width",), 8), (("width", 2), 4), (("shape",), 2)],
     ids=["3 parts", "more parts than heads", "more parts than heads of keys", "heads named by the input's shape"],
 )
-def test_attention_whose_heads_are_not_divided_stays_whole_and_says_why(attention: tuple[Any, ...], parts: int) -> None:
+def test_attention_with_indivisible_heads_stays_whole_with_a_note(attention: tuple[Any, ...], parts: int) -> None:
     plan = plan_of(own.Tokens(own.Attention(*attention)), parts=parts)
     assert inner(plan) == {}
     assert "stay whole" in plan.notes[0]
 
 
 @pytest.mark.promise("gpt-2-s-own-conv1d")
-def test_fused_attention_is_cut_by_heads_in_each_of_its_pieces() -> None:
+def test_fused_qkv_projection_is_split_by_heads_in_each_of_its_parts() -> None:
     plan = plan_of(own.Tokens(own.Fused()))
     assert inner(plan) == {"qkv": "colwise", "o": "rowwise"}
     assert plan.groups[0].pieces == 3
@@ -96,11 +96,11 @@ def test_gpt2_conv1d_layers_are_split_like_linear_ones() -> None:
 
 
 @pytest.mark.parametrize("between", ["ReLU()", "ReLU(inplace=True)", "Dropout(0.5)", "Identity()"])
-def test_a_pair_with_something_elementwise_between_is_cut(between: str) -> None:
+def test_linear_pair_with_an_elementwise_function_between_is_split(between: str) -> None:
     assert inner(plan_of(own.Tokens(own.Pair(eval(f"nn.{between}"))))) == {"up": "colwise", "down": "rowwise"}
 
 
-def test_a_gated_pair_is_cut_together() -> None:
+def test_gated_mlp_is_split() -> None:
     assert inner(plan_of(own.Tokens(own.Gated()))) == {"gate": "colwise", "up": "colwise", "down": "rowwise"}
 
 
@@ -115,7 +115,7 @@ def test_feature_mixing_or_learned_module_between_layers_prevents_a_split(betwee
     assert "inner.down" not in {group.row for group in plan.groups}
 
 
-def test_a_layer_whose_halves_are_gate_and_value_is_cut_in_both() -> None:
+def test_glu_layer_is_split_within_gate_and_value() -> None:
     pair = own.Pair(nn.GLU())
     pair.down = nn.Linear(16, WIDTH)
     plan = plan_of(own.Tokens(pair))
@@ -123,7 +123,7 @@ def test_a_layer_whose_halves_are_gate_and_value_is_cut_in_both() -> None:
     assert plan.groups[0].pieces == 2
 
 
-def test_weights_of_zero_hide_nothing() -> None:
+def test_zero_initialized_weights_do_not_hide_a_wrong_split() -> None:
     """A block that begins as nothing has outputs of 0 however it is cut: the trial has numbers of its own."""
     pair = own.Pair(nn.Softmax(-1))
     for param in pair.parameters():
@@ -141,7 +141,7 @@ def test_output_used_elsewhere_prevents_a_split() -> None:
     assert inner(plan) == {}
 
 
-def test_an_adapter_beside_a_layer_keeps_the_layer_before_them_whole() -> None:
+def test_lora_adapter_beside_a_layer_prevents_its_split() -> None:
     """Story: LoRA on GPT-2's c_proj ended with "a and b must have same reduction dim" in the first step."""
 
     class Adapted(own.Pair):
@@ -158,7 +158,7 @@ def test_an_adapter_beside_a_layer_keeps_the_layer_before_them_whole() -> None:
     assert inner(plan) == {"narrow": "colwise", "wide": "rowwise"}
 
 
-def test_weights_that_are_used_without_their_layer_stay_whole() -> None:
+def test_layer_whose_weight_is_used_elsewhere_is_not_split() -> None:
     class Borrowing(own.Pair):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + F.linear(x, self.up.weight).mean()
@@ -167,7 +167,7 @@ def test_weights_that_are_used_without_their_layer_stay_whole() -> None:
     assert inner(plan) == {}
 
 
-def test_a_layer_that_is_called_twice_stays_whole() -> None:
+def test_layer_called_twice_is_not_split() -> None:
     class Twice(own.Pair):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(super().forward(x))
@@ -175,7 +175,7 @@ def test_a_layer_that_is_called_twice_stays_whole() -> None:
     assert inner(plan_of(own.Tokens(Twice(nn.ReLU())))) == {}
 
 
-def test_layers_in_a_row_are_cut_in_pairs() -> None:
+def test_consecutive_linear_layers_are_split_in_pairs() -> None:
     plan = plan_of(models.Mlp(), torch.randn(4, 12))
     assert plan.placements == {
         "first": "colwise",
@@ -188,20 +188,20 @@ def test_layers_in_a_row_are_cut_in_pairs() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_embedding_and_head_are_cut_by_words(tied: bool) -> None:
+def test_embedding_and_head_are_split_by_vocabulary(tied: bool) -> None:
     plan = plan_of(models.Transformer(tied=tied), torch.randint(0, WORDS, (3, 8)))
     assert {name for name, placement in plan.placements.items() if placement == "vocab"} == {"tok", "head"}
 
 
 @pytest.mark.parametrize("option", [{"padding_idx": 0}, {"max_norm": 1.0}, {"scale_grad_by_freq": True}])
 @pytest.mark.parametrize("tied", [True, False])
-def test_an_embedding_with_options_that_parts_would_not_keep_stays_whole(option: dict[str, Any], tied: bool) -> None:
+def test_embedding_with_padding_or_norm_options_is_not_split(option: dict[str, Any], tied: bool) -> None:
     plan = plan_of(own.Tokens(own.Pair(nn.ReLU()), tied=tied, **option))
     assert "tok" not in plan.placements
     assert "head" not in plan.placements
 
 
-def test_a_head_that_borrows_the_embeddings_weight_keeps_it_whole() -> None:
+def test_embedding_weight_used_by_a_functional_head_is_not_split() -> None:
     class Borrowing(own.Tokens):
         def forward(self, tokens: Tensor) -> Tensor:
             return F.linear(self.inner(self.tok(tokens)), self.tok.weight) + self.head(self.tok(tokens))
@@ -209,7 +209,7 @@ def test_a_head_that_borrows_the_embeddings_weight_keeps_it_whole() -> None:
     assert "tok" not in plan_of(Borrowing(own.Pair(nn.ReLU()))).placements
 
 
-def test_a_model_without_pairs_has_its_lone_linear_layers_cut() -> None:
+def test_single_linear_layer_is_split_by_columns() -> None:
     assert plan_of(models.Cnn("batch"), torch.randn(2, 1, 6, 6)).placements == {"last": "colwise"}
 
 
@@ -241,7 +241,7 @@ def test_planning_leaves_the_model_unchanged() -> None:
         ({"blocks": "rowwise"}, r"matches only modules without weights of their own"),
     ],
 )
-def test_a_table_that_can_not_be_meant_is_refused(table: dict[str, str], message: str) -> None:
+def test_invalid_plan_table_is_refused(table: dict[str, str], message: str) -> None:
     with pytest.raises(ParallelError, match=message):
         plan_from_table(models.Transformer(tied=False), table, None, 2)
 
@@ -251,7 +251,7 @@ def test_a_convolution_in_a_table_is_refused_by_name() -> None:
         plan_from_table(models.Cnn("group"), {"first": "colwise"}, None, 2)
 
 
-def test_of_several_patterns_the_first_counts() -> None:
+def test_first_matching_pattern_of_a_plan_table_is_used() -> None:
     table = {"blocks.0.up": "replicate", "blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
     model = models.Transformer(tied=False, depth=2)
     x = torch.randint(0, WORDS, (3, 8))
@@ -260,12 +260,12 @@ def test_of_several_patterns_the_first_counts() -> None:
     assert [group.row for group in plan.groups] == ["blocks.1.down"]
 
 
-def test_consecutive_block_names_are_folded() -> None:
+def test_names_of_consecutive_blocks_are_abbreviated() -> None:
     names = ["tok", *(f"blocks.{index}.{part}" for index in range(12) for part in ("up.0", "down")), "head", "4"]
     assert fold(names) == ["tok", "blocks.{0..11}.up.0", "blocks.{0..11}.down", "head", "4"]
 
 
-def test_folded_names_show_gaps() -> None:
+def test_abbreviated_block_names_show_gaps() -> None:
     assert fold(["h.0.q", "h.2.q", "h.3.q"]) == ["h.{0,2,3}.q"]
     assert fold(["norm1.weight", "norm2.weight"]) == ["norm1.weight", "norm2.weight"]
     assert fold([]) == []

@@ -31,7 +31,7 @@ def test_new_tensor_at_a_reused_address_is_recognized():
         assert float(copied.mask) == step + 0.5
 
 
-def test_fingerprint_keeps_its_tensors_alive():
+def test_fingerprints_of_short_lived_tensors_are_distinct():
     taken = [Fingerprint().of(torch.ones(2)) for _ in range(20)]
     assert len(set(taken)) == 20
 
@@ -44,7 +44,7 @@ class _Cache(OrderedDict[str, int]):
         self.size = size
 
 
-def test_kept_attributes_leave_subclasses_of_containers_alone():
+def test_attributes_kept_does_not_restore_subclasses_of_containers():
     model = nn.Identity()
     model.cache, model.rows = _Cache(), [1]
     model.cache["a"] = 1

@@ -53,7 +53,7 @@ def test_finalizers_during_tracing_are_not_recorded() -> None:
     assert gc.isenabled()
 
 
-def test_a_profiler_goes_on() -> None:
+def test_active_profiler_survives_tracing() -> None:
     profiler = cProfile.Profile()
     profiler.enable()
     try:
@@ -64,7 +64,7 @@ def test_a_profiler_goes_on() -> None:
         profiler.disable()
 
 
-def test_a_number_that_changes_runs_no_block_again() -> None:
+def test_changed_number_is_traced_again_without_running_blocks() -> None:
     model = models.Chain()
     tracer, x = _tracer(model), torch.ones(2, 4)
     first = tracer.trace((x,), {})
@@ -81,7 +81,7 @@ def test_a_number_that_changes_runs_no_block_again() -> None:
     assert models.Counted.calls > calls
 
 
-def test_a_closure_is_followed_though_the_program_has_frozen_its_objects() -> None:
+def test_closure_values_are_tracked_after_gc_freeze() -> None:
     # Story: after `gc.freeze()`, as before processes are forked, a pipeline went on with the number of the first step.
     model = models.scaled()
     gc.freeze()

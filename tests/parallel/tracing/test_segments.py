@@ -56,7 +56,7 @@ def test_stage_parameters_keep_the_models_order() -> None:
     assert len(orders) == 1
 
 
-def test_stages_that_use_a_module_and_a_tensor_of_it_are_joined_with_the_whole_module() -> None:
+def test_stages_that_share_a_module_and_its_tensor_are_tied_by_the_module() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -73,7 +73,7 @@ def test_stages_that_use_a_module_and_a_tensor_of_it_are_joined_with_the_whole_m
         assert not any(part.training for part in both.modules())
 
 
-def test_modes_reach_the_blocks_of_a_stage() -> None:
+def test_train_and_eval_reach_the_blocks_of_a_stage() -> None:
     model = models.CASES["cnn_batch"].make()
     images, _ = models.CASES["cnn_batch"].batch(2)
     stage = stage_module(model, cut(model, ["last"], images)[0].uses, nn.Module)
@@ -110,7 +110,7 @@ def test_skip_connections_pass_through_intermediate_stages() -> None:
     assert sent[0][0] == sent[1][0] == "tanh"
 
 
-def test_positions_and_masks_are_made_again_not_sent() -> None:
+def test_positions_and_masks_are_recomputed_in_each_stage_instead_of_sent() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -129,7 +129,7 @@ def test_positions_and_masks_are_made_again_not_sent() -> None:
     assert "torch.tril" in segments[1].source
 
 
-def test_places_that_can_not_be_cut_are_refused_with_the_reason() -> None:
+def test_invalid_cut_places_are_refused_with_the_reason() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     found = parts.traced(model, torch.ones(1, 2))
     boundaries = Boundaries(found)

@@ -43,7 +43,7 @@ def test_parts_of_each_model_compute_the_whole(name: str) -> None:
     parts.assert_parts_equal_whole(models.CASES[name].make(), inputs)
 
 
-def test_several_inputs_keywords_and_defaults(x: Tensor) -> None:
+def test_model_with_several_inputs_keywords_and_defaults_is_traced(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(
             self, x: Tensor, y: Tensor | None = None, *, mask: Tensor, flip: bool = False, **rest: Any
@@ -60,7 +60,7 @@ def test_several_inputs_keywords_and_defaults(x: Tensor) -> None:
     parts.assert_parts_equal_whole(Model(), x, mask=mask, flip=True, extra=torch.ones(6))
 
 
-def test_inputs_in_containers(x: Tensor) -> None:
+def test_model_with_inputs_in_containers_is_traced(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, batch: dict[str, Any]) -> Tensor:
             h = self.a(batch["x"])
@@ -83,7 +83,7 @@ class Pair(NamedTuple):
     second: Tensor
 
 
-def test_outputs_of_any_kind(x: Tensor) -> None:
+def test_model_with_outputs_of_any_type_is_traced(x: Tensor) -> None:
     class Model(own.Blocks):
         def __init__(self, make: Any) -> None:
             super().__init__()
@@ -105,7 +105,7 @@ def test_outputs_of_any_kind(x: Tensor) -> None:
         parts.assert_parts_equal_whole(Model(make), x)
 
 
-def test_blocks_that_take_and_give_containers(x: Tensor) -> None:
+def test_blocks_with_containers_as_inputs_and_outputs_are_traced(x: Tensor) -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -129,7 +129,7 @@ def test_blocks_that_take_and_give_containers(x: Tensor) -> None:
     parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_sizes_are_numbers(x: Tensor) -> None:
+def test_tensor_sizes_are_plain_ints_during_tracing(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             rows, width = x.shape
@@ -144,7 +144,7 @@ def test_sizes_are_numbers(x: Tensor) -> None:
     parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_parameters_buffers_and_plain_tensors_used_by_the_outer_forward(x: Tensor) -> None:
+def test_parameters_buffers_and_constants_used_by_the_outer_forward_are_traced(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             h = self.a(x) * self.scale
@@ -155,7 +155,7 @@ def test_parameters_buffers_and_plain_tensors_used_by_the_outer_forward(x: Tenso
     parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_changes_in_place(x: Tensor) -> None:
+def test_in_place_changes_in_the_outer_forward_are_traced(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             h = self.a(x)
@@ -170,14 +170,14 @@ def test_changes_in_place(x: Tensor) -> None:
     parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_a_block_that_changes_its_input(x: Tensor) -> None:
+def test_blocks_that_change_their_input_in_place_are_traced(x: Tensor) -> None:
     model = nn.Sequential(
         nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 6), nn.Hardtanh(inplace=True), nn.Linear(6, 6)
     )
     parts.assert_parts_equal_whole(model, x)
 
 
-def test_two_views_of_a_tensor_that_is_changed_later_stay_together(x: Tensor) -> None:
+def test_views_of_a_later_changed_tensor_stay_in_one_part(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             h = self.a(x)
@@ -189,7 +189,7 @@ def test_two_views_of_a_tensor_that_is_changed_later_stay_together(x: Tensor) ->
     assert "b" not in parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_parts_without_gradients(x: Tensor) -> None:
+def test_no_grad_in_the_outer_forward_is_kept(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             with torch.no_grad():
@@ -201,7 +201,7 @@ def test_parts_without_gradients(x: Tensor) -> None:
     parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_random_numbers_of_the_outer_forward_are_drawn_once(x: Tensor) -> None:
+def test_outer_forward_draws_random_numbers_once(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             noise = torch.rand(x.shape)
@@ -228,7 +228,7 @@ def test_integers_and_masks_cross_cuts() -> None:
     parts.assert_parts_equal_whole(Model(), torch.randint(0, 9, (2, 5)))
 
 
-def test_a_block_called_twice(x: Tensor) -> None:
+def test_block_called_twice_is_two_parts(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             return self.b(self.a(self.b(self.a(x))))
@@ -253,7 +253,7 @@ def test_batch_norm_called_twice_stays_in_one_part(x: Tensor) -> None:
     assert "c" in found
 
 
-def test_a_counter_that_is_changed_in_place(x: Tensor) -> None:
+def test_buffer_changed_in_place_between_blocks_is_traced(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             h = self.a(x)
@@ -264,7 +264,7 @@ def test_a_counter_that_is_changed_in_place(x: Tensor) -> None:
     parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_a_block_that_looks_at_values_runs_for_real(x: Tensor) -> None:
+def test_block_that_reads_tensor_values_runs_with_real_values(x: Tensor) -> None:
     class Looks(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -283,7 +283,7 @@ def test_a_block_that_looks_at_values_runs_for_real(x: Tensor) -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_a_second_shape_needs_a_block_that_runs_on_shapes(x: Tensor) -> None:
+def test_tracing_a_second_shape_refuses_blocks_that_read_values(x: Tensor) -> None:
     class Looks(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * 2 if x.sum() > 0 else x
@@ -392,7 +392,7 @@ def test_graph_with_known_calls_is_built_once(x: Tensor) -> None:
         tracer.trace((x[:1],), {})
 
 
-def test_a_number_that_is_counted_is_refused_outside_of_blocks(x: Tensor) -> None:
+def test_counter_attribute_outside_blocks_is_refused(x: Tensor) -> None:
     class Counts(nn.Linear):
         calls = 0
 
@@ -426,7 +426,7 @@ def test_autocast_inside_a_model_is_refused(x: Tensor) -> None:
         parts.traced(Model(), x)
 
 
-def test_an_error_of_the_model_is_its_own(x: Tensor) -> None:
+def test_exception_of_the_model_passes_unchanged(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             raise KeyError("mine")
@@ -491,7 +491,7 @@ def test_lists_and_sequences_are_opened_and_their_entries_are_blocks(x: Tensor) 
     parts.assert_parts_equal_whole(Model(), x, level=1)
 
 
-def test_the_key_of_a_call_is_its_shapes_types_and_numbers(x: Tensor) -> None:
+def test_call_key_depends_on_shapes_dtypes_and_numbers(x: Tensor) -> None:
     assert key_of((x,), {}, True) == key_of((x + 1,), {}, True)
     others = [
         ((x[:2],), {}, True),
@@ -528,7 +528,7 @@ def test_modules_of_torch_that_hold_a_list_are_opened() -> None:
     ]
 
 
-def test_checkpointed_blocks(x: Tensor) -> None:
+def test_activation_checkpointed_blocks_are_traced(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             for block in (self.a, self.b, self.c):
@@ -538,7 +538,7 @@ def test_checkpointed_blocks(x: Tensor) -> None:
     parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_recurrent_blocks() -> None:
+def test_lstm_and_gru_blocks_are_traced() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -553,7 +553,7 @@ def test_recurrent_blocks() -> None:
     parts.assert_parts_equal_whole(Model(), torch.randn(2, 5, 6))
 
 
-def test_a_wrapper_around_a_wrapper_is_opened(x: Tensor) -> None:
+def test_blocks_inside_nested_wrappers_are_found(x: Tensor) -> None:
     class Wrapper(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
             super().__init__()

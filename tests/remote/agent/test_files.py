@@ -23,7 +23,7 @@ def bring(path, how: str = "replace") -> None:
     arrival.finish()
 
 
-def test_a_tree_comes_with_its_modes_times_and_links(tmp_path):
+def test_received_tree_keeps_modes_times_and_links(tmp_path):
     bring(tmp_path / "new/tree")
     found = os.stat(tmp_path / "new/tree/d/a b\n\udcff")
     assert (tmp_path / "new/tree/d/a b\n\udcff").read_bytes() == b"one two"
@@ -36,7 +36,7 @@ def test_a_tree_comes_with_its_modes_times_and_links(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_file_or_a_link_is_removed_as_a_tree_is(tmp_path):
+def test_remove_deletes_files_and_links_too(tmp_path):
     # Story: the doctor's file by which it sees what nodes share stayed on the first node, one more each time.
     write_tree(tmp_path, {"tree/kept": "x", "file": "y"})
     os.symlink(tmp_path / "tree", tmp_path / "link")
@@ -66,7 +66,7 @@ def test_interrupted_write_leaves_no_files(tmp_path, how):
     assert [sorted(os.listdir(path)) for path in (tmp_path, tmp_path / "tree")] == [["tree"], ["mine"]]
 
 
-def test_a_name_may_be_as_long_as_names_can_be(tmp_path):
+def test_file_name_of_maximal_length_is_received(tmp_path):
     for how in ("replace", "merge"):
         arrival = AtomicWrite(str(tmp_path / "tree"), how)
         arrival.take(entry(".", "dir", mode=0o755), b"")

@@ -14,14 +14,14 @@ import paceline.remote.agent
 
 
 @pytest.mark.promise("nothing-installed-host-python-3")
-def test_an_agent_needs_the_standard_library_alone():
+def test_agent_imports_only_the_standard_library():
     source = Path(paceline.__file__).parent.parent
     code = f"import sys; sys.path.append({str(source)!r}); import paceline.remote.agent.guardian, paceline.remote.agent.agent"
     # Without site, nothing that is installed can be found.
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
 
 
-def test_the_program_that_is_sent_first_is_python_3_6():
+def test_bootstrap_program_is_valid_python_3_6():
     source = (Path(paceline.remote.agent.__file__).parent / "boot.py").read_text()
     ast.parse(source, feature_version=(3, 6))
     found = ast.walk(ast.parse(source))

@@ -30,7 +30,7 @@ def test_a_port_that_is_taken_is_not_given_out(monkeypatch):
     assert machine.free_ports(1, {port}) == []
 
 
-def test_a_user_without_a_name_has_a_number(monkeypatch):
+def test_user_without_a_name_is_reported_by_uid(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 123456)
     assert machine.about({"library": "", "folder": ""})["user"] == "123456"
 
@@ -82,7 +82,7 @@ def vmstat(count: int) -> str:
     ],
     ids=["nothing", "machine", "no such count", "group v2", "group v1", "both", "no group"],
 )
-def test_kills_are_counted_for_the_machine_and_for_the_group(system, files, count):
+def test_oom_kills_are_counted_for_machine_and_control_group(system, files, count):
     system(files)
     assert machine.oom_kills() == count
 

@@ -62,7 +62,7 @@ def start(monkeypatch: pytest.MonkeyPatch):
         one.join()
 
 
-def test_new_lines_go_between_the_pieces_of_a_large_file(top, start):
+def test_new_log_lines_are_sent_between_parts_of_a_large_file(top, start):
     sent = Sent()
     (top / "checkpoints/large").write_bytes(bytes(8 * CHUNK_BYTES))
 

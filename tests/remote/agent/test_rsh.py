@@ -39,7 +39,7 @@ def test_rsh_returns_the_exit_code_and_prints_the_error(agent, capsys):
     assert capsys.readouterr().err == "no such host\n"
 
 
-def test_an_agent_that_goes_is_255_as_for_ssh(agent, capsys):
+def test_remote_shell_exits_with_255_when_its_agent_is_gone(agent, capsys):
     thread = answer(agent, b"", [])
     assert rsh.main(["host", "true"]) == 255
     thread.join()
@@ -49,7 +49,7 @@ def test_an_agent_that_goes_is_255_as_for_ssh(agent, capsys):
 @pytest.mark.parametrize(
     ("argv", "path", "said"), [(["host"], "/x", "usage"), (["h", "c"], "", "not set"), (["h", "c"], "/x", "can't be")]
 )
-def test_a_wrong_call_says_why(argv, path, said, monkeypatch, capsys):
+def test_invalid_remote_shell_call_explains_the_error(argv, path, said, monkeypatch, capsys):
     monkeypatch.setenv(rsh.SOCKET_VARIABLE, path)
     assert rsh.main(argv) == 255
     assert said in capsys.readouterr().err

@@ -59,7 +59,7 @@ def test_folder_names_with_special_characters_work(open_link, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_the_words_pass_through_shells(open_link):
+def test_bootstrap_command_survives_nested_shells(open_link):
     text = shlex.join(WORDS)
     link = open_link(words=["sh", "-c", f"exec sh -c {shlex.quote(text)}"])
     assert link.run(["echo", "here"]).stdout == b"here\n"
@@ -118,7 +118,7 @@ def test_a_program_that_is_not_there_is_named(open_link):
         open_link(words=["/no/ssh"])
 
 
-def test_a_full_disk_is_named_and_nothing_half_sent_is_left(open_link, small_disk):
+def test_full_disk_at_bootstrap_is_named_and_leaves_no_partial_library(open_link, small_disk):
     (small_disk / "node/lib").mkdir(parents=True)
     fill_disk(small_disk)
     with pytest.raises(LinkError, match=r"node-0: the library can't be put into .*/node'.*No space left"):

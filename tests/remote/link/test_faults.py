@@ -117,7 +117,7 @@ def test_stopped_agent_is_lost_without_blocking_callers(open_link, tmp_path):
     wait_for_end([*pids, link.hello.pid])
 
 
-def test_ssh_s_last_word_says_why_a_node_is_lost(open_link, tmp_path):
+def test_lost_node_error_has_the_last_line_of_ssh(open_link, tmp_path):
     """`ssh` ends with 255 and a line on standard error once it notices."""
     text = f"({shlex.join(bootstrap_words(sys.executable))}) 3<&0 <&3; echo 'Timeout, server b not responding.' >&2; exit 255"
     link = open_link(words=["sh", "-c", text])
@@ -149,7 +149,7 @@ def test_truncated_frame_means_a_lost_node(data, why):
     assert heard == []
 
 
-def test_an_engine_s_signal_does_not_end_the_agent(open_link, tmp_path):
+def test_agent_ignores_signals_of_the_engine(open_link, tmp_path):
     """Slurm tells a whole step before its time is up; what to do then is the supervisor's to say."""
     link = open_link()
     pids = start_family(link, tmp_path)

@@ -31,7 +31,7 @@ def test_run_returns_output_and_exit_code(link):
     assert (done.returncode, done.stdout, done.stderr) == (3, b"\0in", f"{os.environ['HOME']}\n".encode())
 
 
-def test_a_function_answers_without_a_process(link):
+def test_agent_calls_a_function_in_its_own_process(link):
     assert link.call("json:loads", '{"a": [1]}') == {"a": [1]}
     with pytest.raises(OSError, match="has no attribute 'no_such'"):
         link.call("json:no_such", {})
@@ -104,7 +104,7 @@ def test_signals_reach_started_processes_only(link, tmp_path):
     assert link.is_alive(os.getpid())
 
 
-def test_all_that_was_started_can_be_killed_and_the_agent_stays(link, tmp_path):
+def test_link_kills_all_its_processes_and_the_agent_stays(link, tmp_path):
     script = "setsid sh -c 'setsid sleep 600 & echo $! > pid; mv pid child'; sleep 600"
     pid = link.start(["sh", "-c", script], env={}, cwd=str(tmp_path), log=str(tmp_path / "log"))
     wait_until((tmp_path / "child").exists, "the child")
@@ -165,7 +165,7 @@ def test_closed_link_raises_and_is_not_lost(link, monkeypatch):
     assert link.lost is None
 
 
-def test_files_and_trees_are_put(link, tmp_path):
+def test_link_copies_files_and_trees_to_the_node(link, tmp_path):
     source = write_tree(
         tmp_path / "source", {"a b\n/größe": b"\0" * 700_000, "x": "1", "skip": "", os.fsdecode(b"\xff"): "2"}
     )
@@ -184,7 +184,7 @@ def test_files_and_trees_are_put(link, tmp_path):
     assert ((there / "new\nfile").read_bytes(), os.stat(there / "new\nfile").st_mode & 0o777) == (b"3", 0o600)
 
 
-def test_a_tree_that_finds_no_room_is_an_error_and_leaves_nothing(link, tmp_path, small_disk):
+def test_tree_copied_to_a_full_disk_raises_and_leaves_nothing(link, tmp_path, small_disk):
     source = write_tree(tmp_path / "source", {"a": b"\0" * 700_000, "b": b"\0" * 700_000, "c": b"\0" * 30_000_000})
     with pytest.raises(OSError, match="No space left"):
         link.put_tree(source, str(small_disk / "tree"))
@@ -195,7 +195,7 @@ def test_a_tree_that_finds_no_room_is_an_error_and_leaves_nothing(link, tmp_path
     assert os.listdir(small_disk) == ["filler"]
 
 
-def test_questions_about_the_node(link, tmp_path):
+def test_link_queries_files_and_disk_of_the_node(link, tmp_path):
     (tmp_path / "token").write_text("t")
     assert link.sees(str(tmp_path / "token"), "t")
     assert not link.sees(str(tmp_path / "token"), "u")

@@ -351,7 +351,7 @@ def test_lost_node_is_reported_and_other_nodes_are_fetched(make_nodes, open_link
     assert run(nodes, seen, "true", rank=0) == 0
 
 
-def test_a_node_whose_folder_another_sees_as_well_loses_nothing(make_nodes, run_folder, library):
+def test_lost_node_on_a_shared_folder_loses_no_files(make_nodes, run_folder, library):
     nodes = make_nodes(2)
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
@@ -379,7 +379,7 @@ def test_node_lost_during_fetch_is_replaced_by_one_with_the_same_folder(make_nod
     assert (run_folder.outputs / "x").read_text() == "x\n"
 
 
-def test_a_disk_that_is_full_there_is_named(make_nodes, run_folder, library, small_disk):
+def test_full_remote_disk_is_named_at_the_start(make_nodes, run_folder, library, small_disk):
     (run_folder.snapshot.resolve() / "large").write_bytes(b"x" * (2 << 20))
     nodes = make_nodes(folder=str(small_disk / "node"))
     with pytest.raises(TargetError, match=r"node-0: the run could not be sent to .*: No space left"):
@@ -387,7 +387,7 @@ def test_a_disk_that_is_full_there_is_named(make_nodes, run_folder, library, sma
     assert os.listdir(small_disk / "node/snapshots") == []
 
 
-def test_a_disk_that_fills_up_there_is_seen(make_nodes, run_folder, library, small_disk):
+def test_disk_that_fills_up_on_a_node_is_detected(make_nodes, run_folder, library, small_disk):
     nodes = make_nodes(folder=str(small_disk / "node"))
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
@@ -493,7 +493,7 @@ def test_next_run_fetches_and_removes_leftovers_of_a_killed_agent(make_nodes, ru
 
 
 @pytest.mark.promise("killed-agent-supervisor-leaves-node")
-def test_next_run_names_leftovers_that_are_large_and_prune_brings_them_home(
+def test_large_leftovers_are_named_by_the_next_run_and_fetched_by_prune(
     make_nodes, open_link, run_folder, library, next_run, tmp_path, capfd, monkeypatch
 ):
     left = left_behind(make_nodes(), run_folder, library)
@@ -526,7 +526,7 @@ def test_leftovers_of_removed_runs_are_deleted_but_not_of_other_workspaces(
     assert foreign.exists()
 
 
-def test_leftovers_that_can_not_be_brought_home_stay(make_nodes, open_link, run_folder, library, tmp_path):
+def test_unfetchable_leftovers_stay_on_the_node(make_nodes, open_link, run_folder, library, tmp_path):
     left = left_behind(make_nodes(), run_folder, library)
     shutil.rmtree(run_folder.outputs)
     run_folder.outputs.write_text("a file in the way")
@@ -537,7 +537,7 @@ def test_leftovers_that_can_not_be_brought_home_stay(make_nodes, open_link, run_
     assert (left / "outputs/model").exists()
 
 
-def test_processes_that_a_killed_agent_left_are_ended_before_its_files_are_brought_home(
+def test_processes_left_by_a_killed_agent_are_ended_before_their_files_are_fetched(
     make_nodes, open_link, run_folder, library, tmp_path
 ):
     left = left_behind(make_nodes(), run_folder, library)
@@ -675,7 +675,7 @@ def _each(values: list):
     return give
 
 
-def test_ports_can_be_changed(make_nodes):
+def test_renewed_ports_differ(make_nodes):
     nodes = make_nodes(ports=3)
     before = nodes.ports
     nodes.renew_ports()

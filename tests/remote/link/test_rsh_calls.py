@@ -59,7 +59,7 @@ def settle() -> None:
         time.sleep(0.005)
 
 
-def test_the_end_of_a_command_is_answered(links: list[Any]) -> None:
+def test_caller_gets_the_exit_code_of_its_remote_command(links: list[Any]) -> None:
     links[0].on_rsh(RSH)
     settle()
     links[1].on_tagged_end({"tag": "a 1", "code": 3})
@@ -69,7 +69,7 @@ def test_the_end_of_a_command_is_answered(links: list[Any]) -> None:
     assert not links[1].signals
 
 
-def test_a_command_that_ends_before_its_start_is_answered_gets_no_signal_later(links: list[Any]) -> None:
+def test_remote_command_that_ended_during_start_gets_no_signal(links: list[Any]) -> None:
     links[1].on_start = lambda tag: links[1].on_tagged_end({"tag": tag, "code": 0})
     links[0].on_rsh(RSH)
     settle()

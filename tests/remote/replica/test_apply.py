@@ -110,7 +110,7 @@ def test_shared_file_of_two_nodes_is_applied_once(here):
         assert (here.top / name).read_bytes() == b"one\ntwo\nthree\n"
 
 
-def test_two_nodes_that_do_not_both_add_to_the_notes_of_here(here):
+def test_notes_of_two_nodes_are_appended_to_the_local_notes(here):
     (here.top / "notes.jsonl").write_bytes(b"mine\n")
     here.apply(grow("notes.jsonl", 5, how="append"), b"a\n", rank=0, group=0)
     here.apply(grow("notes.jsonl", 5, how="append"), b"b\n", rank=1, group=1)
@@ -133,7 +133,7 @@ def test_removal_applies_only_to_the_nodes_own_files(here):
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "outputs/../../x", ".", "", "a//b", "outputs/\0", "out/x"])
-def test_no_name_leaves_the_folder(here, copy, tmp_path, name):
+def test_received_name_outside_the_folder_is_refused(here, copy, tmp_path, name):
     for replica in (here, copy):
         (replica.top / "out").symlink_to(tmp_path)
         with pytest.raises(ReplicaError, match=r"name .* is not"):
@@ -171,7 +171,7 @@ def left_out(replica):
         ("d/../../../../x", None),
     ],
 )
-def test_a_link_leads_to_the_runs_own_files_or_is_left_out_by_name_or_refused(here, copy, target, made):
+def test_received_link_points_into_the_run_or_is_excluded_or_refused(here, copy, target, made):
     here.apply(link("outputs/a", target))
     path = here.top / "outputs/a"
     assert (os.readlink(path) if path.is_symlink() else None) == made
@@ -195,7 +195,7 @@ def test_file_that_replaces_a_symlink_does_not_follow_it(here, copy):
         assert (replica.top / "outputs/latest/9.pt").read_text() == "other"
 
 
-def test_nothing_is_written_behind_a_link_that_is_not_the_users(copy, tmp_path):
+def test_received_file_is_not_written_through_a_foreign_link(copy, tmp_path):
     (tmp_path / "outside").mkdir()
     (copy.top / "logs").symlink_to(tmp_path / "outside")
     with pytest.raises(ReplicaError, match="has a link in it"):
@@ -232,7 +232,7 @@ def test_append_does_not_follow_symlinks(here, tmp_path):
     assert (tmp_path / "mine").read_text() == ""
 
 
-def test_a_folder_takes_the_place_of_a_link_and_a_link_that_is_gone_goes(here):
+def test_received_folder_replaces_a_link_and_removed_links_are_removed(here):
     for name in ("a", "b"):
         here.apply(link(f"outputs/{name}", "../checkpoints"))
     here.apply({"file": "outputs/a", "how": "dir", "stamp": [0, 0, 0]})
@@ -242,7 +242,7 @@ def test_a_folder_takes_the_place_of_a_link_and_a_link_that_is_gone_goes(here):
     assert sorted(path.name for path in here.top.rglob("*")) == ["a", "outputs", "x"]
 
 
-def test_a_file_and_a_folder_may_take_each_others_place(here, copy):
+def test_received_file_and_folder_replace_each_other(here, copy):
     for replica in (here, copy):
         replica.apply(*part("outputs/a", b"x"))
         replica.apply({"file": "outputs/a", "how": "dir", "stamp": [0, 0, 0]})
@@ -278,7 +278,7 @@ def test_record_is_written_by_its_own_handler(copy, tmp_path):
     assert sorted(os.listdir(copy.top)) == ["outputs"]
 
 
-def test_frames_that_are_applied_once_more_change_nothing(copy):
+def test_frames_applied_twice_change_nothing(copy):
     """Their reader was killed before it had noted them: another process begins in the middle of a file that is whole."""
     frames = [part("outputs/a", b"one ", end=False), part("outputs/a", b"two", at=4)]
     for header, _ in frames:

@@ -180,7 +180,9 @@ def test_local_only_files_are_not_sent(two: Two) -> None:
     assert "attempts/1/exec_0a.jsonl" in small_names(str(two.there), hidden=())
 
 
-def test_a_file_that_is_being_written_waits_until_it_rests(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recently_changed_file_is_sent_only_after_a_pause_or_at_the_end(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(changes_module, "QUIET_S", 600.0)
     two.write({"checkpoints/1.pt": "half"})
     os.utime(two.there / "checkpoints/1.pt", (1, 1))
@@ -211,7 +213,7 @@ def test_removed_file_and_empty_folder_are_removed_in_the_copy(two: Two) -> None
     assert two.text("checkpoints/other/1.pt") == "a", "where the run's folder itself goes, its copy stays"
 
 
-def test_a_folder_takes_the_place_of_a_link_of_the_users(two: Two) -> None:
+def test_folder_that_replaces_a_users_link_is_sent(two: Two) -> None:
     two.write({"uploads/model/real/a": "a"})
     (two.there / "uploads/model/link").symlink_to("real")
     two.sync()
@@ -280,7 +282,7 @@ def test_a_hole_in_a_log_is_not_sent(two: Two) -> None:
     assert (two.here / "attempts/1/rank_0.log").read_bytes() == (two.there / "attempts/1/rank_0.log").read_bytes()
 
 
-def test_a_file_that_can_not_be_read_is_left_out_by_name_once(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_file_is_excluded_with_one_note(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     two.sync()
     two.write({"outputs/mine": "x", "attempts/1/error_0.json": "x", "attempts/1/rank_0.log": "x"})
 
@@ -298,7 +300,7 @@ def test_a_file_that_can_not_be_read_is_left_out_by_name_once(two: Two, monkeypa
     ]
 
 
-def test_the_record_is_read_before_all_else(two: Two) -> None:
+def test_record_is_read_before_all_other_files(two: Two) -> None:
     two.write({"state.json": json.dumps({"status": "Completed"})})
     header, data, is_end = two.changes.record(["Completed"])
     two.write({"state.json": json.dumps({"status": "Running"})})

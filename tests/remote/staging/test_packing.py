@@ -48,7 +48,7 @@ def names(found: Packed, place: str) -> list[str]:
     return sorted(found.files[tree])
 
 
-def test_a_job_that_names_nothing_takes_nothing_along(folder: RunFolder) -> None:
+def test_job_without_local_files_packs_nothing(folder: RunFolder) -> None:
     assert pack_run(folder) is None
 
 
@@ -117,7 +117,7 @@ def test_transferred_run_passes_on_its_packed_trees(folder: RunFolder, store: pl
     assert packed(folder, store.path("a")).files == {}
 
 
-def test_outputs_to_folders_of_this_machine_go_home_unless_they_are_reached_from_there(
+def test_outputs_to_local_folders_are_stored_by_the_submitting_machine(
     folder: RunFolder, store: pl.Datastore, tmp_path: Path
 ) -> None:
     far = pl.Datastore.register(pl.Workspace(tmp_path / "ws"), "far", "s3://bucket/x")

@@ -91,13 +91,15 @@ def test_datastore_record_is_transferred_and_outputs_are_unchanged(tmp_path: Pat
     assert (record.url, record.credentials) == ("s3://bucket/x", {"key": "env:KEY"})
 
 
-def test_an_output_to_a_folder_of_the_submitting_machine_goes_home(tmp_path: Path, store: pl.Datastore) -> None:
+def test_output_to_a_folder_of_the_submitting_machine_is_stored_there(tmp_path: Path, store: pl.Datastore) -> None:
     output = store.path("out", "model").as_upload()
     assert bring(tmp_path, output).goes_home(output)
 
 
 @pytest.mark.parametrize("between", [False, True])
-def test_packages_are_read_where_they_were_brought_and_recorded_where_they_were(tmp_path: Path, between: bool) -> None:
+def test_packages_are_installed_from_their_copies_and_recorded_by_their_original_paths(
+    tmp_path: Path, between: bool
+) -> None:
     wheel = make_wheel(tmp_path / "my wheels", "spam", "1.0")
     came = bring(tmp_path, packages=(str(wheel), "einops"), between=str(tmp_path / "between") if between else None)
 

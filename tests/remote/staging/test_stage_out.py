@@ -60,7 +60,7 @@ def test_sizes_of_several_outputs_are_recorded(folder: RunFolder) -> None:
     assert read_json(folder.left) == {"model": {"a": 1}, "other": {"a": 1}}
 
 
-def test_a_name_that_no_store_takes_fails_where_the_run_is(folder: RunFolder) -> None:
+def test_invalid_output_name_fails_on_the_machine_of_the_run(folder: RunFolder) -> None:
     (folder.uploads / "model").mkdir(parents=True)
     (folder.uploads / "model" / os.fsdecode(b"\xff")).touch()
     with pytest.raises(DataError, match="is not UTF-8"):

@@ -128,7 +128,7 @@ def test_output_is_registered_as_a_dataset_on_completion(tmp_path: Path) -> None
         trip.lab.path("m").register_on_complete("models")
 
 
-def test_another_process_that_stores_is_left_to_it(trip: Trip) -> None:
+def test_storing_is_left_to_the_process_that_holds_the_lock(trip: Trip) -> None:
     trip.come_back()
     fd = locks.take(trip.folder.lock)
     assert fd is not None
@@ -140,7 +140,7 @@ def test_another_process_that_stores_is_left_to_it(trip: Trip) -> None:
 
 
 @pytest.mark.parametrize("files", [0, 1])
-def test_a_look_that_is_killed_while_it_stores_is_done_again_without_doubles(trip: Trip, files: int) -> None:
+def test_killed_storing_is_repeated_without_duplicates(trip: Trip, files: int) -> None:
     trip.come_back()
     process = start_python(KILLED, trip.folder.path, files, stderr=subprocess.PIPE)
     _, said = process.communicate(timeout=180)
@@ -154,9 +154,7 @@ def test_a_look_that_is_killed_while_it_stores_is_done_again_without_doubles(tri
     assert read_json(trip.folder.data)["outputs"][0]["files"] == 2
 
 
-def test_a_look_that_is_killed_once_all_is_stored_only_writes_the_end(
-    trip: Trip, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_storing_killed_after_the_last_file_only_records_the_end(trip: Trip, monkeypatch: pytest.MonkeyPatch) -> None:
     trip.come_back()
     with monkeypatch.context() as patch:
         patch.setattr(stage_out_local, "_end", lambda *_, **__: signal.raise_signal(signal.SIGINT))
@@ -200,7 +198,7 @@ def test_outputs_of_a_failed_run_are_stored_and_its_failure_stays(trip: Trip) ->
 
 
 @pytest.mark.parametrize(("status", "left"), [(states.CANCELED, None), (states.FAILED, {})])
-def test_a_run_that_stored_nothing_there_stores_nothing_here(trip: Trip, status: str, left: Any) -> None:
+def test_run_that_left_no_outputs_stores_nothing_here(trip: Trip, status: str, left: Any) -> None:
     trip.come_back(status, left)
     assert trip.record.status == status
     assert not settle(trip.folder)
@@ -287,7 +285,7 @@ def test_run_without_outputs_to_store_is_unchanged(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("record-comes-back-cluster-changes")
-def test_forged_record_changes_nothing_but_how_the_run_went(trip: Trip, tmp_path: Path) -> None:
+def test_forged_remote_record_can_change_only_the_outcome_of_the_run(trip: Trip, tmp_path: Path) -> None:
     submitted = trip.record
     job = {**submitted.to_json()["job"], "inputs": [], "notify": ["touch /tmp/forged"]}
     forged = {"job": job, "target": "x", "owner": {"python": "/tmp/x"}, "kind": "sweep", "sweep": {"a": 1}}

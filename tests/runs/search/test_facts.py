@@ -94,7 +94,7 @@ def test_trial_has_its_values_and_the_goal_of_its_sweep(tmp_path: Path) -> None:
         },
     ],
 )
-def test_values_of_wrong_types_in_a_record_are_survived(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_record_with_values_of_wrong_types_still_has_facts(tmp_path: Path, changes: dict[str, object]) -> None:
     folder = ended(tmp_path)
     for path in (folder.job, folder.state):
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

@@ -32,7 +32,7 @@ def test_later_sources_of_parameters_replace_earlier_ones() -> None:
 @pytest.mark.parametrize(
     "words", [["lr=0.1", "model.depth=18"], ["--set", "lr=0.1", "+model.depth=18"], ["x", "lr=0.1", "model.depth=18"]]
 )
-def test_pairs_are_parameters(words: list[str]) -> None:
+def test_name_value_arguments_become_parameters(words: list[str]) -> None:
     found = params_of(words, {}, {})
     assert (found["lr"], found["model.depth"]) == (0.1, 18)
 

@@ -97,7 +97,7 @@ def test_query_does_not_match(query: str) -> None:
     assert not predicate(query, NOW)(RUN)
 
 
-def test_nan_is_found() -> None:
+def test_query_for_nan_matches_nan() -> None:
     assert predicate("metrics.loss = nan")(facts(metrics={"loss": (1.0, math.nan)}))
 
 

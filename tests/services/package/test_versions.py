@@ -19,7 +19,7 @@ def test_packages_of_a_plain_interpreter_are_limited_to_imports(tmp_path: Path) 
     assert found.constraints == (*packages[:-1], "torch==2.5.0")
 
 
-def test_the_servers_versions_give_way_to_the_models() -> None:
+def test_package_versions_of_the_model_override_those_of_the_server() -> None:
     model = PackageVersions(("torch==2.5.0", "anyio==3.0"), ("typing_extensions==4.9",))
     server = PackageVersions(
         ("starlette==1.0", "uvicorn==0.40"), ("anyio==4.1", "typing-extensions==4.16", "idna==3.2")

@@ -180,7 +180,7 @@ def test_invalid_package_request_is_refused_and_writes_nothing(
     assert sorted(path.name for path in Path.cwd().iterdir()) == before
 
 
-def test_a_package_is_written_again_over_itself(workspace: Workspace, source: Path) -> None:
+def test_package_can_overwrite_an_earlier_package(workspace: Workspace, source: Path) -> None:
     first = workspace.package(source / "two.txt", "away", entry_script="src/score.py")
     (first / "models" / "0" / "two.txt").unlink()
     workspace.package(source / "three.txt", "away", entry_script="src/score.py", overwrite=True)
@@ -188,7 +188,7 @@ def test_a_package_is_written_again_over_itself(workspace: Workspace, source: Pa
 
 
 @pytest.mark.promise("package-written-beside-script-does")
-def test_a_package_that_is_written_beside_the_script_does_not_hold_itself(workspace: Workspace, source: Path) -> None:
+def test_package_written_beside_its_script_does_not_contain_itself(workspace: Workspace, source: Path) -> None:
     """As it is mostly asked for: in the script's folder, which had become a part of it with the model once more."""
     for overwrite in (False, True):
         made = workspace.package(
@@ -198,7 +198,7 @@ def test_a_package_that_is_written_beside_the_script_does_not_hold_itself(worksp
 
 
 @pytest.mark.parametrize("base", ["x\nRUN id", "x\r\nRUN id", "x\\", "x AS y", "", "-x", "x\u2028RUN id"])
-def test_base_that_would_write_another_line_of_the_dockerfile_is_refused(
+def test_base_image_name_that_injects_a_dockerfile_line_is_refused(
     workspace: Workspace, source: Path, tmp_path: Path, base: str
 ) -> None:
     with pytest.raises(ServiceError, match="must be the name of an image"):

@@ -80,7 +80,7 @@ def test_body_over_the_limit_is_refused_with_413(server):
 
 
 @pytest.mark.promise("whatever-comes-answer-right-status")
-def test_a_body_of_a_gigabyte_is_never_held(server):
+def test_body_of_a_gigabyte_is_not_kept_in_memory(server):
     before = resident(server)
     with connection(server) as made:
         made.sendall(b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1073741824\r\n\r\n")
@@ -107,7 +107,7 @@ def test_a_body_without_a_length_is_refused_at_the_limit(server):
 
 
 @pytest.mark.promise("whatever-comes-answer-right-status")
-def test_a_body_that_is_packed_is_not_unpacked(server):
+def test_gzip_body_is_refused_without_decompression(server):
     bomb = gzip.compress(b"0" * (100 << 20))
     assert len(bomb) < LIMIT
     answer = server.score(bomb, headers={"content-encoding": "gzip"})
@@ -141,7 +141,7 @@ def test_invalid_http_request_is_refused(server, data):
     assert server.score("1").status_code == 200
 
 
-def test_a_head_without_end_is_never_held(server):
+def test_endless_request_head_is_not_kept_in_memory(server):
     before = resident(server)
     with connection(server) as made:
         with contextlib.suppress(ConnectionError):
@@ -153,7 +153,7 @@ def test_a_head_without_end_is_never_held(server):
     assert resident(server) - before < 32 << 20
 
 
-def test_half_a_request_holds_no_model_process(server):
+def test_incomplete_request_does_not_occupy_a_model_process(server):
     with contextlib.ExitStack() as stack:
         for half in (b"POST /sc", b"POST /score HTTP/1.1\r\ncontent-length: 100\r\n\r\nhalf"):
             made = stack.enter_context(connection(server))
@@ -161,7 +161,7 @@ def test_half_a_request_holds_no_model_process(server):
         assert server.score("1").json() == {"size": 1}
 
 
-def test_a_client_that_goes_before_its_answer_is_forgotten(server):
+def test_clients_that_disconnect_early_do_not_block_the_server(server):
     for _ in range(20):
         with connection(server) as made:
             made.sendall(b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n1")
@@ -247,7 +247,7 @@ def test_each_request_has_a_line_with_its_id(server):
     assert f" POST /score {refused.status_code} {len(refused.content)} " in line
 
 
-def test_metrics_are_counted(server):
+def test_metrics_endpoint_counts_requests(server):
     def value(name: str) -> float:
         text = server.client.get("/metrics").text
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
@@ -303,7 +303,7 @@ def test_incomplete_request_head_times_out(tmp_path):
             assert process.wait(PATIENCE_S) == 0
 
 
-def test_json_of_every_answer_is_json(server):
+def test_every_endpoint_answers_valid_json(server):
     for path in ("/none", "/v2", "/livez", "/readyz", "/swagger.json"):
         json.loads(server.client.get(path).text)
 

@@ -76,7 +76,7 @@ def test_unloadable_model_leaves_the_previous_revision(tmp_path):
 
 
 @pytest.mark.promise("update-new-model-more-processes")
-def test_more_and_fewer_processes_under_load(tmp_path):
+def test_process_count_changes_under_load_without_lost_requests(tmp_path):
     with serving(tmp_path, VERSIONED, models=[model(tmp_path, "1")]) as server:
         first = server.state["workers"][0]["pid"]
         with load(server, 8) as calls:
@@ -123,7 +123,7 @@ def test_keys_are_required_and_replaced_while_serving(tmp_path):
         client.close()
 
 
-def test_certificates_are_used_and_read_again(tmp_path):
+def test_tls_certificate_is_reloaded_when_it_changes(tmp_path):
     def certify(name: str) -> None:
         subprocess.run(
             [
@@ -210,7 +210,7 @@ def test_running_request_is_answered_after_sigterm_within_the_limit(tmp_path):
 
 
 @pytest.mark.promise("update-new-model-more-processes")
-def test_a_socket_is_handed_on_to_another_server_without_a_lost_request(tmp_path):
+def test_listening_socket_is_passed_to_another_server_without_a_lost_request(tmp_path):
     """Both inherit it; the first is told by SIGUSR1 to leave what comes from now on to the second."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         os.set_inheritable(listener.fileno(), True)
@@ -241,7 +241,7 @@ def test_a_socket_is_handed_on_to_another_server_without_a_lost_request(tmp_path
 
 
 @pytest.mark.promise("model-changed-after-registration-loaded")
-def test_a_model_that_was_changed_after_its_registration_is_not_loaded(tmp_path):
+def test_model_with_changed_files_is_not_loaded(tmp_path):
     import hashlib
 
     made = model(tmp_path, "1", "the model")

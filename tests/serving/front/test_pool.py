@@ -138,7 +138,7 @@ def test_a_process_that_has_grown_is_replaced_and_no_request_is_lost(tmp_path):
         assert 'reason="memory"} 1' in server.client.get("/metrics").text
 
 
-def test_a_script_that_ends_its_process_is_answered_and_goes_on(tmp_path):
+def test_request_whose_script_exits_gets_an_error_and_the_server_continues(tmp_path):
     script = """
     import os, json
     def init():

@@ -35,7 +35,7 @@ def classifier(tmp_path_factory):
         yield server
 
 
-def test_rows_are_answered_by_name_of_the_output(classifier):
+def test_plain_model_answers_rows_by_method_name(classifier):
     assert classifier.score({"data": [[0, 0], [1, 1]]}).json() == {"predict": ["no", "yes"]}
     assert classifier.score([[1, 1]]).json() == {"predict": ["yes"]}
     found = classifier.score({"data": [[1, 1]], "method": "predict_proba"}).json()
@@ -74,7 +74,7 @@ def test_invalid_model_input_returns_400(classifier, body, said):
 
 
 @pytest.mark.promise("scikit-learn-onnx-torchscript-torch")
-def test_the_inference_protocol(classifier):
+def test_inference_protocol_v2_endpoints_answer(classifier):
     get = classifier.client.get
     assert get("/v2/health/live").json() == {"live": True}
     assert get("/v2/health/ready").json() == {"ready": True}
@@ -132,7 +132,7 @@ def test_invalid_tensors_return_400(classifier, inputs, said):
     assert (answer.status_code, said in answer.json()["error"]) == (400, True), answer.text
 
 
-def test_requests_that_wait_are_given_to_the_model_together(tmp_path):
+def test_waiting_requests_are_batched_into_one_model_call(tmp_path):
     """While one call of the model goes on, others come; each gets its own rows, and a wrong one spoils nobody's answer."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -162,7 +162,7 @@ def test_requests_that_wait_are_given_to_the_model_together(tmp_path):
         assert max(sizes) <= 4
 
 
-def test_a_model_of_texts_takes_a_text_a_row(tmp_path):
+def test_text_model_takes_one_text_per_row(tmp_path):
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -182,7 +182,7 @@ def test_a_model_of_texts_takes_a_text_a_row(tmp_path):
         assert infer.json()["outputs"][0]["data"] == [1]
 
 
-def test_a_data_frame_s_columns_are_given_by_name(tmp_path):
+def test_model_trained_on_a_data_frame_gets_columns_by_name(tmp_path):
     import joblib
     import pandas as pd
     from sklearn.linear_model import LinearRegression
@@ -208,7 +208,7 @@ def test_a_data_frame_s_columns_are_given_by_name(tmp_path):
         pytest.param("m.pt2", "pytorch_export", 2, marks=pytest.mark.proof),
     ],
 )
-def test_torchscript_and_exported_programs(tmp_path, name, platform, workers):
+def test_torchscript_and_exported_programs_are_served(tmp_path, name, platform, workers):
     class Two(torch.nn.Module):  # type: ignore[name-defined]
         def __init__(self):
             super().__init__()
@@ -249,7 +249,7 @@ def test_torchscript_and_exported_programs(tmp_path, name, platform, workers):
 
 
 @pytest.mark.promise("scikit-learn-onnx-torchscript-torch")
-def test_onnx(tmp_path):
+def test_onnx_model_is_served(tmp_path):
     onnx = pytest.importorskip("onnx", reason="needs onnx")
     pytest.importorskip("onnxruntime", reason="needs onnxruntime")
     from onnx import TensorProto, helper

@@ -154,13 +154,13 @@ def test_invalid_array_is_reported(hint, value, said):
     assert str(error.value) == said
 
 
-def test_a_hint_that_says_nothing_of_json_is_refused_by_name():
+def test_type_hint_without_a_json_form_is_refused_by_name():
     for hint, name in ((complex, "complex"), (type, "type"), (dict[int, int], "dict")):
         with pytest.raises(ServingError, match=name):
             Hints().of(hint)
 
 
-def test_schemas_of_named_types_are_kept_once_and_may_hold_themselves():
+def test_schemas_of_named_types_are_shared_and_may_be_recursive():
     hints = Hints()
     assert hints.of(list[Point]).schema == {"type": "array", "items": {"$ref": "#/components/schemas/Point"}}
     assert hints.schemas["Point"] == {

@@ -85,13 +85,13 @@ def test_exception_text_is_in_the_log_only(echo):
     assert "RuntimeError: a secret of the script" in echo.log
 
 
-def test_a_result_that_is_nan_is_named(echo):
+def test_nan_in_a_result_returns_500_with_its_place(echo):
     answer = echo.score(json.dumps("nan"))
     assert (answer.status_code, answer.json()) == (500, {"message": "the result['a'][1] is nan, which JSON has not."})
 
 
 @pytest.mark.promise("sdk-s-contract-holds-init")
-def test_headers_reach_run_and_ids_come_back(echo):
+def test_headers_reach_run_and_request_ids_are_returned(echo):
     answer = echo.score(json.dumps("header"), headers={"x-mine": "5", "x-request-id": "abc"})
     assert answer.json() == "5"
     assert (answer.headers["x-request-id"], answer.headers["x-ms-request-id"]) == ("abc", "abc")
@@ -102,7 +102,7 @@ def test_headers_reach_run_and_ids_come_back(echo):
     assert echo.score("1", headers={"x-request-id": "a" * 101}).status_code == 431
 
 
-def test_other_methods_and_paths_are_handled_as_by_azure(echo):
+def test_other_methods_and_paths_are_answered_as_by_azure(echo):
     assert echo.client.get("/").text == "Healthy"
     assert echo.client.options("/score").status_code == 200
     assert echo.client.put("/score").status_code == 405
@@ -158,7 +158,7 @@ def test_the_decorators_of_inference_schema_give_values_by_name(tmp_path):
 
 
 @pytest.mark.promise("decorators-inference-schema-rawhttp-kept")
-def test_rawhttp_gives_the_request_and_takes_a_response(tmp_path):
+def test_rawhttp_passes_the_request_and_accepts_a_response(tmp_path):
     script = """
     from azureml.contrib.services.aml_request import AMLRequest, rawhttp
     from azureml.contrib.services.aml_response import AMLResponse
@@ -243,7 +243,7 @@ def run(data):
 LAID_OUT = {"data/x.json": "1", "data/y.py": "", "other/z.py": "", "scoring/inner.txt": ""}
 
 
-def test_a_script_finds_its_files_below_the_source_s_name_and_beside_itself(tmp_path):
+def test_script_finds_files_relative_to_its_source_and_its_parent(tmp_path):
     """In the SDK a service works in the folder above its source, and scripts open `./<source folder>/file`."""
     write_tree(tmp_path / "src", LAID_OUT)
     with serving(tmp_path, LAYOUT, environment={"AZUREML_SOURCE_DIRECTORY": "scoring"}) as server:

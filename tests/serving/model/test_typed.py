@@ -39,7 +39,7 @@ def typed(tmp_path_factory):
         yield server
 
 
-def test_a_request_brings_the_parameters_by_name(typed):
+def test_request_values_are_passed_by_parameter_name(typed):
     assert typed.score({"x": [1, 2]}).json() == 6.0
     assert typed.score({"x": [1, 2], "how": "max", "rows": [{"a": 1, "b": 3}]}).json() == 7.0
     assert typed.client.get("/score?x=[1,2]").json() == 6.0
@@ -73,7 +73,7 @@ def test_invalid_input_returns_400_with_one_line(typed, body, said):
     assert typed.score({"x": [1]}).json() == 2.0
 
 
-def test_an_exception_spoils_no_other_answer_of_its_batch(typed):
+def test_exception_of_one_request_fails_no_other_of_its_batch(typed):
     assert typed.score({"x": [13]}).status_code == 500
 
 

@@ -110,7 +110,7 @@ def test_worker_with_its_own_error_is_blamed(text):
 
 
 @pytest.mark.parametrize("text", LOST)
-def test_the_last_lines_tell_of_a_victim_that_died_without_an_exception(text):
+def test_last_log_lines_reveal_a_victim_that_died_without_an_exception(text):
     # Native code that throws across threads ends by abort().
     victim = exited(0, 134, 3.0, "epoch 1", f"terminate called after throwing an instance of '{text}'", "")
     assert first_failure([victim, exited(1, 1, 5.0)]).rank == 1
@@ -133,7 +133,7 @@ def test_first_victim_is_named_if_all_are_victims():
     assert first_failure([raised(0, LOST[0], at=4), raised(1, LOST[0], at=3)]).rank == 1
 
 
-def test_at_the_same_time_the_lowest_rank_counts():
+def test_lowest_of_simultaneously_failed_ranks_is_named():
     assert first_failure([raised(2, "ValueError: a", at=3), raised(1, "ValueError: a", at=3)]).rank == 1
 
 
@@ -200,20 +200,20 @@ def test_victim_report_names_the_worker_that_exited_with_0():
         (exited(0, 255), "exception", "exit code 255", 255),
     ],
 )
-def test_the_cause_is_named_in_words(end, cause, said, code):
+def test_failure_message_describes_each_cause(end, cause, said, code):
     report = reported(end)
     assert (report.cause, report.exit_code) == (cause, code)
     assert said in report.message
 
 
-def test_killed_while_the_kernel_killed_for_memory_is_memory():
+def test_sigkill_during_an_oom_kill_has_cause_memory():
     report = reported(exited(0, 137), oom_killed=True)
     assert report.cause == "memory"
     assert "out of memory" in report.message
     assert "smaller batch" in report.message
 
 
-def test_another_signal_while_the_kernel_killed_for_memory_is_not():
+def test_other_signal_during_an_oom_kill_has_cause_killed():
     assert reported(exited(0, 139), oom_killed=True).cause == "killed"
 
 
@@ -244,7 +244,7 @@ def test_script_exit_code_has_no_traceback(code):
     assert f"left with exit code {code}" in report.message
 
 
-def test_the_signal_has_its_name():
+def test_failure_report_has_the_signal_name():
     assert reported(exited(0, 128 + signal.SIGKILL)).signal == "SIGKILL"
 
 
@@ -257,7 +257,7 @@ def test_single_worker_is_called_the_worker():
     assert report.see == "paceline logs digits_1_2"
 
 
-def test_of_several_the_first_is_named_with_its_node():
+def test_first_failed_rank_is_named_with_its_node():
     first = WorkerEnd(
         rank=1, node="local-1", exit_code=1, error=error("ValueError: bad batch", at=5), last_lines=("a", "b")
     )
@@ -296,7 +296,7 @@ def test_an_exception_of_several_lines_is_named_by_its_type_and_first_line(tmp_p
     assert reported(end).exception == "RuntimeError: CUDA error: device-side assert triggered"
 
 
-def test_a_victim_is_known_by_any_line_of_its_exception(tmp_path, monkeypatch):
+def test_victim_is_recognized_by_any_line_of_its_exception(tmp_path, monkeypatch):
     # torch appends the frames of its C++ code.
     exception = RuntimeError(
         "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:43213\n"

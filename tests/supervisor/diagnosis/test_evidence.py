@@ -70,7 +70,7 @@ def test_crash_stack_of_a_deep_recursion_has_the_innermost_calls():
     assert len(crash_stack(crashed(50)).splitlines()) == 17
 
 
-def test_the_calls_that_start_the_script_are_left_out():
+def test_crash_stack_omits_frames_of_the_paceline_worker():
     ours = '  File "/ws/lib/0a/paceline/worker/script.py", line 7 in run'
     lines = ["Fatal Python error: Aborted", "Current thread 0x1:", '  File "train.py", line 1 in <module>', ours]
     assert crash_stack(lines).splitlines() == lines[:3]
@@ -114,7 +114,7 @@ def test_missing_or_empty_stall_file_has_no_text(path):
     assert stalled_text(path) is None
 
 
-def test_a_late_operation_is_named_with_its_ranks_and_its_time(path):
+def test_stalled_operation_is_named_with_its_ranks_and_duration(path):
     path.write_text(line("gradient.3", 3, 1, waited_s=60, ago_s=15))
     found = re.fullmatch(
         r"At its end the ranks were stalled: allreduce 'gradient\.3' has waited for ranks 1, 3 for (\d+) s\.",
@@ -289,11 +289,11 @@ def test_unnamed_port_is_attributed_if_a_run_port_is_occupied():
     )
 
 
-def test_a_worker_without_an_exception_is_judged_by_its_last_lines():
+def test_port_clash_is_recognized_in_the_last_lines_of_a_worker():
     assert clash(exited(0, 134, 5.0, GRPC.format(port=25))) is not None
 
 
-def test_the_clash_is_to_blame_though_others_failed_before():
+def test_port_clash_is_blamed_even_if_other_workers_failed_first():
     ends = (raised(1, "RuntimeError: Connection reset by peer", at=1.0), raised(0, TORCH.format(port=29500), at=5.0))
     report = worker_report("digits_1_2", 1, ends, oom_killed=False, clash=clash(*ends))
     assert (report.cause, report.rank, report.exit_code) == ("port", 0, 1)

@@ -86,7 +86,7 @@ def test_node_loss_is_suspected_without_another_cause(found, values, may):
     assert may_have_lost_a_node(found(**values)) is may
 
 
-def test_a_lost_node_is_the_cause_though_a_peer_failed_first_and_mpirun_ended_well(found):
+def test_lost_node_is_blamed_even_if_a_peer_failed_first_and_mpirun_succeeded(found):
     # Open MPI 5's mpirun exits with 0 when it loses a host.
     told = report(found(errors={0: RESET}, lost={1: "ssh: nothing heard for 15 s."}))
     assert (told.cause, told.node, told.rank, told.exit_code) == ("node_lost", "node-1", 1, 1)
@@ -124,7 +124,7 @@ def test_mpirun_success_with_missing_ranks_is_a_failure(found):
     ("code", "words"),
     [(137, "mpirun was killed by SIGKILL."), (205, "mpirun ended with exit code 205 while ranks [1]")],
 )
-def test_exit_code_above_all_signals_is_no_signal(found, code, words):
+def test_exit_code_above_all_signal_numbers_is_not_reported_as_a_signal(found, code, words):
     # 205: Open MPI 4, one of whose daemons is gone.
     assert words in report(found(exit_codes={0: 0}, launcher_code=code)).message
 

@@ -169,7 +169,7 @@ def test_outdated_script_hints_at_the_edit(exception, edit):
     assert edit in told.message
 
 
-def test_any_other_exception_is_left_alone():
+def test_unrelated_exception_gets_no_edit_hint():
     for said in ("ValueError: bad batch", "AttributeError: module 'numpy' has no attribute 'floot'", None):
         assert edit_for(FailureReport(cause="exception", message="", exception=said)) is None
 
@@ -232,7 +232,7 @@ def test_missing_file_hint_on_a_cluster_names_unsent_files() -> None:
     assert told(f"{start}'lib/x.txt'", there=False, sees_source=False) is None
 
 
-def test_linked_file_that_is_missing_says_nothing() -> None:
+def test_missing_linked_file_without_a_record_gets_no_hint() -> None:
     assert told("FileNotFoundError: [Errno 2] No such file or directory: 'data/x.txt'") is None
 
 

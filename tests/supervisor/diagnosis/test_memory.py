@@ -56,12 +56,12 @@ def test_memory_of_other_processes_is_reported():
     assert "52.0 GiB of that were not this run's." in text
 
 
-def test_initial_rise_is_no_growth():
+def test_memory_rise_at_the_start_is_not_reported_as_growth():
     held = [1.0, 5.0, 10.0, 14.0, *[15.0] * 12]
     assert "grown" not in memory_text(0, samples(held), NODES, None, now_s=1001.0)
 
 
-def test_gpus_and_small_numbers():
+def test_memory_text_has_gpu_memory_and_small_sizes_in_mib():
     text = memory_text(0, samples([0.25] * 8, gpu_memory_gib=79.0), NODES, {"parameters": GIB // 2}, now_s=1000.0)
     assert text.startswith(
         "Rank 0 held 256 MiB, with the 4 processes below it, and 79.0 GiB of GPUs, when it was last seen, 0 s"
@@ -91,12 +91,12 @@ def test_rank_missing_in_the_last_sample_is_not_counted_as_small():
     assert "held most of it" not in memory_text(0, [*seen, gone], NODES, None, now_s=1001.0)
 
 
-def test_a_model_that_is_being_made_does_not_grow_from_step_to_step():
+def test_memory_growth_before_the_first_step_is_not_called_growth_per_step():
     text = memory_text(0, samples([2.0 + number for number in range(15)], steps=0.0), NODES, None, now_s=1001.0)
     assert "it had grown from" in text
     assert "from step to step" not in text
 
 
-def test_free_memory_suggests_a_limit_of_the_process():
+def test_out_of_memory_with_free_memory_suggests_a_process_limit():
     text = memory_text(0, samples([5.0] * 8, used=20.0), NODES, None, now_s=1001.0, by_kernel=False)
     assert "So there was room: a limit of its own (ulimit), or one very large request" in text

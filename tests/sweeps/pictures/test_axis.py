@@ -7,7 +7,7 @@ import pytest
 from paceline.sweeps.pictures.figure_data import Numbers, Options, axis_of, numbers_axis
 
 
-def test_numbers_lie_by_their_size_or_by_their_logarithm():
+def test_numeric_axis_places_values_linearly_or_logarithmically():
     assert [Numbers(0, 10).place(v) for v in (0, 2.5, 10, 12)] == [0, 0.25, 1, 1]
     assert [Numbers(1e-4, 1, True).place(v) for v in (1e-4, 1e-2, 1)] == pytest.approx([0, 0.5, 1])
     assert [Numbers(1e-4, 1, True).place(v) for v in (0, -1, math.nan, math.inf, True, "x", None)] == [None] * 7
@@ -22,7 +22,7 @@ def test_ticks_are_round_numbers():
     assert [text for _, text in Numbers(-3e12, 4e12).ticks()] == ["-2e+12", "0", "2e+12", "4e+12"]
 
 
-def test_options_of_a_choice_have_places_of_their_own():
+def test_choice_axis_has_a_place_for_each_option():
     axis = axis_of(["a", [1, 2]], options=["a", None, [1, 2]])
     assert axis == Options(("a", "null", "[1, 2]"))
     assert [axis.place(v) for v in ("a", None, [1, 2], "b")] == [1 / 6, 0.5, 5 / 6, None]
@@ -41,7 +41,7 @@ def test_axis_without_a_range_has_ticks():
         assert axis.place(0.5) is not None
 
 
-def test_a_metric_over_many_powers_of_ten_is_drawn_by_them():
+def test_metric_over_many_orders_of_magnitude_gets_a_log_axis():
     assert numbers_axis([0.001, 5.0]).is_log
     assert not numbers_axis([0.001, 5.0], is_log=False).is_log
     assert not numbers_axis([-0.001, 5.0]).is_log

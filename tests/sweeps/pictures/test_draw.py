@@ -13,7 +13,7 @@ from tests.sweeps.pictures.trials import SPEC, SPEC_OF_TWO, make_trials, make_tr
 
 
 @pytest.mark.promise("sweep-s-outputs-table-history")
-def test_all_pictures_of_a_sweep(tmp_path: Path) -> None:
+def test_draw_writes_every_picture_of_a_sweep(tmp_path: Path) -> None:
     for module in ("matplotlib", "optuna", "sklearn"):
         pytest.importorskip(module)
     drawn = draw.sketched("Sweep", SPEC, make_trials())
@@ -28,7 +28,7 @@ def test_all_pictures_of_a_sweep(tmp_path: Path) -> None:
         assert next(csv.DictReader(file))["parameter"] == "lr"
 
 
-def test_two_metrics_are_drawn_against_each_other(tmp_path: Path) -> None:
+def test_sweep_of_two_metrics_gets_a_scatter_plot_of_its_front(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     # The sixth is a trial that has just begun, and has no curves.
     trials = [*make_trials_of_two(5), make_trials(6)[5]]

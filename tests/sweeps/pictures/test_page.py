@@ -34,14 +34,14 @@ PAGE = page(sketch(f"Sweep {HOSTILE}", SPEC, make_trials(), SHARES, [f"left out:
 
 
 @pytest.mark.promise("sweep-s-outputs-table-history")
-def test_the_page_asks_for_nothing_from_elsewhere():
+def test_page_loads_nothing_from_other_addresses():
     assert "default-src 'none'" in PAGE
     assert not re.search(r"\b(src|href)=|@import|url\(|fetch\(", PAGE)
     assert set(re.findall(r"https?://[^\"' ]*", PAGE)) == {"http://www.w3.org/2000/svg"}
 
 
 @pytest.mark.promise("sweep-s-outputs-table-history")
-def test_other_peoples_text_makes_no_element():
+def test_hostile_text_creates_no_html_element():
     found = Elements(PAGE)
     assert found.tags.count("script") == 2
     # History, parallel coordinates, importance, and a slice for each hyperparameter.
@@ -50,7 +50,7 @@ def test_other_peoples_text_makes_no_element():
     assert found.cells.count(HOSTILE) == sum(HOSTILE in trial.values.values() for trial in make_trials())
 
 
-def test_every_trial_is_in_the_table_and_has_its_places():
+def test_every_trial_has_a_table_row_and_highlight_positions():
     assert PAGE.count('<tr class="trial"') == 40
     places = json.loads(re.findall(r'id="places">(.*?)</script>', PAGE)[0])
     assert {len(places[str(number)]) for number in range(40)} == {6}

@@ -36,7 +36,7 @@ def test_the_history_has_a_mark_for_each_value_and_a_line_that_only_gets_better(
     assert heights == sorted(heights)
 
 
-def test_names_and_values_are_text():
+def test_hostile_names_and_values_are_escaped_in_svg():
     pictures = svg.parallel(DRAWN.columns, DRAWN.lines) + svg.history(DRAWN.histories[0])
     pictures += svg.importance([Importance(f"{HOSTILE}\x1b", 0.5, 12, is_conditional=True)])
     assert "<svg onload" not in pictures

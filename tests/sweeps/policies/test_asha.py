@@ -28,14 +28,14 @@ def test_the_last_rung_is_below_the_last_interval() -> None:
     assert not ASHA(first=9, eta=3, last=9).stops(curves, "maximize")
 
 
-def test_hyperbands_brackets_are_dealt_out_by_number_and_judged_apart() -> None:
+def test_hyperband_assigns_brackets_by_trial_number_and_judges_them_separately() -> None:
     policy = Hyperband(last=9, first=1, eta=3)
     # Two brackets: of four trials three are judged from 1 on, and one from 3 on.
     curves = trials((0.1,), (0.2,), (0.3,), (0.0,))
     assert list(policy.stops(curves, "maximize")) == [0, 1]
 
 
-def test_asha_finds_as_good_a_trial_with_few_of_the_epochs() -> None:
+def test_asha_finds_a_good_trial_with_a_fraction_of_the_epochs() -> None:
     """100 configurations of 81 epochs, 8 at a time; losses fall by a power law, with noise, and cross early."""
     source = random.Random(5)
     shapes = [(source.uniform(0.2, 1.0), source.uniform(0.6, 0.8), source.uniform(1.0, 1.4)) for _ in range(100)]

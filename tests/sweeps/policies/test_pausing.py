@@ -19,7 +19,7 @@ def test_only_promotion_and_population_policies_pause() -> None:
     assert pausing(ASHA()) is pausing(None) is None
 
 
-def test_a_budget_is_an_argument_with_an_end() -> None:
+def test_budget_must_be_an_argument_with_a_last_interval() -> None:
     check_budget("ASHA", None, None)
     check_budget("ASHA", "--epochs", 9)
     for budget in ("", "--", "a b", "--epochs=3", 3):

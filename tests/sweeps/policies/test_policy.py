@@ -28,7 +28,7 @@ from tests.sweeps.policies.curves import trials
     ],
     ids=str,
 )
-def test_intervals_count_as_the_sdk_s(
+def test_evaluation_intervals_are_counted_as_by_the_azure_sdk(
     evaluation_interval: int, delay_evaluation: int, judged: tuple[int | None, ...]
 ) -> None:
     found = [
@@ -67,7 +67,7 @@ def test_minimizing_equals_maximizing_the_negative(policy: Any) -> None:
 
 
 @pytest.mark.promise("policies-count-azure-sdk-s")
-def test_the_best_so_far_is_held_against_the_median_of_the_others_averages() -> None:
+def test_median_policy_compares_the_best_value_with_the_median_of_averages() -> None:
     # Averages to interval 2 of the others of trial 3: 0.2, 0.4, 0.6; their median is 0.4.
     curves = trials((0.1, 0.3), (0.3, 0.5), (0.5, 0.7), (0.39, 0.1), over=(0, 1, 2))
     found = MedianStopping().stops(curves, "maximize")
@@ -92,13 +92,13 @@ def test_trials_without_a_number_are_ignored_in_the_median() -> None:
     assert not MedianStopping().stops(trials((nan, nan), (0.1, 0.1), over=(0,)), "maximize")
 
 
-def test_intervals_count_as_for_all_policies() -> None:
+def test_median_policy_counts_intervals_like_other_policies() -> None:
     curves = trials((0.9,) * 9, (0.1,) * 4, over=(0,))
     assert not MedianStopping(evaluation_interval=3, delay_evaluation=4).stops(curves, "maximize")
     assert list(MedianStopping(evaluation_interval=2, delay_evaluation=4).stops(curves, "maximize")) == [1]
 
 
-def test_below_zero_and_minimized() -> None:
+def test_median_policy_handles_negative_and_minimized_metrics() -> None:
     # Averages of the first two: -2 and -4; their median is -3. Going up, -3.5 is worse and -2.5 better.
     up = trials((-1.0, -3.0), (-3.0, -5.0), (-3.5, -9.0), (-2.5, -9.0), over=(0, 1))
     assert list(MedianStopping().stops([*up[:2], up[2]], "maximize")) == [2]
@@ -124,7 +124,7 @@ def test_truncation_stops_the_worst_percentage_at_the_interval() -> None:
     assert not TruncationSelection(truncation_percentage=19).stops(curves, "maximize")
 
 
-def test_equal_values_at_the_edge_stay() -> None:
+def test_truncation_keeps_trials_tied_at_the_threshold() -> None:
     curves = trials((0.1,), (0.1,), (0.1,), (0.1,))
     assert not TruncationSelection(truncation_percentage=50).stops(curves, "maximize")
 
@@ -140,7 +140,7 @@ def test_a_percentage_is_an_integer_from_1_to_99(wrong: object) -> None:
         TruncationSelection(truncation_percentage=wrong)  # type: ignore[arg-type]
 
 
-def test_truncation_below_zero_and_minimized() -> None:
+def test_truncation_handles_negative_and_minimized_metrics() -> None:
     curves = trials((-0.1,), (-0.2,), (-0.3,), (-0.4,), (-0.5,))
     assert list(TruncationSelection(truncation_percentage=40).stops(curves, "maximize")) == [3, 4]
     assert list(TruncationSelection(truncation_percentage=40).stops(curves, "minimize")) == [0, 1]
@@ -160,7 +160,7 @@ def test_truncation_counts_intervals_as_for_all_policies() -> None:
 
 
 @pytest.mark.promise("policies-count-azure-sdk-s")
-def test_the_documented_example() -> None:
+def test_bandit_bounds_equal_the_documented_example() -> None:
     # The best is 0.8; with a factor of 0.2 the bound is 0.8 / 1.2 = 0.667.
     found = Bandit(slack_factor=0.2).stops(trials((0.8,), (0.66,), (0.67,)), "maximize")
     assert list(found) == [1]
@@ -174,7 +174,7 @@ def test_bandit_stops_larger_values_when_minimizing() -> None:
 
 
 @pytest.mark.promise("policies-count-azure-sdk-s")
-def test_below_zero_the_bound_is_still_worse_than_the_best() -> None:
+def test_bandit_bound_for_negative_values_is_worse_than_the_best() -> None:
     # Maximized, the best is -1: the bound is -1.2, not -0.83, which would stop the best one too.
     assert list(Bandit(slack_factor=0.2).stops(trials((-1.0,), (-1.1,), (-1.3,)), "maximize")) == [2]
     assert list(Bandit(slack_factor=0.2).stops(trials((-1.0,), (-0.9,), (-0.8,)), "minimize")) == [2]
@@ -236,5 +236,7 @@ def test_invalid_policy_parameters_are_refused(wrong: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_bounds_worked_by_hand(slack: Any, goal: Any, best: float, stopped: float, stays: float) -> None:
+def test_bandit_bounds_equal_values_computed_by_hand(
+    slack: Any, goal: Any, best: float, stopped: float, stays: float
+) -> None:
     assert list(Bandit(**slack).stops(trials((best,), (stopped,), (stays,)), goal)) == [1]

@@ -208,7 +208,7 @@ def beside(expression: Any, value: Any, factor: float) -> Any:
     ],
     ids=str,
 )
-def test_each_kind_moves_in_its_way(expression: Any, value: Any, down: Any, up: Any) -> None:
+def test_each_expression_kind_is_perturbed_in_its_own_scale(expression: Any, value: Any, down: Any, up: Any) -> None:
     found = [beside(expression, value, factor) for factor in (0.8, 1.2)]
     assert found == ([pytest.approx(down), pytest.approx(up)] if isinstance(down, float) else [down, up])
 
@@ -228,7 +228,7 @@ def test_resampled_value_covers_the_whole_space() -> None:
     assert max(found) > 0.8
 
 
-def test_a_branch_stays_and_its_values_move() -> None:
+def test_mutation_keeps_the_chosen_branch_and_changes_its_values() -> None:
     space = Space({"opt": choice({"--momentum": uniform(0, 1)}, {"beta": uniform(0, 1)}), "lr": loguniform(0.01, 1)})
     before = space.chosen({"--momentum": 0.5, "lr": 0.1})
     for seed in range(20):

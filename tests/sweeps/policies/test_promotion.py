@@ -65,7 +65,7 @@ def test_trial_is_promoted_once_enough_results_exist() -> None:
     assert following(paused((0.1,) * 3, (0.3,) * 3, (0.2,) * 9, *((0.0,) * 3,) * 3)).number == 1
 
 
-def test_the_top_rung_comes_first() -> None:
+def test_promotion_from_the_top_rung_has_priority() -> None:
     there = [(0.5,) * 9, (0.4,) * 9, (0.3,) * 9, (0.9,) * 3, *((0.1,) * 3,) * 8]
     found = following(paused(*there))
     assert (found.number, found.rung) == (0, 9)

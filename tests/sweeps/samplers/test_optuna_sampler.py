@@ -118,7 +118,7 @@ def penalized(values: dict[str, Any]) -> float:
 
 
 @pytest.mark.promise("wrong-option-choice-kept-because")
-def test_the_option_of_the_first_good_trials_is_not_kept_for_that() -> None:
+def test_tpe_leaves_a_wrong_choice_of_the_first_good_trials() -> None:
     """The joint estimator alone came to 0.2, what a wrong option costs."""
     found = []
     for seed in (0, 2, 4):
@@ -175,7 +175,7 @@ def test_cmaes_reports_the_needed_number_of_prior_results() -> None:
         make_sampler("cmaes", BRANIN, 1, ("minimize",), prior=prior(branin, 7)[:6])
 
 
-def test_points_are_points_of_the_space() -> None:
+def test_proposed_points_are_valid_in_the_space() -> None:
     for trial in swept(make_sampler("tpe", MIXED, 1, ("minimize",)), MIXED, loss, 25, []):
         assert MIXED.values(MIXED.chosen(trial.values)) == pytest.approx(trial.values)
 
@@ -200,7 +200,7 @@ def test_points_of_a_finite_space_are_proposed_once(name: str, tmp_path: Any) ->
     assert repeating.propose(16, trials) is not None
 
 
-def test_tpe_finds_more_than_chance() -> None:
+def test_tpe_beats_random_search() -> None:
     def regret(name: str, seed: int) -> float:
         sampler = make_sampler(name, BRANIN, seed, ("minimize",))
         trials = swept(sampler, BRANIN, branin, 60, [], in_flight=8)
@@ -219,7 +219,7 @@ def test_cmaes_proposes_points_of_a_space_of_numbers() -> None:
         make_sampler("cmaes", MIXED, 1, ("minimize",))
 
 
-def test_a_sampler_of_the_users_own_is_found_in_the_source(tmp_path: Any) -> None:
+def test_users_sampler_is_imported_from_the_source_folder(tmp_path: Any) -> None:
     (tmp_path / "own_sampler_of_mine.py").write_text(
         "import optuna\ndef make(seed):\n    return optuna.samplers.NSGAIISampler(seed=seed)\n"
     )

@@ -14,7 +14,7 @@ SPACE = Space({"lr": pl.loguniform(1e-4, 1e-1), "n": pl.randint(10)})
 
 
 @pytest.mark.promise("study-made-anew-proposes-unbroken")
-def test_a_proposal_depends_on_the_seed_and_the_number_alone() -> None:
+def test_random_proposal_depends_only_on_seed_and_number() -> None:
     one = RandomSampler(SPACE, 3)
     points = [one.propose(number, ()) for number in range(20)]
     assert [RandomSampler(SPACE, 3).propose(number, ()) for number in reversed(range(20))] == points[::-1]
@@ -39,7 +39,7 @@ def test_repeats_are_allowed_on_request() -> None:
     assert {str(point.chosen) for point in points if point} == {"{'a': 0}", "{'a': 1}"}
 
 
-def test_quantised_values_do_not_come_twice_either() -> None:
+def test_quantized_values_are_proposed_without_repeats() -> None:
     space = Space({"a": pl.quniform(0, 1, 0.5)})
     sampler = RandomSampler(space, 0)
     trials: list[Trial] = []
@@ -74,6 +74,6 @@ def test_large_grid_is_computed_lazily() -> None:
     assert proposal.chosen == {"a": 0, "b": 0, "c": 0, "d": 0, "e": 0, "f": 3}
 
 
-def test_a_continuum_has_no_grid() -> None:
+def test_grid_over_a_continuous_parameter_is_refused() -> None:
     with pytest.raises(SweepError, match="has no end of values"):
         GridSampler(Space({"a": pl.uniform(0, 1)}))

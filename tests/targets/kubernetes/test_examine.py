@@ -16,7 +16,7 @@ def rule(group: str, resources: Any, verbs: Any) -> dict[str, Any]:
     return {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
 
 
-def test_the_smallest_role_lacks_nothing():
+def test_documented_role_has_all_needed_rights():
     assert missing_rights([rule(*one) for one in RULES]) == []
 
 
@@ -31,7 +31,7 @@ def test_wildcards_grant_everything():
     assert missing_rights([rule("*", ["*"], ["*"])]) == []
 
 
-def test_rights_on_named_objects_do_not_count():
+def test_rights_limited_to_named_objects_do_not_suffice():
     assert missing_rights([{**rule("*", ["*"], ["*"]), "resourceNames": ["one"]}]) != []
 
 

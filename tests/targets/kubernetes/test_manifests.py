@@ -32,7 +32,7 @@ def pod_of(manifest: Any) -> Any:
     return manifest["spec"]["template"]["spec"]
 
 
-def test_job_has_one_pod_a_node_and_ends_with_index_0():
+def test_job_has_a_pod_per_node_and_succeeds_with_index_0():
     spec: Any = job_manifest(job(node_count=3, distributed_backend="gloo"), settings(), NAMES)["spec"]
 
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
@@ -104,7 +104,7 @@ def test_labels_and_annotations_of_the_target_are_on_every_object():
     assert all(one["labels"]["team"] == "vision" and one["annotations"]["cost"] == "7" for one in metadata)
 
 
-def test_template_wins_and_keeps_the_rest_of_the_pod():
+def test_pod_template_overrides_its_fields_and_keeps_the_rest():
     template = {
         "spec": {
             "containers": [
@@ -153,7 +153,7 @@ def test_the_entrypoint_of_an_image_can_be_kept():
         ("___1700000000_0a1b2c3d", "pl-run-0a1b2c3d"),
     ],
 )
-def test_job_names_are_dns_labels_with_room_for_an_index(run_id: str, name: str):
+def test_job_name_is_a_valid_dns_label_with_room_for_a_pod_index(run_id: str, name: str):
     assert job_name(run_id) == name
     assert len(f"{name}-99999") <= 63
 

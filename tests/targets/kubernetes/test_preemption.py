@@ -88,7 +88,7 @@ def test_reader_gives_a_lost_run_the_cause_of_its_pods_end(tmp_path: Path) -> No
     assert (found.cause, found.message) == ("preempted", "Pod p: it was evicted (drain). The node was lost.")
 
 
-def test_supervisor_learns_which_pod_kubernetes_takes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supervisor_is_told_which_pod_kubernetes_preempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (hub, allocate):
         monkeypatch.setattr(module, "HUB_SOCKET", str(tmp_path / "hub.sock"))
     described = ticket()

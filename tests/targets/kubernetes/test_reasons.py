@@ -38,37 +38,37 @@ RUNNING = {"running": {"startedAt": "2026-11-29T00:00:00Z"}}
 NO_ROOM = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. no new claims to deallocate, preemption: 0/2 nodes."
 
 
-def test_pods_without_room_are_told_by_the_lacking_resource():
+def test_unschedulable_pods_are_reported_with_the_lacking_resource():
     found = reasons.waits_for(job(2), [pod(0, state=RUNNING), pod(1, conditions=unscheduled(NO_ROOM))], [])
 
     assert found == "1 of 2 pods, 0/2 nodes have enough free nvidia.com/gpu"
 
 
-def test_several_reasons_of_the_scheduler_stay_as_they_are():
+def test_several_scheduler_reasons_are_reported_unchanged():
     text = "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had untolerated taint {gpu: true}. preemption: none."
 
     assert reasons.waits_for(job(), [pod(conditions=unscheduled(text))], []) == text.partition(". ")[0]
 
 
-def test_a_used_up_quota_is_told_with_its_numbers():
+def test_exhausted_quota_is_reported_with_its_numbers():
     events = refusal("exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1")
 
     assert reasons.waits_for(job(), [], events) == "quota 'q' is used up: the pod needs pods=1; used pods=1 of pods=1"
 
 
-def test_a_limit_range_is_told():
+def test_limit_range_violation_is_reported():
     events = refusal("maximum cpu usage per Container is 500m, but limit is 1")
 
     assert reasons.waits_for(job(), [], events).endswith("maximum cpu usage per Container is 500m, but limit is 1")
 
 
-def test_refusals_before_a_created_pod_do_not_count():
+def test_refusals_before_a_successful_pod_creation_are_ignored():
     events = [*refusal("exceeded quota: q, requested: a, used: b, limited: c"), {"reason": "SuccessfulCreate"}]
 
     assert reasons.refused(events) is None  # type: ignore[arg-type]
 
 
-def test_a_suspended_job_is_told_with_the_words_of_its_queue():
+def test_suspended_job_is_reported_with_the_message_of_its_queue():
     found = reasons.waits_for(job(suspend=True), [], [], "couldn't assign flavors to pod set main")
 
     assert found == "waits in its queue: couldn't assign flavors to pod set main"
@@ -154,7 +154,7 @@ def test_a_registry_that_does_not_answer_is_waited_for():
         ),
     ],
 )
-def test_the_end_of_a_pod_has_a_cause_and_a_next_step(pod: Pod, cause: str, words: str):
+def test_ended_pod_is_reported_with_cause_and_next_step(pod: Pod, cause: str, words: str):
     end = reasons.ended(pod)
 
     assert end is not None
@@ -162,11 +162,11 @@ def test_the_end_of_a_pod_has_a_cause_and_a_next_step(pod: Pod, cause: str, word
     assert words in end.message
 
 
-def test_a_pod_that_gives_its_place_back_has_no_failure():
+def test_pod_that_yields_its_place_has_no_failure():
     assert reasons.ended(pod(state={"terminated": {"exitCode": 75, "reason": "Error"}})) is None
 
 
-def test_the_newest_pod_of_index_0_that_is_not_being_ended_serves_readers():
+def test_readers_use_the_newest_index_0_pod_that_is_not_terminating():
     old, new, leaving = (pod(0, state=RUNNING) for _ in range(3))
     old["metadata"]["creationTimestamp"] = "2026-11-29T00:00:00Z"
     new["metadata"]["creationTimestamp"] = "2026-11-29T00:01:00Z"

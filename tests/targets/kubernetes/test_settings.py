@@ -56,7 +56,7 @@ def test_paths_of_a_kubeconfig_are_relative_to_it(tmp_path: Path):
     assert found.cluster["certificate-authority"] == str(tmp_path / "ca.crt")
 
 
-def test_a_missing_context_is_told_with_those_that_exist(tmp_path: Path):
+def test_missing_kubeconfig_context_is_reported_with_the_existing_ones(tmp_path: Path):
     path = kubeconfig(tmp_path / "config", "a", "b")
 
     with pytest.raises(TargetError, match="no context 'c'; it has a, b"):
@@ -65,7 +65,7 @@ def test_a_missing_context_is_told_with_those_that_exist(tmp_path: Path):
         find_context("t", str(path), None)
 
 
-def test_a_missing_kubeconfig_is_told(tmp_path: Path):
+def test_missing_kubeconfig_is_reported(tmp_path: Path):
     with pytest.raises(TargetError, match="there is no kubeconfig"):
         find_context("t", str(tmp_path / "none"), None)
 
@@ -104,11 +104,11 @@ def test_the_content_of_a_template_is_stored_and_its_first_container_is_that_of_
     assert checked.template["spec"] == {"hostNetwork": True, "containers": [{"name": "paceline"}]}
 
 
-def test_quantities_are_those_of_kubernetes():
+def test_kubernetes_quantities_are_parsed():
     assert [bytes_of(text, "x") for text in ("4Gi", "512Mi", "2G", "1", "500m")] == [4 << 30, 512 << 20, 2e9, 1, 0.5]
 
 
-def test_parts_pass_a_log_whole_and_torn_ones_are_left_out():
+def test_parts_of_a_run_are_read_from_a_log_and_torn_ones_skipped():
     data = bytes(range(256)) * 1000
     lines = [*log_lines(0, zlib.compress(data)), "a line of somebody else", *log_lines(1, zlib.compress(b"more"))]
 

@@ -14,7 +14,7 @@ from paceline.targets.ray.placement_group import LostError
 
 
 @pytest.mark.promise("how-long-silent-node-waited")
-def test_each_link_waits_as_long_as_the_target_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_link_timeout_is_the_silence_setting_of_the_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[float] = []
 
     def refuse(sock: socket.socket, *, name: str, silence_s: float, **_: Any) -> None:

@@ -87,7 +87,7 @@ def test_exec_messages_are_forwarded_encrypted_and_removed(both: Both, superviso
     wait_until(lambda: not both.left(), f"nothing is left: {both.left()}", 60)
 
 
-def test_several_commands_at_once_have_their_own_words(both: Both, supervisor: Answering) -> None:
+def test_concurrent_exec_commands_do_not_mix_their_messages(both: Both, supervisor: Answering) -> None:
     ways = [both.channel() for _ in range(3)]
     for number, channel in enumerate(ways):
         channel.begin(REQUEST)
@@ -126,7 +126,7 @@ def test_writer_of_the_store_without_the_key_runs_nothing(
     channel.close()
 
 
-def test_a_refusal_is_handed_back(both: Both, supervisor: Answering) -> None:
+def test_refused_exec_request_returns_its_reason(both: Both, supervisor: Answering) -> None:
     channel = both.channel()
     channel.begin(REQUEST | {"argv": ["refused"]})
     assert hear(channel, "error") == ["rank 0 has ended"]
@@ -134,7 +134,9 @@ def test_a_refusal_is_handed_back(both: Both, supervisor: Answering) -> None:
     wait_until(lambda: not both.left(), f"nothing is left: {both.left()}", 60)
 
 
-def test_removed_knock_is_repeated(both: Both, supervisor: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exec_request_that_was_removed_from_the_store_is_sent_again(
+    both: Both, supervisor: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(channel_module, "_AGAIN_S", 0.1)
     monkeypatch.setattr(StoreChannel, "begin", lambda self, request: self._in.put([request]))
     channel = both.channel()
@@ -144,7 +146,7 @@ def test_removed_knock_is_repeated(both: Both, supervisor: Answering, monkeypatc
     channel.close()
 
 
-def test_the_end_of_a_killed_asker_ends_the_command(
+def test_killed_exec_client_ends_its_command(
     both: Both, supervisor: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel_module, "_SILENCE_S", 0.5)

@@ -178,7 +178,7 @@ def test_expired_cached_answer_is_requested_again(tmp_path: Path) -> None:
     assert cluster.asked == 2
 
 
-def test_an_answer_from_the_future_does_not_count(tmp_path: Path) -> None:
+def test_cached_answer_with_a_future_time_is_ignored(tmp_path: Path) -> None:
     cluster = Cluster()
     look(tmp_path, cluster)
     (path,) = (tmp_path / "engines").glob("ray-*.json")
@@ -195,14 +195,14 @@ def test_failure_of_an_unreachable_cluster_is_cached(tmp_path: Path) -> None:
     assert cluster.asked == 1
 
 
-def test_clusters_have_an_answer_each(tmp_path: Path) -> None:
+def test_cached_answers_are_kept_per_cluster(tmp_path: Path) -> None:
     first, second = Cluster(), Cluster()
     all_jobs(tmp_path, ADDRESS, first.jobs, "paceline-")
     all_jobs(tmp_path, "http://other:8265", second.jobs, "paceline-")
     assert (first.asked, second.asked) == (1, 1)
 
 
-def test_the_library_is_packed_for_the_first_run_alone(
+def test_library_is_packed_only_for_the_first_run(
     cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed: list[Any] = []

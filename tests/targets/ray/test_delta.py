@@ -67,7 +67,9 @@ def test_growing_log_is_stored_by_its_appended_bytes(two: Two) -> None:
     assert two.sync() == 0
 
 
-def test_a_large_file_goes_in_pieces_and_logs_between_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_file_is_split_and_logs_are_sent_between_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(changes, "CHUNK_BYTES", 1000)
     two = Two(tmp_path, part_bytes=1500)
     two.write("checkpoints/1.pt", "abcdefghi" * 1000)
@@ -96,7 +98,7 @@ def test_a_part_replayed_twice_changes_nothing(tmp_path: Path, monkeypatch: pyte
     assert (two.text("logs/driver.log"), two.text("checkpoints/1.pt")) == ("line\n", "abcdefghi" * 1000)
 
 
-def test_the_end_of_the_run_comes_last_of_all(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_the_run_is_sent_after_all_files(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     two.write("state.json", json.dumps({"status": "Running"}))
     two.write("outputs/model", "m")
     two.sync()

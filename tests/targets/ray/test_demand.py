@@ -17,12 +17,12 @@ def node(name: str, free: dict[str, float] | None = None, **total: float) -> Nod
     return NodeResources(name=name, total=total, free=free)
 
 
-def test_each_worker_takes_a_cpu() -> None:
+def test_ray_demand_has_one_cpu_per_worker() -> None:
     asked = demand(node_count=2, process_count_per_node=3, distributed_backend="gloo")
     assert asked.bundles == ({"CPU": 3.0}, {"CPU": 3.0})
 
 
-def test_gpus_and_the_targets_own_resources_come_on_top() -> None:
+def test_ray_demand_includes_gpus_and_custom_resources() -> None:
     settings = {"cpus_per_worker": 0.5, "gpus_per_worker": 2, "resources": ["fast disk=1"]}
     asked = demand(settings, process_count_per_node=3, distributed_backend="nccl", use_gpu=True)
     assert asked.bundles == ({"CPU": 1.5, "GPU": 6.0, "fast disk": 1.0},)

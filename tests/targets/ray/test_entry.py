@@ -69,7 +69,7 @@ def test_supervisor_uses_the_submitters_python_if_the_cluster_has_it(run_dir: Pa
     assert not (run_dir / "oops").exists()
 
 
-def test_else_with_the_python_that_has_ray(run_dir: Path, tmp_path: Path) -> None:
+def test_supervisor_falls_back_to_the_python_that_has_ray(run_dir: Path, tmp_path: Path) -> None:
     ray = program(tmp_path / "ray" / "python", 'echo "ray\'s: $*"')
     run(shared_entrypoint(run_dir, tmp_path, "/nowhere/python"), ray, tmp_path)
     assert f"ray's: -m paceline.supervisor {run_dir}" in driver_log(run_dir).splitlines()
@@ -92,7 +92,7 @@ def test_a_folder_that_the_cluster_does_not_see_is_named(run_dir: Path, tmp_path
     assert "datastore" in done.stdout
 
 
-def test_without_a_shared_folder_the_job_is_its_own_library(tmp_path: Path) -> None:
+def test_job_without_a_shared_folder_imports_paceline_from_its_package(tmp_path: Path) -> None:
     ray = program(tmp_path / "ray" / "python", 'echo "ray\'s: $*"; env | grep -e ^PACELINE_ -e ^PYTHONPATH')
     done = run(travel_entrypoint("x_1", None, "word"), ray, tmp_path)
     lines = done.stdout.splitlines()
@@ -101,7 +101,7 @@ def test_without_a_shared_folder_the_job_is_its_own_library(tmp_path: Path) -> N
     assert f"PACELINE_RAY_LIBRARY={tmp_path}" in lines
 
 
-def test_a_stop_of_the_job_leaves_the_supervisor_its_time(run_dir: Path, tmp_path: Path) -> None:
+def test_stopped_ray_job_waits_for_its_supervisor(run_dir: Path, tmp_path: Path) -> None:
     # Ray signals every process of a job at once; the shell must not go before the supervisor.
     slow = program(tmp_path / "slow" / "python", 'kill -TERM $PPID; sleep 0.3; echo "last words"')
     script = shared_entrypoint(run_dir, tmp_path, str(slow))

@@ -155,7 +155,7 @@ def with_output(tmp_path: Path, cluster: FakeCluster) -> Trip:
     return Trip(tmp_path, cluster, job=make_job(inputs=(reference,)))
 
 
-def test_an_output_goes_home_before_the_run_is_over_here(with_output: Trip, tmp_path: Path) -> None:
+def test_output_is_stored_locally_before_the_run_completes(with_output: Trip, tmp_path: Path) -> None:
     trip = with_output
     done = trip.run_there(trip.send(), tmp_path)
     assert done.returncode == 0, done.stderr
@@ -193,7 +193,7 @@ def test_a_snapshot_is_stored_once(trip: Trip) -> None:
     assert path.stat().st_ino == before.st_ino
 
 
-def test_a_run_that_failed_there_is_a_failed_job(trip: Trip, tmp_path: Path) -> None:
+def test_failed_run_is_a_failed_ray_job(trip: Trip, tmp_path: Path) -> None:
     assert trip.run_there(trip.send(), tmp_path, end=states.FAILED).returncode == 1
 
 
@@ -274,7 +274,7 @@ def test_cluster_with_another_store_is_reported(trip: Trip, tmp_path: Path) -> N
     assert "Does the cluster reach the very store" in done.stdout
 
 
-def test_a_ticket_holds_places_of_secrets_and_no_secret(trip: Trip, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ticket_names_the_places_of_secrets_but_no_secret(trip: Trip, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAB_SECRET", "hush-hush")
     write_json(
         trip.workspace / "datastores" / "lab.json",
@@ -287,7 +287,7 @@ def test_a_ticket_holds_places_of_secrets_and_no_secret(trip: Trip, monkeypatch:
     assert Ticket.from_word(word).record.credentials == {"secret": "env:LAB_SECRET"}
 
 
-def test_secrets_travel_sealed_and_are_in_the_store_no_longer_than_they_wait(trip: Trip, tmp_path: Path) -> None:
+def test_secrets_are_sent_encrypted_and_removed_from_the_store_once_read(trip: Trip, tmp_path: Path) -> None:
     write_json(trip.folder.secrets, {"A": "hush-hush"}, mode=0o600)
     script = trip.send()
     word = shlex.split(script.splitlines()[-1])[-1]
@@ -338,7 +338,7 @@ def test_unknown_and_read_only_datastores_are_refused(trip: Trip) -> None:
         trip.send()
 
 
-def test_a_file_keeps_its_mode_on_the_way(trip: Trip, tmp_path: Path) -> None:
+def test_transferred_file_keeps_its_mode(trip: Trip, tmp_path: Path) -> None:
     script = trip.workspace / "snapshots" / "abc123" / "data.txt"
     script.chmod(0o755)
     packed = trip.send()
@@ -478,7 +478,7 @@ def test_part_that_was_changed_in_the_store_is_refused(
     assert not (trip.folder.outputs / "data").exists() or (trip.folder.outputs / "data").read_text() == "source"
 
 
-def test_parts_of_a_run_without_its_key_are_not_taken(trip: Trip, tmp_path: Path) -> None:
+def test_parts_of_a_run_are_refused_without_its_key(trip: Trip, tmp_path: Path) -> None:
     trip.run_there(trip.send(), tmp_path)
     trip.folder.exec_key.unlink()
     with pytest.raises(TransferError, match="Look at the run as the user that submitted it"):

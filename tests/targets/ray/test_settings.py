@@ -15,7 +15,7 @@ def settings(**values: Any) -> RaySettings:
     return read_settings("cluster", values)
 
 
-def test_a_slash_at_the_end_of_the_address_does_not_matter() -> None:
+def test_trailing_slash_of_the_address_is_ignored() -> None:
     assert settings(address="http://head:8265/").address == "http://head:8265"
 
 
@@ -55,7 +55,7 @@ def test_a_wrong_resource_is_refused(word: str) -> None:
         settings(resources=[word])
 
 
-def test_a_resources_name_may_hold_anything() -> None:
+def test_ray_resource_name_may_have_any_characters() -> None:
     assert settings(resources=["fast disk;$(x)=0.5", "a=b=2"]).resources == {"fast disk;$(x)": 0.5, "a=b": 2.0}
 
 
@@ -68,12 +68,12 @@ def test_without_a_shared_folder_a_datastore_is_needed() -> None:
 
 
 @pytest.mark.parametrize("values", [{"python": "python3"}, {"folder": "~/x"}])
-def test_a_path_of_the_nodes_is_absolute(values: dict[str, str]) -> None:
+def test_relative_path_on_the_nodes_is_refused(values: dict[str, str]) -> None:
     with pytest.raises(TargetError, match="not an absolute path"):
         settings(**values)
 
 
-def test_a_worker_takes_some_cpu() -> None:
+def test_zero_cpus_per_worker_is_refused() -> None:
     with pytest.raises(TargetError, match=r"cpus_per_worker=0\.0"):
         settings(cpus_per_worker=0.0)
 
@@ -92,7 +92,7 @@ def test_token_is_read_from_rays_own_places(monkeypatch: pytest.MonkeyPatch, tmp
     assert token(settings(token_env="LAB")) == "mine"
 
 
-def test_a_place_without_a_token_is_an_error(tmp_path: Path) -> None:
+def test_missing_or_malformed_token_raises(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="no LAB_TOKEN"):
         token(settings(token_env="LAB_TOKEN"))
     with pytest.raises(TargetError, match="can't be read"):

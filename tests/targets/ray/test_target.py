@@ -74,7 +74,7 @@ def test_complaint_is_read_from_the_log_when_the_message_quotes_only_the_command
     assert look(cluster, folder).message == "pc0 does not see it."
 
 
-def test_ray_leaves_a_job_that_is_stopped_the_workers_grace_and_more(cluster: FakeCluster, folder: RunFolder) -> None:
+def test_ray_stop_timeout_exceeds_the_grace_period_of_the_workers(cluster: FakeCluster, folder: RunFolder) -> None:
     job = start(cluster, folder)
     assert job["runtime_env"]["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"] == "27"
     assert "paceline.supervisor" in job["entrypoint"]
@@ -82,7 +82,7 @@ def test_ray_leaves_a_job_that_is_stopped_the_workers_grace_and_more(cluster: Fa
     assert (told["engine"], told["job_id"]) == ("ray", f"paceline-{folder.run_id}")
 
 
-def test_no_token_gets_into_the_job(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_not_stored_in_the_job(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAB", "hush-hush")
     with fake_cluster(token="hush-hush") as cluster:
         target(cluster, token_env="LAB").start_supervisor(folder.path, -1, folder.path / "lib", "/my/python")
@@ -152,7 +152,7 @@ def test_cancel_and_release_stop_the_job(cluster: FakeCluster, folder: RunFolder
     assert job["status"] == "STOPPED"
 
 
-def test_the_job_itself_does_not_stop_itself(
+def test_release_from_inside_the_job_does_not_stop_it(
     cluster: FakeCluster, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = start(cluster, folder)

@@ -50,7 +50,7 @@ def test_allocation_outside_a_job_raises_target_error(name: str):
 
 
 @pytest.mark.promise("how-long-silent-node-waited")
-def test_each_link_waits_as_long_as_the_target_says(monkeypatch: pytest.MonkeyPatch, tmp_path):
+def test_link_timeout_is_the_silence_setting_of_the_target(monkeypatch: pytest.MonkeyPatch, tmp_path):
     asked: list[float] = []
 
     def refuse(argv, *, name, silence_s, **_):
@@ -111,7 +111,7 @@ def test_steps_and_workers_do_not_inherit_slurm_variables():
     assert b"PMIX" not in done.stdout
 
 
-def test_nodes_are_reached_where_their_names_lead(monkeypatch: pytest.MonkeyPatch):
+def test_slurm_nodes_are_reached_at_the_addresses_of_their_names(monkeypatch: pytest.MonkeyPatch):
     known = {"n1": "10.0.0.1", "n2": "10.0.0.2"}
 
     def getaddrinfo(host: str, *_: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:

@@ -55,7 +55,7 @@ def test_the_script_of_a_task_starts_its_own_run_s_supervisor(tmp_path: Path) ->
     assert done.stdout.split("|")[:-1] == ["-m", "paceline.supervisor", str(run), str(run), run.name, "/lib"]
 
 
-def test_array_task_id_has_the_form_of_squeue() -> None:
+def test_array_task_id_is_formatted_like_squeue() -> None:
     assert listed_id({"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "0"}) == "5_0"
     assert listed_id({"SLURM_JOB_ID": "7"}) == "7"
     assert listed_id({}) == ""

@@ -183,7 +183,7 @@ def test_restarted_log_replaces_the_old_one(tmp_path: Path, home: Path, text: st
     assert folder.driver_log.read_text() == text
 
 
-def test_notes_of_both_sides_are_kept(tmp_path: Path, home: Path):
+def test_local_and_remote_notes_are_merged(tmp_path: Path, home: Path):
     folder, login = submitted(tmp_path), make_login()
     folder.notes.write_text("before\n")
     there = login.push(folder, library(tmp_path))
@@ -198,7 +198,7 @@ def test_notes_of_both_sides_are_kept(tmp_path: Path, home: Path):
 
 
 @pytest.mark.skipif(old_python() is None, reason="needs a Python 3.6, to stand for that of a login host")
-def test_the_python_of_an_old_login_host_is_enough(tmp_path: Path, home: Path):
+def test_login_host_needs_only_python_3_6(tmp_path: Path, home: Path):
     folder, login = submitted(tmp_path), make_login(python=old_python())
     there = login.push(folder, library(tmp_path))
     far = RunFolder(Path(there.run_dir))
@@ -209,7 +209,7 @@ def test_the_python_of_an_old_login_host_is_enough(tmp_path: Path, home: Path):
     assert (folder.checkpoints / "step_1" / "state").read_text() == "state"
 
 
-def test_a_run_that_an_older_paceline_has_sent_goes_on(tmp_path: Path, home: Path):
+def test_run_sent_by_an_older_paceline_continues(tmp_path: Path, home: Path):
     folder, there, login = push(tmp_path)
     far = RunFolder(Path(there.run_dir))
     run_on(far)
@@ -248,7 +248,7 @@ def test_connection_lost_during_the_last_pull_leaves_the_run_unfinished(
     assert (folder.outputs / "model.bin").read_text() == "weights"
 
 
-def test_an_output_goes_home_before_the_run_is_over_here(tmp_path: Path, home: Path):
+def test_output_is_stored_locally_before_the_run_completes(tmp_path: Path, home: Path):
     reference = DataReference(name="model", sources=(Source(datastore="default", path="m"),), mode="upload")
     folder, login = submitted(tmp_path, job=make_job(inputs=(reference,))), make_login()
     there = login.push(folder, library(tmp_path))
@@ -279,7 +279,7 @@ def test_output_conflict_is_reported_before_anything_is_sent(tmp_path: Path, hom
     assert not list(home.iterdir())
 
 
-def test_a_request_to_cancel_is_put_where_the_supervisor_looks(tmp_path: Path, home: Path):
+def test_cancel_request_is_written_to_the_remote_run_folder(tmp_path: Path, home: Path):
     _, there, login = push(tmp_path)
     login.put(f"{there.run_dir}/cancel.json", {"by": "mé"})
     assert json.loads((Path(there.run_dir) / "cancel.json").read_text()) == {"by": "mé"}
@@ -426,7 +426,7 @@ def test_exec_reports_refusal_and_end_of_workers(home: Path, tmp_path: Path) -> 
     assert is_clean(folder)
 
 
-def test_a_connection_that_ends_ends_the_command(home: Path, tmp_path: Path) -> None:
+def test_lost_connection_ends_the_exec_command(home: Path, tmp_path: Path) -> None:
     folder = there(tmp_path)
     with answering(folder) as supervisor:
         channel = LoginChannel(make_login(), str(folder.path))

@@ -27,7 +27,7 @@ MPI = make_job(distributed_backend="mpi", node_count=2, process_count_per_node=2
         (WITHOUT, "", ["none", "cray_shasta", "pmi2"]),
     ],
 )
-def test_plugins_are_read_as_each_version_lists_them(out: str, err: str, plugins: list[str]):
+def test_mpi_plugins_are_parsed_for_each_slurm_version(out: str, err: str, plugins: list[str]):
     assert plugins_in(CommandResult(returncode=0, stdout=out, stderr=err)) == plugins
 
 
@@ -47,7 +47,7 @@ def test_only_mpi_jobs_on_targets_with_srun_are_checked(slurm: FakeSlurm):
     assert slurm.count("srun") == 0
 
 
-def test_containers_are_refused(slurm: FakeSlurm):
+def test_srun_with_containers_is_refused(slurm: FakeSlurm):
     job = make_job(distributed_backend="mpi", environment=Environment(docker_image="pytorch"))
     with pytest.raises(TargetError, match=r"custom_docker_image='pytorch'.*mpi='mpirun'"):
         SlurmTarget("cluster", {"mpi": "pmix"}).check(job)
@@ -71,7 +71,7 @@ def test_srun_gets_the_node_of_each_worker(slurm: FakeSlurm, tmp_path: Path):
         starter(MPI, settings, "7", ("n1", "n4"), {"PATH": str(tmp_path)})
 
 
-def test_a_preview_shows_srun(slurm: FakeSlurm):
+def test_preview_shows_the_srun_command(slurm: FakeSlurm):
     shown = SlurmTarget("cluster", {"mpi": "pmix"}).preview(MPI).starter
     assert shown is not None
     assert shown.argv[:2] == ("srun", "--jobid=JOB_ID")

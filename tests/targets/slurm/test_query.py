@@ -44,7 +44,7 @@ def test_200_queued_runs_need_one_squeue_call(slurm: FakeSlurm, tmp_path: Path, 
     assert slurm.count("squeue") == 2
 
 
-def test_processes_that_ask_at_once_share_the_answer(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_concurrent_queries_share_one_squeue_call(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     slurm.say("squeue", "1|RUNNING|None|n1|paceline-r\n")
     threads = [threading.Thread(target=lambda: make(tmp_path, clock).job("1", 0)) for _ in range(8)]
     for thread in threads:
@@ -161,7 +161,7 @@ def test_canceling_user_id_is_resolved_on_the_cluster(slurm: FakeSlurm, tmp_path
     assert [call for call in slurm.calls if call.startswith("id ")] == ["id -nu 1001", "id -nu 9"]
 
 
-def test_without_accounting_the_last_word_of_squeue_is_kept(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_last_state_of_squeue_is_kept_without_accounting(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     slurm.say("sacct", err=NO_ACCOUNTING, code=1)
     slurm.say("squeue", "1|FAILED|NonZeroExitCode|n1|paceline-r\n")
     slurm.say("scontrol", "JobId=1 JobState=FAILED Reason=NonZeroExitCode ExitCode=127:0 NodeList=n1\n")
@@ -202,7 +202,7 @@ def test_unknown_job_returns_none(slurm: FakeSlurm, tmp_path: Path, clock: Clock
     assert make(tmp_path, clock).job("1", 0) is None
 
 
-def test_a_job_that_was_put_back_into_the_queue_lives_again(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_requeued_job_is_pending_again(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     slurm.say("sacct", err=NO_ACCOUNTING, code=1)
     query = make(tmp_path, clock)
     for state in ("NODE_FAIL", "PENDING"):
@@ -246,7 +246,7 @@ def test_slow_answer_still_serves_all_waiting_readers(
     assert slurm.count("squeue") == 1
 
 
-def test_a_job_is_found_by_its_name(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_slurm_job_is_found_by_its_name(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     slurm.say("squeue", "4|PENDING|Priority||other\n5|PENDING|Priority||paceline-r\n")
     job = make(tmp_path, clock).job_named("paceline-r")
     assert job is not None
@@ -254,7 +254,7 @@ def test_a_job_is_found_by_its_name(slurm: FakeSlurm, tmp_path: Path, clock: Clo
     assert make(tmp_path, clock).job_named("paceline-s") is None
 
 
-def test_a_torn_file_and_a_folder_that_can_not_be_written_to_do_no_harm(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_torn_or_unwritable_query_cache_is_ignored(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     slurm.say("squeue", "1|RUNNING|None|n1|paceline-r\n")
     query = make(tmp_path, clock)
     query.job("1", 0)
@@ -339,7 +339,7 @@ def test_every_recorded_waiting_reason_is_explained(version: str):
 @pytest.mark.parametrize(
     "state", ["RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "RESIZING"]
 )
-def test_a_job_that_holds_nodes_runs(state: str):
+def test_job_that_holds_nodes_counts_as_running(state: str):
     assert look_of(job(state)).state == RUNNING
     assert not has_ended(job(state))
 
@@ -358,7 +358,7 @@ def test_a_job_that_holds_nodes_runs(state: str):
         ("COMPLETED", "engine", "without a word"),
     ],
 )
-def test_each_end_has_a_cause_that_runs_know(state: str, cause: str, words: str):
+def test_each_slurm_end_state_has_a_known_cause(state: str, cause: str, words: str):
     look = look_of(job(state, nodes="n[1-2]"))
     assert (look.state, look.cause) == (GONE, cause)
     assert cause in CAUSES or cause == "canceled"

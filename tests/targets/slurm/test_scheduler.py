@@ -88,7 +88,7 @@ def test_missing_slurm_program_suggests_a_login_host(monkeypatch: pytest.MonkeyP
         make().call(["sbatch"])
 
 
-def test_a_program_that_gives_no_answer_is_away(slurm: FakeSlurm):
+def test_slurm_program_that_times_out_raises_away_error(slurm: FakeSlurm):
     (slurm.folder / "bin" / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
     with pytest.raises(AwayError, match="squeue gave no answer in 0 s"):
         make().call(["squeue"], timeout_s=0.1)

@@ -51,7 +51,7 @@ def test_elastic_job_survives_lost_nodes_and_a_second_job_adds_nodes():
     assert "--nodelist" not in more
 
 
-def test_the_whole_script_of_a_job_on_two_nodes():
+def test_batch_script_of_a_two_node_job_has_the_expected_text():
     job = {"node_count": 2, "process_count_per_node": 4, "distributed_backend": "gloo", "max_restarts": 1}
     assert text(job=job, partition="gpu", time="2:00:00", setup=["module load cuda"]) == (
         "#!/bin/bash\n"
@@ -116,7 +116,7 @@ def test_each_worker_of_a_gpu_job_gets_one_gpu():
     assert not [option for option in options() if "gpu" in option]
 
 
-def test_parameter_servers_are_spread_as_places_are():
+def test_parameter_servers_are_included_in_the_tasks_per_node():
     job = {"node_count": 2, "worker_count": 4, "parameter_server_count": 1, "distributed_backend": "ps"}
     assert "--ntasks-per-node=3" in options(job)
 

@@ -8,7 +8,7 @@ def settings(**values: object) -> SlurmSettings:
     return SlurmSettings.of("cluster", values)
 
 
-def test_no_setting_is_required_and_each_is_a_field():
+def test_every_slurm_setting_is_optional_and_a_field():
     made = settings()
     assert {option.name for option in OPTIONS} == set(made.__dataclass_fields__)
     assert (made.cpus_per_process, made.folder, made.options) == (1, "~/.paceline", ())
@@ -26,7 +26,7 @@ def test_no_setting_is_required_and_each_is_a_field():
         ("UNLIMITED", None),
     ],
 )
-def test_times_are_read_as_sbatch_reads_them(text: str, seconds: float | None):
+def test_time_limits_are_parsed_like_sbatch(text: str, seconds: float | None):
     assert time_s(text) == seconds
     assert settings(time=text).time_s == seconds
 
@@ -86,6 +86,6 @@ def test_mpi_setting_takes_sruns_plugin_names(value: str):
     ("name", "value"),
     [("login", "-oProxyCommand=x"), ("partition", " "), ("cpus_per_process", 0), ("mpi", "pmi2"), ("mpi", "pmix --x")],
 )
-def test_a_value_that_can_only_be_wrong_is_refused(name: str, value: object):
+def test_invalid_setting_value_is_refused(name: str, value: object):
     with pytest.raises(TargetError, match=name):
         settings(**{name: value})

@@ -89,7 +89,7 @@ def test_squeue_output_is_parsed(version: str):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_job_that_is_still_ending_is_not_over_yet(version: str):
+def test_completing_job_counts_as_not_ended(version: str):
     jobs = by_name(parse_squeue(recorded(f"squeue-ending-{version}.txt")))
     assert jobs["paceline-ending"].state == "COMPLETING"
     assert jobs["paceline-lost"].state == "NODE_FAIL"
@@ -121,13 +121,13 @@ def test_out_of_memory_job_has_its_signal():
     assert (job.state, job.exit_code, job.signal, job.reason) == ("OUT_OF_MEMORY", 0, 125, "OutOfMemory")
 
 
-def test_of_a_job_that_ran_several_times_sacct_s_last_word_counts():
+def test_last_sacct_line_of_a_requeued_job_is_used():
     jobs = parse_sacct("7|PREEMPTED|0:0|None|n1|x\n7|TIMEOUT|0:0|None|n2|x\n")
     assert [(job.state, job.nodes) for job in jobs] == [("TIMEOUT", "n2")]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_sinfo_tells_each_node_once(version: str):
+def test_sinfo_output_lists_each_node_once(version: str):
     nodes = parse_sinfo(recorded(f"sinfo-{version}.txt"))
     assert sorted(
         (node.name, node.cores, node.used_cores, node.gpus, node.used_gpus, node.reason) for node in nodes
@@ -148,7 +148,7 @@ def test_a_node_that_does_not_answer_is_down(version: str):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_scontrol_show_job_of_each_version(version: str):
+def test_scontrol_show_job_is_parsed_for_each_slurm_version(version: str):
     jobs = [parse_job(line) for line in recorded(f"scontrol-{version}.txt").splitlines()]
     old = version == "20.11"
     assert [(job.name, job.state, job.exit_code, job.signal, job.nodes) for job in jobs if job is not None] == [
@@ -183,7 +183,7 @@ def test_empty_answer_has_no_jobs(text: str):
     assert parse_squeue(text) == parse_sacct(text) == parse_sinfo(text) == []
 
 
-def test_states_go_to_json_and_back():
+def test_job_state_round_trips_through_json():
     job = JobState(job_id="1", state="FAILED", exit_code=7, by="bob")
     assert JobState.from_json(job.to_json()) == job
 
@@ -198,12 +198,12 @@ def test_states_go_to_json_and_back():
         ("", []),
     ],
 )
-def test_lists_of_nodes_are_written_out_in_order(text: str, names: list[str]):
+def test_node_list_is_expanded_in_order(text: str, names: list[str]):
     assert expand(text) == names
 
 
 @given(st.lists(st.integers(0, 9999), min_size=1, max_size=20), st.integers(1, 5))
-def test_a_list_of_numbers_with_leading_zeros_comes_back(numbers: list[int], width: int):
+def test_node_list_with_leading_zeros_round_trips(numbers: list[int], width: int):
     names = [f"n{str(number).zfill(width)}" for number in numbers]
     assert expand("n[" + ",".join(name[1:] for name in names) + "]") == names
 

@@ -31,7 +31,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("out", ["4211\n", "4211;lab\n", "a banner of the site\n4211\n"])
-def test_the_number_of_the_job_is_read(slurm: FakeSlurm, out: str):
+def test_job_id_is_parsed_from_sbatch_output(slurm: FakeSlurm, out: str):
     slurm.say("sbatch", out)
     assert submit_it() == "4211"
     assert slurm.script == SCRIPT
@@ -70,7 +70,7 @@ def test_temporary_condition_does_not_refuse_a_job(slurm: FakeSlurm, words: str)
     try_out(Scheduler(TITLE, made), SCRIPT)
 
 
-def test_a_job_that_needs_nodes_which_are_down_may_wait_for_them(slurm: FakeSlurm):
+def test_job_whose_nodes_are_down_is_accepted_and_waits(slurm: FakeSlurm):
     slurm.say("sbatch", err="allocation failure: Requested node configuration is not available", code=1)
     made = SlurmSettings.of("c", {})
     try_out(Scheduler(TITLE, made), SCRIPT, lacks_nodes=lambda: True)
@@ -78,7 +78,7 @@ def test_a_job_that_needs_nodes_which_are_down_may_wait_for_them(slurm: FakeSlur
         try_out(Scheduler(TITLE, made), SCRIPT, lacks_nodes=lambda: False)
 
 
-def test_a_submission_that_got_through_without_its_answer_is_not_made_twice(slurm: FakeSlurm):
+def test_submission_accepted_without_a_reply_is_not_repeated(slurm: FakeSlurm):
     slurm.say(
         "sbatch", err="sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", code=1
     )
@@ -98,7 +98,7 @@ def test_a_submission_waits_for_a_controller_that_is_away(slurm: FakeSlurm):
     assert slurm.count("sbatch") == 3
 
 
-def test_a_job_finds_the_shell_s_environment_but_nothing_of_another_job_s(slurm: FakeSlurm):
+def test_job_inherits_the_shell_environment_without_variables_of_another_job(slurm: FakeSlurm):
     shell = {
         "HOME": "/home/me",
         "SLURM_CONF": "/etc/x",
@@ -143,7 +143,7 @@ def test_recovered_node_of_the_own_job_counts_as_available(slurm: FakeSlurm, mor
     assert "#SBATCH --nodes=1-2\n" in slurm.script
 
 
-def test_nodes_that_no_checkpoint_takes_over_go_back(
+def test_added_nodes_are_returned_if_no_checkpoint_resumes_on_them(
     slurm: FakeSlurm, more: Extension, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.say("squeue", "7|RUNNING|n1\n")

@@ -32,12 +32,12 @@ def submitted(tmp_path: Path, slurm: FakeSlurm, **settings: object) -> tuple[Slu
     return SlurmTarget("cluster", settings), folder
 
 
-def test_the_kind_is_found_by_its_name():
+def test_slurm_kind_is_found_by_name():
     assert kind_class("slurm") is SlurmTarget
     assert make_target("slurm", "cluster", {"partition": "gpu"}).settings.partition == "gpu"
 
 
-def test_a_submission_writes_down_its_job_and_the_script_names_the_run(tmp_path: Path, slurm: FakeSlurm):
+def test_submission_records_the_job_id_and_the_script_names_the_run(tmp_path: Path, slurm: FakeSlurm):
     _, folder = submitted(tmp_path, slurm, partition="gpu")
     noted = engine(folder)
     assert (noted["engine"], noted["job_id"], noted["user"]) == ("slurm", "7", str(os.geteuid()))
@@ -53,7 +53,7 @@ def test_dry_run_script_differs_only_in_paths_and_id(tmp_path: Path, slurm: Fake
     assert real.replace(folder.run_id, "RUN_ID") == dry
 
 
-def test_a_refusal_comes_before_there_is_a_run(slurm: FakeSlurm):
+def test_slurm_refusal_is_raised_before_a_run_exists(slurm: FakeSlurm):
     slurm.say("sbatch", err="sbatch: error: invalid partition specified: nope", code=1)
     with pytest.raises(
         TargetError, match=r"compute target 'cluster': Slurm refuses the job: invalid partition.*--partition=nope"
@@ -85,7 +85,7 @@ def test_canceled_job_is_gone_and_names_the_user(tmp_path: Path, slurm: FakeSlur
     assert (look.state, look.cause, look.by) == (GONE, "canceled", "root")
 
 
-def test_a_job_that_slurm_has_forgotten_is_gone(tmp_path: Path, slurm: FakeSlurm):
+def test_job_unknown_to_slurm_is_gone(tmp_path: Path, slurm: FakeSlurm):
     target, folder = submitted(tmp_path, slurm)
     slurm.say("sacct", err=NO_ACCOUNTING, code=1)
     look = target.look(folder, store.stored(folder))
@@ -203,7 +203,7 @@ def test_requeue_that_kills_its_own_scontrol_succeeds(
         ask_for_other_nodes(tmp_path / "refused", slurm, monkeypatch, "echo Job is dead >&2; exit 1")
 
 
-def test_a_preview_has_a_node_for_each(slurm: FakeSlurm):
+def test_slurm_preview_lists_every_node(slurm: FakeSlurm):
     job = make_job(node_count=2, process_count_per_node=2, distributed_backend="gloo")
     found = SlurmTarget("cluster", {"cpus_per_process": 4}).preview(job)
     assert [(node.name, node.cores) for node in found.nodes] == [("cluster-0", 8), ("cluster-1", 8)]

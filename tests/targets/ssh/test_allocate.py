@@ -111,7 +111,7 @@ def test_free_hosts_are_taken_in_the_order_of_the_list() -> None:
     assert names(Gathering(FakeOpening(), HOSTS, demand("1", 2)).gather(patient)) == ["h0", "h1"]  # type: ignore[arg-type]
 
 
-def test_hosts_that_are_down_or_held_are_passed_over() -> None:
+def test_busy_or_unreachable_hosts_are_skipped() -> None:
     assert names(Gathering(FakeOpening(), HOSTS, demand("1", 1)).gather(patient)) == ["h0"]  # type: ignore[arg-type]
     assert names(Gathering(FakeOpening(["h1"]), HOSTS, demand("2", 1)).gather(patient)) == ["h2"]  # type: ignore[arg-type]
 
@@ -159,7 +159,7 @@ def test_queued_run_reports_its_wait_and_takes_another_free_host() -> None:
     assert heard[0].split()[2] not in names(third), "it queued there, and got another"
 
 
-def test_a_run_that_gives_up_holds_nothing() -> None:
+def test_canceled_wait_holds_no_host() -> None:
     holder = Gathering(FakeOpening(), HOSTS[1:], demand("1", 2)).gather(patient)
     assert Gathering(FakeOpening(), HOSTS, demand("2", 3)).gather(lambda text: "waits on" in text) is None
 
@@ -189,7 +189,7 @@ def test_waiting_run_holds_no_partial_allocation() -> None:
     give_back(first or [], "1")
 
 
-def test_a_host_that_is_lost_while_the_run_waits_is_given_up() -> None:
+def test_host_lost_during_the_wait_is_released() -> None:
     holder = Gathering(FakeOpening(), HOSTS, demand("1", 3)).gather(patient)
     opening = FakeOpening()
 

@@ -49,7 +49,7 @@ def test_probe_leaves_its_connection_open_for_the_same_login(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("ssh_client")
-def test_connections_that_the_user_shares_already_are_left_to_the_user(tmp_path: Path) -> None:
+def test_users_shared_ssh_connections_are_not_managed(tmp_path: Path) -> None:
     ssh = Ssh(config=str(tmp_path / "config"))
 
     shared = SshHost(name="shared1")
@@ -61,7 +61,7 @@ def test_connections_that_the_user_shares_already_are_left_to_the_user(tmp_path:
 
 
 @pytest.mark.usefixtures("ssh_client")
-def test_ssh_gives_up_a_silent_host_no_sooner_than_the_link_does() -> None:
+def test_ssh_timeout_is_not_shorter_than_that_of_the_link() -> None:
     for silence_s, interval in [(1.0, 1), (15.0, 5), (61.0, 21)]:
         found = options(Ssh(silence_s=silence_s).words(HOST, ["true"]))
         assert (int(found["ServerAliveInterval"]), int(found["ServerAliveCountMax"])) == (interval, 3)
@@ -81,7 +81,7 @@ def test_ssh_settings_are_passed_as_separate_arguments(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("ssh_client")
-def test_ssh_itself_takes_the_command_line(tmp_path: Path) -> None:
+def test_real_ssh_accepts_the_command_line(tmp_path: Path) -> None:
     words = Ssh(config=str(tmp_path / "config")).words(HOST, [], leave_open=True)
     done = subprocess.run([words[0], "-G", *words[1:]], capture_output=True, text=True, check=False)
 

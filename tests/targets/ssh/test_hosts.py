@@ -27,7 +27,7 @@ def test_lists_of_hosts_are_read_as_their_programs_write_them(text: str, tmp_pat
     assert read_hosts([str(host) for host in found]) == found, "as they are kept"
 
 
-def test_hosts_may_be_named_in_place_of_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_host_list_accepts_names_and_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "hosts.txt").write_text("gpu9\n")
     monkeypatch.chdir(tmp_path)
 

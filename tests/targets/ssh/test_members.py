@@ -49,7 +49,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opening]:
     return make
 
 
-def test_hosts_are_opened_at_once_and_failures_kept_with_their_reason(opened: Callable[..., Opening]) -> None:
+def test_hosts_are_opened_concurrently_and_failures_keep_their_reason(opened: Callable[..., Opening]) -> None:
     opening = opened({A: [FakeLink()], B: [TargetError("it is down"), FakeLink()]})
 
     opening.open([A, B])
@@ -63,7 +63,7 @@ def test_hosts_are_opened_at_once_and_failures_kept_with_their_reason(opened: Ca
     assert opening.failures == {}
 
 
-def test_a_connection_that_was_dropped_is_tried_once_more(opened: Callable[..., Opening]) -> None:
+def test_dropped_connection_is_retried_once(opened: Callable[..., Opening]) -> None:
     dropped = TargetError("it has closed the connection. sshd's log there says why")
     opening = opened({A: [dropped, FakeLink()], B: [dropped, dropped, FakeLink()]})
 
@@ -109,7 +109,7 @@ def test_unused_and_late_links_are_closed(opened: Callable[..., Opening]) -> Non
 
 @pytest.mark.promise("how-long-silent-node-waited")
 @pytest.mark.usefixtures("ssh_client")
-def test_a_link_and_its_ssh_wait_as_long_as_the_target_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_and_ssh_timeouts_are_the_silence_setting_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(members.Link, "open", lambda argv, **values: given.update(values, argv=argv) or FakeLink())
 

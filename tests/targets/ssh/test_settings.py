@@ -54,7 +54,7 @@ def test_a_wrong_setting_is_refused_with_its_value(settings: dict[str, Any], exp
         SshTarget("lab", settings)
 
 
-def test_more_nodes_than_hosts_are_refused_without_asking_any() -> None:
+def test_more_nodes_than_hosts_are_refused_without_contacting_hosts() -> None:
     target = SshTarget("lab", {"hosts": ["nowhere.invalid"]})
     with pytest.raises(TargetError, match=r"node_count=2, but compute target 'lab' has 1 host \(nowhere.invalid\)"):
         target.check(make_job(node_count=2, distributed_backend="gloo"))

@@ -18,7 +18,7 @@ def faulty(found):
     }
 
 
-def test_seed_decides_which_nodes_fail_and_when():
+def test_seed_determines_failing_nodes_and_times():
     given = {"nodes": 50, "slow": 2, "dead": 3, "killed": 1, "full_disks": 1}
     found = settings(seed=7, **given).behaviors(range(50))
     assert found == settings(seed=7, **given).behaviors(range(50))

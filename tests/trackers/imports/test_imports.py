@@ -42,7 +42,7 @@ def tree(top: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in sorted(top.rglob("*"))}
 
 
-def test_file_store_of_mlflow_becomes_runs_with_all_their_parts(tmp_path: Path, ws: Path) -> None:
+def test_mlflow_file_store_is_imported_completely(tmp_path: Path, ws: Path) -> None:
     old = tmp_path / "mlruns"
     lines = mlflow_lines(1.0, 0.5, float("nan"), float("inf"))
     tags = {"team": "vision", "mlflow.note.content": "A note."}
@@ -84,7 +84,7 @@ def test_deleted_run_stays_in_the_trash_at_the_next_import(tmp_path: Path, ws: P
     assert only(import_runs("mlflow", tmp_path / "mlruns", workspace=ws), ws).path.is_dir()
 
 
-def test_database_of_mlflow_becomes_runs(tmp_path: Path, ws: Path) -> None:
+def test_mlflow_database_is_imported(tmp_path: Path, ws: Path) -> None:
     stores.mlflow_database(tmp_path / "mlflow.db").close()
     before = tree(tmp_path)
     folder = only(import_runs("mlflow", tmp_path / "mlflow.db", workspace=ws), ws)

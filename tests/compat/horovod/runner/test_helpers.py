@@ -52,11 +52,11 @@ def args(**given: object) -> _HorovodArgs:
     return made
 
 
-def test_a_launchers_job_has_horovods_attributes():
+def test_horovod_args_have_horovods_attributes():
     assert vars(_HorovodArgs()) == dict.fromkeys(_ATTRIBUTES.split()) | {"num_proc": 1}
 
 
-def test_a_launcher_runs_a_command_on_several_ranks(capfd):
+def test_launch_run_starts_a_command_on_several_ranks(capfd):
     words = [sys.executable, "-c", "import os; print('rank', os.environ['HOROVOD_RANK'])"]
     assert launch._run(args(num_proc=2, command=words, hosts="localhost:2")) is None
     assert sorted(capfd.readouterr().out.splitlines()) == ["[0]<stdout>:rank 0", "[1]<stdout>:rank 1"]

@@ -91,7 +91,7 @@ def test_own_host_names_are_recognized(name):
     assert hosts.is_here(name)
 
 
-def test_another_address_is_another_machine():
+def test_foreign_address_is_not_this_machine():
     assert not hosts.is_here("192.0.2.1")
 
 

@@ -245,7 +245,7 @@ def test_rank_that_exits_early_with_0_is_named_in_the_error(tmp_path):
     assert "Before that, rank 1 had ended" in last
 
 
-def test_a_rank_gets_time_for_its_checkpoint(tmp_path, transport):
+def test_rank_can_save_a_checkpoint_after_sigterm(tmp_path, transport):
     path = script(
         tmp_path,
         "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), open('saved', 'w').close(), sys.exit(0)))\n"

@@ -10,7 +10,7 @@ def slot(host: str, rank: int, local_rank: int, local_size: int) -> Slot:
     return Slot(host=host, rank=rank, local_rank=local_rank, local_size=local_size, cross_rank=0, cross_size=1)
 
 
-def test_threads_are_the_cores_of_each_host_divided_by_its_ranks():
+def test_omp_threads_are_the_cores_of_each_host_divided_by_its_ranks():
     """Story: it was the cores of the machine that horovodrun runs on, whatever the hosts have."""
     slots = [slot("big", 0, 0, 2), slot("big", 1, 1, 2), slot("small", 2, 0, 3), slot("bound", 3, 0, 2)]
     slots += [slot("bound", 4, 1, 2)]

@@ -65,7 +65,7 @@ def test_mpi4py_sums_over_two_workers_and_a_raising_rank_ends_the_other(lab: Lab
     assert [rank for rank, _ in run.failure.victims] == [0]
 
 
-def test_torch_adds_up_over_two_workers_of_mpirun(lab: Lab, any_mpirun: str, torch_at_hand: None) -> None:
+def test_torch_gloo_all_reduce_works_on_two_workers_of_mpirun(lab: Lab, any_mpirun: str, torch_at_hand: None) -> None:
     run = lab.complete(SUM_BY_GLOO, estimator=pl.PyTorch, node_count=2, distributed_backend="mpi")
 
     assert [log_text(run, rank).splitlines()[-1] for rank in range(2)] == ["rank 0 of 2: 11", "rank 1 of 2: 11"]

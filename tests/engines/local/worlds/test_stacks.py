@@ -51,7 +51,7 @@ def functions(process: dict) -> list[list[str]]:
 
 
 @pytest.mark.promise("paceline-stacks-gives-stacks-threads")
-def test_stacks_of_workers_that_stand_still_in_different_ways(lab: Lab) -> None:
+def test_stacks_shows_where_each_worker_is_blocked(lab: Lab) -> None:
     run = lab.submit(STANDS, process_count_per_node=4, distributed_backend="gloo")
     wait_for_status(run, states.RUNNING)
     wait_until(

@@ -56,7 +56,7 @@ def test_time_limit_report_names_the_stalled_collective(lab: Lab) -> None:
 
 
 @pytest.mark.proof
-def test_a_run_in_which_a_late_tensor_came_after_all_says_nothing(lab: Lab) -> None:
+def test_failure_report_omits_a_stall_that_was_resolved(lab: Lab) -> None:
     late = WAIT + (
         "    if engine.rank == 1:\n"
         "        engine.allreduce('gradient.3', numpy.ones(1)).wait()\n"
