@@ -1,7 +1,7 @@
 """Exceptions of Paceline, by the part that failed.
 
-A program names them `paceline.errors.JobError`. Behind each one of another module stands that module, which this one never
-imports; `paceline.parallel` and `paceline.collectives` have theirs among their names. A test compares the drawing with the
+Programs use them as `paceline.errors.JobError`. A class that is defined in another module has the module's name behind it; this
+module never imports it. `paceline.parallel` and `paceline.collectives` export their own. A test compares the drawing with the
 classes in all source files.
 
     PacelineError

@@ -281,7 +281,7 @@ class _Distributed(_Script):
     elastic_seconds: float = DEFAULT_ELASTIC_S
 
     def __post_init__(self) -> None:
-        # Before the base class makes the job, which knows every backend and would accept "tensorflow" for PyTorch.
+        # Check the backend here: the job, which the base class creates, would accept "tensorflow" for PyTorch.
         backend = self.distributed_backend
         if backend is not None and backend not in self.backends:
             raise JobError(

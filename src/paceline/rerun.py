@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: A word `name=value` or `+name=value`, as Hydra reads it.
 _ASSIGNMENT = re.compile(r"(\+{0,2}[A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
-#: Most choices of an option that a form shows.
+#: Maximum number of choices of an option that a form shows.
 _MOST_CHOICES = 200
 
 

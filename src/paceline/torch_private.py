@@ -310,10 +310,7 @@ def is_being_made_whole(part: Module) -> bool:
 
 
 def reduce_unused_too(part: FSDPModule) -> None:
-    """Send zeros for parameters that got no gradient on this rank, so that all ranks send equal lengths.
-
-    Otherwise the messages of the ranks would differ in length.
-    """
+    """Send zeros for parameters that got no gradient on this rank, so that all ranks send equal lengths."""
     if hasattr(part, "set_reduce_scatter_unused_params"):
         part.set_reduce_scatter_unused_params(True, recurse=False)
         return

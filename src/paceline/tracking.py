@@ -34,7 +34,7 @@ from paceline.workspace import Experiment, Run, Workspace
 
 __all__ = ["finish", "init", "log"]
 
-#: Most characters of a parameter's value.
+#: Maximum number of characters of a parameter's value.
 _LONGEST = 10_000
 #: Seconds after which a rank says that it waits for rank 0, and after which it stops waiting.
 _SAY_S, _PATIENCE_S = 5.0, 300.0

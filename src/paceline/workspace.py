@@ -83,7 +83,7 @@ class Workspace:
             if not self.runs_dir.exists():
                 self._refuse_sources()
                 self._path.mkdir(parents=True, exist_ok=True)
-                # Do this first, because another process may use the workspace already.
+                # Mark the folder before any content: another process may start to use the workspace at once.
                 if all(name.startswith(".") for name in os.listdir(self._path)):
                     note_made(self._path)
             self.runs_dir.mkdir(parents=True, exist_ok=True)

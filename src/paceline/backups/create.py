@@ -67,7 +67,7 @@ class Created:
 
 
 def create(workspace_dir: Path, source: Source, *, verify: bool = False, keep: int | None = None) -> Created:
-    """Store a backup of the workspace. It exists once it is whole.
+    """Store a backup of the workspace. The backup is listed only once all its files are stored.
 
     Args:
         workspace_dir: Folder of the workspace.
@@ -133,7 +133,7 @@ def _check_outside(workspace_dir: Path, backups: place.Backups) -> None:
 
 @contextlib.contextmanager
 def _spool(workspace_dir: Path) -> Iterator[Path]:
-    """Yield a folder of the workspace for copies, of which one process at a time makes use."""
+    """Yield a locked folder of the workspace for temporary copies, which one process at a time uses."""
     folder = workspace_dir / _SPOOL
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -175,10 +175,10 @@ class _Copy:
         self.entries: list[BackupEntry] = []
         self.left_out: dict[str, str] = {}
         self.stored = self.stored_bytes = 0
-        # Originals are stored by a path without links.
+        # Resolve links once: large files are stored directly from this path.
         self._top = Path(os.path.realpath(top))
         self._blobs, self._digests, self._spool, self._verify = blobs, digests, spool, verify
-        #: Contents that are in the store.
+        #: Hashes of the contents that are in the store.
         self._known: set[str] = set()
         self._copies: dict[str, Path] = {}
         self._copied_bytes = 0
@@ -206,7 +206,7 @@ class _Copy:
                     self.left_out[name] = f"can't be read: {error.strerror}"
             if not os.path.lexists(self._top / unit):
                 return  # removed meanwhile
-            # Instead of an old checkpoint that has vanished there is a newer one, which was not listed.
+            # List again if a file has vanished: a newer checkpoint has probably replaced an old one.
             if self._store_originals() and (not has_vanished or attempt == _TRIES - 1):
                 self.entries += entries
                 return
@@ -311,7 +311,7 @@ class _Copy:
         self.stored += len(whole)
         self.stored_bytes += sum(os.stat(originals[sha256][0]).st_size for sha256 in whole)
         if changed:
-            # Another content has been stored under this hash.
+            # The file changed after it was hashed, so the stored content does not match this hash.
             self._blobs.refresh()
             self._blobs.remove([sha256 for sha256 in changed if self._blobs.size(sha256)])
         return not changed

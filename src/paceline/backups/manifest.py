@@ -1,7 +1,7 @@
 """The list of a backup's files, and the rules for a list that somebody else could have written.
 
 An entry names a file by its path in the workspace and its content by the SHA-256. A link is relative and leads to a
-path of the workspace. Tokens, keys and passwords are never in the list (`NEVER`), nor folders that Paceline makes again.
+path of the workspace. The list never has tokens, keys or passwords (`NEVER`), nor folders that Paceline can recreate.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.errors import DataError
 from paceline.system.serialization import known_fields, plain_fields
 
 VERSION = 1
-#: Folders of a workspace that a backup has, each with a pattern of the names in it that are no part of it.
+#: Folders of a workspace to back up -> pattern of the names in the folder that are left out.
 KEPT = {
     "runs": r"\..*",
     "snapshots": r"\..*",

@@ -4,8 +4,8 @@
     <path>/backups/<id>.json       a backup, written last: without it there is no backup
     <path>/lock.json               the process that makes or removes a backup now
 
-A removal deletes the contents that no backup needs. The lock keeps it from deleting contents on which a backup relies that is
-still being made.
+Removing a backup deletes the contents that no other backup needs. The lock prevents this while another process makes a backup,
+which may rely on these contents.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Backups:
         found = found_below(self.store, self.source, f"{self.path}backups/")
         paths = {path_in_store(info) for info in found}
         ids = {path.rpartition("/")[2].removesuffix(".json") for path in paths}
-        # Files in folders of this folder are those of another place.
+        # Ignore files in subfolders: they belong to the backups of another place.
         whole = [self._read(one) for one in ids if is_backup_id(one) and self._document(one) in paths]
         return sorted(whole, key=lambda backup: (backup.created_utc, backup.id))
 

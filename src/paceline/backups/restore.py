@@ -1,11 +1,11 @@
-"""Restore a backup, or one run of it: fetch, compare all hashes, then move everything to its place.
+"""Restore a backup, or one run of it: fetch, compare all hashes, then move everything into the workspace.
 
     <workspace>/.restoring/contents/<sha256>     fetched contents; a killed restore goes on with them
     <workspace>/.restoring/files/...             the files under their names
-    <workspace>/.restoring/moving.json           written before the first one is moved to its place
+    <workspace>/.restoring/moving.json           written before the first file is moved into the workspace
 
-Whoever can write to the store can write a backup, so its list of files is checked (`manifest`), and nothing of the workspace is
-replaced.
+Anyone who can write to the store can forge a backup. So the list of files is checked (`manifest`), and no existing file of the
+workspace is replaced.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from paceline.system.files import read_json, remove_tree, write_json
 from paceline.system.names import some
 
 _STAGE = ".restoring"
-#: Folders of things that never change under their name, or that a new workspace needs to reach the store: existing ones stay.
+#: Folders whose existing entries are kept, without an error: their content follows from their name, or a new workspace needs
+#: them to reach the store.
 _STAY = ("snapshots", "datastores", "names", "models/.blobs")
 
 
@@ -98,7 +99,7 @@ def restore(
                 ended = _end_runs(entries, stage / "files", backup)
                 write_json(stage / "moving.json", {"plan": plan, "ended": ended, "kept": kept}, sync=True)
             else:
-                # A killed restore has moved some of it to its place.
+                # An earlier restore was killed while it moved files, so continue with its plan.
                 ended, kept = moving["ended"], moving["kept"]
             _move(entries, stage / "files", top)
     files = [entry for entry in entries if entry.kind == "file"]
@@ -163,7 +164,7 @@ def _stage(top: Path) -> Iterator[Path]:
 
 
 def _without_existing(entries: Sequence[BackupEntry], top: Path) -> tuple[list[BackupEntry], list[str]]:
-    """Return the entries of things that the folder has not, and the names of existing ones that stay."""
+    """Return the entries to restore, and the names that exist in the folder already and are kept."""
     units = {entry.unit for entry in entries if "/" in entry.unit}
     there = sorted(unit for unit in units if os.path.lexists(top / unit))
     kept = [unit for unit in there if unit.partition("/")[0] in _STAY or unit in _STAY]
@@ -217,7 +218,7 @@ def _build(entries: Sequence[BackupEntry], stage: Path) -> None:
             if entry.sha256 in used:
                 shutil.copyfile(stage / "contents" / entry.sha256, path)
             else:
-                # The content's own name goes with the stage, so the file is not shared.
+                # The first use is a hard link: the fetched copy is removed later, so the file ends with one name.
                 os.link(stage / "contents" / entry.sha256, path)
                 used.add(entry.sha256)
             os.chmod(path, entry.mode)

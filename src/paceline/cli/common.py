@@ -31,7 +31,7 @@ _STATE_COLOURS = {states.COMPLETED: 32, states.FAILED: 31, states.CANCELED: 33, 
 
 
 def folder_of(run_id: str | None) -> RunFolder:
-    """Return the run with this id or beginning of an id. Default: the latest run that is no trial."""
+    """Return the run with this id or beginning of an id. Default: the latest run, without trials of sweeps."""
     # Don't create the workspace: a verb that only reads leaves no folder behind.
     runs_dir = Workspace.from_config(create=False).runs_dir
     if run_id is not None:

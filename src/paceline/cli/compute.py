@@ -182,7 +182,7 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-#: Most runs that are named if they use a target that is to be removed. Further runs are only counted.
+#: Maximum number of runs that are named if they use a target that is to be removed. Further runs are only counted.
 _RUNS_SHOWN = 3
 
 

@@ -20,7 +20,7 @@ from paceline.targets.status_of_all import TargetLook, look_at_all
 from paceline.workspace import Workspace
 
 _CHECK_S = 30.0
-#: Most nodes that are named if they are down. Further nodes are only counted.
+#: Maximum number of nodes that are named if they are down. Further nodes are only counted.
 _DOWN_SHOWN = 3
 _OWN = (
     Option("kind", "kind of the target", is_required=True),

@@ -24,7 +24,7 @@ from paceline.system.names import did_you_mean
 from paceline.system.units import value_text
 from paceline.workspace import Workspace
 
-#: Most lines of the code's diff that are shown without --code.
+#: Maximum number of lines of the code's diff that are shown without --code.
 _CODE_LINES = 60
 _LONGEST = 60
 

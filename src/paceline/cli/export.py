@@ -101,7 +101,7 @@ def _folders(run_ids: list[str] | None) -> list[RunFolder]:
     return folders
 
 
-#: Most problems to print for one run.
+#: Maximum number of problems to print for one run.
 _SHOWN = 5
 
 

@@ -238,7 +238,7 @@ def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> s
         # Replace a list of one item by this item.
         text = re.sub(rf"(?<![\w-]){field}=\[('[^']*')\]", rf"{word} \1", text)
         text = re.sub(rf"(?<![\w-]){field}=", f"{word} ", text)
-        if "_" in field:  # Such a word is the name of a field, not a word of the sentence.
+        if "_" in field:  # A word with an underscore is surely a field's name, not an English word.
             text = re.sub(rf"\b{field}\b", word, text)
     return text.replace(", or None.", ", or leave it out.")
 

@@ -24,7 +24,7 @@ from paceline.system.units import value_text
 if TYPE_CHECKING:
     from paceline.cli.outputs import RunMetrics
 
-#: Most characters of a value in a table, if the value is not a number.
+#: Maximum number of characters of a value in a table, if the value is not a number.
 _LONGEST = 40
 
 

@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     from paceline.cli.outputs import GitState
 
 _SHOWN = 25
-#: Most values of a list that `show` prints, counted from the end.
+#: Maximum number of values of a list that `show` prints, counted from the end.
 _LAST_VALUES = 5
-#: Most workers whose load `show` prints. `top` shows all workers.
+#: Maximum number of workers whose load `show` prints. `top` shows all workers.
 _RANKS = 16
-#: Most parameters in `list`, and the width of a cell.
+#: Maximum number of parameters in `list`, and maximum width of a cell.
 _PARAMS, _LONGEST_CELL = 6, 48
 
 

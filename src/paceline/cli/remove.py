@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.remote.link.copies import LeftBehind
 
 
-#: Most runs that a question names.
+#: Maximum number of runs that a question names.
 _NAMED = 5
 _DECLINED = 1
 

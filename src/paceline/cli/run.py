@@ -54,8 +54,8 @@ def begin(
 def rerun(**given: Any) -> int:
     """Submit a run's job again, with the same source and packages.
 
-    Options change its arguments, its target and its size. Packages have the same exact versions. Of a registered model, the run
-    that made it. Secrets come from your shell, or from --env-file.
+    Options change its arguments, its target and its size. Packages have the same exact versions. A registered model stands for
+    the run that made it. Secrets come from your shell, or from --env-file.
     """
     values, _ = read_env_files([Path(path) for path in given["env_file"] or ()])
     folder = rerun_job(
@@ -220,9 +220,9 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> tuple[RunRecord
 
 
 class _Interrupts:
-    """A handler that raises KeyboardInterrupt for Ctrl-C, once after each `let_one_through`.
+    """A handler that raises KeyboardInterrupt for one Ctrl-C after each call of `let_one_through`.
 
-    Other key presses are ignored, so that they do not interrupt the reaction to the first one.
+    Further Ctrl-C are ignored, so that they do not interrupt the reaction to the first one.
     """
 
     def __init__(self) -> None:

@@ -181,7 +181,7 @@ def _sample(given: str) -> bytes | None:
     if given.lstrip()[:1] in ("{", "["):
         return given.encode()
     try:
-        # As for `service call`.
+        # Accept @FILE too, as `service call` does.
         return Path(given.removeprefix("@")).read_bytes()
     except OSError as error:
         raise ServingError(f"--check {given!r}: the sample can't be read: {error.strerror}.") from error

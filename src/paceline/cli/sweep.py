@@ -38,7 +38,7 @@ from paceline.system.names import counted
 from paceline.system.units import value_text
 from paceline.workspace import Workspace
 
-#: Most points that --dry-run prints.
+#: Maximum number of points that --dry-run prints.
 _SHOWN = 10
 
 SWEEP_ID = VerbOption("run_id", "Sweep: its id, the beginning of it, or its name.", "RUN", needed=True)

@@ -1,6 +1,6 @@
 """Functions as runs: the decorator `paceline.job`, the program that calls a function in a worker, and its results.
 
-`decorator` and `__main__` are loaded in workers and need the standard library alone. The others belong to the submitting program.
+Workers load `decorator` and `__main__`, which need only the standard library. Submitting programs load the other modules.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from paceline.functions.decorator import FunctionJob
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """The command line."""
+    """The parsed command line."""
 
     function: str
     rest: tuple[str, ...]
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> None:
 
             folder = outputs / calls.RESULTS
             call_all(function, given, folder, at_once=words.at_once, pickled=words.pickled, limit=words.limit)
-        # The other ranks only hold GPUs for the processes that rank 0 starts.
+        # Rank 0 makes all calls. The other ranks only keep their GPUs reserved for it.
         return
     args, kwargs = (given["args"], given["kwargs"]) if given is not None else calls.call_of(words.rest)
     result = calls.make(function, args, kwargs)

@@ -28,8 +28,8 @@ LONGEST_WORDS = 2000
 CALLS = "calls"
 #: Stem of the file with the result, in the run's outputs.
 RESULT = "result"
-#: Folder in the run's outputs with the results of several calls: one JSON line for each call, in a file for each process at a
-#: time. A line has `call`, and `value`, `file` or `error`.
+#: Folder in the run's outputs with the results of several calls. Each of the concurrent processes appends to a file of its own,
+#: one JSON line for each call. A line has `call`, and `value`, `file` or `error`.
 RESULTS = "results"
 #: Name of the argument that stands for positional arguments.
 _POSITIONAL = "*"
@@ -53,7 +53,7 @@ def is_json(value: object) -> bool:
 def words_of(call: Call) -> list[str] | None:
     """Return a call as words of a command line, `--lr 0.1`, or None if it is too long or not JSON.
 
-    A text that is no JSON stands for itself.
+    A text that is not valid JSON becomes a word without quotes.
     """
     args, kwargs = call
     given = {**({_POSITIONAL: list(args)} if args else {}), **kwargs}
@@ -75,7 +75,7 @@ def _word(value: object) -> str:
             json.loads(value)
         except ValueError:
             return value
-    # The worker expands variables in words.
+    # Escape "$": the worker expands variables such as $HOME in its words.
     return json.dumps(value).replace("$", "\\u0024")
 
 

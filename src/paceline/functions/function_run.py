@@ -19,7 +19,7 @@ from paceline.system.files import stamp_of
 
 _R = TypeVar("_R")
 
-#: First and longest pause between two looks at a run, in seconds.
+#: First and longest pause between two reads of a run's record, in seconds.
 _PAUSE_S, _LONGEST_S = 0.01, 0.25
 
 
@@ -90,7 +90,7 @@ class MappedCall(Generic[_R]):
         return f"<call {self.number} of run {self.run.id}>"
 
     def result(self, timeout: float | None = None) -> _R:
-        """Wait for the call's end, and return its result. `FunctionRun.result` names the arguments and errors."""
+        """Wait for the call's end, and return its result. Arguments and errors are those of `FunctionRun.result`."""
         error, line = self._line(timeout)
         if error is not None:
             raise error
@@ -113,7 +113,7 @@ class MappedCall(Generic[_R]):
         while (line := self._results.read().get(self.number)) is None:
             record = self.run.record()
             if record.is_terminal:
-                # The line may have come between the two looks.
+                # The worker may have written the line after the first read.
                 line = self._results.read().get(self.number)
                 if line is not None:
                     break
@@ -209,7 +209,7 @@ class _Results:
 
 
 def _is_pickled(record: RunRecord) -> bool:
-    # The record names this user's choice; it does not depend on the file that a worker wrote.
+    # Whether to load a pickle follows from the job that this user submitted, not from what a worker wrote.
     return record.job is not None and record.job.arguments[:1] == ("--pickle",)
 
 

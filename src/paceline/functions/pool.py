@@ -23,7 +23,8 @@ from paceline.worker.script import without_ours
 
 #: Seconds between two lines of progress in the log.
 _TELL_S = 10.0
-#: Exit codes of a call's process that has written its result, or why it failed. Functions that end the process have others.
+#: Exit codes of a call's process that has written its result, or its error. Any other code means that the function ended the
+#: process.
 _RETURNED, _NOTED = 116, 117
 
 
@@ -44,11 +45,11 @@ class ResultLine(TypedDict, total=False):
 
 
 def read_lines(folder: Path) -> dict[int, ResultLine]:
-    """Return the lines of all ended calls by number. A call that was repeated has its last line."""
+    """Return the result lines of all ended calls by number. For a repeated call the last line counts."""
     found: dict[int, ResultLine] = {}
     for path in sorted(folder.glob("*.jsonl")):
         for line in json_lines(path):
-            # Files of a shared folder are input.
+            # Check each line: other users can write to a shared folder.
             if isinstance(line, dict) and type(line.get("call")) is int and {"value", "file", "error"} & set(line):
                 found[line["call"]] = line  # type: ignore[assignment]
     return found
@@ -92,7 +93,7 @@ def call_all(
             live[pid] = number, slot
         pid, status = os.waitpid(-1, 0)
         if pid not in live:
-            continue  # a process that the module has started
+            continue  # a child process that the user's module has started
         number, slot = live.pop(pid)
         free.append(slot)
         ended += 1
@@ -114,7 +115,7 @@ def _child(make_line: Callable[[], ResultLine], number: int, file: Path, gpu: st
     try:
         if gpu is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-        # The processes of this run make calls of their own, and never meet.
+        # Calls are independent: without these variables no call tries to join a process group.
         for name in (*RANK_VARIABLES, "MASTER_ADDR", "MASTER_PORT"):
             os.environ.pop(name, None)
         append_line(file, make_line())

@@ -31,9 +31,9 @@ from paceline.workspace import Experiment, Workspace
 
 _R = TypeVar("_R")
 
-#: Most calls of one `map`: an endless list would never be submitted.
+#: Maximum number of calls of one `map`: an endless list would never be submitted.
 _MOST_CALLS = 100_000
-#: Values of an estimator that a function replaces.
+#: Parameters of an estimator that a function sets itself, so `paceline.job` refuses them.
 _OWN = frozenset(
     ("entry_script", "entry_module", "command", "script_params", "arguments", "inputs", "gpu_visibility", "use_gpu")
 )
@@ -42,7 +42,7 @@ _INPUT = "calls"
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionOptions:
-    """The options of `paceline.job`. `of_estimator` has those that are values of an `Estimator`."""
+    """The options of `paceline.job`. `of_estimator` holds those that are passed to an `Estimator`."""
 
     nodes: int = 1
     gpus: int = 0
@@ -328,7 +328,7 @@ def _calls(known: PreparedFunction, values: Sequence[Iterable[object]]) -> list[
 def _sized(
     known: PreparedFunction, is_here: bool, at_once: int | None, runs: int, number: int
 ) -> tuple[int, PreparedFunction]:
-    """Return how many calls each run makes at a time, and the function with a job of this size."""
+    """Return the number of concurrent calls of each run, and the function with enough cores or GPUs for them."""
     if at_once is None and known.options.gpus:
         raise JobError(f"map() of {known.name} with gpus=1: write at_once=, the number of GPUs to use.")
     # 0: as many as the node has cores.

@@ -30,7 +30,7 @@ KINDS = {
 
 #: A function that returns the facts of a run; None if the run has no readable record.
 FactsOf: TypeAlias = "Callable[[RunFolder], RunFacts | None]"
-#: Numbers of a metric, each of which is a fact.
+#: The summary values of a metric. Each is a fact (a row of the table) of its own.
 PARTS = ("last", "best", "min", "max")
 
 

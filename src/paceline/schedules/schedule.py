@@ -231,7 +231,7 @@ class Schedules(NamedDocuments[Schedule]):
             shutil.rmtree(self.folder(name), ignore_errors=True)
 
     def save(self, schedule: Schedule, ended_runs: Sequence[str]) -> None:
-        """Write a new schedule. Former `ended_runs` start nothing.
+        """Write a new schedule. Runs that have ended before (`ended_runs`) start nothing.
 
         Raises:
             ScheduleError: The name is taken, or the workspace can't be written.
@@ -362,7 +362,7 @@ class Schedules(NamedDocuments[Schedule]):
 
 
 def since(schedule: Schedule, occurrences: Occurrences) -> dt.datetime:
-    """Return the time up to which all times are taken."""
+    """Return the latest time that has an occurrence, or when the schedule was added. Only later times can be due."""
     keys = occurrences.keys(TIME)
     return max([parse_utc(schedule.created_utc), *(_time_of(key) for key in keys)])
 

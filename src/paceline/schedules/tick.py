@@ -36,7 +36,8 @@ from paceline.schedules.schedule import (
 from paceline.system import locks
 from paceline.system.files import gone_is_fine
 
-#: Starts the run of an occurrence. It passes the run's id to the function before it submits. A failure is a PacelineError.
+#: A function that submits the run of an occurrence. Before that it calls its third argument with the run's id. It raises
+#: PacelineError if the submission fails.
 Start = Callable[[Schedule, Occurrence, Callable[[str], None]], None]
 #: A time that is handled later than this was missed: timers tick each minute, and may be slow on a busy machine.
 LATE_S = 300.0
@@ -46,9 +47,9 @@ _PATIENCE_S = 3600.0
 
 
 def tick(workspace_dir: Path, start: Start, now: dt.datetime | None = None) -> list[str]:
-    """Start the due runs of this user, and return error sentences.
+    """Start the due runs of this user, and return an error message for each failed schedule.
 
-    If another process does the same, return at once.
+    Return at once if another process is already doing this.
     """
     schedules = Schedules(workspace_dir)
     if not schedules.lock_path.parent.is_dir() or (fd := locks.take(schedules.lock_path)) is None:
@@ -145,7 +146,7 @@ class _Look:
             self._claim(one)
         problems = []
         for one in self._waiting():
-            # An interrupted start is completed first, also beside another run.
+            # Complete an interrupted submission first (it has a run id), even if another run of the schedule is active.
             if going and one.run_id is None:
                 if self._schedule.overlap == SKIP:
                     self.kept.finish(
@@ -210,7 +211,7 @@ class _Look:
         return record.status if record.is_terminal else None
 
     def _claim(self, occurrence: Occurrence) -> None:
-        """Take a new occurrence, with its final decision."""
+        """Claim a new occurrence: record whether it starts a run, is skipped or was missed."""
         if reason := self._passes_over(occurrence):
             occurrence = dataclasses.replace(occurrence, status=occurrences.SKIPPED, reason=reason)
         elif occurrence.is_late and self._schedule.missed != ONCE:

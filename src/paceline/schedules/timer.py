@@ -147,7 +147,7 @@ def _change_crontab(workspace_dir: Path, own: list[str]) -> None:
     state = state_folder()
     try:
         state.mkdir(parents=True, exist_ok=True)
-        # Two workspaces at once would each write back the table without the other's line.
+        # Lock: two processes that edit the crontab at the same time would lose one of the two lines.
         with locks.locked(state / "crontab.lock", patience_s=_TIMEOUT_S):
             _write_crontab([*_without(_crontab(), workspace_dir), *own])
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Times of cron expressions in a time zone, as Debian's cron has them (https://github.com/cuu508/cronsim).
+"""Times of cron expressions in a time zone, with the rules of Debian's cron (https://github.com/cuu508/cronsim).
 
-Daylight saving: a time that the clock skips comes right after the gap, and a time that the clock has twice comes once. An
-expression with `*` in its minutes or hours follows the time that passes.
+Daylight saving: a time in the skipped hour comes right after the gap, and a time in the repeated hour comes once. An expression
+with `*` in its minutes or hours ignores the change: it goes by elapsed time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHORT = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-#: Most times that are counted when a machine was off. More are reported as this number.
+#: Maximum number of missed times to count after a machine was off; a larger number is reported as this number.
 MOST = 20_000
 
 
@@ -77,10 +77,10 @@ def check(expression: str, zone: str) -> str:
 
 def times_after(expression: str, zone: str, since: dt.datetime) -> Iterator[dt.datetime]:
     """Yield the times of an expression after `since`, in UTC."""
-    from cronsim import CronSim  # few verbs need it
+    from cronsim import CronSim  # imported here because few verbs need it
 
     for time in CronSim(expression, since.astimezone(_zone(zone))):
-        # The library goes by the clock on the wall: in the hour that comes twice, it may begin before `since`.
+        # cronsim compares local times, so in the repeated hour its first result may be before `since`.
         if (found := time.astimezone(dt.timezone.utc)) > since:
             yield found
 
@@ -97,11 +97,11 @@ def due(expression: str, zone: str, since: dt.datetime, now: dt.datetime) -> Due
     for time in times_after(expression, zone, since):
         if time > now or count == MOST:
             break
-        # Keep the first and the last two alone.
+        # Keep only the first time and the last two.
         found = [*found[:1], *found[1:][-1:], time]
         count += 1
     if count == MOST:
-        # Count no further: the machine was off for very long. The last day has the latest time.
+        # Stop counting: the machine was off for very long. Search the last day for the latest time.
         for time in times_after(expression, zone, max(found[-1], now - dt.timedelta(days=1))):
             if time > now:
                 break

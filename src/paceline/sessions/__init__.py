@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-#: The worker's line in its log: what it serves, and the port, or the command that serves a connection.
+#: The log line by which a session's worker reports what it serves, and its port (jupyter) or the command for a connection (ssh).
 _SERVES = re.compile(r"^paceline: this session serves (jupyter|ssh|shell) at (\S.*)$", re.MULTILINE)
 #: Variable with the token of JupyterLab, which the server reads itself.
 TOKEN_VARIABLE = "JUPYTER_TOKEN"

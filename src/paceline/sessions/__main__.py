@@ -56,7 +56,8 @@ def main(kind: str, idle_s: float) -> None:
 def _served(kind: str) -> tuple[Callable[[], None], Callable[[], bool], Callable[[], None]]:
     """Start what the session serves.
 
-    Return functions that raise if it has ended, that tell whether it was used since their last call, and that end it.
+    Return three functions: one raises if the server has ended, one returns whether it was used since the last call, and one
+    ends the server.
     """
     if kind == "jupyter":
         from paceline.sessions.jupyter import Jupyter

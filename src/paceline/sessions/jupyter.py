@@ -37,7 +37,7 @@ class Jupyter:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
         words = ["--no-browser", "--ip=127.0.0.1", f"--port={self._port}", "--ServerApp.port_retries=0"]
-        # The tunnel's port on the user's machine is another one, which the page's requests carry as their origin.
+        # Accept requests through the tunnel: their Origin header has the tunnel's port, not the server's.
         words += ["--ServerApp.local_hostnames=127.0.0.1", "--ServerApp.root_dir=" + os.getcwd()]
         if os.geteuid() == 0:
             words.append("--allow-root")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from paceline.system.files import copy_whole, gone_is_fine
 
-#: Folder in the run's checkpoints, and in its outputs.
+#: Name of the folder for notebooks, in the run's checkpoints and in its outputs.
 _FOLDER = "notebooks"
-#: Folders in which no notebook of the user's own is. `outputs` is kept anyway.
+#: Folders to skip: they hold no notebooks of the user. The run keeps `outputs` anyway.
 _OTHERS = frozenset((".ipynb_checkpoints", ".git", "outputs", "node_modules", "__pycache__"))
 
 

@@ -128,7 +128,7 @@ class _Scan:
         self._wanted = wanted
         self._is_git = (source / ".git").exists()
         self._tracked: frozenset[str] | None = None
-        #: Files that the current folder may still have, if it may be linked as a whole; else None.
+        #: Number of files until the current folder has too many and is linked as a whole; None if it can't be linked.
         self._left: int | None = None
         self._tree = Tree(source=source, scanned_ns=time.time_ns(), last_id=cache.get("id"))
         self._ignore = Ignore(source)
@@ -196,7 +196,7 @@ class _Scan:
                 # Ignore rules treat a link to a folder as a file.
                 self._leave(path, why, is_folder=os.path.isdir(entry.path))
                 continue
-            # Decide regardless of the last scan, because git may no longer track the entry.
+            # Decide again even if the last scan included the entry: git may no longer track it.
             is_open = self._opened is None or path in self._opened
             if not is_open and is_secret(name, is_folder=is_directory) and not self._is_tracked(path):
                 self._leave(path, SECRET, is_folder=is_directory)

@@ -20,7 +20,7 @@ from paceline.launchers import get_launcher
 from paceline.system import processes
 from paceline.targets import Target, configured
 
-#: Kinds of compute target whose queues Paceline keeps.
+#: Kinds of compute target without a scheduler: Paceline queues their runs itself.
 _OWN_QUEUES = (configured.LOCAL, "ssh")
 
 

@@ -304,10 +304,10 @@ def being_started(
     tags: Mapping[str, object] | None = None,
     display_name: str | None = None,
 ) -> Iterator[None]:
-    """Give a new run its snapshot and notes, start its owner in the `with` body, and release the run's lock.
+    """Link a new run's snapshot, store its tags, run the `with` body, which starts the run, then release the run's lock.
 
     Raises:
-        TargetError: No process could be started. The run is Failed then, as with any other error of Paceline's.
+        TargetError: No process could be started. The run is then marked Failed, as after any other PacelineError.
     """
     try:
         # The link is relative, so that it survives a move of the workspace.

@@ -18,7 +18,7 @@ from typing import NamedTuple
 #: Variable with the folder of these files and of other diagnostics of a node.
 FOLDER_VARIABLE = "PACELINE_WATCH_DIR"
 
-#: A slot: in progress, length of the text, number, start (seconds since the epoch), text.
+#: Layout of a slot: 1 if in progress, length of the text, number, start (seconds since the epoch), text.
 _SLOT = struct.Struct("<BxHxxxxQd232s")
 _TEXT_BYTES = 232
 #: Number of slots; if more collectives are open at the same time, the others are not recorded.

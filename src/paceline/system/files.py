@@ -94,9 +94,9 @@ def copy_whole(
 
 @contextlib.contextmanager
 def _unnamed(folder: Path, beside: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
-    """Yield a file without a name, which vanishes with the process, and a function that gives it the name `beside`.
+    """Yield an unnamed file, which vanishes if the process ends, and a function that names it `beside`.
 
-    On file systems without unnamed files (NFS) the file has its name from the start.
+    On file systems without unnamed files (NFS), the file is called `beside` from the start.
     """
     try:
         fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)

@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-#: The limit of a log in bytes, 0 for no limit; the traceback of an error would not fit into less than the minimum.
+#: Default and smallest limit of a log in bytes. Into less than the smallest one, the traceback of an error would not fit.
 DEFAULT_LIMIT = 2_000_000_000
 LEAST_LIMIT = 1 << 16
 #: How many bytes to search for the end of a line.
@@ -114,7 +114,7 @@ class Keeper:
         self._log, self._limit = log, limit
         self._gap: Gap | None = None
         self._seen = 0
-        #: The file system's error, after which no further cut is tried.
+        #: Error of a file system that can't punch holes; then no further cut is tried. None without an error.
         self.trouble: str | None = None
 
     def look(self) -> None:

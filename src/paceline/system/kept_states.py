@@ -1,12 +1,12 @@
-"""States of workers in the memory of another process on their machine, which outlives them: the run's warm spare.
+"""Keep training states in the memory of another process on the same machine: the run's warm spare, which outlives its workers.
 
 worker                                                      spare
-{"state": "keep", "of": State}, descriptor of memory   ->   keeps the newest of each rank
-{"dropped": [steps]}                                   <-   the memory of these is free again
+{"state": "keep", "of": State}, descriptor of memory   ->   keeps the newest states of each rank
+{"dropped": [steps]}                                   <-   the memory of these steps is free again
 {"state": "give", "folder": folder}                    ->
 [State, ...], their descriptors                        <-
 
-A state counts once the spare has it: a worker that is killed while it fills memory leaves the one before.
+A state counts once the spare has it: if a worker is killed while it fills memory, its previous state is still there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 _TYPES = {"folder": str, "step": int, "rank": int, "of": int, "token": str}
-#: The most descriptors in one message.
+#: Maximum number of descriptors in one message.
 _MOST = 200
 
 
@@ -88,7 +88,7 @@ class KeptStates:
         return dropped
 
     def close(self) -> None:
-        """Let go of all states, in a fork."""
+        """Close the descriptors of all states. A forked worker calls this, because it does not need them."""
         for _, fd in self._states:
             os.close(fd)
         self._states = []

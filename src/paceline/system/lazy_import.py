@@ -34,7 +34,7 @@ def face(package: str, homes: Mapping[str, Iterable[str]]) -> Callable[[str], ob
     return __getattr__
 
 
-#: Name of a function -> the module that defines it.
+#: Name of a function -> the module of a higher layer that defines it (`hand_down`).
 _HANDED_DOWN: dict[str, str] = {}
 
 
@@ -67,7 +67,7 @@ def later(name: str) -> None:
     sys.modules.setdefault(name, Later(name))
 
 
-#: Modules that were loaded before this process was forked as a worker, and that no function was applied to yet.
+#: Modules that were loaded before this process was forked as a worker, without those that `when_loaded` has handled since.
 _taken: set[str] = set()
 
 
@@ -90,7 +90,7 @@ def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
 
 
 def _apply(do: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Call `do` with a loaded module, and repeat its changes in other modules."""
+    """Call `do` with a loaded module. Replace each attribute that `do` changed in other modules that imported it, too."""
     before = dict(vars(module))
     do(module)
     changed = [(name, old) for name, old in before.items() if vars(module).get(name) is not old and name[:2] != "__"]

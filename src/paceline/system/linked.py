@@ -29,7 +29,7 @@ VALUES = "its values are secrets"
 _COUNTED, _LEAST_COUNTED = 10_000, 100
 #: Maximum number of names in a line.
 _SHOWN = 4
-#: Most bytes to send unasked to machines without the user's folders: a minute or two at 100 Mbit/s.
+#: Maximum number of bytes to send unasked to machines without the user's folders: a minute or two at 100 Mbit/s.
 SEND_BYTES = 1_000_000_000
 TOO_MUCH = "more than 1 GB or 10,000 files in all"
 _OWN = "a program's own"

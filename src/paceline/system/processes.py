@@ -387,7 +387,7 @@ def _below(pids: Sequence[int]) -> list[int]:
     while todo:
         child = todo.pop()
         if child not in zombies:
-            # A supervisor killed while it starts a worker briefly leaves a copy of itself under its run's name.
+            # Don't skip processes marked as supervisor of our own run: between fork and exec a worker has that mark, too.
             if _variable(child, SUPERVISOR_VARIABLE) not in (None, own):
                 continue
             found.append(child)

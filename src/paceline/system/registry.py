@@ -108,7 +108,7 @@ class NamedDocuments(Mapping[str, _T]):
     `[name]` raises KeyError for an unknown name.
     """
 
-    #: For the error of `find`: its class, what a document is called, and how a user makes one.
+    #: For the error of `find`: its class, the noun for a document, and advice on how to create one.
     _error: ClassVar[type[Exception]]
     _title: ClassVar[str]
     _advice: ClassVar[str]

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-#: Kinds of measured time in the main thread: waits for data and for other ranks, evaluations, writes of checkpoints. Numbers
-#: are places in the record of the start of a current period; its total precedes it.
+#: Kinds of measured time in the main thread: waits for data, waits for other ranks, evaluations, writes of checkpoints. Each
+#: number is the offset in the record at which the start of the current period is stored; the total is stored before it.
 DATA, WAIT, EVAL, SAVE = 24, 40, 56, 72
 #: A record: steps of the optimizer, values of the most logged metric, then for each kind its total seconds, and the start of a
 #: current period, or 0.

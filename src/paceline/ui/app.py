@@ -52,13 +52,13 @@ from paceline.ui.views import (
 )
 from paceline.ui.views.listing import RunRows
 
-#: Most bytes of a submitted form. The largest fields are notes and a pasted job file.
+#: Maximum number of bytes of a submitted form. The largest fields are notes and a pasted job file.
 _MOST_BODY = 1 << 18
 
 
 @dataclass(frozen=True)
 class Heading:
-    """The facts about the server that every page shows in its heading. is_shared: the reader came by a link."""
+    """The facts about the server that every page shows in its heading. is_shared: the reader has a share link, no token."""
 
     workspace: str
     workspace_name: str

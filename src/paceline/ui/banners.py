@@ -61,9 +61,9 @@ def slow_ranks(folder: RunFolder, record: RunRecord) -> SlowRanks | None:
 
 @lru_cache(maxsize=64)
 def _slow_ranks(path: Path, stamp: object) -> SlowRanks | None:
-    """Read the sample. The cache spares the many readers of an unchanged file."""
+    """Return the slow ranks in a file of load samples. The cache is valid while the file's stamp is the same."""
     sample = read_json(path) if stamp else None
-    # The sample is input: other programs may write the shared folder.
+    # Don't trust the sample's form: other programs may write to a shared folder.
     try:
         straggler = RunPace.from_json(sample["pace"]).straggler if sample else None
         return SlowRanks(straggler.text(), straggler.since_utc) if straggler else None

@@ -34,13 +34,13 @@ from paceline.ui.log_view import line_json
 _LOOK_S, _IDLE_S = 0.1, 0.2
 #: Seconds between polls of the record, each of which may need a call to an engine.
 _STATE_S = 0.5
-#: Most log lines for a new watcher, and for one poll. If a script prints faster, further lines are skipped.
+#: Maximum number of log lines for a new watcher, and for one poll. If a script prints faster, further lines are skipped.
 TAIL = 500
 #: Maximum number of new values of a curve that are sent one by one. If there are more, the page requests the whole curve again.
 _MOST_POINTS = 2000
-#: Most seconds between messages, because a proxy closes an idle connection.
+#: Maximum seconds between messages, because a proxy closes an idle connection.
 _SILENCE_S = 15.0
-#: Most messages in a slow watcher's queue. If it is full, the watcher is disconnected, and its page reconnects.
+#: Maximum number of messages in a slow watcher's queue. If it is full, the watcher is disconnected, and its page reconnects.
 _MOST_WAITING = 300
 
 

@@ -59,9 +59,9 @@ _FRAME_POLICY = (
 )
 #: Browsers show a PDF by a viewer of their own, which a sandbox would block. Scripts of a PDF don't reach this server's pages.
 _PDF_POLICY = "default-src 'none'; style-src 'unsafe-inline'; object-src 'self'; plugin-types application/pdf"
-#: Rows up to which folders are shown with their content, and most rows.
+#: Number of rows up to which folders are shown open, and maximum number of rows.
 _OPEN_ROWS, _MOST_ROWS = 200, 2000
-#: Folders beside the artifacts whose files a page shows.
+#: Folders of a run whose files a page shows in addition to the artifacts.
 _OTHER_FOLDERS = ("checkpoints", "work")
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
@@ -110,7 +110,7 @@ def files_of(folder: RunFolder) -> list[RunFile]:
 def tree(files: Sequence[RunFile], below: str = "", wanted: str = "") -> FileTree:
     """Return the files and folders of a folder as rows.
 
-    Folders are open as far as there is room.
+    Folders are shown open until `_OPEN_ROWS` rows are used.
 
     below: the folder's name, "" for all files. wanted: show only files with this text in their names, without folders.
     """

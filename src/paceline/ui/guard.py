@@ -70,7 +70,7 @@ class Guard:
         await (self._app if refused is None else refused)(scope, receive, guarded)
 
     async def _show_shared(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request by a link of `shares`, which reads only what the link shows."""
+        """Answer a request that came by a share link (`shares`): show only the pages that the link allows."""
         token, slash, rest = scope["path"].removeprefix(PREFIX).partition("/")
         share = self._shares.find(token) if slash else None
         origins = " ".join(share.origins).encode() if share else b""
@@ -105,7 +105,7 @@ class Guard:
         elif not share.allows(f"/{rest}"):
             refused = PlainTextResponse("This link does not show this page.\n", 403)
         if refused is None and share is not None:
-            # Views see the path behind the token, so their relative addresses stay behind the link.
+            # Remove the link's prefix from the path, so that relative URLs in the page stay below the link.
             raw = scope.get("raw_path", scope["path"].encode()).removeprefix(PREFIX.encode()).partition(b"/")[2]
             inner = {"path": f"/{rest}", "raw_path": b"/" + raw, "query_string": share.query(scope["query_string"])}
             await self._app({**scope, **inner, "paceline.share": share}, receive, guarded)

@@ -28,15 +28,15 @@ from paceline.runs.logs import LogLine, PrepareFollower, last_lines, lines_of
 from paceline.runs.visible import visible_line
 from paceline.ui.children import output_of
 
-#: Most lines of a search's result.
+#: Maximum number of lines of a search's result.
 _MOST_FOUND = 2_000
 #: Seconds of a search, and further seconds until the process of a regular expression is killed.
 _LIMIT_S, _MORE_S = 20.0, 2.0
-#: Most characters of a line in a response, and of all lines in it.
+#: Maximum number of characters of a line in a response, and of all lines in it.
 _LONGEST_LINE, _MOST_CHARS = 4_000, 8_000_000
 #: Lines behind a linked line.
 _BEHIND = 300
-#: Most bytes of the supervisor's log, counted from its end.
+#: Maximum number of bytes of the supervisor's log, counted from its end.
 _WINDOW = 1 << 20
 
 

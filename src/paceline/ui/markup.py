@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
-#: Most characters that are coloured. A browser draws more only slowly.
+#: Maximum number of characters that are coloured. A browser draws more only slowly.
 _COLOURED = 1 << 17
-#: Most characters of Markdown that the server renders itself. For some texts the time grows with the square of their length.
+#: Maximum number of characters of Markdown to render. For some texts the time grows with the square of their length.
 RENDERED = 50_000
 _WEB = ("http:", "https:", "mailto:")
 

@@ -84,11 +84,11 @@ def _pairs(curves: Mapping[Key, Curve], query: OwnQuery) -> OwnChart:
 
 
 def _bars(curves: Mapping[Key, Curve], text: str) -> OwnChart:
-    """Return the last value of each metric whose name has this text; of one metric, that of each rank."""
+    """Return the last value of each metric whose name contains `text`; for a single metric, one value for each rank."""
     keys = sorted((key for key in curves if text in key.name), key=lambda key: (key.name, key.rank, key.attempt))
     names = list(dict.fromkeys(key.name for key in keys))
     ranks = {f"rank {key.rank}": curves[key].ys[-1] for key in keys}
-    # Of several metrics, the last attempt of the lowest rank that has logged one.
+    # With several metrics, take each from the last attempt of the lowest rank that has logged it.
     lowest = {key.name: key.rank for key in reversed(keys)}
     metrics = {key.name: curves[key].ys[-1] for key in keys if key.rank == lowest[key.name]}
     bars = ranks if len(names) == 1 else metrics

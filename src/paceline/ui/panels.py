@@ -16,7 +16,7 @@ from paceline.errors import FileNameError
 from paceline.runs.folder import check_file_name
 from paceline.ui.curves import Other, RunCurves
 
-#: Most panels, items of a panel, and rows of a table on a page.
+#: Maximum number of panels of a page, of items of a panel, and of rows of a table.
 _PANELS, _ITEMS, _ROWS, _COLUMNS = 100, 16, 200, 60
 _LONGEST_TEXT, _LONGEST_CELL = 20_000, 300
 #: Size of a histogram's picture.
@@ -53,7 +53,7 @@ class Item(TypedDict, total=False):
 
 
 class Panel(TypedDict):
-    """A panel at one position.
+    """The logged values of one name at one position (a step or a call).
 
     count: number of positions. at: the shown position. label: text such as "step 30".
     """

@@ -14,7 +14,7 @@ from paceline.errors import PacelineError
 from paceline.runs.visible import visible
 from paceline.ui.feed import message
 
-#: Pause between polls in seconds, and as a multiple of the last poll's duration, which limits the load.
+#: Minimum pause between polls: in seconds, and as a multiple of the last poll's duration, which limits the load.
 _LOOK_S = 1.0
 _REST = 10.0
 _SILENCE_S = 15.0

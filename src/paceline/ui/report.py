@@ -30,13 +30,13 @@ from paceline.ui.files import PICTURES, opened
 from paceline.ui.panels import panel_of
 from paceline.ui.run_page import BandJson, CurveJson, CurveQuery, MetricJson, curves_json
 
-#: Most runs of a report, most bytes of its file, and most points of all its curves.
+#: Maximum number of runs of a report, of bytes of its file, and of points of all its curves.
 MOST_RUNS, LARGEST, _POINTS = 200, 32 << 20, 300_000
-#: Fewest and most pieces of a curve, each with its least and greatest value.
+#: Minimum and maximum number of pieces of a curve. Of each piece the report has the least and the greatest value.
 _PIECES = (20, 2000)
-#: Most images of a run, most bytes of one image, and of all images of the report.
+#: Maximum number of images of a run, of bytes of one image, and of bytes of all images of the report.
 _IMAGES, _LARGEST_IMAGE, _ALL_IMAGES = 24, 2 << 20, 12 << 20
-#: Most metrics, points and pixels of the frame in a notebook.
+#: Maximum number of metrics and of points in the frame of a notebook, and its height in pixels.
 _FRAME_METRICS, _FRAME_POINTS, _FRAME_HEIGHT = 24, 20_000, 800
 #: Kinds of facts that an anonymous report shows.
 _ANONYMOUS = ("parameters", "metrics", "topology")
@@ -234,7 +234,7 @@ class _Curves:
         """
         listed: dict[str, MetricJson] = {}
         for logged in logs:
-            # The empty name asks for no curve.
+            # The empty name matches no metric: only the list of names is needed here, no curves.
             for entry in curves_json(logged, CurveQuery(pixels=1, names=("",)))["names"]:
                 if not entry["node"]:
                     listed.setdefault(entry["name"], {**entry, "last": entry["last"] if len(logs) == 1 else ""})
@@ -262,7 +262,7 @@ class _Curves:
 
 
 def _short(curve: CurveJson | BandJson) -> dict[str, object]:
-    """Return the curve with seven digits of each value, which no screen can tell from all digits."""
+    """Return the curve with its values rounded to seven digits, which makes the file smaller and no visible difference."""
     return {
         key: [None if y is None else float(f"{y:.7g}") for y in value]
         if key in ("y", "lo", "hi") and isinstance(value, list)

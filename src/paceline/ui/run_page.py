@@ -26,14 +26,14 @@ from paceline.ui.pieces import stamp_of as text_stamp
 from paceline.ui.render import TemplateValues
 from paceline.ui.wait_picture import WaitPicture, picture_of_hang
 
-#: Most ranks whose curve a metric shows if the page requests no particular ranks.
+#: Maximum number of ranks whose curve a metric shows if the page requests no particular ranks.
 MOST_RANKS = 8
 #: Number of metrics in the first response. The page requests others when they become visible.
 FIRST = 24
 #: Number of metrics in the list of the first response. With 12,000 metrics the whole list has 1.3 MB.
 LISTED = 300
 _REPORT_CHARS = 20_000
-#: Most tags and properties that a page shows, and most characters of each.
+#: Maximum number of tags and properties that a page shows, and of characters of each.
 _MOST_TAGS, _MOST_PROPERTIES, _LONGEST = 200, 2_000, 2_000
 
 
@@ -60,7 +60,7 @@ class RunHead(TypedDict):
     properties: Mapping[str, str | None]
     more_properties: int
     description: str | None
-    #: With it the form for notes tells which notes it changes.
+    #: Stamp of the notes that the form shows, so that it can't overwrite notes that somebody else has changed since.
     description_stamp: str
     is_archived: bool
     can_cancel: bool
@@ -205,7 +205,7 @@ class NodeRanks:
 
 def ranks_of_nodes(folder: RunFolder) -> list[NodeRanks]:
     """Return the nodes in the last sample of load; none if the sample is missing or damaged."""
-    # The sample is input: other programs may write the shared folder.
+    # Don't trust the sample's form: other programs may write to a shared folder.
     try:
         sample = loads.last(folder) or {"nodes": {}, "ranks": {}}
         by_name: dict[str, list[int]] = {}

@@ -33,7 +33,7 @@ _GRACE_S = 1
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that does not raise the signal again after it has ended."""
+    """A uvicorn server that does not send itself the received signal again after it has shut down."""
 
     closing: asyncio.Event
     exit_code = 0

@@ -18,7 +18,7 @@ from paceline.system.files import PRIVATE, read_json, write_json
 
 #: First part of the path of a shared page.
 PREFIX = "/shared/"
-#: Most days until a link ends, most runs of a link, and most links.
+#: Maximum days until a link ends, and maximum number of runs of a link and of links.
 MOST_DAYS, MOST_RUNS, _MOST = 365, 200, 1000
 #: Pages that no link shows: those that make links and start runs.
 _NEVER = ("/shares", "/new")
@@ -67,7 +67,7 @@ class Share:
         return path in ("/embed", "/embed/curves", *(f"/runs/{run_id}/curves" for run_id in self.runs))
 
     def query(self, given: bytes) -> bytes:
-        """Return the query of a request with the link's runs, whatever runs the request names."""
+        """Return the query string with the link's own runs in place of the runs that the request names."""
         if not self.runs:
             return given
         others = parse_qsl(given.decode("latin-1"), keep_blank_values=True)

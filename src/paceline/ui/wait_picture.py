@@ -18,7 +18,7 @@ from paceline.observe.wait_graph import Wait
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
 
-#: Most boxes. Further groups share the last box.
+#: Maximum number of boxes. Further groups share the last box.
 _MOST = 12
 _MOST_RANGES = 5
 #: Size of a box and of the spaces around it, in pixels; characters of a line of text in it.
@@ -75,7 +75,7 @@ class WaitPicture:
 def picture_of_hang(folder: RunFolder, attempt: int) -> WaitPicture | None:
     """Return the picture of the last hang of an attempt, or None without a readable report."""
     report = read_json(folder.hang_report(attempt).with_suffix(".json"))
-    # The report is input: other programs may write the shared folder.
+    # Don't trust the report's form: other programs may write to a shared folder.
     try:
         return wait_picture(report) if report else None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):

@@ -15,9 +15,9 @@ from paceline.ui.children import output_of
 
 #: Limits of the process that reads a file. CPU seconds also end a process whose parent has died.
 LIMIT_S, LIMIT_BYTES = 15, 4 << 30
-#: Most bytes that a preview reads of a text, and of a file that makes sense only as a whole.
+#: Maximum number of bytes that a preview reads of a text, and of a file that makes sense only as a whole.
 TEXT_BYTES, WHOLE_BYTES = 1 << 18, 1 << 24
-#: Most rows, columns and characters in a cell of a table.
+#: Maximum number of rows and of columns of a table, and of characters in a cell.
 ROWS, COLUMNS, CELL = 200, 60, 300
 
 

@@ -15,9 +15,9 @@ from paceline.runs.visible import visible
 from paceline.system import safetensors
 from paceline.ui.previews import CELL, COLUMNS, ROWS, WHOLE_BYTES, FilePreview, PreviewBlock, pickled
 
-#: Most entries of a table of contents.
+#: Maximum number of entries of a table of contents.
 _ENTRIES = 1000
-#: Most bytes of the header of an array, which NumPy itself limits to 10,000.
+#: Maximum number of bytes of the header of an array, which NumPy itself limits to 10,000.
 _NPY_HEADER = 1 << 16
 #: The key with which checkpoints of `paceline.checkpoint` store their values that are no arrays.
 _STATE = "paceline.state"
@@ -88,7 +88,7 @@ def _torch(source: zipfile.ZipFile) -> FilePreview:
         if len(data) > WHOLE_BYTES:
             raise ValueError(f"its pickle has more than {size_text(WHOLE_BYTES)}")
         found, values = pickled.tensors_of(data)
-    # `pickletools` and `zipfile` may raise anything about a malformed file, whose entries are shown all the same.
+    # `pickletools` and `zipfile` may raise anything about a malformed file. The zip archive's entries are shown anyway.
     except Exception as error:
         return {"blocks": [], "notes": [visible(f"The tensors can't be listed: {error}.")[:CELL]]}
     rows = [[one.name[:CELL], one.dtype[:CELL], _shape(one.shape)] for one in found[:_ENTRIES]]
@@ -156,7 +156,7 @@ def _entry(source: zipfile.ZipFile, entry: zipfile.ZipInfo, *, is_numpy: bool) -
         try:
             with source.open(entry) as file:
                 about = [*_npy(file)[:2]]
-        # A malformed, encrypted or unknown entry must not hide the others.
+        # Catch everything: one malformed, encrypted or unknown entry must not hide the other entries.
         except Exception:
             about = ["not an array", ""]
     return [entry.filename[:CELL], *about, size_text(entry.file_size), size_text(entry.compress_size)]

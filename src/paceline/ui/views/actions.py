@@ -33,7 +33,7 @@ from paceline.ui.views.common import (
     whole,
 )
 
-#: Most characters of notes, most runs of one request, and runs on one page of the trash.
+#: Maximum number of characters of notes, of runs of one request, and of runs on one page of the trash.
 _LONGEST_NOTES, _MOST_RUNS, _TRASH_ROWS = 20_000, 200, 100
 
 
@@ -97,7 +97,7 @@ def _notes(folder: RunFolder, form: Mapping[str, str]) -> None:
     text = form.get("text", "").replace("\r\n", "\n")
     if len(text) > _LONGEST_NOTES:
         raise HTTPException(400, f"Notes have at most {_LONGEST_NOTES} characters, got {len(text)}.")
-    # Programs send no `was`: they replace the notes.
+    # A program that sends no field `was` replaces the notes without this check.
     if form.get("was") not in (None, stamp_of(tags_and_properties.read(folder.notes).description)):
         raise RunStateError(
             "somebody has changed these notes since you opened the page. Go back, copy your text, reload the page, and edit "

@@ -28,12 +28,12 @@ from paceline.ui import render, run_page
 from paceline.ui.pieces import Look, PagePiece, PiecesSeen, stamp_of
 from paceline.workspace import Workspace
 
-#: Most points of a curve that one response has.
+#: Maximum number of points of a curve that one response has.
 _PIXELS = (50, 4000)
-#: Most characters of a run's name, of a tag's key and of its value.
+#: Maximum number of characters of a run's name, of a tag's key and of its value.
 LONGEST_TAG = 500
 
-#: Seconds that a page waits for a refresh of the index. A list gets later changes by its stream.
+#: Maximum seconds that a page waits for a refresh of the index. A list receives later changes by its event stream.
 PATIENCE_S = 0.4
 
 #: A function that returns the data of a piece's template for a run.
@@ -111,7 +111,7 @@ def reader_check(request: Request) -> Callable[[], None]:
 
     def check() -> None:
         nonlocal next_s
-        # A question to the event loop takes longer than a block of a log.
+        # Ask the event loop only now and then: asking takes longer than reading a block of a log.
         if time.monotonic() < next_s:
             return
         next_s = time.monotonic() + 0.2

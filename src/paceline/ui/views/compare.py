@@ -31,13 +31,13 @@ from paceline.ui.views import saved
 from paceline.ui.views.common import PATIENCE_S, as_json, curve_query, runs_dir
 from paceline.ui.views.listing import RunQuery, selected
 
-#: Most runs in a comparison. Some proxies refuse longer addresses.
+#: Maximum number of runs in a comparison. Some proxies refuse longer addresses.
 MOST = 200
-#: Most metrics with a chart. The table has all. The first response has the curves of the first ones.
+#: Maximum number of metrics with a chart. The table has all. The first response has the curves of the first ones.
 _CHARTS, _FIRST = 200, 2
-#: Most points of all curves of one chart, and fewest of one curve.
+#: Maximum number of points of all curves of one chart, and minimum number of points of one curve.
 _POINTS, _FEWEST = 12_000, 60
-#: Most names that completion offers.
+#: Maximum number of names that completion offers.
 _OFFERED = 12
 
 
@@ -96,7 +96,7 @@ def page(request: Request) -> Response:
     given = list(dict.fromkeys(request.query_params.getlist("run")))
     ids = list(dict.fromkeys(folder.run_id for folder in chosen.folders))
     if not chosen.missing and given != ids:
-        # Somebody has added a run by its name: the address gets its id.
+        # The user has added a run by its name: redirect to an address with the run's id.
         others = [(key, value) for key, value in request.query_params.multi_items() if key != "run"]
         return RedirectResponse(f"./compare?{urlencode([*(('run', run_id) for run_id in ids), *others])}", 303)
     shown: list[ComparedRun] = [
@@ -151,7 +151,7 @@ def curves(request: Request) -> Response:
         lowest = {entry["name"]: entry["ranks"][0] for entry in one["names"] if not entry["node"]}
         for entry in one["names"]:
             if not entry["node"]:
-                # No last value: the chart shows many.
+                # Leave the last value out of the legend: with several runs there is more than one.
                 listed.setdefault(entry["name"], {**entry, "last": ""})
         drawn += [
             {**curve, "run": place}

@@ -39,9 +39,9 @@ ROWS = 100
 _LOOK_S = 1.0
 _SILENCE_LOOKS = 15
 
-#: Most rendered rows in the cache, about a kilobyte each. A page has a hundred rows.
+#: Maximum number of rendered rows in the cache, about a kilobyte each. A page has a hundred rows.
 _MOST = 2000
-#: Most metrics in a row.
+#: Maximum number of metrics in a row.
 _NAMES = 3
 
 #: Field of a column after the first one -> its heading, in the usual order. "latest" is no field.
@@ -108,7 +108,7 @@ class ColumnHeading:
 
 @dataclass(frozen=True)
 class RunOverview:
-    """Facts about all runs that every list needs. top: runs that are neither archived nor trials or steps."""
+    """Facts about all runs that every list page needs. top: runs that are not archived and have no parent run."""
 
     entries: Sequence[RunFacts]
     top: list[RunFacts]
@@ -187,7 +187,7 @@ def selected(entries: Sequence[RunFacts], query: RunQuery) -> list[RunFacts]:
     Raises:
         QueryError: The query's text is wrong.
     """
-    # Filter by one value after another: a list of 100,000 runs passes most filters as a whole.
+    # Apply one filter after the other, and skip those that are not set: there may be 100,000 runs.
     if query.archived or query.parent or query.trials or "archived" in query.text:
         passing = list(entries)
         if "archived" not in query.text:

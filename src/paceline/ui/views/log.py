@@ -13,7 +13,7 @@ from paceline.errors import UserError
 from paceline.ui import log_view
 from paceline.ui.views import common
 
-#: Most lines of a log in one response, and most characters of a search.
+#: Maximum number of lines of a log in one response, and of characters of a search.
 _MOST_LINES, _LONGEST_SEARCH = 20_000, 1000
 
 

@@ -21,9 +21,9 @@ from paceline.ui import render
 from paceline.ui.markup import RENDERED, render_markdown
 from paceline.ui.views.common import form_of, tag_of, whole_number, workspace_of
 
-#: Most versions that are compared, and those that are compared without a choice.
+#: Maximum number of versions to compare, and number of versions to compare if the user has chosen none.
 _MOST, _FIRST = 8, 3
-#: Most characters of a description.
+#: Maximum number of characters of a description.
 _MOST_TEXT = 50_000
 _TITLES = {
     "metrics": "Metrics of the run",

@@ -25,7 +25,7 @@ from paceline.ui.views.common import PATIENCE_S, pieces
 #: Seconds until a target counts as not answering, and the least seconds between two queries.
 LIMIT_S = 5.0
 _PAUSE_S = 10.0
-#: Most runs that are listed below a target.
+#: Maximum number of runs that are listed below a target.
 _MOST_RUNS = 50
 
 #: A function that returns the data of one of these pages.

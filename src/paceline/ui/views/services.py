@@ -24,7 +24,7 @@ from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views.common import as_json, form_of, number, pieces, whole_number, workspace_of
 
 _LOG_LINES = 200
-#: Seconds that a call from the page may take, and most characters of an answer that the page shows.
+#: Maximum seconds of a call from the page, and maximum number of characters of an answer that the page shows.
 _CALL_S, _MOST_ANSWER = 20.0, 100_000
 
 #: A function that asks for a change of a service by the fields of a form.

@@ -15,7 +15,7 @@ from paceline.ui.shares import MOST_DAYS, PREFIX, Share, SharedLinks
 from paceline.ui.views import compare
 from paceline.ui.views.common import digits, fields_of, runs_dir
 
-#: Settings of the curves that a link keeps.
+#: Query parameters of the curves that a link stores.
 _SETTINGS = ("metric", "axis", "smooth", "scale", "ranks", "attempts", "from", "to")
 
 

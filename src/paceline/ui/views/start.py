@@ -35,9 +35,9 @@ _FIELDS = (
     *("display_name", "compute_target", "node_count", "process_count_per_node", "distributed_backend"),
     *("arguments", "resume"),
 )
-#: Most job files of the workspace that the page offers, and folders below the project's that it searches.
+#: Maximum number of job files that the page offers. It looks at ten times as many YAML files.
 _MOST_FILES = 100
-#: Earlier runs of the script whose values a form offers, those of them whose options it has too, and values of one option.
+#: Maximum number of earlier runs whose values a form offers, of earlier runs whose options it has, and of values of an option.
 _EARLIER, _EARLIER_OPTIONS, _EARLIER_VALUES = 200, 5, 8
 
 
@@ -79,10 +79,10 @@ def _earlier(request: Request, folder: RunFolder) -> list[RunFacts]:
 
 
 def _options(folder: RunFolder, earlier: Sequence[RunFacts]) -> list[Parameter]:
-    """Return the options of a run and of earlier runs."""
+    """Return the options of a run, then those that only earlier runs of the script have, without a value."""
     found = {option.name: option for option in parameters(folder)}
     for facts in earlier[:_EARLIER_OPTIONS]:
-        # The other run may be gone meanwhile.
+        # Skip an earlier run that was removed meanwhile.
         with contextlib.suppress(PacelineError, OSError):
             for option in parameters(RunFolder(folder.path.with_name(facts.run_id))):
                 found.setdefault(option.name, replace(option, value=None))
@@ -169,16 +169,16 @@ def _submit_again(request: Request, folder: RunFolder, form: Mapping[str, str]) 
             made = rerun(folder, workspace_dir, changes=changes, display_name=name)
             return RedirectResponse(f"../{made.run_id}", 303)
         except UserError as error:
-            # Nothing has started. The target and the submission have checks of their own.
+            # Nothing has started: the target, or another check of the submission, has refused the job.
             errors["job"] = str(error)
     return _form(request, folder, options, earlier, form, errors)
 
 
 def _changed_options(options: list[Parameter], form: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the changed options. An empty field leaves one out."""
+    """Return the options that the form changes. An empty field removes the option."""
     found: dict[str, str | None] = {}
     for option in options:
-        # Browsers send no field for a form of an older page, which had not this option.
+        # A field is missing if the form is from an older version of the page, which lacked this option.
         given = form.get(_OPTION + option.name)
         if given is not None and given != (option.value or ""):
             found[option.name] = given or None
@@ -238,7 +238,7 @@ def _submit_file(request: Request, form: Mapping[str, str]) -> Response:
 
     project, text, chosen = _project_of(request), form.get("text", ""), form.get("chosen", "")
     files = _job_files(project)
-    # Relative paths in a chosen file start from its folder, in another file from the project's.
+    # Relative paths start from the folder of the chosen job file, or from the project for a pasted one.
     path = project / (chosen if chosen in files else "job.yaml")
     try:
         asked = description.asked(job_file.read(path, text=text), request.app.state.workspace_dir)

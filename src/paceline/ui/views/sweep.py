@@ -23,7 +23,7 @@ from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views import common
 from paceline.ui.views.common import folder_of
 
-#: Most trials that the table lists.
+#: Maximum number of trials that the table lists.
 _ROWS = 500
 #: Seconds between polls: pictures that change more often would be hard to read.
 _LOOK_S = 2.0
@@ -154,6 +154,6 @@ def _shares(state: Any, standing: Standing) -> draw.Shares:
     run_id, ended = standing.record.run_id, sum(trial.is_over for trial in standing.trials)
     if (run_id, ended) not in kept:
         for other in [other for other in kept if other[0] == run_id] or [*kept][:-8]:
-            kept.pop(other, None)  # Another request may have dropped it.
+            kept.pop(other, None)  # another request may have removed it at the same time
         kept[run_id, ended] = draw.shares(standing.spec, [trial for trial in standing.trials if trial.is_over])
     return kept[run_id, ended]
