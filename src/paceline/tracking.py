@@ -89,7 +89,7 @@ def init(
             )
         _current = run
     context = WorkerContext.of_process()
-    # Other ranks have the same values, apart from such parameters as local_rank.
+    # Only rank 0 stores them: on other ranks they are the same, except for values such as local_rank.
     if context is None or context.rank == 0:
         _keep(run, values)
         if name is not None:
@@ -186,7 +186,7 @@ def _started(experiment: str | None) -> Run:
 
 def _launch_file(workspace: Path) -> Path:
     name = launch_name()
-    # Other machines have their own localhost. A launcher without variables of its own is known by its process.
+    # If the launcher sets no variables, use its process; if its address is localhost, add the name of this machine.
     if not name.strip():
         name = _launcher()
     elif (
@@ -217,7 +217,7 @@ def _wait_for_rank_0(runs_dir: Path, launch: Path, launcher: str, rank: int) -> 
                 case {"run_id": str(run_id), "launcher": started_by}:
                     with contextlib.suppress(RunNotFoundError, FileNameError):
                         folder = RunFolder(runs_dir / check_run_id(run_id))
-                        # A run of an earlier launch has ended. So may have the run of this launch.
+                        # An ended run is that of an earlier launch, unless the launcher in the file is ours.
                         if not read.record(folder).is_terminal or started_by == launcher:
                             return folder
             time.sleep(pause_s)

@@ -74,7 +74,7 @@ def _take_back(workspace_dir: Path, name: str, before: Configured | None) -> Non
 
 def _kind(words: Sequence[str]) -> str | None:
     kind: str | None = None
-    # The empty word at the end pairs the last word with an empty value.
+    # Append an empty word, so that the last word is looked at, too.
     for word, following in pairwise([*words, ""]):
         if word == "--":
             break

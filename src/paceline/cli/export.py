@@ -87,7 +87,7 @@ def tensorboard(*, run_ids: list[str], port: int) -> int:
     """Start TensorBoard on runs, with all their metrics. It follows runs that go on; Ctrl-C ends it."""
     folders = _folders(run_ids)
     names = [tags_and_properties.read(folder.notes).name or folder.run_id for folder in folders]
-    # Replace names with special characters: display names are free text, but these become names of folders.
+    # Replace names with special characters by ids: each name becomes the name of a folder.
     plain = [
         name if name.replace("-", "").replace("_", "").isalnum() and names.count(name) == 1 else None for name in names
     ]

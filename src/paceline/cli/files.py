@@ -57,7 +57,7 @@ def download(*, run_id: str, names: list[str], to: Path | None, overwrite: bool,
         done = downloads.download(chosen, target, overwrite=overwrite, came=meter.add)
     except OSError as error:
         raise UserError(
-            # A failed rename has two file names, and the second is that of the copy.
+            # The error of a failed rename has two file names; `filename2` is that of the copy.
             f"{str(error.filename2 or error.filename or target)!r} can't be written: {error.strerror or error}. "
             "Name another folder with --to."
         ) from error

@@ -139,7 +139,7 @@ class RunMetrics(TypedDict, total=False):
     series: dict[str, MetricValues]
 
 
-#: Items of the arrays that these verbs print: `files`, `download`, `rm`, and `cancel`, with the run's present state.
+#: Items of the arrays that these verbs print: `files`, `download`, `rm`, and `cancel` (with the run's state).
 FileRow = TypedDict("FileRow", {"name": str, "size_bytes": int})
 CopiedFile = TypedDict("CopiedFile", {"name": str, "path": str, "size_bytes": int})
 RemovedRun = TypedDict("RemovedRun", {"run_id": str, "size_bytes": int})
@@ -314,7 +314,7 @@ class ProfileJson(WorkersReport):
 
 
 class SweepDetails(RunSummary, total=False):
-    """A sweep and its trials, the best first: `sweep show`, `sweep run`. runs: of sweeps that pause trials alone."""
+    """A sweep and its trials, the best first: `sweep show`, `sweep run`. runs: only for sweeps that pause trials."""
 
     sweep: dict[str, object]
     trials: list[dict[str, object]]

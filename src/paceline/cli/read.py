@@ -239,7 +239,7 @@ def _summary(folder: RunFolder, record: RunRecord, facts: RunFacts | None) -> di
     found = summary(folder, record)
     facts_json: dict[str, object] = dict.fromkeys(("script", "params", "main_metric", "metric_summaries", "resources"))
     if facts is not None:
-        # The end of the log may lack a metric, or have one that a later attempt replaces.
+        # The summary has only read the ends of the logs, which may lack a metric or have a value of a former attempt.
         found["latest_metrics"] |= {name: one.last for name, one in facts.metrics.items()}
         numbers = {
             name: {statistic: getattr(one, statistic) for statistic in STATISTICS}
@@ -265,7 +265,7 @@ def _differing(runs: Sequence[RunFacts]) -> list[str]:
 def _print_groups(
     runs: Sequence[RunFacts], by: RunField, fields: Sequence[RunField], sort: str, *, as_json: bool
 ) -> None:
-    """Print a line for each group. Without columns, the line has the duration and the metric that matters."""
+    """Print a line for each group. Without columns, the line has the duration and the main metric."""
     main = next(filter(None, (main_metric(facts.metrics) for facts in runs)), None)
     shown = list(fields) or [field_of(name) for name in ("duration", *([f"metrics.{quoted(main)}"] if main else []))]
     groups = grouped(runs, by, sort)

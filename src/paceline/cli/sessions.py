@@ -136,7 +136,7 @@ def _submit(kind: str, given: Given) -> RunFolder:
     _, description = words(
         {**of_run, "module": "paceline.sessions", "arguments": arguments, "compute": given["target"]}
     )
-    # A session that waits for its user does not hang.
+    # Disable hang detection: a session that waits for its user is idle, not hanging.
     wanted = asked({**description, "hang_seconds": 0})
     job, values = wanted.job, dict(wanted.values)
     former = None
@@ -208,7 +208,7 @@ def _jupyter(folder: RunFolder, port: int, local: object) -> None:
         )
     with contextlib.ExitStack() as stack:
         tunnel = None
-        # On this machine the browser reaches the server's own port.
+        # A session on this machine needs no tunnel: the browser reaches the server's port.
         if local is not None or not _is_here(folder):
             tunnel = stack.enter_context(Tunnel(folder, port, local_port=int(str(local)) if local is not None else 0))
             port = tunnel.local_port

@@ -1,6 +1,7 @@
-"""The verbs of the command line, with their places and help.
+"""The verbs of the command line, with their modules and help.
 
-A verb's module is imported only when the verb is called, so the table repeats the first sentence of its help. A test compares.
+A verb's module is imported only when the verb is called, so the table repeats the first sentence of its help. A test compares
+the two texts.
 """
 
 from __future__ import annotations

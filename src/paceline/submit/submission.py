@@ -105,7 +105,7 @@ class Submission:
             target.start_supervisors(self.job, [folder.path for folder in folders], library, sys.executable, at_once)
 
     def start_supervisor(self, folder: RunFolder, record: RunRecord, lock_fd: int, run: NewRun | None = None) -> None:
-        """Start the supervisor of a run whose folder exists. `run` supplies tags and a name."""
+        """Start the supervisor of a run whose folder exists. The run gets the tags and the display name of `run`."""
         tags, name = (run.tags, run.display_name) if run is not None else (None, None)
         with self._releasing(folder), being_started(folder, record, lock_fd, self.taken, tags=tags, display_name=name):
             self._keep_target(folder)
@@ -152,7 +152,7 @@ def prepare(
 ) -> Submission:
     """Check a job and copy its source, for one run or many.
 
-    `first` is the folder of a run that starts at once: its supervisor process starts before the checks and loads beside them.
+    `first` is the folder of a run that starts at once: its supervisor process loads its modules during the checks.
     `is_checked` skips checks that the job has passed already.
 
     Raises:

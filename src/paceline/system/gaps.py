@@ -118,7 +118,7 @@ class Keeper:
         self.trouble: str | None = None
 
     def look(self) -> None:
-        """Cut more if it is time. A quarter of the limit remains of the beginning, half to three quarters of the end.
+        """Enlarge the gap if the log is over its limit. A quarter of the limit stays at the beginning, half or more at the end.
 
         Bytes that the worker writes between two calls are in addition to the limit.
         """

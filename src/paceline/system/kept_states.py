@@ -125,7 +125,7 @@ def give(path: str, folder: str) -> list[tuple[State, int]]:
     with connect(path) as connection:
         _send(connection, {"state": "give", "folder": folder}, [])
         line = b""
-        # Read no byte of the message that has the descriptors.
+        # Read byte by byte, so as not to read beyond the line: the next message carries the descriptors.
         while not line.endswith(b"\n"):
             byte = connection.recv(1)
             if not byte:

@@ -92,7 +92,7 @@ def lines(found: Sequence[NotCopied], top: str = "") -> list[str]:
     said = []
     if sent := [one for one in linked if one.is_sent]:
         said.append(f"Not copied, linked on machines that see it, sent to others: {_names(sent)}")
-    import shlex  # not for a supervisor
+    import shlex  # imported here because a supervisor does not need it
 
     if large := [one for one in linked if one.kept_back == TOO_MUCH]:
         first = os.path.normpath(os.path.join(top, max(large, key=lambda one: one.size).path))
@@ -272,8 +272,8 @@ def _is_environment(path: str) -> bool:
 
 
 def file_of(snapshot: Path, source: Path) -> Path:
-    """Return the file that lists what `snapshot` lacks of `source`. Equal folders elsewhere share a snapshot."""
-    import hashlib  # not for a supervisor, which only reads
+    """Return the file that lists what `snapshot` lacks of `source`: several source folders may share a snapshot."""
+    import hashlib  # imported here because a supervisor does not need it
 
     key = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:16]
     return snapshot.parent / ".linked" / f"{snapshot.name}-{key}.json"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from paceline.ui.curves import Curve, finite
 
-#: From this number of ranks on, a metric is a band, unless the page requests ranks.
+#: From this number of ranks on, a metric is drawn as a band, unless the page requests particular ranks.
 RANKS = 8
 
 

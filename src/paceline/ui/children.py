@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.system import processes
 
-#: Processes that run at the same time, and seconds between two checks of the reader.
+#: Maximum number of concurrent processes, and seconds between two checks whether the reader is still there.
 _AT_ONCE = threading.Semaphore(4)
 _CHECK_S = 0.2
 

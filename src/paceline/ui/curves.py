@@ -147,7 +147,7 @@ class _Log:
         lines = _ANY_LINE[into.has_times].findall(data)
         if len(lines) == count and self._take_lines(lines, into):
             return
-        # Store the scalars before each other line first, to keep the order of the values of each name.
+        # Before each line that is not a scalar, store the scalars collected so far, to keep the order of the values of a name.
         plain: list[tuple[bytes, ...]] = []
         for line in data.split(b"\n"):
             place, start = start, start + len(line) + 1

@@ -288,7 +288,7 @@ async def _changes(
             rows, _ = await asyncio.to_thread(made, matching)
             changed = {run_id: row for run_id, row in rows.items() if told.get(run_id) != row}
             now = _place(rows, len(matching))
-            # Compare with the page at first, which may be older than the first refresh.
+            # At first, compare with the rows that the page already shows (`place`).
             if now != place if is_first else changed or list(told) != list(rows):
                 data = {"order": list(rows), "rows": changed, "total": len(matching), "first": is_first}
                 yield message("rows", data, now)
@@ -300,7 +300,7 @@ async def _changes(
 
 
 def _selected_now(index: RunIndex, query: RunQuery) -> list[RunFacts]:
-    """Return the runs that match, by the present notes of those that the page shows.
+    """Return the runs that match. Read the notes of the shown runs again first, so that changes appear at once.
 
     Raises:
         QueryError: The query's text is wrong.
