@@ -14,7 +14,7 @@ _KEPT = {
     "test_no_child_of_a_child_outlives_the_run": ("single-success", "single-cancel", "mpi-failure"),
     "test_exit_code_of_an_mpirun_run_is_that_of_its_failed_worker": ("wheel-sys.exit(3)", "system-a null pointer"),
     "test_a_script_whose_name_looks_like_an_option_runs_under_mpirun": ("wheel---.py", "system-sub folder/-y.py"),
-    "test_a_module_runs_as_under_python_m": ("None-1", "mpi-2"),
+    "test_module_runs_like_python_m": ("None-1", "mpi-2"),
     "test_mpi4py_sums_over_two_workers_and_a_raising_rank_ends_the_other": ("system",),
     # A controller, links and trials go through the same code with every engine; each job of Ray's starts six processes.
     "test_killed_controller_in_the_engine_is_replaced": ("slurm",),

@@ -175,7 +175,7 @@ def test_large_file_that_changes_while_it_is_sent_is_never_stored_under_a_wrong_
     assert (tmp_path / f"back/runs/{RUN}/outputs/model.pt").read_bytes() == large.read_bytes()
 
 
-def test_links_out_of_the_workspace_and_pipes_are_left_out_and_named(filled, tmp_path):
+def test_pipes_and_links_out_of_the_workspace_are_left_out_and_reported(filled, tmp_path):
     outputs = filled.path / f"runs/{RUN}/outputs"
     (outputs / "passwords").symlink_to("/etc/passwd")
     (outputs / "page").symlink_to("../../../ui/token")
@@ -257,7 +257,7 @@ def test_lock_of_a_running_process_is_refused_and_of_a_killed_one_taken_over(fil
     assert create(filled.path, near).stored == 0
 
 
-def test_damaged_list_of_a_kept_backup_stops_the_removal_of_another(filled, tmp_path):
+def test_damaged_file_list_of_one_backup_prevents_removing_another(filled, tmp_path):
     near = place(str(tmp_path / "near"))
     first = create(filled.path, near).backup
     (filled.path / "data/table.csv").write_text("changed")
@@ -270,7 +270,7 @@ def test_damaged_list_of_a_kept_backup_stops_the_removal_of_another(filled, tmp_
     assert tree(tmp_path / "near/contents") == before
 
 
-def test_place_in_the_workspace_or_above_it_is_refused(filled):
+def test_backup_place_inside_or_above_the_workspace_is_refused(filled):
     for folder, why in (
         (filled.path / "data/backups", "is in the workspace itself"),
         (filled.path.parent, "has the workspace"),

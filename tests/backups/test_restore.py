@@ -100,7 +100,7 @@ def test_link_targets_are_normalized_and_never_leave_the_backup():
     ],
     ids=str,
 )
-def test_document_of_a_backup_that_is_not_valid_is_refused(filled, near, tmp_path, change):
+def test_invalid_backup_document_is_refused(filled, near, tmp_path, change):
     create(filled.path, near)
     (document,) = (tmp_path / "near/backups").iterdir()
     document.write_text(json.dumps({**json.loads(document.read_text()), **change}))
@@ -134,7 +134,7 @@ def test_content_of_a_wrong_size_is_sent_again_without_a_check(filled, near, tmp
 
 
 @pytest.mark.promise("restore-replaces-nothing")
-def test_restore_replaces_nothing_of_a_workspace(filled, near, tmp_path):
+def test_restore_never_replaces_existing_files(filled, near, tmp_path):
     create(filled.path, near)
     before = tree(filled.path)
     with pytest.raises(DataError, match="already, and a restore replaces nothing"):
@@ -150,7 +150,7 @@ def test_restore_replaces_nothing_of_a_workspace(filled, near, tmp_path):
     assert (filled.path / f"runs/{RUN}").is_dir()
 
 
-def test_a_single_run_comes_back_with_its_children_and_snapshot(filled, near, tmp_path):
+def test_single_run_is_restored_with_its_children_and_snapshot(filled, near, tmp_path):
     ended_run(filled.path / "runs", f"{RUN}_0")
     other = ended_run(filled.path / "runs", "digits_1700000005_00000005")
     create(filled.path, near)
@@ -191,7 +191,7 @@ def test_restore_killed_while_moving_files_is_completed_by_the_next(filled, near
     assert ".restoring" not in restore_of
 
 
-def test_restore_that_was_killed_while_it_fetched_does_not_fetch_again(filled, near, tmp_path, monkeypatch):
+def test_restore_killed_while_fetching_does_not_fetch_again(filled, near, tmp_path, monkeypatch):
     create(filled.path, near)
     with monkeypatch.context() as patch:
         patch.setattr(restoring, "_build", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

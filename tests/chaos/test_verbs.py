@@ -142,7 +142,7 @@ def test_sweep_is_whole_after_an_interrupted_deletion_and_restore(tmp_path: Path
             return
 
 
-def test_run_of_the_trash_is_whole_or_gone_after_a_kill(tmp_path: Path) -> None:
+def test_deletion_killed_at_any_step_leaves_the_run_whole_or_gone(tmp_path: Path) -> None:
     for step, workspace in steps(tmp_path):
         folder = ended(workspace, RUN_ID)
         whole = content(folder)

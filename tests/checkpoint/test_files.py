@@ -18,7 +18,7 @@ def write(folder, *parts):
         files.write_file(folder / part.name, {"$": "dict", "of": []}, [])
 
 
-def test_a_checkpoint_is_whole_when_all_of_its_parts_are_there(tmp_path):
+def test_checkpoint_counts_only_once_all_its_parts_exist(tmp_path):
     write(
         tmp_path,
         CheckpointPart(1),
@@ -33,7 +33,7 @@ def test_a_checkpoint_is_whole_when_all_of_its_parts_are_there(tmp_path):
     assert files.parts_in(tmp_path / "missing") == []
 
 
-def test_newest_checkpoints_stay_and_each_rank_removes_its_own_old_ones(tmp_path):
+def test_each_rank_removes_its_own_old_checkpoints_and_keeps_the_newest(tmp_path):
     write(
         tmp_path,
         *(CheckpointPart(step, rank, 2, "aa") for step in (1, 2, 3, 4) for rank in range(2)),

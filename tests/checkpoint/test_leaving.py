@@ -134,7 +134,7 @@ def test_script_that_ends_during_an_end_request_succeeds(tmp_path, start):
     assert start(after=ENDS_MEANWHILE, **world).wait(60) == 0
 
 
-def test_time_limit_requests_one_save_shortly_before_the_end():
+def test_one_save_is_requested_shortly_before_the_time_limit():
     limit = TimeLimit({"PACELINE_END_TIME": "1000", "SLURM_JOB_END_TIME": "5000"})
     limit.took(5.0)
     calls = {now: limit.asked(now) for now in (900.0, 920.0, 939.0, 941.0, 950.0)}

@@ -58,7 +58,7 @@ def save(state, step, folder, **options):
         handing.join(60)
 
 
-def test_training_goes_on_from_the_last_step_in_memory(states, tmp_path):
+def test_training_resumes_from_the_last_step_kept_in_memory(states, tmp_path):
     array = np.zeros(1000)
     for step in range(1, 6):
         array += 1
@@ -71,7 +71,7 @@ def test_training_goes_on_from_the_last_step_in_memory(states, tmp_path):
     assert len(saving._neighbour._images) == 1
 
 
-def test_newer_checkpoint_on_the_disk_counts(states, tmp_path):
+def test_newer_checkpoint_on_disk_is_preferred_to_states_in_memory(states, tmp_path):
     save({"n": 1}, 1, tmp_path)
     save({"n": 2}, 2, tmp_path, every=2)
     checkpoint.wait()
@@ -138,7 +138,7 @@ def test_training_continues_if_the_warm_process_that_keeps_states_has_ended(stat
     assert checkpoint.latest(tmp_path) is None
 
 
-def test_ranks_on_several_machines_use_the_disk_alone():
+def test_ranks_on_several_machines_keep_no_states_in_memory():
     several = {"PACELINE_SPARE": "/x/spare_%", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
     assert not neighbour.has_shared_spare(several)
     assert neighbour.has_shared_spare(several | {"LOCAL_WORLD_SIZE": "2"})

@@ -49,7 +49,7 @@ def test_saving_a_step_again_replaces_its_state(tmp_path):
     assert checkpoint.latest(tmp_path).state == {"value": 2}
 
 
-def test_restarted_training_beside_newer_checkpoints_warns_once(tmp_path, caplog):
+def test_saving_lower_steps_than_existing_checkpoints_warns_once(tmp_path, caplog):
     for step in (100, 200):
         checkpoint.save(1, step, keep=2, folder=tmp_path)
     assert caplog.text == ""
@@ -252,7 +252,7 @@ assert not {{"torch", "numpy"}} & set(sys.modules)
 
 
 @pytest.mark.promise("sigterm-before-time-limit-more")
-def test_save_before_the_time_limit_happens_once(tmp_path, monkeypatch):
+def test_checkpoint_before_the_time_limit_is_saved_once(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_END_TIME", "10")
     done = [checkpoint.save(1, step, every=1000, folder=tmp_path) for step in (1, 2)]
     assert done == [True, False]

@@ -39,7 +39,7 @@ def test_state_values_round_trip():
     assert math.isnan(there_and_back(float("nan")))
 
 
-def test_arrays_are_named_by_their_place_and_no_name_comes_twice():
+def test_saved_arrays_get_unique_names_from_their_position_in_the_state():
     one, two = torch.ones(1), np.ones(2)
     told, arrays = encode_state({"a": {"b": one}, "a.b": two, "s": np.float64(2.5)})
     assert list(arrays) == ["a.b", "a.b#2", "s"]
@@ -75,7 +75,7 @@ def test_a_state_that_contains_itself_is_refused():
 
 @pytest.mark.promise("checkpoint-runs-code-whoever-written")
 @pytest.mark.parametrize("told", [{"$": "dtype", "of": "torch.load"}, {"$": "call"}, {}, {"$": "dict", "of": 3}])
-def test_forged_state_creates_no_other_objects(told):
+def test_forged_checkpoint_creates_no_objects_of_other_classes(told):
     with pytest.raises(CheckpointError):
         decode_state(told, lambda name, of: None)
 
@@ -121,7 +121,7 @@ def test_tensor_view_is_saved_without_its_base():
     assert made("C64", [1], bytearray(DenseArray("x", marked).data), of="torch").tolist() == [1 - 2j]
 
 
-def test_arrays_that_have_no_plain_values_are_refused_by_name():
+def test_sparse_meta_and_unsupported_arrays_are_refused_by_name():
     sparse = torch.sparse_coo_tensor([[0], [1]], [1.0], (2, 2), check_invariants=True)
     for array in (sparse, torch.ones(1, device="meta"), np.array(["a"]), np.array([1.0], dtype="complex128")):
         with pytest.raises(UserError, match="'x'"):

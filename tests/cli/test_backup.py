@@ -14,7 +14,7 @@ __all__ = ["cli"]
 
 
 @pytest.mark.promise("backup-restores-workspace")
-def test_a_workspace_is_lost_and_comes_back(cli: Cli) -> None:
+def test_lost_workspace_is_restored_from_its_backup_by_the_command_line(cli: Cli) -> None:
     cli("run", cli.script("print('one')"))
     (run_id,) = cli.run_ids()
     near = str(cli.folder / "near/backups")

@@ -101,7 +101,7 @@ def test_help_shows_the_options_of_the_kind(compute):
         (["lab", "--kind", "broken"], "toykind:NoSuchClass can't be loaded"),
     ],
 )  # fmt: skip
-def test_a_wrong_call_is_refused_and_keeps_nothing(compute, cli, words, message):
+def test_invalid_compute_add_call_is_refused_and_stores_no_target(compute, cli, words, message):
     done = compute("add", *words, code=2)
     assert done.stderr.startswith("paceline: error: ")
     assert message in done.stderr

@@ -25,7 +25,7 @@ def need(backend: str | None) -> list[str]:
 
 @pytest.mark.promise("module-program-binary-run-too")
 @pytest.mark.parametrize(("backend", "processes"), BACKENDS)
-def test_a_module_runs_as_under_python_m(cli: Cli, backend: str | None, processes: str) -> None:
+def test_module_runs_like_python_m(cli: Cli, backend: str | None, processes: str) -> None:
     text = """
         import os, sys
         import pickle
@@ -104,7 +104,7 @@ def test_binary_runs_and_a_missing_script_interpreter_is_named(cli: Cli) -> None
 
 
 @pytest.mark.parametrize(("backend", "processes"), BACKENDS)
-def test_a_program_of_the_machine_runs_in_a_copy_of_the_current_folder(
+def test_installed_program_runs_in_a_copy_of_the_working_directory(
     cli: Cli, backend: str | None, processes: str
 ) -> None:
     cli.script("kept", "data.txt")
@@ -152,7 +152,7 @@ def test_program_missing_on_a_node_is_reported_by_the_node(cli: Cli) -> None:
     assert f"there is no program 'own-tool' on the PATH of {os.uname().nodename}" in failed.stderr
 
 
-def test_a_program_ends_by_the_signals_of_its_run(cli: Cli) -> None:
+def test_program_receives_the_signals_of_its_run(cli: Cli) -> None:
     text = "#!/bin/sh\ntrap 'echo ended; exit 0' TERM\ntouch outputs/there\nwhile :; do sleep 0.1; done"
     script = cli.script(text, "src/wait.sh")
     (cli.folder / script).chmod(0o755)

@@ -50,7 +50,7 @@ def test_download_folder_is_named_after_the_run_by_default(gallery: Gallery, tmp
         (["download", "{run}", "--to", "src/train.py"], "can't be written"),
     ],
 )
-def test_a_wrong_call_is_refused(gallery: Gallery, words: list[str], complaint: str) -> None:
+def test_invalid_files_or_download_call_is_refused(gallery: Gallery, words: list[str], complaint: str) -> None:
     assert complaint in gallery(*(word.format(run=gallery.good) for word in words), code=2).stderr
 
 

@@ -176,7 +176,7 @@ def wrong() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("text", "message"), [*wrong()], ids=[text for text, _ in wrong()])
-def test_a_wrong_file_is_refused_with_line_and_key(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_job_file_is_refused_with_line_and_key(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(f"{text}\n")
     with pytest.raises(JobError) as refused:

@@ -57,7 +57,7 @@ def test_logs_with_driver_shows_the_supervisors_log(gallery: Gallery) -> None:
     assert "failed first: ValueError: bad batch" in gallery("logs", gallery.bad, "--driver").stdout
 
 
-def test_logs_f_follows_from_the_start_across_attempts_in_another_terminal(cli: Cli) -> None:
+def test_logs_follow_shows_all_attempts_from_the_start(cli: Cli) -> None:
     run_id = cli.submit(
         """
         import os, signal, time
@@ -100,7 +100,7 @@ def test_logs_follow_shows_one_rank(cli: Cli) -> None:
     assert cli("logs", "-f", "--rank", "1", run_id).stdout == "rank 1\n"
 
 
-def test_logs_f_of_a_run_that_has_ended_ends(gallery: Gallery) -> None:
+def test_logs_follow_of_an_ended_run_exits(gallery: Gallery) -> None:
     assert gallery("logs", "-f", gallery.bad).stdout == gallery("logs", gallery.bad).stdout
 
 

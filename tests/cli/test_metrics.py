@@ -109,7 +109,7 @@ def test_metrics_as_csv_have_a_row_for_each_metric(two: Gallery) -> None:
         (["none_such"], "no run 'none_such'"),
     ],
 )
-def test_a_wrong_call_is_refused(two: Gallery, words: list[str], complaint: str) -> None:
+def test_invalid_metrics_call_is_refused(two: Gallery, words: list[str], complaint: str) -> None:
     assert complaint.format(run=two.good) in two("metrics", two.good, *words, code=2).stderr
 
 

@@ -76,7 +76,7 @@ def test_verb_gets_each_option_by_name() -> None:
         (["--nmae", "x"], "No such option.*--nmae"),
     ],
 )
-def test_wrong_value_is_refused(words: list[str], message: str) -> None:
+def test_invalid_option_value_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(click.UsageError, match=message):
         read(*words)
 

@@ -28,7 +28,7 @@ def read(tmp_path: Path, text: str, **parameters: str) -> dict[str, object]:
     return job_file.read(tmp_path / "job.yaml", text=text, parameters=parameters)
 
 
-def test_values_replace_defaults_and_are_read_as_the_key_needs(tmp_path: Path) -> None:
+def test_parameter_values_replace_defaults_and_are_parsed_as_their_key_needs(tmp_path: Path) -> None:
     found = read(tmp_path, FILE, data="mnist", nodes="2..4", lr="1e-3")
 
     assert found["node_count"] == "2..4"
@@ -38,7 +38,7 @@ def test_values_replace_defaults_and_are_read_as_the_key_needs(tmp_path: Path) -
     assert read(tmp_path, FILE, data="${lr}")["tags"] == {"data": "${lr}"}, "a value is not searched for parameters"
 
 
-def test_values_of_a_section_get_the_type_that_yaml_gives_them(tmp_path: Path) -> None:
+def test_parameters_in_other_sections_get_yaml_types(tmp_path: Path) -> None:
     text = "entry_script: a.py\nsweep: {trials: 3, seed: 0}\n".replace("3", '"${n:3}"')
     plain = "entry_script: a.py\nsweep:\n  trials: ${n:3}\n  name: ${name:}\n"
 
@@ -73,7 +73,7 @@ def test_wrong_parameter_is_refused_with_the_next_step(
 
 
 @pytest.mark.promise("job-file-parameters")
-def test_values_behind_the_file_are_parameters_and_words_behind_dashes_are_arguments(cli: Cli) -> None:
+def test_words_after_a_job_file_are_parameters_and_those_after_dashes_arguments(cli: Cli) -> None:
     cli.script(PRINT)
     cli.script(FILE, "job.yaml")
 
@@ -86,7 +86,7 @@ def test_values_behind_the_file_are_parameters_and_words_behind_dashes_are_argum
 
 
 @pytest.mark.promise("templates")
-def test_template_runs_from_any_folder_after_its_file_has_gone(cli: Cli) -> None:
+def test_template_runs_from_any_folder_even_after_its_file_was_removed(cli: Cli) -> None:
     cli.script(PRINT)
     cli.script(FILE, "job.yaml")
     told = cli("template", "add", "digits", "job.yaml").stdout

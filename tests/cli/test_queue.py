@@ -70,7 +70,7 @@ def test_urgent_run_preempts_another_which_resumes_at_its_step(shared: Cli) -> N
     assert second.reason.startswith("preempted: the urgent run ")
 
 
-def test_machine_is_shared_once_and_a_mistake_in_its_file_is_named(shared: Cli) -> None:
+def test_second_share_init_is_refused_and_share_check_names_a_mistake(shared: Cli) -> None:
     assert "is shared already, by " in shared("share", "init", code=2).stderr
     assert "is correct" in shared("share", "check").stdout
     path = shared.folder / "leases/paceline-share/shares.json"
@@ -81,7 +81,7 @@ def test_machine_is_shared_once_and_a_mistake_in_its_file_is_named(shared: Cli) 
     assert "This machine is not shared" in shared("share", "check", code=1).stdout
 
 
-def test_run_over_its_quota_says_so(shared: Cli) -> None:
+def test_run_over_its_quota_reports_its_quota(shared: Cli) -> None:
     path = shared.folder / "leases/paceline-share/shares.json"
     path.write_text('{"limits": {"*": {"gpus": 1}}}')
     words = ["--notify", f"command:tee -a {shared.folder}/told", "--notify-on", "quota"]

@@ -89,7 +89,7 @@ def test_archived_runs_are_left_out_of_lists(cli: Cli, runs: list[str]) -> None:
     assert runs[0] in cli("list").stdout
 
 
-def test_note_and_tag_write_what_show_prints(cli: Cli, runs: list[str]) -> None:
+def test_note_and_tag_change_what_show_prints(cli: Cli, runs: list[str]) -> None:
     cli("note", runs[0], "Diverges with **fp16**.")
     assert cli("note", runs[0]).stdout == "Diverges with **fp16**.\n"
     assert cli("tag", runs[0], "best", "epochs=3").stdout == "best, epochs=3\n"
@@ -100,7 +100,7 @@ def test_note_and_tag_write_what_show_prints(cli: Cli, runs: list[str]) -> None:
     assert "tag '=x' is not KEY or KEY=VALUE" in cli("tag", runs[0], "=x", code=2).stderr
 
 
-def test_a_run_that_lives_is_refused_and_nothing_else_is_removed(cli: Cli, runs: list[str]) -> None:
+def test_rm_refuses_a_running_run_and_removes_nothing_else(cli: Cli, runs: list[str]) -> None:
     living = cli.submit("import time; time.sleep(600)")
     cli.wait(living, "Running")
     done = cli("rm", "--yes", runs[0], living, code=1)
@@ -113,14 +113,14 @@ def test_a_run_that_lives_is_refused_and_nothing_else_is_removed(cli: Cli, runs:
     assert f"{living}: removed" in cli("rm", "--yes", "--purge", living).stdout
 
 
-def test_a_removal_that_was_killed_is_finished_by_the_next_list(cli: Cli, runs: list[str]) -> None:
+def test_interrupted_removal_is_completed_by_the_next_list(cli: Cli, runs: list[str]) -> None:
     top = cli.folder / ".paceline/runs"
     os.rename(top / runs[0], top / f".gone-{runs[0]}-00000000")
     assert runs[0] not in cli("list").stdout
     assert sorted(os.listdir(top)) == sorted(runs[1:])
 
 
-def test_prune_shows_asks_and_removes(cli: Cli, runs: list[str]) -> None:
+def test_prune_shows_what_it_removes_and_asks_first(cli: Cli, runs: list[str]) -> None:
     assert "There is nothing to remove" in cli("prune").stdout
     dry = cli("prune", "--keep-last", "1", "--runs", "--dry-run")
     assert runs[0] in dry.stdout
@@ -146,7 +146,7 @@ def test_prune_shows_asks_and_removes(cli: Cli, runs: list[str]) -> None:
         (["--status", "Done"], "--status 'Done' is not a state"),
     ],
 )
-def test_a_wrong_call_removes_nothing(cli: Cli, runs: list[str], words: list[str], complaint: str) -> None:
+def test_invalid_prune_call_removes_nothing(cli: Cli, runs: list[str], words: list[str], complaint: str) -> None:
     assert complaint in cli("prune", "--yes", *words, code=2).stderr
     assert sorted(runs) == cli.run_ids()
 

@@ -84,7 +84,7 @@ def test_run_exits_with_143_when_another_terminal_cancels_it(cli: Cli) -> None:
     assert errors.splitlines()[-1].startswith("Canceled in ")
 
 
-def test_a_failure_is_explained_at_the_end(cli: Cli) -> None:
+def test_run_prints_the_failure_report_at_its_end(cli: Cli) -> None:
     script = cli.script(
         """
         import os, time
@@ -103,7 +103,7 @@ def test_a_failure_is_explained_at_the_end(cli: Cli) -> None:
     assert f"More: paceline logs {run_id} --rank 1\n" in report
 
 
-def test_the_scripts_own_arguments_stand_behind_two_dashes(cli: Cli) -> None:
+def test_arguments_after_two_dashes_go_to_the_script(cli: Cli) -> None:
     script = cli.script("import json, sys; print(json.dumps(sys.argv))")
     words = ["--epochs", "5", "--", "-j", "2", "two words", "", "-q", "ünï\n☃"]
     done = cli("run", script, "-q", "--", *words)

@@ -45,7 +45,7 @@ def test_verb_table_texts_equal_the_verbs_help(verb: str) -> None:
     assert VERBS[verb][1] == first_sentence(inspect.cleandoc(app.load(verb).help or ""))
 
 
-def test_the_version_needs_no_parser(cli: Cli) -> None:
+def test_version_option_does_not_load_the_parser(cli: Cli) -> None:
     modules = modules_after(cli, "--version")
     assert not modules & {"click", "rich", "logging", "typing", "re", "importlib.metadata"}
     assert of_verbs(modules) == set()
@@ -54,7 +54,7 @@ def test_the_version_needs_no_parser(cli: Cli) -> None:
 
 
 @pytest.mark.promise("help-verb-load-other-verb")
-def test_help_and_a_verb_load_no_other_verb(cli: Cli) -> None:
+def test_help_and_each_verb_load_no_other_verb(cli: Cli) -> None:
     assert of_verbs(modules_after(cli, "--help")) == set()
     modules = modules_after(cli, "list")
     assert of_verbs(modules) == {"paceline.cli.read"}

@@ -119,7 +119,7 @@ ACTING = [
 
 
 @pytest.mark.promise("workspace-came-archive-clone-copy")
-def test_workspace_of_an_archive_is_shown_and_starts_nothing(cli: Cli, planted: Path) -> None:
+def test_unpacked_workspace_of_another_machine_is_shown_but_starts_no_program(cli: Cli, planted: Path) -> None:
     # Story: records of an unpacked workspace named an interpreter and a ProxyCommand, and `paceline list` ran both.
     shutil.copytree(planted, cli.folder / "unpacked", symlinks=True)
     for words in SHOWING:
@@ -138,7 +138,7 @@ def test_workspace_of_an_archive_is_shown_and_starts_nothing(cli: Cli, planted: 
 
 @pytest.mark.promise("workspace-came-archive-clone-copy")
 @pytest.mark.parametrize("moved", ["another/name", "renamed"])
-def test_workspace_of_a_moved_project_is_still_the_user_s(cli: Cli, moved: str) -> None:
+def test_workspace_of_a_moved_project_is_still_trusted(cli: Cli, moved: str) -> None:
     (cli.folder / "project").mkdir()
     cli("run", "-q", cli.folder / cli.script(""), cwd=cli.folder / "project")
     (cli.folder / moved).parent.mkdir(exist_ok=True)
@@ -169,7 +169,7 @@ def test_unwritable_home_allows_a_new_workspace_and_one_named_by_the_variable(cl
 
 @pytest.mark.promise("looking-group-s-workspace-starts")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to another user")
-def test_records_of_another_member_are_shown_and_start_nothing(cli: Cli, planted: Path) -> None:
+def test_run_records_of_another_user_are_shown_but_start_no_program(cli: Cli, planted: Path) -> None:
     # Story: in a group's workspace a member put a record with an interpreter of his own, and whoever listed the runs started it.
     records = [
         *planted.rglob("job.json"),

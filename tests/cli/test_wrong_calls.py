@@ -383,7 +383,7 @@ def test_blank_option_is_refused_by_every_verb(in_process: InProcess) -> None:
 
 @pytest.mark.promise("exit-codes-table-124-time")
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_call_is_refused(cli: Cli, case: str) -> None:
+def test_invalid_command_line_is_refused_with_one_error_line(cli: Cli, case: str) -> None:
     words, message = WRONG[case]
     cli.script("")
     cli.script("", "src/sub/a.py")
@@ -410,7 +410,7 @@ def test_rank_that_a_run_does_not_have_is_refused(gallery: Gallery, verb: str) -
     assert "'x' is not a valid integer range." in gallery(verb, gallery.bad, "--rank", "x", code=2).stderr
 
 
-def test_the_beginning_of_several_ids_is_refused(cli: Cli) -> None:
+def test_ambiguous_run_id_prefix_is_refused(cli: Cli) -> None:
     first, second = cli.submit("", "-e", "same"), cli.submit("", "-e", "same")
     cli.wait(first)
     cli.wait(second)
@@ -419,7 +419,7 @@ def test_the_beginning_of_several_ids_is_refused(cli: Cli) -> None:
     assert done.stderr == f"paceline: error: 2 runs begin with 'same': {second}, {first}. Give more of the id.\n"
 
 
-def test_a_workspace_that_can_not_be_made_is_refused(cli: Cli) -> None:
+def test_workspace_in_an_uncreatable_folder_is_refused(cli: Cli) -> None:
     (cli.folder / "file").write_text("")
     done = cli("list", env={"PACELINE_WORKSPACE": "file/ws"}, code=2)
 

@@ -87,7 +87,7 @@ def task(name: str, loop: BackgroundLoop) -> CollectiveTask:
     return CollectiveTask(request, [array], [None], Handle(request.key, loop.waiter))
 
 
-def test_process_set_created_during_a_rank_death_fails() -> None:
+def test_creating_a_process_set_while_a_rank_dies_raises() -> None:
     """The death went through the sets that there were; the new one waited for ever."""
     transport: Any = DeadTransport()
     places = [PeerPlace(host="here", pid=1, namespace="")] * 3

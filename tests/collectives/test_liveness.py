@@ -35,7 +35,7 @@ def test_check_for_equal_rank_counts_compares_all_machines(hosts, same) -> None:
     assert are_equally_many(places) == same
 
 
-def test_resolved_operations_are_reported_in_the_order_of_their_warnings(tmp_path, monkeypatch) -> None:
+def test_resolved_stalls_are_reported_in_the_order_of_their_warnings(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "stalls"))
     watch, names = StallWatch(0, [0, 1], 1.0, 0.0), [f"gradient.{number}" for number in range(20)]
     watch._warn([Late(("allreduce", name), 2.0, [1], [0]) for name in names], 0.0)

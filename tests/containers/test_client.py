@@ -20,7 +20,7 @@ def script(tmp_path):
     return lambda text: [str(write_program(tmp_path / "client", f"#!/bin/sh\n{text}\n"))]
 
 
-def test_exit_code_and_lines_of_both_streams_come_back(script):
+def test_client_call_returns_exit_code_and_output_lines(script):
     said: list[str] = []
     code, lines = call(script("echo out; echo err >&2; printf unfinished; exit 7"), say=said.append)
     assert code == 7

@@ -173,7 +173,7 @@ def test_any_path_without_a_line_break_can_be_mounted(path, word):
 
 
 @pytest.mark.parametrize("path", ["relative/path", "/line\nbreak"])
-def test_a_path_that_no_engine_takes_is_refused(path):
+def test_unmountable_path_is_refused(path):
     with pytest.raises(LauncherError, match="can't be mounted"):
         wrapped(options={"mounts": [Mount(path=Path(path))]})
 

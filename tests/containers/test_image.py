@@ -118,7 +118,7 @@ def test_mpich_in_an_image_is_ignored(look):
     assert (found.mpirun, found.mpirun_version) == (None, None)
 
 
-def test_a_python_before_3_10_is_refused_with_its_version(look):
+def test_image_with_python_before_3_10_is_refused(look):
     with pytest.raises(LauncherError, match=r"'img:1': its 'python3' is Python 3\.6\.9, and workers need 3\.10"):
         look(answer(version=[3, 6, 9]))
 

@@ -22,7 +22,7 @@ def test_a_runs_containers_are_removed_and_no_others(tmp_path):
     assert "rm --force --volumes --time=0 aaa bbb" in asked
 
 
-def test_runtime_that_still_knows_a_container_is_called_again(tmp_path):
+def test_container_removal_is_repeated_until_the_runtime_has_deleted_it(tmp_path):
     # Story: on a busy machine a killed container's state stayed below /run, since the runtime could not delete it at once.
     runtime = fakes.program(
         tmp_path,

@@ -32,7 +32,7 @@ LATER: dict[str, tuple[str, ...]] = {
     "command-line": ("paceline check ",),  # test_check_passes_an_equal_script_and_reports_an_unequal_one
     "from-horovod": ("horovodrun ",),  # the same script below `paceline run`; examples.md's below horovodrun
     "from-torchrun": ("torchrun ",),  # the same script below `paceline run`, and without that nothing is Paceline's
-    "pipelines": ("paceline pipeline run ",),  # the same steps in Python; test_a_file_is_run_followed_and_shown
+    "pipelines": ("paceline pipeline run ",),  # the same steps in Python; test_pipeline_file_is_run_followed_and_shown
     "sweeps": ("paceline sweep run examples/",),  # the command of examples.md
 }
 

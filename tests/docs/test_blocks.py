@@ -160,7 +160,7 @@ def test_each_command_run_by_make_proof_is_on_its_page() -> None:
     ],
     ids=["no language", "a command as text", "a form of no verb", "no prompt", "no reason"],
 )
-def test_unknown_block_kind_is_refused_with_the_valid_forms(block: Block, why: str) -> None:
+def test_unknown_kind_of_code_block_is_refused_with_the_valid_forms(block: Block, why: str) -> None:
     with pytest.raises(AssertionError, match=re.escape(why)) as caught:
         kind_of(block)
     assert "what it prints below it" in str(caught.value)

@@ -74,7 +74,7 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relat
 # --- links and names
 
 
-def test_files_of_the_layers_exist() -> None:
+def test_files_named_in_the_layers_section_exist() -> None:
     words = code_words(section(ROOT / "CONTRIBUTING.md", "The layers"))
     paths = [word for word in words if re.fullmatch(r"[\w/]+(/|\.py)", word)]
     assert paths

@@ -110,7 +110,7 @@ def search(site: Path, *queries: str) -> list[list[str]]:
     return found
 
 
-def test_sixty_queries_are_tried() -> None:
+def test_search_test_has_at_least_60_queries() -> None:
     assert len(QUERIES) >= 60
 
 

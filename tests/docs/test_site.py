@@ -40,7 +40,7 @@ def pages_of(entry: Any) -> list[str]:
 
 
 @pytest.mark.promise("site-page-order-somebody-needs")
-def test_the_site_s_order_has_each_page_of_the_docs_once() -> None:
+def test_site_navigation_has_each_page_once() -> None:
     """The hook fills in the pages of public names."""
     named = pages_of(SITE["nav"])
     assert sorted(named) == sorted(set(named))

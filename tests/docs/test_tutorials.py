@@ -98,7 +98,7 @@ def shorter(book: dict[str, Any]) -> dict[str, Any]:
     return book
 
 
-def test_a_cell_that_prints_something_else_is_found() -> None:
+def test_notebook_cell_with_other_output_than_the_page_is_detected() -> None:
     said = {"cells": MAKER["cells"]("```python\nprint(1)\n```\n\n```text\none 1\n```\n")}
     printed = json.loads(json.dumps(said).replace("one 1", "two 1"))
     assert_outputs(said, said)

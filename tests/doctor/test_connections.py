@@ -26,7 +26,7 @@ def test_connected_nodes_are_reported_in_one_line(on_loopback):
     assert (ports.level, ports.seen.startswith("2 connections between 2 nodes, the slowest in ")) == ("ok", True)
 
 
-def test_the_pair_that_can_not_connect_is_named(on_loopback, two, monkeypatch):
+def test_pair_of_nodes_that_can_not_connect_is_named(on_loopback, two, monkeypatch):
     # Nobody listens on node1.
     monkeypatch.setattr(connections, "_CONNECT_S", 1.0)
     two[1].wrong = lambda argv: answers('PACELINE-ANSWERS {"answered": 0}') if "listen" in argv else None

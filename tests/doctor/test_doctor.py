@@ -83,7 +83,7 @@ def test_a_node_that_cannot_be_reached_does_not_hide_the_others(two, tmp_path, n
     assert findings[2].seen == "No route to host"
 
 
-def test_requested_number_of_nodes_is_taken_and_released(two, tmp_path, no_checks):
+def test_doctor_allocates_and_releases_the_requested_number_of_nodes(two, tmp_path, no_checks):
     opened = []
     findings = after_status(examine(target_of(*two, opened=opened), tmp_path, node_count=1))
     assert told(findings) == [("reach", "node0", "ok")]

@@ -21,7 +21,7 @@ from tests.doctor.conftest import LocalLink, answers, hangs
 LO = {"lo": ("127.0.0.1", 8)}
 
 
-def test_hanging_node_is_abandoned(two, monkeypatch):
+def test_hanging_node_is_skipped_by_later_checks(two, monkeypatch):
     monkeypatch.setattr(examination, "_SLACK_S", 0.1)
     two[0].wrong = hangs
     patients = [Patient(link) for link in two]

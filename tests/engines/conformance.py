@@ -59,7 +59,7 @@ _OF_ATTEMPTS = (
 )
 _OF_WORKERS = ("test_a_run_is_canceled_while_it_runs", *_OF_LOST_SUPERVISORS, *_OF_ATTEMPTS)
 #: Checks of one plain run with each backend. On Slurm and Ray, Gloo's workers are compared with this machine's by
-#: test_script_on_slurm_gets_the_same_world_as_on_this_machine and test_two_nodes_train_together_and_know_nothing_of_ray.
+#: test_script_on_slurm_gets_the_same_world_as_on_this_machine and test_two_ray_nodes_train_together_without_ray_variables.
 _OF_PLAIN_RUNS = (
     "test_a_run_goes_through_its_states_in_order",
     "test_logs_outputs_and_metrics_arrive",

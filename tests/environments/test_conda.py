@@ -187,7 +187,7 @@ def test_missing_rattler_names_the_install_command(store, base_python, monkeypat
         store.ensure(Environment(conda_packages=["app"]), base_python, print)
 
 
-def test_a_spec_that_can_not_be_parsed_is_refused_before_anything_is_done(store, base_python):
+def test_invalid_conda_spec_is_refused_before_the_build(store, base_python):
     with pytest.raises(EnvironmentSpecError, match="which is not a conda package"):
         store.ensure(Environment(conda_packages=["app >=1.2.*.+"]), base_python, print)
 

@@ -78,7 +78,7 @@ def test_circular_requirements_terminate(tmp_path, place):
     assert Visible([tmp_path / "site"], base()).missing([Requirement("x")]) == []
 
 
-def test_requested_url_is_missing_even_if_required_by_another(folder):
+def test_package_requested_by_url_is_installed_even_if_a_dependency_names_the_url(folder):
     unpack(make_wheel(folder.parent / "wheels", "f", "1", ["b @ https://host/b.whl"]), folder)
     asked = [Requirement("f"), Requirement("b @ https://host/b.whl")]
     for order in (asked, asked[::-1]):

@@ -190,7 +190,7 @@ def test_constraint_applies_to_base_packages(ensure, installer):
     assert built.pip == ("small==1.1",)
 
 
-def test_constraint_alone_installs_nothing(ensure):
+def test_constraint_without_a_requirement_installs_nothing(ensure):
     built, _ = ensure(pip_packages=["small"], pip_constraints=["small<1.1", "heavy==2.0"])
     assert built.pip == ("small==1.0",)
 
@@ -253,7 +253,7 @@ def test_console_script_of_an_installed_package_runs(ensure):
     assert done.stdout == "small says\n"
 
 
-def test_an_option_that_uv_does_not_know_is_left_to_pip(ensure, wheels):
+def test_option_unknown_to_uv_makes_pip_install(ensure, wheels):
     built, said = ensure(pip_requirements="--prefer-binary\nsmall\n")
     assert said[0] == "pip's setting prefer-binary has no counterpart in uv: pip installs"
     assert built.pip == ("small==1.1",)
@@ -323,7 +323,7 @@ def test_a_secret_of_a_find_links_url_shows_nowhere(ensure, store, monkeypatch, 
 
 
 @uv_for_both
-def test_a_variable_in_a_requirement_is_filled_in_and_masked(ensure, wheels, tmp_path, monkeypatch, installer):
+def test_variable_in_a_requirement_is_expanded_and_hidden_in_messages(ensure, wheels, tmp_path, monkeypatch, installer):
     wheel = make_wheel(tmp_path / "secret-folder-name", "handmade", "4.0")
     monkeypatch.setenv("PLACE", "secret-folder-name")
     built, said = ensure(pip_packages=[f"handmade @ file://{tmp_path}/${{PLACE}}/{wheel.name}"])
@@ -410,6 +410,6 @@ def test_a_variable_that_is_not_set_is_named(index, ensure, monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["-r more.txt", "--requirement=more.txt", "-c limits.txt"])
-def test_a_file_among_the_packages_is_sent_to_its_own_parameter(value):
+def test_requirements_file_in_pip_packages_is_refused_with_the_right_parameter(value):
     with pytest.raises(EnvironmentSpecError, match="is named with pip_requirements_file"):
         Environment(pip_packages=(value,))

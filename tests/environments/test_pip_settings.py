@@ -71,7 +71,7 @@ def test_pip_setting_becomes_a_variable_for_uv(listed, variables):
         "global.only-binary=':all:,a'",
     ],
 )
-def test_a_setting_that_uv_does_not_have_is_left_to_pip_by_name(listed):
+def test_pip_setting_unknown_to_uv_makes_pip_install_with_a_note(listed):
     _, settings = translated(listed)
     name = listed.partition(".")[2].partition("=")[0]
     assert settings.for_pip == f"pip's setting {name} has no counterpart in uv"
@@ -123,7 +123,7 @@ def test_pip_configuration_file_is_read(tmp_path, monkeypatch):
     assert values["trusted-host"] == ["a"]
 
 
-def test_a_configuration_that_pip_can_not_read_is_left_to_pip(monkeypatch, tmp_path):
+def test_invalid_pip_configuration_is_reported_by_pip_itself(monkeypatch, tmp_path):
     (tmp_path / "pip.conf").write_text("index-url = no section\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     assert pip_settings.read(build_environment()).for_pip.startswith("`pip config list` fails")

@@ -48,7 +48,7 @@ def test_missing_program_raises_environment_build_error():
         program.run(["/nowhere/uv"], {}, print)
 
 
-def test_program_ends_if_its_listener_raises():
+def test_program_is_killed_if_the_output_callback_raises():
     pids = []
 
     def say(line):

@@ -170,7 +170,7 @@ def test_requirement_text_with_includes_is_refused_with_the_right_call():
         requirements.lines_of(Environment(pip_requirements="-r other.txt"))
 
 
-def test_an_option_among_the_packages_is_refused():
+def test_pip_option_in_pip_packages_is_refused():
     with pytest.raises(EnvironmentSpecError, match="which is an option"):
         requirements.lines_of(Environment(pip_packages=["--pre"]))
 

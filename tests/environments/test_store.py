@@ -244,7 +244,7 @@ def test_an_environment_in_use_is_not_pruned(store, base_python):
     assert [each.key for each in store.prune()] == [built.key]
 
 
-def test_holding_a_pruned_environment_is_refused(store, base_python):
+def test_locking_a_pruned_environment_is_refused(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     store.prune()
     with pytest.raises(EnvironmentBuildError, match="has just been pruned"), store.hold(built):
@@ -340,7 +340,7 @@ def test_unbuildable_environment_is_refused_at_once(store, base_python):
     assert not any(store._folder.glob("*.log"))
 
 
-def test_exception_of_the_listener_ends_the_build(store, base_python):
+def test_exception_in_the_output_callback_aborts_the_build(store, base_python):
     def say(line):
         raise SystemExit(3)
 

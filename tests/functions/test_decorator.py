@@ -83,6 +83,6 @@ def test_function_that_no_worker_can_import_is_refused_at_its_decorator(make, me
 
 
 @pytest.mark.promise("function-worker-cannot-import-refused")
-def test_function_of_a_prompt_is_refused():
+def test_function_defined_in_a_prompt_is_refused():
     code = "import paceline\ntry:\n    @paceline.job\n    def f(): ...\nexcept ValueError as error:\n    print(error)"
     assert "f of a notebook or prompt" in run_python(code)

@@ -84,7 +84,7 @@ def test_map_returns_results_in_the_order_of_values(tmp_path, monkeypatch):
         failed.results(timeout=60)
 
 
-def test_each_rank_has_a_result(tmp_path, monkeypatch):
+def test_result_of_each_rank_can_be_requested(tmp_path, monkeypatch):
     code = "@paceline.job(nodes=2)\ndef rank(x): return x + int(os.environ['RANK'])\n"
     run = module_of(code, tmp_path, monkeypatch).rank.submit(5)
     assert [run.result(timeout=60), run.result(rank=1)] == [5, 6]
@@ -101,7 +101,7 @@ def test_result_raises_at_its_timeout_and_after_a_cancel(tmp_path, monkeypatch):
         calls[1].result(timeout=60)
 
 
-def test_function_of_a_script_is_found_by_its_file(tmp_path):
+def test_function_in_the_main_script_is_imported_by_its_file_name(tmp_path):
     (tmp_path / "my_script.py").write_text(
         "import paceline\n@paceline.job\ndef double(x): return 2 * x\n"
         "if __name__ == '__main__':\n    print(double.submit(4).result())\n"
@@ -151,7 +151,7 @@ def test_wrong_calls_are_refused_before_anything_starts(tmp_path, monkeypatch):
     assert not (tmp_path / "ws" / "runs").exists() or os.listdir(tmp_path / "ws" / "runs") == []
 
 
-def test_function_under_another_name_is_refused(tmp_path, monkeypatch):
+def test_function_bound_to_another_name_is_refused(tmp_path, monkeypatch):
     module = module_of(TRAIN + "other = train\ntrain = None\n", tmp_path, monkeypatch)
     refused(module.other, "has another 'train'", 1)
 

@@ -157,7 +157,7 @@ def test_rank_variable_is_refused_with_a_launcher_and_allowed_for_one_process(na
 
 
 @pytest.mark.parametrize("name", sorted(RUN_VARIABLES))
-def test_a_variable_by_which_a_worker_finds_its_run_is_refused(name):
+def test_variable_that_paceline_sets_for_workers_is_refused(name):
     with pytest.raises(JobError, match=f"sets {name}, which Paceline sets for each worker"):
         make_job(environment_variables={name: "0"})
 

@@ -33,7 +33,7 @@ def versions(workspace):
 
 
 @pytest.mark.promise("alias-moved-one-step-change")
-def test_alias_history_has_user_and_time(workspace, versions):
+def test_alias_history_records_user_and_time_of_each_move(workspace, versions):
     assert aliases.move(versions, "digits", "production", 1) is None
     assert aliases.move(versions, "digits", "candidate", 3) is None
     assert aliases.move(versions, "digits", "production", 2) == 1

@@ -136,7 +136,7 @@ def test_joblib_file_counts_as_a_pickle_with_any_compression(tmp_path, compress)
 
 
 @pytest.mark.promise("pickle-ever-loaded")
-def test_a_pickle_is_never_loaded(tmp_path):
+def test_format_detection_never_loads_a_pickle(tmp_path):
     bomb = Bomb(tmp_path / "went-off")
     write_tree(
         tmp_path / "made",

@@ -98,7 +98,7 @@ def test_lineage_has_dataset_fingerprints_and_node_count(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["on a node that has a copy of the folder", "in a container, which has the folder"])
-def test_process_without_the_workspace_is_refused_with_the_next_step(tmp_path, monkeypatch, where):
+def test_registering_from_a_process_without_the_workspace_is_refused(tmp_path, monkeypatch, where):
     job = make_job(environment=EnvironmentSpec(docker_image="python:3.11")) if "container" in where else make_job()
     folder, fd = make_run(tmp_path / "ws/runs", status=states.RUNNING, job=job)
     os.close(fd)

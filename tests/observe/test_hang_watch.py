@@ -100,7 +100,7 @@ def test_hang_is_recorded_once_and_cleared(made):
     ]
 
 
-def test_output_and_metrics_are_signs_of_life(made):
+def test_new_output_or_metrics_reset_the_hang_timeout(made):
     _, looks, go, noted, folder = made()
     for number in range(5):
         go(80)

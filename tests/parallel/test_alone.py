@@ -299,7 +299,7 @@ def test_exhausted_iterator_as_loader_raises_in_the_second_epoch() -> None:
         list(par.epoch(1))
 
 
-def test_the_order_is_the_same_with_any_number_of_workers_and_follows_the_seed() -> None:
+def test_sample_order_depends_on_the_seed_and_not_on_the_loader_workers() -> None:
     rows = data.TensorDataset(torch.arange(9.0), torch.zeros(9))
 
     def order(seed: int, **options: Any) -> list[float]:

@@ -217,7 +217,7 @@ def test_invalid_pipeline_submission_starts_no_run(place: Place, submit: Submit)
 
 
 @pytest.mark.promise("snapshot-step-waits-pruned")
-def test_the_sources_of_steps_that_wait_are_not_pruned(
+def test_snapshots_of_waiting_steps_are_not_pruned(
     place: Place, submit: Callable[..., pl.PipelineRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tree(place.top / "other", {"last.py": "print('there')"})

@@ -28,7 +28,7 @@ def test_a_worker_knows_its_run_rank_and_attempt():
 
 
 @pytest.mark.parametrize("environment", [{}, {"RANK": "0", "WORLD_SIZE": "2"}, {"PACELINE_RUN_DIR": ""}])
-def test_context_outside_a_run_is_none(environment):
+def test_worker_context_outside_a_run_is_none(environment):
     assert WorkerContext.from_environment(environment) is None
 
 

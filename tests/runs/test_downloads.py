@@ -61,7 +61,7 @@ ALL = [
     ],
     ids=repr,
 )
-def test_files_are_chosen_by_name_folder_and_pattern(folder, patterns, names):
+def test_downloads_are_selected_by_name_folder_and_pattern(folder, patterns, names):
     assert [file.name for file in downloads.files(folder, patterns)] == names
 
 

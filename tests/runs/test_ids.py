@@ -96,7 +96,7 @@ def test_trial_ids_are_recognized_and_sort_behind_their_sweep():
     assert sorted([*names[2:], *names[:2]], key=age_key) == names
 
 
-def test_name_follows_from_the_id(tmp_path: Path) -> None:
+def test_run_name_is_derived_from_its_id(tmp_path: Path) -> None:
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
     first, same = (ids.take_name(tmp_path / place, "digits", "digits_1_00000001") for place in ("a", "b"))
@@ -106,7 +106,7 @@ def test_name_follows_from_the_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("run-readable-name-other-run")
-def test_no_name_comes_twice_in_an_experiment(tmp_path: Path) -> None:
+def test_run_names_are_unique_within_an_experiment(tmp_path: Path) -> None:
     # One id stands for ids that happen to draw the same names.
     names = [ids.take_name(tmp_path, "digits", "digits_1_00000001") for _ in range(150)]
     assert len(set(names)) == 150
@@ -135,7 +135,7 @@ def test_names_of_removed_runs_stay_taken(tmp_path: Path) -> None:
     assert name in (tmp_path / "names" / "digits").read_text().split()
 
 
-def test_name_is_unique_where_the_list_of_names_is_another_user_s(tmp_path: Path) -> None:
+def test_run_name_is_unique_even_if_another_user_owns_the_list_of_names(tmp_path: Path) -> None:
     (tmp_path / "names").write_text("not a folder")
     names = [ids.take_name(tmp_path, "digits", f"digits_1_0000000{number}") for number in range(5)]
     assert len(set(names)) == 5

@@ -111,7 +111,7 @@ def test_later_of_two_log_offsets_is_used():
     assert one.later(LogStart(1, 400, {0: 6})) == LogStart(1, 500, {0: 6, 1: 9})
 
 
-def test_only_the_end_of_a_large_log_is_read(tmp_path, monkeypatch):
+def test_tail_reads_only_the_end_of_a_large_log(tmp_path, monkeypatch):
     folder, read = RunFolder(tmp_path), []
     # Rank 1 has been silent since the beginning; rank 0 writes ever on.
     write(folder, 1, [(1, b"early\n"), *((0, b"line %d\n" % number * 50) for number in range(40_000))])

@@ -71,7 +71,7 @@ def test_lines_do_not_depend_on_the_chunks_of_the_log(data, cuts):
     assert "\n".join([*found, *blocks.end()]) == "\n".join(assembled(data))
 
 
-def test_a_line_without_an_end_stays_bounded():
+def test_endless_line_uses_bounded_memory():
     # 64 MiB stand for the gigabyte.
     lines, chunk, size = LineAssembler(), b"x" * (1 << 16), 0
     tracemalloc.start()
@@ -88,7 +88,7 @@ def test_a_line_without_an_end_stays_bounded():
     assert peak < 2 << 20
 
 
-def test_a_progress_bar_without_an_end_stays_bounded():
+def test_endless_progress_bar_uses_bounded_memory():
     lines = LineAssembler()
     tracemalloc.start()
     try:
@@ -107,7 +107,7 @@ def test_a_long_line_of_unicode_is_cut_between_characters():
     assert "".join(pieces) == "x" + text
 
 
-def test_an_unfinished_line_is_shown_after_a_while(monkeypatch):
+def test_unfinished_line_is_shown_after_a_delay(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
     lines = LineAssembler()
@@ -119,7 +119,7 @@ def test_an_unfinished_line_is_shown_after_a_while(monkeypatch):
     assert list(lines.feed(b"y\nnext\n")) == ["y", "next"]
 
 
-def test_a_progress_bar_is_shown_now_and_then_and_not_twice(monkeypatch):
+def test_progress_bar_is_shown_periodically_and_not_twice(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
     lines, shown = LineAssembler(), []

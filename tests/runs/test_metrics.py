@@ -196,7 +196,7 @@ def test_many_names_do_not_fill_memory(folder):
     assert (len(found), found["m10049"]) == (10_050, 10_049)
 
 
-def test_a_step_is_kept_in_the_line(folder):
+def test_metric_line_stores_the_step(folder):
     log = MetricLog(folder / "rank_0.jsonl")
     log.scalar("loss", 1, step=7)
     log.close()
@@ -292,7 +292,7 @@ def test_foreign_files_in_the_metrics_folder_are_ignored(folder):
 # --- whatever happens to the writer
 
 
-def test_a_torn_last_line_is_passed_over_and_the_next_writer_starts_cleanly(folder):
+def test_torn_last_metric_line_is_skipped_and_the_next_writer_starts_a_new_line(folder):
     logged(folder, 1, 2)
     with open(folder / "rank_0.jsonl", "ab") as file:
         file.write(b'{"name":"loss","value":3.14')
@@ -351,7 +351,7 @@ def test_value_whose_log_call_returned_survives_sigkill(folder):
         assert returned <= len(found) <= returned + 1
 
 
-def test_values_of_several_threads_are_all_there(folder):
+def test_values_logged_by_several_threads_are_all_stored(folder):
     log = MetricLog(folder / "rank_0.jsonl")
     threads = [
         threading.Thread(target=lambda name=name: [log.scalar(name, number) for number in range(500)])
@@ -426,7 +426,7 @@ def test_line_completed_during_reading_is_not_lost(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [20, 1000], ids=["the first line", "a value"])
-def test_value_on_a_full_disk_raises_and_keeps_later_values_readable(folder, size):
+def test_log_on_a_full_disk_raises_and_later_values_stay_readable(folder, size):
     # The story: on a full disk half a line was written; once there was space again, the next value was glued to it and
     # lost, though its call had returned. A limit of the file's size cuts a write short as a full disk does.
     code = """
@@ -551,7 +551,7 @@ def test_a_metric_logged_once_under_a_step_in_each_attempt_is_a_scalar(folder):
     assert read(folder) == {"loss": 2.0}
 
 
-def test_attempts_are_ordered_by_number_not_by_clock(folder):
+def test_metrics_of_attempts_are_ordered_by_attempt_and_not_by_time(folder):
     lines(folder, 0, {"name": "loss", "value": 1, "time": 100.0})
     lines(folder, 1, {"name": "loss", "value": 2, "time": 101.0})
     for rank, value in ((0, 3), (1, 4)):

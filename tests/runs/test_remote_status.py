@@ -63,7 +63,7 @@ def gone_for(folder, seconds):
     os.utime(folder.gone, (since, since))
 
 
-def test_unlocked_run_is_alive_while_its_engine_job_is(engine, folder):
+def test_run_without_a_local_lock_is_alive_while_its_engine_job_runs(engine, folder):
     run = folder()
     assert read.record(run).status == states.RUNNING
     engine.says = JobStatus(state="queued", message="Priority: 3 jobs ahead")
@@ -129,7 +129,7 @@ def test_run_ended_by_its_engine_has_no_waiting_reason(engine, folder):
     assert (read.record(run).status, store.stored(run).waiting_for) == (states.CANCELED, None)
 
 
-def test_reappearing_job_restarts_the_timeout(engine, folder):
+def test_job_that_reappears_restarts_the_gone_timeout(engine, folder):
     run = folder()
     engine.says = JobStatus(state="gone", cause="failed")
     gone_for(run, 60)

@@ -73,7 +73,7 @@ def test_log_table_refuses_non_tables(run, value):
         run.log_table("t", value)
 
 
-def test_an_image_is_kept_and_its_metric_is_its_name(run, tmp_path):
+def test_logged_image_is_stored_and_its_metric_is_the_file_name(run, tmp_path):
     (tmp_path / "plot.jpeg").write_bytes(PNG)
     run.log_image("a plot/1", path="plot.jpeg")
     name = run.get_metrics()["a plot/1"]
@@ -101,7 +101,7 @@ def test_dict_of_metrics_is_logged_value_by_value_with_its_step(run):
         run.log("loss")
 
 
-def test_step_of_a_list_a_table_and_an_image_is_kept(run):
+def test_steps_of_lists_tables_and_images_are_stored(run):
     run.log_list("list", [1], step=1)
     run.log_table("table", {"x": 1}, step=2)
     run.log_image("image", plot=Plot(), step=3)
@@ -136,7 +136,7 @@ def test_array_of_a_wrong_image_shape_is_refused(run):
 
 
 @pytest.mark.parametrize("given", [{}, {"path": "a.png", "plot": Plot()}, {"plot": "a.png"}])
-def test_an_image_is_either_a_path_or_a_plot(run, given):
+def test_log_image_needs_exactly_one_of_path_and_plot(run, given):
     with pytest.raises(MetricError, match="'plot'"):
         run.log_image("plot", **given)
 

@@ -193,7 +193,7 @@ def test_exact_id_wins_over_longer_ids(runs_dir):
 
 
 @pytest.mark.parametrize("run_id", ["nowhere", "digits_2"])
-def test_an_unknown_run_is_refused(runs_dir, run_id):
+def test_finding_an_unknown_run_raises_with_the_next_step(runs_dir, run_id):
     os.close(make_run(runs_dir)[1])
     with pytest.raises(RunNotFoundError, match="`paceline list`"):
         store.find(runs_dir, run_id)
@@ -546,7 +546,7 @@ def test_checkpoints_that_can_not_be_copied_leave_nothing(runs_dir, tmp_path):
     assert os.listdir(runs_dir) == []
 
 
-def test_experiment_and_end_are_read_without_the_job(runs_dir, monkeypatch):
+def test_experiment_and_end_of_a_run_are_read_without_parsing_its_job(runs_dir, monkeypatch):
     folder, fd = make_run(runs_dir, job=make_job())
     store._known.clear()
     monkeypatch.setattr(Job, "__post_init__", None)

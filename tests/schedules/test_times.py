@@ -22,7 +22,7 @@ def first(expression: str, zone: str, since: dt.datetime, count: int) -> list[st
     return [f"{time:%m-%d %H:%M}" for time in found]
 
 
-def test_expression_follows_its_time_zone() -> None:
+def test_cron_expression_is_evaluated_in_its_time_zone() -> None:
     assert first("0 3 * * *", "UTC", utc(2026, 1, 1), 2) == ["01-01 03:00", "01-02 03:00"]
     assert first("0 3 * * *", "Asia/Tokyo", utc(2026, 1, 1), 2) == ["01-01 18:00", "01-02 18:00"]
     assert times.check("@daily", "UTC") == "0 0 * * *"

@@ -138,7 +138,7 @@ def test_service_that_can_not_start_reports_why_and_recovers_by_update(workspace
     assert service.run({"x": [1]})["y"] == [2]
 
 
-def test_reload_uses_the_current_files(workspace: Workspace, source: Path) -> None:
+def test_service_reload_uses_the_edited_files(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     (source / "score.py").write_text(SCRIPT.replace("factor * x", "factor * x + 100"))
     assert service.reload().revision == 2

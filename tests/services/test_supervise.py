@@ -95,7 +95,7 @@ def test_a_server_that_hangs_is_killed_and_started_again(workspace: Workspace, s
         assert guardian.wait(timeout=120) == 0
 
 
-def test_supervisor_keeps_a_history_of_the_load_while_nobody_looks(workspace: Workspace, source: Path) -> None:
+def test_supervisor_records_load_history_without_watchers(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     with _impatient_guardian(service) as guardian:
 

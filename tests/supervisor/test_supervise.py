@@ -205,7 +205,7 @@ def test_lost_node_is_the_cause_if_no_replacement_exists(tmp_path):
     assert record.failure.message.endswith("15 s. There were no nodes for another attempt: only 1 node is left.")
 
 
-def test_without_any_nodes_the_engines_words_are_the_failure(tmp_path):
+def test_failure_without_nodes_has_the_message_of_the_engine(tmp_path):
     record = Stage(tmp_path, "").see_through("partition 'gpu' is down.")
     assert (record.failure.cause, record.failure.message) == ("engine", "partition 'gpu' is down.")
     assert record.attempts == ()
@@ -320,7 +320,7 @@ def test_engines_time_limit_warning_ends_the_run_with_time_limit(tmp_path):
     assert "The time that 'lab' gives the job was nearly up" in record.failure.message
 
 
-def test_earlier_attempts_count_for_the_time_limit(tmp_path):
+def test_time_of_earlier_attempts_counts_towards_the_time_limit(tmp_path):
     stage = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=1, max_run_duration_seconds=60)
     earlier = Attempt(number=1, started_utc="2026-01-01T00:00:00.000Z", ended_utc="2026-01-01T01:00:00.000Z")
     store.change(stage.folder, stage.record(), states.QUEUED, attempts=(earlier,))

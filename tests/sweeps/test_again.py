@@ -112,7 +112,7 @@ def test_new_sweep_keeps_points_and_switches_that_fit_its_space(before: RunFolde
     assert (spec.points, spec.switches) == (({"--lr": 0.1, "--amp": True},), ("--amp",))
 
 
-def test_wrong_changes_start_nothing(before: RunFolder) -> None:
+def test_invalid_changes_of_a_sweep_start_nothing(before: RunFolder) -> None:
     there = list(before.path.parent.iterdir())
     for values, message in (
         ({"trials": 0}, "trials=0 is not an integer"),

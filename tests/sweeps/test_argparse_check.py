@@ -321,7 +321,7 @@ def test_arguments_of_the_job_are_checked_with_the_space(tmp_path: Path, monkeyp
 
 @pytest.mark.promise("space-script-s-argparse-will")
 @pytest.mark.parametrize("kind", SILENT)
-def test_undecidable_scripts_are_not_reported(kind: str, tmp_path: Path) -> None:
+def test_scripts_whose_arguments_can_not_be_determined_are_not_reported(kind: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SILENT[kind])
     assert complaint({"x": pl.uniform(0, 1)}, script) == ""

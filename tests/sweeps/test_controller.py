@@ -69,7 +69,7 @@ def test_controller_of_a_removed_sweep_ends_its_trials_and_itself(submit: Any) -
 
 
 @pytest.mark.promise("runs-judged-again-better-curve")
-def test_a_running_trial_is_judged_again_when_a_better_curve_comes_later(submit: Any, tmp_path: Path) -> None:
+def test_running_trial_is_judged_again_after_a_better_trial(submit: Any, tmp_path: Path) -> None:
     (tmp_path / "source" / "train.py").write_text(SCRIPT)
     go = tmp_path / "go"
     run = submit(
@@ -127,7 +127,7 @@ def test_common_failure_cause_is_reported_with_a_log_command(tmp_path: Path) -> 
 
 
 @pytest.mark.promise("more-trials-sweep-ended-so")
-def test_more_trials_reset_the_reason_that_ended_the_sweep(tmp_path: Path) -> None:
+def test_adding_trials_resets_the_reason_that_ended_the_sweep(tmp_path: Path) -> None:
     folder = failed_with(tmp_path, "E", "E", max_failures=2, max_duration_seconds=3600.0, trials=8)
     record = store.stored(folder)
     assert "max_failures is 2" in str(wanted(folder))

@@ -332,7 +332,7 @@ def test_script_without_a_checkpoint_gives_one_warning(sweep: Any) -> None:
 
 
 @pytest.mark.promise("script-told-budget-ends-itself")
-def test_script_with_a_budget_argument_ends_at_its_rung(sweep: Any) -> None:
+def test_trial_with_a_budget_argument_ends_at_its_rung(sweep: Any) -> None:
     run = sweep(
         {"x": pl.choice(0.4, 0.3)},
         sampler="grid",
@@ -380,7 +380,7 @@ def test_population_replaces_worst_trials_by_copies_of_the_best(sweep: Any) -> N
     assert run.best_child().id.endswith("_3")
 
 
-def test_more_trials_can_promote_a_paused_trial(sweep: Any) -> None:
+def test_adding_trials_can_promote_a_paused_trial(sweep: Any) -> None:
     run = sweep(
         {"x": pl.choice(0.4, 0.3, 0.2, 0.1)},
         sampler="grid",

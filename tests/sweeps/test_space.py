@@ -18,7 +18,7 @@ NESTED = {
 }
 
 
-def test_names_are_nested_and_conditional() -> None:
+def test_space_supports_nested_and_conditional_parameters() -> None:
     space = Space(NESTED)
 
     def values(**raws: Any) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_points_are_counted_and_listed() -> None:
     assert [quantised.values(chosen)["x"] for chosen in quantised.grid()][::3] == [0, 0.25, 0.5, 0.75, 1]
 
 
-def test_points_that_the_user_gives_are_found_in_the_space() -> None:
+def test_user_points_are_mapped_into_the_space() -> None:
     space = Space(NESTED)
     for point in (
         {"lr": 0.01, "model.layers": 4, "momentum": 0.9},

@@ -237,7 +237,7 @@ def test_missing_primary_metric_is_reported_with_the_logged_names(submit: Any) -
 
 
 @pytest.mark.promise("wrong-sweep-refused-before-anything")
-def test_wrong_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_invalid_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     estimator = pl.Estimator(tmp_path, entry_script="train.py")
     space = {"x": pl.uniform(0, 1)}

@@ -54,7 +54,7 @@ def test_settings_are_normalized_by_the_kind(tmp_path):
     assert configured.read(tmp_path, "lab").settings == {"label": "x"}
 
 
-def test_local_and_kinds_that_need_no_settings_are_there_without_being_added(tmp_path):
+def test_local_and_kinds_without_required_settings_exist_without_being_added(tmp_path):
     assert isinstance(configured.find_target("local", tmp_path), LocalTarget)
     assert isinstance(configured.find_target("plain", tmp_path), PlainTarget)
     with pytest.raises(TargetError, match="there is no compute target 'toy'"):

@@ -179,12 +179,12 @@ def test_short_run_backfills_before_a_larger_waiting_run() -> None:
     assert set(planned(tickets)["starts"]) == {(3, "short")}
 
 
-def test_run_passes_if_enough_stays_for_the_run_that_does_not_fit() -> None:
+def test_run_backfills_if_enough_resources_stay_for_the_larger_run() -> None:
     tickets = [running(1, "holder", "0123456"), waiting(2, "wide", gpus=4, at=1.0), waiting(3, "unlimited", at=2.0)]
     assert set(planned(tickets)["starts"]) == {(3, "unlimited")}
 
 
-def test_stated_limits_let_runs_pass_only_as_long_as_patience_lasts() -> None:
+def test_backfilled_runs_pass_a_waiting_run_only_for_a_limited_time() -> None:
     policy = SharePolicy({"patience_hours": 2})
     tickets = [running(1, "holder", "012345"), waiting(2, "wide", gpus=8, at=50.0), waiting(1, "short", limit_s=HOUR_S)]
     assert (1, "short") in planned(tickets, policy)["starts"]
@@ -214,7 +214,7 @@ def test_run_over_its_user_s_quota_waits_and_holds_nobody_up() -> None:
     assert found["why"] == {(1, "over"): "over quota: user1 holds 2 GPUs, asks for 1 more, and may hold 2 at once"}
 
 
-def test_hours_a_week_are_limited() -> None:
+def test_weekly_gpu_hours_of_a_user_are_limited() -> None:
     policy = SharePolicy({"limits": {"user1": {"gpu_hours_a_week": 10}}})
     assert not planned([waiting(1, "a")], policy, uses=use(1, 10))["starts"]
     assert planned([waiting(1, "a")], policy, uses=use(1, 10), now=8 * 86400.0)["starts"]

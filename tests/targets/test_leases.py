@@ -180,7 +180,7 @@ def test_foreign_files_in_the_lease_folder_are_refused_untouched(ask: Ask, agent
     assert (victim.read_text(), victim.stat().st_mode & 0o777) == ("mine", 0o600)
 
 
-def test_a_ticket_counts_as_its_owner_s_and_for_living_processes_of_theirs(
+def test_queue_ticket_is_attributed_to_its_file_owner_and_needs_a_living_process(
     ask: Ask, agents: Any, tmp_path: Path
 ) -> None:
     agent = agents()

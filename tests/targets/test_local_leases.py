@@ -79,7 +79,7 @@ def test_lease_has_the_requested_cores_gpus_and_ports(machine):
     assert (lease.cores, lease.gpus, len(lease.ports)) == (3, ("0", "1"), 4)
 
 
-def test_repeated_ask_returns_the_same_lease(machine):
+def test_asking_for_a_lease_twice_returns_the_same_lease(machine):
     machine.submit("a", gpus=1)
     assert machine.ask("a") == machine.ask("a")
 

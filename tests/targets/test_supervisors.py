@@ -58,7 +58,7 @@ def test_early_supervisor_completes_its_run(tmp_path: Path) -> None:
     waiting.drop()  # harmless
 
 
-def test_begin_of_a_killed_early_supervisor_returns_none(tmp_path: Path) -> None:
+def test_starting_a_run_with_a_killed_early_supervisor_returns_none(tmp_path: Path) -> None:
     folder, lock_fd = make_run(tmp_path / "ws" / "runs", job=make_job(), target="local")
     waiting = early(tmp_path, folder.path)
     detached_process.started[-1].send_signal(signal.SIGKILL)

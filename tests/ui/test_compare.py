@@ -172,7 +172,7 @@ def test_images_of_runs_are_listed_by_step(place: Place) -> None:
     assert f'data-folder="../runs/{folders[1].run_id}/file/"' in text
 
 
-def test_hostile_texts_stay_texts_in_comparison(place: Place, hostile: RunFolder) -> None:
+def test_hostile_texts_are_escaped_in_comparisons(place: Place, hostile: RunFolder) -> None:
     other = place.run("b_1700000002_00000001", job=make_job(arguments=("--lr", "1", f"--{HOSTILE}", HOSTILE)))
     log_values(other, HOSTILE, [3.0])
     query = _query([hostile, other])

@@ -62,7 +62,7 @@ def test_token_is_persistent_and_readable_by_its_owner_only(place: Place) -> Non
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example", "", "localhost.evil:7223", "10.0.0.1:7223", "[::2]:7223"]
 )
-def test_a_server_under_another_name_is_refused(place: Place, host: str) -> None:
+def test_request_with_a_foreign_host_name_is_refused(place: Place, host: str) -> None:
     answer = place.client().get("/", headers={"host": host})
     assert answer.status_code == 421
     assert "--proxy" in answer.text

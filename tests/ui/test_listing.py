@@ -30,7 +30,9 @@ def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "_LOOK_S", 0.05)
 
 
-def test_row_of_an_ended_run_is_rendered_again_after_a_change(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_row_of_an_ended_run_is_rendered_again_after_a_change(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done, live = place.run("a_1700000001_00000001"), place.run("a_1700000002_00000001", states.RUNNING)
     made: list[str] = []
     part = render.part

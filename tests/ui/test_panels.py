@@ -67,7 +67,7 @@ def test_later_attempt_replaces_the_step_that_it_logs_again(folder: RunFolder) -
     assert [[item["text"] for item in items] for items in found] == [["before"], ["new"]]
 
 
-def test_last_kind_of_a_name_counts(folder: RunFolder) -> None:
+def test_panel_uses_the_last_kind_of_a_name(folder: RunFolder) -> None:
     logged(folder, ("image", "x", "images/a.png", 1), ("html", "x", "html/a.html", 2))
     assert (panel(folder, "x")["kind"], panel(folder, "x")["count"]) == ("html", 1)
 
@@ -96,7 +96,7 @@ BROKEN: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("kind", "value"), BROKEN, ids=repr)
-def test_foreign_record_is_shown_as_text_or_not_at_all(place: Place, kind: str, value: Any) -> None:
+def test_malformed_logged_value_is_shown_as_text_or_omitted(place: Place, kind: str, value: Any) -> None:
     folder = place.run()
     logged(folder, (kind, "x", value, 1))
     text = place.client().get(f"/runs/{folder.run_id}/others").text
@@ -106,14 +106,14 @@ def test_foreign_record_is_shown_as_text_or_not_at_all(place: Place, kind: str, 
 
 
 @pytest.mark.parametrize("end", [b'{"name":"x","kind":5,"value":1}\n', b'{"name":"x","ki', b"[]\n", b"\xff\xfe\n"])
-def test_broken_line_of_a_log_is_skipped_or_text(folder: RunFolder, end: bytes) -> None:
+def test_broken_log_line_is_skipped_or_shown_as_text(folder: RunFolder, end: bytes) -> None:
     logged(folder, ("text", "t", "here", 1))
     with open(folder.metric_log(0), "ab") as file:
         file.write(end)
     assert panel(folder, "t")["items"][0]["text"] == "here"
 
 
-def test_log_that_is_gone_leaves_an_empty_value(folder: RunFolder) -> None:
+def test_panel_of_a_removed_log_shows_an_empty_value(folder: RunFolder) -> None:
     logged(folder, ("text", "t", "here", 1))
     curves = RunCurves(folder)
     curves.look()

@@ -63,7 +63,7 @@ def test_read_only_page_opens_views_and_saves_none(place: Place) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../x", "/etc/x", ".hidden", HOSTILE, "a\n", "a" * 81, "ä"])
-def test_wrong_name_of_view_is_refused(place: Place, name: str) -> None:
+def test_invalid_name_of_a_saved_view_is_refused(place: Place, name: str) -> None:
     with pytest.raises(UserError, match="must begin with a letter or digit"):
         SavedView(name=name)
     assert SavedViews(place.path).get(name) is None
@@ -88,7 +88,7 @@ def test_layout_of_view_is_checked(layout: str) -> None:
         "x" * 300_000,
     ],
 )
-def test_damaged_file_of_view_is_left_out(place: Place, content: str) -> None:
+def test_damaged_saved_view_is_skipped(place: Place, content: str) -> None:
     views = SavedViews(place.path)
     views.save(SavedView(name="good"))
     (place.path / "views" / "bad.json").write_text(content)
@@ -96,7 +96,7 @@ def test_damaged_file_of_view_is_left_out(place: Place, content: str) -> None:
     assert place.client().get("/views").status_code == 200
 
 
-def test_hostile_query_of_view_is_escaped(place: Place) -> None:
+def test_hostile_query_of_a_saved_view_is_escaped(place: Place) -> None:
     (place.path / "views").mkdir()
     (place.path / "views" / "a.json").write_text(json.dumps({"version": 1, "query": f'x="><{HOSTILE}'}))
     client = place.client()

@@ -65,7 +65,7 @@ def test_new_sweep_has_the_space_of_the_form(place: Place, sweep: RunFolder) -> 
         ("again", {"learn": "1"}, "which learns nothing from results"),
     ],
 )
-def test_wrong_values_change_nothing(
+def test_invalid_sweep_form_values_change_nothing(
     place: Place, sweep: RunFolder, path: str, values: dict[str, str], said: str
 ) -> None:
     answer = place.client().post(f"/runs/{sweep.run_id}/{path}", data=_form(place, **values))

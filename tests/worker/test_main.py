@@ -97,7 +97,7 @@ def test_recorded_start_has_the_pid_of_the_script(worker):
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
-def test_signals_are_passed_on_to_the_script(worker, name):
+def test_signals_are_forwarded_to_the_script(worker, name):
     script = (
         "import signal, sys, time\n"
         f"signal.signal(signal.{name}, lambda *a: (print('got it'), sys.exit(7)))\n"

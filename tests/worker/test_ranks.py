@@ -44,7 +44,7 @@ def test_rank_variable_left_by_a_shell_is_replaced():
 
 @pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"])
 @pytest.mark.parametrize("value", [None, "", "x"])
-def test_a_variable_that_mpirun_did_not_set_is_an_error(name, value):
+def test_missing_mpirun_variable_raises(name, value):
     environment = {key: text for key, text in GIVEN.items() if key != name} | ({} if value is None else {name: value})
     with pytest.raises(RunContextError, match=f"{name}={value!r}: Open MPI's mpirun sets it"):
         from_open_mpi(environment)

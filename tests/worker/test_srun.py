@@ -36,7 +36,7 @@ def test_srun_worker_has_mpirun_variables_and_no_slurm_ones():
     }
 
 
-def test_worker_takes_common_node_and_own_variables():
+def test_srun_worker_applies_common_node_and_own_variables():
     options = ("--set", "SLURM_MINE=1", *PLACES, "--for", "3-3", "--set", "GPU=7", "--for", "2-2", "--set", "GPU=6")
     assert take_place(dict(GIVEN), options) == ["--set", "SLURM_MINE=1", "--set", "A=1", "--set", "GPU=7"]
     other = GIVEN | {"PMIX_RANK": "0", "SLURM_PROCID": "0", "SLURMD_NODENAME": "n0"}
@@ -62,7 +62,7 @@ def test_srun_without_pmix_raises_instead_of_running_alone(changed):
 
 
 @pytest.mark.parametrize("name", ["SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"])
-def test_a_variable_that_srun_did_not_set_is_an_error(name):
+def test_missing_srun_variable_raises(name):
     environment = {key: text for key, text in GIVEN.items() if key != name}
     with pytest.raises(RunContextError, match=f"{name}=None: srun sets it"):
         take_place(environment, PLACES)

@@ -61,7 +61,7 @@ def test_outdated_pin_of_an_installed_package_is_dropped_with_a_note(notes, aske
     assert [said in text for text in notes.all()] == ([True] if said else [])
 
 
-def test_conda_only_packages_need_a_conda_environment(notes, monkeypatch):
+def test_packages_that_only_conda_has_need_a_conda_environment(notes, monkeypatch):
     environment = made(conda=["ffmpeg=7", "numpy", "cudatoolkit=9"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     spec = spec_of(environment, notes)

@@ -87,7 +87,7 @@ def test_queue_size_0_starts_no_thread():
     assert {thread for _, thread in loader.made} == {threading.main_thread()}
 
 
-def test_nothing_of_the_next_epoch_is_read_before_its_loop_begins():
+def test_async_loader_does_not_prefetch_the_next_epoch():
     loader = Ahead(64, 3)
     list(loader)
     time.sleep(0.05)

@@ -75,7 +75,7 @@ def test_drop_last_gives_ranks_equal_counts_without_repeats(length, world_size, 
 
 
 @given(LENGTHS, WORLDS, NUMBERS)
-def test_padding_gives_each_rank_equally_many_and_repeats_only_the_first(length, world_size, seed):
+def test_padding_gives_ranks_equal_counts_by_repeating_the_first_samples(length, world_size, seed):
     parts = [list(sampler) for sampler in samplers(length, world_size, seed=seed, pad=True)]
     each = -(-length // world_size)
     assert {len(part) for part in parts} == {each}
@@ -148,7 +148,7 @@ def test_state_within_an_epoch_needs_a_count_of_used_samples():
         sampler.state_dict()
 
 
-def test_advance_by_the_samples_of_all_ranks_is_refused():
+def test_advance_by_the_samples_of_all_ranks_instead_of_one_is_refused():
     sampler = DistributedSampler(100, 0, 2)
     drawn = iter(sampler)
     for _ in range(8):

@@ -161,7 +161,7 @@ def test_removing_a_cache_view_does_not_follow_symlinks(cache, tmp_path):
 
 
 @pytest.mark.parametrize("run_id", ["", "..", "a/b", ".held", "a\nb"])
-def test_a_run_id_that_would_leave_the_views_is_refused(cache, run_id):
+def test_invalid_run_id_for_input_folders_is_refused(cache, run_id):
     with pytest.raises(DataError, match="run id"):
         cache.drop_views(run_id)
 

@@ -276,7 +276,7 @@ def test_an_images_own_entry_point_is_not_run(runs):
     assert log(launch) == "the script\n"
 
 
-def test_variable_values_are_not_on_a_command_line(runs):
+def test_variable_values_of_containers_are_not_on_a_command_line(runs):
     secret = "hunter2-" + os.urandom(8).hex()
     launch = runs.launch(WAITS, environment_variables={"TOKEN": secret})
     [started] = runs.start(launch)

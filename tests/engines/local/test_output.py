@@ -24,7 +24,7 @@ def lines_of(run: pl.Run) -> list[tuple[int, str]]:
 
 
 @BELOW_MPIRUN
-def test_print_without_a_newline_and_binary_garbage_are_kept_to_the_byte(lab: Lab, parent: dict[str, Any]) -> None:
+def test_output_is_kept_byte_by_byte_without_newlines_and_with_binary_data(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os, sys
         garbage = bytes(range(256)) * 3 + b"\\xff\\xfe\\n\\x00\\n"
@@ -60,7 +60,7 @@ def test_output_is_readable_while_the_script_runs(lab: Lab, parent: dict[str, An
 
 
 @pytest.mark.promise("worker-prints-much-disturbs-other")
-def test_a_worker_that_prints_a_hundred_megabytes_neither_loses_a_byte_nor_disturbs_the_other(lab: Lab) -> None:
+def test_worker_that_prints_100_megabytes_loses_nothing_and_does_not_slow_another(lab: Lab) -> None:
     script = """
         import os, sys
         if os.environ["PACELINE_RANK"] == "0":

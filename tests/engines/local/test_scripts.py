@@ -97,7 +97,7 @@ def test_multiprocessing_works_in_a_script(lab: Lab, parent: dict[str, Any], met
 
 
 @BELOW_THE_SUPERVISOR
-def test_a_source_may_hold_files_named_like_modules_of_ours_and_of_python(lab: Lab, parent: dict[str, Any]) -> None:
+def test_source_files_named_like_modules_do_not_break_the_worker(lab: Lab, parent: dict[str, Any]) -> None:
     # As far as Python itself survives it: what the script imports is the source's, what Paceline needs is Paceline's.
     names = "paceline worker report script select runs job plan processes errors monitor ranks cli targets launchers"
     files = {f"{name}.py": f"WHOSE = 'the source, {name}'\n" for name in [*names.split(), "json", "signal", "types"]}

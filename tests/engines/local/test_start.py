@@ -160,7 +160,7 @@ def test_user_variables_are_never_overwritten(lab: Lab, way: dict[str, Any], mon
         assert (found["OMP_NUM_THREADS"], found["PYTHONUNBUFFERED"]) == ("3", "0")
 
 
-def test_the_jobs_variables_stand_above_the_shells(
+def test_job_variables_override_those_of_the_shell(
     lab: Lab, parent: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")

@@ -145,7 +145,7 @@ def test_fit_under_keras_3_fails_with_alternatives(lab: Lab, at_hand: None) -> N
 
 
 @pytest.mark.promise("strategies-tensorflow-table-names-work")
-def test_a_loop_of_the_script_s_own_works_under_keras_3(lab: Lab, at_hand: None) -> None:
+def test_custom_training_loop_works_under_keras_3(lab: Lab, at_hand: None) -> None:
     require_engine("keras", find_spec("keras"))
     run = lab.complete(
         KERAS_3_LOOP,

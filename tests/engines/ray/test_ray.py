@@ -96,7 +96,7 @@ def hosts_of(run: pl.Run, attempt: int = 1) -> tuple[str, ...]:
 
 
 @pytest.mark.promise("run-slurm-ray-goes-machine")
-def test_two_nodes_train_together_and_know_nothing_of_ray(cluster: RayLab, lab: Lab) -> None:
+def test_two_ray_nodes_train_together_without_ray_variables(cluster: RayLab, lab: Lab) -> None:
     run = lab.complete(
         KEEP
         + "import socket, torch, torch.distributed as dist\n"
@@ -226,7 +226,7 @@ def test_a_workspace_that_the_cluster_does_not_see_is_named(cluster: RayLab, tmp
 
 
 @pytest.mark.promise("without-shared-folder-everything-ray")
-def test_without_a_shared_folder_everything_travels_through_a_datastore(cluster: RayLab, tmp_path: Path) -> None:
+def test_run_without_a_shared_folder_travels_through_a_datastore(cluster: RayLab, tmp_path: Path) -> None:
     lab = Lab(tmp_path / NASTY)
     store = cluster.folder / f"store {NASTY}"
     cluster.add_target(lab.workspace_dir, datastore="lab")
@@ -280,7 +280,7 @@ def test_a_hang_on_two_nodes_is_noticed_and_named(cluster: RayLab, tmp_path: Pat
     check_hang(lab.submit(STOPS, **TWO, hang_seconds=3))
 
 
-def test_doctor_and_list_see_the_nodes(cluster: RayLab, lab: Lab) -> None:
+def test_doctor_and_compute_list_show_ray_nodes(cluster: RayLab, lab: Lab) -> None:
     target = configured.find_target("cluster", lab.workspace_dir)
     status = target.status()  # type: ignore[attr-defined]
     assert (len(status.up), status.cores, status.gpus) == (3, 6, 0)

@@ -183,7 +183,7 @@ def test_failed_script_on_slurm_keeps_its_exit_code(slurm: SlurmLab, lab: Lab):
 
 
 @pytest.mark.promise("names-characters-reach-everything-they")
-def test_names_with_shell_characters_pass_unchanged(slurm: SlurmLab, tmp_path: Path, lab: Lab):
+def test_names_with_shell_characters_reach_slurm_unchanged(slurm: SlurmLab, tmp_path: Path, lab: Lab):
     nasty = Lab(tmp_path / "w s'\"$(touch x);&#%j")
     nasty.folder.mkdir()
     add(
@@ -254,7 +254,7 @@ def with_pmix(slurm: SlurmLab, lab: Lab) -> None:
 
 @pytest.mark.promise("srun-starts-mpi-s-workers")
 @pytest.mark.usefixtures("any_mpirun")
-def test_srun_starts_mpi_workers_with_the_same_places_as_mpirun(slurm: SlurmLab, lab: Lab):
+def test_srun_and_mpirun_give_mpi_workers_the_same_ranks(slurm: SlurmLab, lab: Lab):
     script = KEEP + (
         "from mpi4py import MPI\n"
         "world = MPI.COMM_WORLD\n"
@@ -548,7 +548,7 @@ def test_submission_waits_during_a_slurm_controller_outage(slurm: SlurmLab, lab:
 
 
 @pytest.mark.promise("run-through-login-host-one")
-def test_run_through_a_login_host_equals_one_from_the_cluster(
+def test_run_through_a_login_host_equals_one_submitted_on_the_cluster(
     slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):
     first = slurm.hosts.names[0]

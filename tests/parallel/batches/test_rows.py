@@ -44,7 +44,7 @@ class Inputs:
     scale: float
 
 
-def test_rows_are_taken_from_every_container_and_joined_again() -> None:
+def test_rows_are_split_in_every_container_and_joined_again() -> None:
     value = {
         "pair": Pair(torch.arange(4), [torch.arange(8).view(4, 2)]),
         "inputs": Inputs(torch.arange(4), list("abcd"), 0.5),
@@ -66,7 +66,7 @@ def test_rows_are_taken_from_every_container_and_joined_again() -> None:
     assert joined["inputs"].names == list("abcd")
 
 
-def test_list_of_another_length_than_the_batch_is_not_split() -> None:
+def test_list_whose_length_differs_from_the_batch_is_not_split() -> None:
     value = Parts((torch.arange(4),), {"columns": ["a", "b", "c"]}, list("wxyz"))
     rows = Rows(value)
     pieces = [rows.take(0, 1), rows.take(1, 4)]

@@ -287,7 +287,7 @@ except ParallelError as error:
         assert "rank 0 in epoch 0 at sample 8, step 1; rank 1 in epoch 0 at sample 12, step 1" in end.output
 
 
-def test_call_on_one_rank_only_is_named(tmp_path: Path) -> None:
+def test_collective_call_made_by_one_rank_only_is_named(tmp_path: Path) -> None:
     code = """
 from paceline.parallel import failure as failure_line
 failure_line.STUCK_S = 1.0

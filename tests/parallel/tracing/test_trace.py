@@ -441,7 +441,7 @@ def Blocks_of(*blocks: nn.Module) -> nn.Module:  # noqa: N802
     return nn.Sequential(*blocks)
 
 
-def test_untraceable_module_is_one_block(x: Tensor) -> None:
+def test_module_that_can_not_be_traced_becomes_one_block(x: Tensor) -> None:
     class Chooses(nn.Module):
         def __init__(self) -> None:
             super().__init__()

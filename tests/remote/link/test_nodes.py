@@ -182,7 +182,7 @@ def test_returning_node_does_not_restore_removed_checkpoints(
     assert [path.name for path in run_folder.checkpoints.iterdir()] == ["step_2"]
 
 
-def test_older_checkpoints_do_not_delay_the_start(
+def test_start_does_not_wait_for_fetching_older_checkpoints(
     make_nodes, open_link, own_disk, run_folder, library, tmp_path, monkeypatch
 ):
     write_tree(run_folder.checkpoints, {"step_3": "3"})
@@ -704,7 +704,7 @@ def test_files_beside_outputs_are_fetched_on_close(make_nodes, run_folder, libra
 
 
 @pytest.mark.promise("machines-do-see-project-data")
-def test_data_that_is_not_copied_is_sent_to_a_node_once(make_nodes, run_folder, library, tmp_path):
+def test_uncopied_data_is_sent_to_each_node_once(make_nodes, run_folder, library, tmp_path):
     source = write_tree(tmp_path / "code", {"data/x.txt": "one", "data/deep/y.txt": "two"})
     told = json.loads(run_folder.job.read_text())
     write_json(run_folder.job, told | {"source_directory": str(source), "job": make_job().to_json()})

@@ -215,7 +215,7 @@ def test_files_that_nodes_may_not_write_are_refused(here, name):
 
 
 @pytest.mark.parametrize("name", [*OWN, "job.json", "outputs"])
-def test_local_only_files_are_refused_from_peers(copy, name):
+def test_files_that_only_this_machine_may_write_are_refused_from_peers(copy, name):
     for header, data in (part(name, b"x"), (grow(name, 0, "new"), b"x"), (link(name, "checkpoints"), b"")):
         with pytest.raises(ReplicaError, match="not one that the other side may send"):
             copy.apply(header, data)
@@ -255,7 +255,7 @@ def test_received_file_and_folder_replace_each_other(here, copy):
     assert (here.top / "outputs/a/x").read_text() == "x"
 
 
-def test_excluded_file_is_noted_once(here):
+def test_excluded_file_is_recorded_once(here):
     for _ in range(2):
         here.apply({"file": "outputs/pipe", "how": "left", "why": "a pipe"})
     here.apply({"file": "uploads", "how": "left", "why": "a link"})
@@ -307,7 +307,7 @@ def test_invalid_change_is_refused(copy, header):
         copy.apply(header)
 
 
-def test_known_files_are_the_received_ones(copy):
+def test_known_files_of_a_copy_are_exactly_the_received_ones(copy):
     copy.apply(grow("metrics/rank_0.jsonl", 0, "new"), b"one\n")
     copy.apply(*part("outputs/a", b"x"))
     copy.apply(*part("outputs/b", b"x", key=2))

@@ -22,7 +22,7 @@ def test_arguments_are_read_by_option() -> None:
     }
 
 
-def test_later_sources_of_parameters_replace_earlier_ones() -> None:
+def test_arguments_are_overridden_by_sweep_values_and_these_by_logged_parameters() -> None:
     found = params_of(
         ["data", "--lr", "0.1", "--amp", "--note="], {"lr": 0.2, "layers": [1, 2]}, {"layers": "7", "m": None}
     )
@@ -49,7 +49,7 @@ def test_name_value_arguments_become_parameters(words: list[str]) -> None:
         ("9" * 5000, int("9" * 300)),
     ],
 )
-def test_text_of_a_number_is_a_number(text: str, value: float | str) -> None:
+def test_numeric_text_becomes_a_number(text: str, value: float | str) -> None:
     assert typed(text) == value
 
 

@@ -26,7 +26,7 @@ def log_values(
     log.close()
 
 
-def test_lowest_rank_with_a_metric_counts(tmp_path: Path) -> None:
+def test_metric_summary_uses_the_lowest_rank_that_logged_it(tmp_path: Path) -> None:
     log_values(tmp_path, "loss", [3.0, 1.0, 2.0])
     log_values(tmp_path, "loss", [0.5], rank=1)
     log_values(tmp_path, "only on 2", [7], rank=2)
@@ -74,7 +74,7 @@ def test_reader_reads_only_appended_lines_and_skips_broken_ones(tmp_path: Path) 
     assert reader.look()["x"] == MetricFacts(-1.0, -1.0, math.inf, 5)
 
 
-def test_number_of_metrics_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_summarized_metrics_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summaries, "MOST_METRICS", 3)
     for rank in range(2):
         for number in range(3):
@@ -92,7 +92,7 @@ def test_number_of_metrics_is_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
         ("glossary", None),
     ],
 )
-def test_words_in_a_name_tell_its_goal(name: str, goal: str | None) -> None:
+def test_metric_goal_is_inferred_from_words_in_its_name(name: str, goal: str | None) -> None:
     assert goal_of(name) == goal
 
 

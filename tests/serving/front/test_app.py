@@ -354,7 +354,7 @@ def test_a_request_of_another_site_s_page_never_reaches_the_model(server, header
 
 
 @pytest.mark.promise("without-keys-server-127-0")
-def test_pages_of_an_allowed_origin_may_ask_and_read(tmp_path):
+def test_pages_of_an_allowed_origin_can_send_requests_and_read_answers(tmp_path):
     page, asks = {"origin": "https://app.example"}, {"access-control-request-method": "POST"}
     with serving(tmp_path, ECHO, allow_origins=["https://app.example"]) as server:
         answer = server.score("1", headers=page | {"sec-fetch-site": "cross-site"})

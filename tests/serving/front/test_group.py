@@ -273,7 +273,7 @@ def test_model_with_changed_files_is_not_loaded(tmp_path):
     assert "'m.txt' can't be read" in refusal(tmp_path)
 
 
-def test_several_models_share_one_model_folder(tmp_path):
+def test_several_models_are_served_from_one_model_folder(tmp_path):
     script = """
     import os
     def init(): pass
@@ -286,7 +286,7 @@ def test_several_models_share_one_model_folder(tmp_path):
         assert server.score("1").json() == {"a": "this is a", "b": "this is b"}
 
 
-def test_a_port_that_is_taken_is_named(tmp_path):
+def test_serving_on_a_port_in_use_names_the_port(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"can't listen at host='127.0.0.1', port={port}" in refusal(tmp_path, ECHO, port=port)

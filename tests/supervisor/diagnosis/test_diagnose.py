@@ -143,7 +143,7 @@ def test_successful_workers_are_not_blamed(ends):
     assert reported(*ends) is None
 
 
-def test_a_worker_that_was_stopped_is_not_to_blame():
+def test_worker_ended_by_paceline_is_not_blamed():
     report = reported(exited(0, 143, 1.0, stopped=True), raised(1, "ValueError: bad batch", at=5))
     assert report.rank == 1
     assert report.victims == ((0, "was ended by Paceline because of it."),)
@@ -251,7 +251,7 @@ def test_failure_report_has_the_signal_name():
 # --- the report
 
 
-def test_single_worker_is_called_the_worker():
+def test_failure_of_a_single_worker_is_reported_without_a_rank():
     report = reported(raised(0, "ValueError: bad batch", at=1))
     assert report.message == "The worker failed: ValueError: bad batch"
     assert report.see == "paceline logs digits_1_2"

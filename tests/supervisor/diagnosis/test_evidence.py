@@ -164,7 +164,7 @@ def left(folder, *ranks: int, library: str = "torch") -> None:
 
 
 @pytest.mark.promise("workers-train-alone-told-warning")
-def test_separate_workers_are_reported_once_all_have_ended(folder):
+def test_workers_that_trained_separately_are_reported_once_all_have_ended(folder):
     left(folder, 0)
     assert alone_text(make_job(**TWO), folder, 1) is None
     left(folder, 1)
@@ -176,7 +176,7 @@ def test_separate_workers_are_reported_once_all_have_ended(folder):
     assert text.endswith("Where it is meant, set PACELINE_SEPARATE_WORKERS=1.")
 
 
-def test_separate_lightning_workers_get_trainer_arguments(folder):
+def test_separately_training_lightning_workers_get_the_missing_trainer_arguments(folder):
     left(folder, 0, 1, 2, 3, library="lightning")
     text = alone_text(make_job(**{**TWO, "node_count": 2}), folder, 1)
     assert text is not None

@@ -98,7 +98,7 @@ def test_workers_own_exception_outranks_a_lost_node(found):
     assert (told.cause, told.rank) == ("exception", 0)
 
 
-def test_resizing_rank_is_not_blamed_for_a_lost_node(found):
+def test_rank_that_ended_for_a_resize_is_not_blamed_for_a_lost_node(found):
     # Story: of two ranks that had left at their checkpoint, one was on a host that crashed before its exit code was heard of.
     launch = make_launch(make_job(distributed_backend="gloo", node_count=(1, 2), process_count_per_node=1).resized(2))
     values = {"has_launcher": False, "launcher_code": None, "exit_codes": {1: 79}}

@@ -8,7 +8,7 @@ from paceline.sweeps.results import best_trials
 from tests.sweeps.pictures.trials import HOSTILE, SPEC, SPEC_OF_TWO, make_trials, make_trials_of_two
 
 
-def test_each_trial_is_a_line_and_the_best_is_drawn_last():
+def test_parallel_coordinates_draw_each_trial_and_the_best_last():
     trials = make_trials()
     drawn = sketch("title", SPEC, trials)
     # A constant has no column; both branches have one.
@@ -24,7 +24,7 @@ def test_each_trial_is_a_line_and_the_best_is_drawn_last():
         assert (line.places[-1] is None) == (line.shade is None) == (line.number in (3, 7))
 
 
-def test_the_history_has_the_best_so_far():
+def test_history_figure_has_the_best_value_so_far():
     drawn = sketch("title", dataclasses.replace(SPEC, goal="maximize"), make_trials())
     (history,) = drawn.histories
     assert len(history.points) == 38
@@ -33,7 +33,7 @@ def test_the_history_has_the_best_so_far():
     assert places[-1] == max(place for _, place, _ in history.points)
 
 
-def test_of_very_many_trials_the_best_are_drawn(monkeypatch):
+def test_figures_of_many_trials_draw_only_the_best(monkeypatch):
     monkeypatch.setattr(module, "MOST", 10)
     drawn = sketch("title", SPEC, make_trials())
     assert (drawn.count, len(drawn.lines)) == (40, 10)
@@ -47,7 +47,7 @@ def test_sweep_without_trials_or_values_is_drawn():
     assert (drawn.histories, len(drawn.lines)) == ((), 1)
 
 
-def test_several_metrics_have_a_history_each_and_a_front():
+def test_figure_of_several_metrics_has_a_history_for_each_and_a_pareto_front():
     trials = make_trials_of_two()
     drawn = sketch("title", SPEC_OF_TWO, trials)
     assert [column.name for column in drawn.columns[-2:]] == [f"loss {HOSTILE}", "size"]

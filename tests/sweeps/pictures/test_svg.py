@@ -24,7 +24,7 @@ def test_parallel_coordinates_have_a_line_for_each_trial_and_an_axis_for_each_co
     assert any(text.text == "no value" for text in tree.iter(f"{SVG}text"))
 
 
-def test_the_history_has_a_mark_for_each_value_and_a_line_that_only_gets_better():
+def test_svg_history_has_a_mark_per_value_and_a_monotonic_best_line():
     tree = ElementTree.fromstring(svg.history(DRAWN.histories[0]))
     marks = {mark.attrib["data-trial"]: mark for mark in tree.iter() if "data-trial" in mark.attrib}
     assert len(marks) == 38

@@ -10,7 +10,7 @@ from paceline.sweeps.trial import Trial, ranked
 from tests.sweeps.policies.curves import trials
 
 
-def test_best_of_eta_trials_continue_at_a_rung() -> None:
+def test_asha_continues_the_best_fraction_at_each_rung() -> None:
     curves = trials((0.1,) * 3, (0.2,) * 3, (0.3,) * 3, (0.4,) * 2)
     found = ASHA(first=3, eta=3).stops(curves, "maximize")
     assert list(found) == [0, 1]  # the best 1 of 3; the fourth has not come there
@@ -22,7 +22,7 @@ def test_fewer_than_eta_results_stop_no_trial() -> None:
     assert not ASHA(first=1, eta=3).stops(trials((0.1,), (0.9,)), "maximize")
 
 
-def test_the_last_rung_is_below_the_last_interval() -> None:
+def test_asha_has_no_rung_at_the_last_interval() -> None:
     curves = trials((0.1,) * 9, (0.2,) * 9, (0.3,) * 9, over=(1, 2))
     assert ASHA(first=3, eta=3, last=10).stops(curves, "maximize")
     assert not ASHA(first=9, eta=3, last=9).stops(curves, "maximize")

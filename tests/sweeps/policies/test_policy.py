@@ -129,13 +129,13 @@ def test_truncation_keeps_trials_tied_at_the_threshold() -> None:
     assert not TruncationSelection(truncation_percentage=50).stops(curves, "maximize")
 
 
-def test_trials_before_the_interval_do_not_count() -> None:
+def test_truncation_ignores_trials_before_the_interval() -> None:
     curves = trials((0.1, 0.1), (0.5,), (0.6,), (0.7,))
     assert not TruncationSelection(truncation_percentage=50, evaluation_interval=2).stops(curves, "maximize")
 
 
 @pytest.mark.parametrize("wrong", [0, 100, 12.5, True])
-def test_a_percentage_is_an_integer_from_1_to_99(wrong: object) -> None:
+def test_truncation_percentage_must_be_an_integer_from_1_to_99(wrong: object) -> None:
     with pytest.raises(SweepError, match="truncation_percentage"):
         TruncationSelection(truncation_percentage=wrong)  # type: ignore[arg-type]
 
@@ -146,7 +146,7 @@ def test_truncation_handles_negative_and_minimized_metrics() -> None:
     assert list(TruncationSelection(truncation_percentage=40).stops(curves, "minimize")) == [0, 1]
 
 
-def test_best_value_so_far_counts_also_of_ended_trials() -> None:
+def test_best_value_of_ended_trials_counts_too() -> None:
     # By their last values 2 would be the worst. Trial 0 has ended and is the worst of all: nobody is stopped in its place.
     curves = trials((0.1, 0.1), (0.3, 0.4), (0.5, 0.0), (0.6, 0.6), over=(0,))
     assert not TruncationSelection(truncation_percentage=25).stops(curves, "maximize")

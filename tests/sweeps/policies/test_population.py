@@ -76,7 +76,7 @@ def test_the_worst_become_changed_copies_of_the_best_by_their_last_values() -> N
     assert {number: one.source for number, one in down.items()} == {0: "s_0", 1: "s_2", 2: "s_2", 3: "s_3"}
 
 
-def test_a_generation_begins_when_all_have_ended_theirs() -> None:
+def test_population_generation_starts_once_all_trials_have_finished_theirs() -> None:
     there = population((0.5,) * 2, (0.9,) * 2, (0.1,), t2={"status": states.RUNNING})
     assert following(there) is None
     assert following(population((0.5,) * 2, (0.9,) * 2), is_last=False) is None
@@ -116,7 +116,7 @@ def test_trial_without_a_checkpoint_copies_another() -> None:
     assert {number: one.source for number, one in begun.items()} == {0: "s_0", 1: "s_0", 2: "s_0", 3: "s_0"}
 
 
-def test_equal_trials_are_not_copied() -> None:
+def test_population_does_not_copy_trials_with_equal_results() -> None:
     assert {number: one.source for number, one in all_following(population((0.5,) * 2, (0.5,) * 2)).items()} == {
         **{0: "s_0", 1: "s_1"}
     }
@@ -140,7 +140,7 @@ def test_only_named_parameters_mutate() -> None:
     assert begun[0].chosen["lr"] != 0.1
 
 
-def test_script_with_a_budget_argument_ends_itself() -> None:
+def test_population_script_with_a_budget_argument_ends_by_itself() -> None:
     policy = PopulationBasedTraining(interval=2, last=5, budget="--epochs")
     assert [policy.argument(rung) for rung in (0, 2, 4)] == [("--epochs", 2), ("--epochs", 4), ("--epochs", 5)]
     assert not policy.judge(trials((0.1,) * 2), "maximize")

@@ -29,7 +29,7 @@ def following(found: list[Trial], policy: ASHA = POLICY, goal: Any = "maximize",
     return policy.next(found, goal, SPACE, 0, **{"is_last": False, "without": frozenset(), **options})
 
 
-def test_best_of_eta_at_a_rung_continues_and_others_pause() -> None:
+def test_asha_promotion_continues_the_best_fraction_and_pauses_the_others() -> None:
     found = POLICY.judge(trials((0.1,) * 3, (0.2,) * 3, (0.3,) * 3, (0.4,) * 2), "maximize")
     assert {number: verdict.rung for number, verdict in found.items()} == {0: None, 1: None, 2: 3}
     assert found[0].why == "ASHA: its best of 0.1 after 3 values is not among the best 1 of 3 so far"
@@ -102,7 +102,7 @@ def test_best_of_too_few_trials_runs_to_its_end() -> None:
     assert POLICY.told(there[0], there, "maximize").endswith("is not among the best 0 of 2 that came so far")
 
 
-def test_script_with_a_budget_argument_is_not_stopped() -> None:
+def test_asha_does_not_stop_a_script_with_a_budget_argument() -> None:
     policy = ASHA(first=3, eta=3, last=81, promote=True, budget="--epochs")
     assert not policy.judge(trials((0.1,) * 3, (0.2,) * 3, (0.3,) * 3), "maximize")
     assert [policy.argument(rung) for rung in (0, 3, 27, TO_ITS_END)] == [

@@ -32,7 +32,7 @@ def test_small_space_is_proposed_without_repeats() -> None:
     assert len({str(trial.chosen) for trial in trials}) == len(trials) == space.size == 9
 
 
-def test_repeats_are_allowed_on_request() -> None:
+def test_sampler_repeats_points_on_request() -> None:
     space = Space({"a": pl.choice(1, 2)})
     sampler = RandomSampler(space, 0, repeats=True)
     points = [sampler.propose(number, ()) for number in range(20)]

@@ -14,7 +14,7 @@ def cluster_without_a_network() -> api.Cluster:
     return object.__new__(api.Cluster)
 
 
-def test_a_refusal_after_a_failed_connection_is_tried_again(monkeypatch: pytest.MonkeyPatch):
+def test_api_refusal_right_after_a_failed_connection_is_retried(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(api.time, "sleep", lambda seconds: None)
     answers: list[Exception | str] = [EngineError("away"), api.ApiRefusedError("forbidden", 403), "created"]
 
@@ -28,7 +28,7 @@ def test_a_refusal_after_a_failed_connection_is_tried_again(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("code", [403, 409, 422])
-def test_a_refusal_by_a_server_that_was_there_is_final(code: int):
+def test_api_refusal_by_a_reachable_server_is_final(code: int):
     def call() -> str:
         raise api.ApiRefusedError("no", code)
 

@@ -94,7 +94,7 @@ def test_a_template_without_a_pod_is_refused(tmp_path: Path):
         read_settings("k8s", {"context": "c", "namespace": "lab", "pod_template": str(path)})
 
 
-def test_the_content_of_a_template_is_stored_and_its_first_container_is_that_of_the_run(tmp_path: Path):
+def test_pod_template_is_stored_and_its_first_container_becomes_that_of_the_run(tmp_path: Path):
     path = tmp_path / "pod.yaml"
     path.write_text("spec:\n  hostNetwork: true\n  containers: [{name: main}]\n")
     stored, _ = read_settings("k8s", {"context": "c", "namespace": "lab", "pod_template": str(path)})

@@ -50,7 +50,7 @@ def test_a_header_with_a_secret_names_only_its_place() -> None:
 
 
 @pytest.mark.parametrize("word", ["a", "a=", "=1", "a=0", "a=x", "a=nan", "a=inf", "CPU=1"])
-def test_a_wrong_resource_is_refused(word: str) -> None:
+def test_invalid_ray_resource_is_refused(word: str) -> None:
     with pytest.raises(TargetError, match="resources has"):
         settings(resources=[word])
 

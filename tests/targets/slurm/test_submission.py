@@ -122,7 +122,9 @@ def more(slurm: FakeSlurm) -> Extension:
     return Extension(Scheduler("compute target 'cluster'", settings), "lab_1_2", "7")
 
 
-def test_additional_job_is_submitted_once_and_counts_after_its_start(slurm: FakeSlurm, more: Extension) -> None:
+def test_additional_slurm_job_is_submitted_once_and_its_nodes_count_once_it_runs(
+    slurm: FakeSlurm, more: Extension
+) -> None:
     slurm.say("squeue", "7|RUNNING|n[1-2]\n")
     assert more.look(JOB, ["n1", "n2"]) == 0
     assert "#SBATCH --nodes=1-2\n" in slurm.script

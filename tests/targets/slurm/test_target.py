@@ -195,7 +195,7 @@ def ask_for_other_nodes(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.Mo
     return told
 
 
-def test_requeue_that_kills_its_own_scontrol_succeeds(
+def test_requeue_succeeds_even_if_it_kills_the_calling_scontrol(
     tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ):
     assert ask_for_other_nodes(tmp_path, slurm, monkeypatch, "kill -TERM $$") == ["requeued by Slurm"]

@@ -169,7 +169,7 @@ def test_offline_run_has_children_tags_and_metrics(monkeypatch, capsys):
     assert "Attempted to log residuals metric r" in capsys.readouterr().out
 
 
-def test_upload_under_the_name_of_another_file_is_refused(run, tmp_path):
+def test_second_upload_with_other_content_under_one_name_is_refused(run, tmp_path):
     file = tmp_path / "x.txt"
     for text in ("one", "one"):
         file.write_text(text)

@@ -231,7 +231,7 @@ def run_left_by_rank_1(tmp_path, exit_code):
     return run_forked("-np", 2, "python", script(tmp_path, text % exit_code))
 
 
-def test_failed_rank_is_named_not_the_rank_waiting_in_a_collective(tmp_path):
+def test_failed_rank_is_named_and_not_the_rank_waiting_for_it(tmp_path):
     done = run_left_by_rank_1(tmp_path, 7)
     assert done.returncode == 7, done.stderr
 
