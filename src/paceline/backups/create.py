@@ -52,8 +52,8 @@ class Created:
 
     Attributes:
         backup: The new backup.
-        stored, stored_bytes: Contents that the store had not yet.
-        left_out: (name, reason) of files that the backup has not.
+        stored, stored_bytes: Contents that were new to the store.
+        left_out: (name, reason) of files that are not in the backup.
         removed: Ids of backups that `keep` has removed.
         freed_bytes: Size of the removed contents.
     """

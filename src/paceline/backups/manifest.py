@@ -76,7 +76,7 @@ class Backup:
         id: Time and random digits: ids sort by time.
         workspace: Name of the workspace's folder.
         files, size_bytes: Of everything that it restores.
-        left_out: Number of files that it has not.
+        left_out: Number of files that are not in the backup.
         manifest: SHA-256 of the list of its files, which is stored as a content.
         manifest_bytes: Size of the list.
     """

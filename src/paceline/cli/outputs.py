@@ -524,13 +524,13 @@ class TargetDetails(_Target):
     status: TargetStatus | None
 
 
-#: `queue`.
+#: Output of `queue`.
 Queues = TypedDict("Queues", {"targets": list[TargetDetails]})
-#: `compute list`. load_errors: kinds of targets that could not be loaded.
+#: Output of `compute list`. load_errors: kinds of targets that could not be loaded.
 Targets = TypedDict("Targets", {"targets": list[TargetRow], "load_errors": dict[str, str]})
 #: level: "ok", "warn", "fail" or "skipped".
 FindingJson = TypedDict("FindingJson", {"check": str, "level": str, "seen": str, "node": "str | None", "advice": str})
-#: `compute doctor`. result: the worst level.
+#: Output of `compute doctor`. result: the worst level.
 Diagnosis = TypedDict("Diagnosis", {"target": str, "kind": str, "result": str, "findings": list[FindingJson]})
 
 
@@ -554,7 +554,7 @@ class BuiltRow(TypedDict):
     last_used_utc: str
 
 
-#: `env list`, `env show` and `env build`.
+#: Output of `env list`, `env show` and `env build`.
 Environments = TypedDict(
     "Environments",
     {"environments": list[BuiltRow], "on_images": list[ImageEnvironment], "registered": dict[str, dict[str, object]]},
@@ -583,12 +583,12 @@ class PrunedJson(TypedDict):
     failed: list[str]
 
 
-#: `data freeze` and `data check`.
+#: Output of `data freeze` and `data check`.
 FrozenDataset = TypedDict("FrozenDataset", {"name": str, "version": int, "place": str, "fingerprint": str})
 CheckedDataset = TypedDict(
     "CheckedDataset", {"dataset": str, "added": list[str], "removed": list[str], "changed": list[str]}
 )
-#: `backup list` (an array). left_out_count: files that it has not.
+#: `backup list` (an array). left_out_count: number of files that are not in the backup.
 BackupRow = TypedDict(
     "BackupRow",
     {
@@ -605,7 +605,7 @@ BackupRow = TypedDict(
 
 
 class CreatedBackup(TypedDict):
-    """A new backup: `backup create`. stored: contents that the place had not yet; removed: by --keep."""
+    """A new backup: `backup create`. stored: contents that were new to the place; removed: by --keep."""
 
     backup: BackupRow
     stored: int
@@ -626,10 +626,10 @@ class RestoredBackup(TypedDict):
     kept: list[str]
 
 
-#: `backup verify` and `backup remove`.
+#: Output of `backup verify` and `backup remove`.
 VerifiedBackup = TypedDict("VerifiedBackup", {"backup": BackupRow, "damaged": list[str]})
 RemovedBackups = TypedDict("RemovedBackups", {"removed": list[str], "freed_bytes": int})
-#: `prune --compute`, `import` and `azureml check`.
+#: Output of `prune --compute`, `import` and `azureml check`.
 PrunedNodes = TypedDict("PrunedNodes", {"dry_run": bool, "nodes": list[dict[str, object]]})
 ImportedStore = TypedDict("ImportedStore", {"tracker": str, "counts": dict[str, int], "runs": list[ImportedRun]})
 UsesOfAzure = TypedDict("UsesOfAzure", {"uses": list[dict[str, object]], "counts": dict[str, int]})

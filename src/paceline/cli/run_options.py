@@ -368,7 +368,7 @@ def _entry(
         if is_name:
             return None, _project(None, source) | {"entry_script": script.name, **found}
         raise JobError(f"there is no script {str(script)!r} here ({Path.cwd()}). Give the path of a Python file.")
-    # A job file has its own source folder.
+    # A job file names its source folder, so don't look for a project here.
     if script.suffix in (".yaml", ".yml"):
         return script.absolute(), _for_file(str(script), source, arguments)
     place = _project(script, source)

@@ -1,7 +1,6 @@
 """The verbs of the command line, with their modules and help.
 
-A verb's module is imported only when the verb is called, so the table repeats the first sentence of its help. A test compares
-the two texts.
+A verb's module is imported only when the verb is called, so the table repeats the first sentence of its help, as a test checks.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ from paceline.worker.script import without_ours
 
 #: Seconds between two lines of progress in the log.
 _TELL_S = 10.0
-#: Exit codes of a call's process that has written its result, or its error. Any other code means that the function ended the
-#: process.
+#: Exit codes of a call's process that has written its result or its error. With any other code the function ended it.
 _RETURNED, _NOTED = 116, 117
 
 

@@ -3,7 +3,7 @@
     new times, versions, ended runs ── claim ── waiting ──┬── started ── ended
                                                           └── skipped, missed, failed
 
-Everything follows from files, so a look that was killed is made up for by the next one.
+All state is in files, so a look that was killed is completed by the next one.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ from paceline.schedules.schedule import (
 from paceline.system import locks
 from paceline.system.files import gone_is_fine
 
-#: A function that submits the run of an occurrence. Before that it calls its third argument with the run's id. It raises
-#: PacelineError if the submission fails.
+#: A function that submits an occurrence's run. It first passes the run's id to its third argument. It raises PacelineError.
 Start = Callable[[Schedule, Occurrence, Callable[[str], None]], None]
 #: A time that is handled later than this was missed: timers tick each minute, and may be slow on a busy machine.
 LATE_S = 300.0

@@ -132,7 +132,7 @@ def local_zone() -> str:
 
 
 def _zone(name: str) -> ZoneInfo:
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # few verbs need it
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # imported here because few verbs need it
 
     try:
         return ZoneInfo(name)

@@ -29,7 +29,7 @@ def configuration(folder: Path, environment: dict[str, str]) -> str:
         (
             f"HostKey {folder}/host_key",
             f"AuthorizedKeysFile {folder}/authorized_keys",
-            # The folder is private already, and sshd would check all folders above it.
+            # Don't let sshd check the modes of all parent folders: this folder is private anyway.
             "StrictModes no",
             "UsePAM no",
             "PasswordAuthentication no",

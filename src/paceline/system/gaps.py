@@ -161,7 +161,7 @@ def _gap_of(log: str, fd: int) -> Gap | None:
 
 
 def apply(path: str) -> None:
-    """Cut a log on this machine by the gap of another machine's log, which `path` describes."""
+    """Cut the copy of a log on this machine as its original on another machine was cut. `path` describes the gap."""
     log = log_of(path)
     gap = read(log) if log is not None else None
     if log is None or gap is None or gap.is_closed:

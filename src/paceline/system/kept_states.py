@@ -70,7 +70,7 @@ class KeptStates:
         connection.sendall(json.dumps({"dropped": dropped}).encode() + b"\n")
 
     def _keep(self, new: State, fd: int) -> list[int]:
-        """Keep a state. Return the steps of this rank's states of this attempt that were dropped."""
+        """Keep a state in place of older ones. Return the steps of the dropped states of the same rank and attempt."""
         os.set_inheritable(fd, False)
         kept, dropped = [(new, fd)], []
         # Another rank may be a step behind, so the last two steps of a state in parts are kept.

@@ -280,7 +280,7 @@ def file_of(snapshot: Path, source: Path) -> Path:
 
 
 def files_of(snapshot: Path) -> list[Path]:
-    """Return these lists of a snapshot, for all source folders that share it."""
+    """Return the files that list what `snapshot` lacks, one for each source folder that shares it."""
     return list((snapshot.parent / ".linked").glob(f"{snapshot.name}-*.json"))
 
 

@@ -201,7 +201,7 @@ def _sketch(folder: RunFolder, record: RunRecord, *, anonymous: bool) -> Sketch:
     found = draw.sketched(f"Sweep {record.run_id}", standing.spec, standing.trials)
     if not anonymous:
         return found
-    # The options of a hyperparameter may be names or paths.
+    # Keep only numbers: other hyperparameters may have names or paths as values.
     kept = [place for place, column in enumerate(found.columns) if isinstance(column.axis, Numbers)]
     lines = [
         replace(line, places=tuple(line.places[at] for at in kept), texts=tuple(line.texts[at] for at in kept))

@@ -44,7 +44,7 @@ _MOST = 2000
 #: Maximum number of metrics in a row.
 _NAMES = 3
 
-#: Field of a column after the first one -> its heading, in the usual order. "latest" is no field.
+#: Field of a column after the first one -> its heading, in the usual order. "latest" and "tags" are columns without a field.
 _HEADINGS = {
     "state": "State",
     "experiment": "Experiment",
