@@ -328,7 +328,7 @@ def _calls(known: PreparedFunction, values: Sequence[Iterable[object]]) -> list[
 def _sized(
     known: PreparedFunction, is_here: bool, at_once: int | None, runs: int, number: int
 ) -> tuple[int, PreparedFunction]:
-    """Return the number of concurrent calls of each run, and the function with enough cores or GPUs for them."""
+    """Return how many calls a run makes at a time, and the function with enough cores or GPUs for them."""
     if at_once is None and known.options.gpus:
         raise JobError(f"map() of {known.name} with gpus=1: write at_once=, the number of GPUs to use.")
     # 0: as many as the node has cores.

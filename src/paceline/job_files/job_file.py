@@ -88,7 +88,7 @@ KEYS = {
     "elastic_seconds": _SECONDS,
     "tags": _PAIRS,
 }
-#: Option of ours, or setting of another program -> key, where the name differs much.
+#: Option of Paceline, or setting of another program -> key of a job file, for names that are not similar.
 OPTIONS = {
     "backend": "distributed_backend",
     "ps": "parameter_server_count",

@@ -332,7 +332,7 @@ class Schedules(NamedDocuments[Schedule]):
             return None
 
     def _awaited(self, given: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return the experiments and run ids behind these names."""
+        """Sort names into experiments and run ids."""
         runs_dir = self.workspace_dir / "runs"
         known = {experiment_of(run_id) for run_id in store.ids(runs_dir)} - {None}
         experiments, runs = [], []
@@ -350,7 +350,7 @@ class Schedules(NamedDocuments[Schedule]):
         return experiments, runs
 
     def _latest(self, datasets: Sequence[str], models: Sequence[str]) -> dict[str, int]:
-        """Return the latest versions, which start nothing."""
+        """Return the latest existing versions, which start nothing."""
         names = [*((DATASET, name) for name in datasets), *((MODEL, name) for name in models)]
         return {f"{kind}:{name}": max(self.versions(kind, name), default=0) for kind, name in names}
 

@@ -20,7 +20,7 @@ from paceline.submit import check, check_source, submit_again
 
 
 def check_job(schedule: Schedule, workspace_dir: Path) -> None:
-    """Refuse a wrong job, and secrets of the present shell."""
+    """Refuse an invalid job, and secrets from the shell, which a timer does not have."""
     wanted = _wanted(schedule, workspace_dir, "now")
     check_source(wanted.job, wanted.directory, workspace_dir)
     check(wanted.job, workspace_dir)

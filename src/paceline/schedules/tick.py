@@ -198,7 +198,7 @@ class _Look:
             elif one.status == occurrences.STARTED:
                 going.append(one.run_id or "")
             elif one.status != occurrences.WAITING:
-                self.kept.finish(one)  # a look was killed before it did so
+                self.kept.finish(one)  # an earlier tick was killed before it moved the file
         return going
 
     def _end(self, occurrence: Occurrence) -> str | None:
@@ -221,7 +221,7 @@ class _Look:
             self.kept.finish(occurrence)
 
     def _waiting(self) -> list[Occurrence]:
-        """Return waiting occurrences, with the latest time alone."""
+        """Return the waiting occurrences. Of several waiting times, skip all but the latest."""
         waiting = [one for one in self.kept.open() if one.status == occurrences.WAITING]
         times_now = [one for one in waiting if one.kind == occurrences.TIME and one.run_id is None]
         # A run that takes longer than the interval would never catch up with all of its times.
@@ -267,7 +267,7 @@ class _Look:
             status = store.stored(RunFolder(self._runs_dir / occurrence.what)).status
             if self._schedule.ended != ANY and status.lower() != self._schedule.ended:
                 return f"it ended as {status}"
-        # A run that a schedule has started must not start the next one, without an end.
+        # A run of this schedule must not trigger the same schedule again: that would never end.
         made_by = occurrence.what if occurrence.kind == occurrences.RUN else self._made_by(occurrence)
         if made_by is None:
             return ""

@@ -304,7 +304,7 @@ def being_started(
     tags: Mapping[str, object] | None = None,
     display_name: str | None = None,
 ) -> Iterator[None]:
-    """Link a new run's snapshot, store its tags, run the `with` body, which starts the run, then release the run's lock.
+    """Link a new run's snapshot, store its tags, run the `with` body (it starts the run), then release the run's lock.
 
     Raises:
         TargetError: No process could be started. The run is then marked Failed, as after any other PacelineError.

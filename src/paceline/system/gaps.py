@@ -118,7 +118,7 @@ class Keeper:
         self.trouble: str | None = None
 
     def look(self) -> None:
-        """Enlarge the gap if the log is over its limit. A quarter of the limit stays at the beginning, half or more at the end.
+        """Enlarge the gap if the log is over its limit. Keep a quarter of the limit at the beginning, half or more at the end.
 
         Bytes that the worker writes between two calls are in addition to the limit.
         """

@@ -1,4 +1,4 @@
-"""Keep training states in the memory of another process on the same machine: the run's warm spare, which outlives its workers.
+"""Keep training states in the memory of the run's warm spare, a process on the same machine that outlives the workers.
 
 worker                                                      spare
 {"state": "keep", "of": State}, descriptor of memory   ->   keeps the newest states of each rank
@@ -88,7 +88,7 @@ class KeptStates:
         return dropped
 
     def close(self) -> None:
-        """Close the descriptors of all states. A forked worker calls this, because it does not need them."""
+        """Close the descriptors of all states, which a forked worker does not need."""
         for _, fd in self._states:
             os.close(fd)
         self._states = []

@@ -90,7 +90,7 @@ def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
 
 
 def _apply(do: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Call `do` with a loaded module. Replace each attribute that `do` changed in other modules that imported it, too."""
+    """Call `do` with a loaded module, and copy its changes to other modules that imported the changed names."""
     before = dict(vars(module))
     do(module)
     changed = [(name, old) for name, old in before.items() if vars(module).get(name) is not old and name[:2] != "__"]

@@ -58,7 +58,7 @@ _MOST_BODY = 1 << 18
 
 @dataclass(frozen=True)
 class Heading:
-    """The facts about the server that every page shows in its heading. is_shared: the reader has a share link, no token."""
+    """The facts about the server in the heading of every page. is_shared: the reader has a share link, no token."""
 
     workspace: str
     workspace_name: str

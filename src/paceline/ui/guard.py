@@ -70,7 +70,7 @@ class Guard:
         await (self._app if refused is None else refused)(scope, receive, guarded)
 
     async def _show_shared(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that came by a share link (`shares`): show only the pages that the link allows."""
+        """Answer a request by a share link (`shares`), which allows only some pages."""
         token, slash, rest = scope["path"].removeprefix(PREFIX).partition("/")
         share = self._shares.find(token) if slash else None
         origins = " ".join(share.origins).encode() if share else b""

@@ -84,7 +84,7 @@ def _pairs(curves: Mapping[Key, Curve], query: OwnQuery) -> OwnChart:
 
 
 def _bars(curves: Mapping[Key, Curve], text: str) -> OwnChart:
-    """Return the last value of each metric whose name contains `text`; for a single metric, one value for each rank."""
+    """Return the last value of each metric whose name contains `text`; of a single metric, that of each rank."""
     keys = sorted((key for key in curves if text in key.name), key=lambda key: (key.name, key.rank, key.attempt))
     names = list(dict.fromkeys(key.name for key in keys))
     ranks = {f"rank {key.rank}": curves[key].ys[-1] for key in keys}

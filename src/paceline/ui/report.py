@@ -262,7 +262,7 @@ class _Curves:
 
 
 def _short(curve: CurveJson | BandJson) -> dict[str, object]:
-    """Return the curve with its values rounded to seven digits, which makes the file smaller and no visible difference."""
+    """Return the curve with values of seven digits, which makes the file smaller."""
     return {
         key: [None if y is None else float(f"{y:.7g}") for y in value]
         if key in ("y", "lo", "hi") and isinstance(value, list)

@@ -79,7 +79,7 @@ def _earlier(request: Request, folder: RunFolder) -> list[RunFacts]:
 
 
 def _options(folder: RunFolder, earlier: Sequence[RunFacts]) -> list[Parameter]:
-    """Return the options of a run, then those that only earlier runs of the script have, without a value."""
+    """Return the options of a run, then those of earlier runs, without a value."""
     found = {option.name: option for option in parameters(folder)}
     for facts in earlier[:_EARLIER_OPTIONS]:
         # Skip an earlier run that was removed meanwhile.
