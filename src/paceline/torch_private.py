@@ -245,7 +245,7 @@ def keep_own_parts(module: Module) -> None:
 
 
 def is_torchs_attribute(name: str) -> bool:
-    """Return True if FSDP2 sets a module attribute of this name."""
+    """Return whether FSDP2 sets a module attribute of this name."""
     return name.startswith("__composable_api_state_key") or name in ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
 
 
@@ -301,7 +301,7 @@ def sharded_parameters(unit: Module) -> Iterator[Parameter]:
 
 
 def is_being_made_whole(part: Module) -> bool:
-    """Return True if FSDP2 has started to prefetch the parameters of this unit."""
+    """Return whether FSDP2 has started to prefetch the parameters of this unit."""
     from torch.distributed.fsdp import FSDPModule
 
     if not isinstance(part, FSDPModule):
@@ -429,7 +429,7 @@ def waited_s(model: Any) -> float | None:
 
 
 def has_mpi(distributed: ModuleType) -> bool:
-    """Return True if this torch was built with MPI, or `offer_mpi` has added MPI."""
+    """Return whether this torch was built with MPI, or `offer_mpi` has added MPI."""
     return bool(getattr(distributed.distributed_c10d, "_MPI_AVAILABLE", False))
 
 

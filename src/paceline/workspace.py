@@ -109,7 +109,7 @@ class Workspace:
 
     @classmethod
     def from_config(cls, path: str | os.PathLike[str] | None = None, *, create: bool = True) -> Workspace:
-        """Return the workspace that is configured for the working directory.
+        """Return the workspace configured for the working directory.
 
         The first of: the folder in `PACELINE_WORKSPACE`; the folder that the nearest `paceline.toml`, here or in a parent
         folder, names (`[workspace]`, `path = "..."`, relative to that file; default `.paceline` beside it); `./.paceline`.

@@ -77,7 +77,7 @@ def configured(start: Path | None = None) -> Path:
 
 
 def is_known(path: Path) -> bool:
-    """Return True if this user has created the workspace or given its path before, or if it is empty."""
+    """Return whether this user has created the workspace or given its path before, or it is empty."""
     path = path.expanduser()
     # A new workspace gets its mark before any content.
     if all(name.startswith(".") for name in _names(path)):
@@ -226,7 +226,7 @@ def _nearest(folder: Path, names: Sequence[Path]) -> Path | None:
 
 
 def _is_sdk_s(file: Path) -> bool:
-    """Return True if a `config.json` describes an Azure workspace: other programs also use this file name."""
+    """Return whether a `config.json` describes an Azure workspace: other programs also use this file name."""
     import json
 
     try:

@@ -104,7 +104,7 @@ def pairs_text(pairs: Mapping[str, Any]) -> str:
 
 
 def has_colour(stream: IO[str]) -> bool:
-    """Return True if NO_COLOR, FORCE_COLOR or a terminal allows colours."""
+    """Return whether NO_COLOR, FORCE_COLOR or a terminal allows colours."""
     if os.environ.get("NO_COLOR"):
         return False
     # https://no-color.org and https://force-color.org: any non-empty value counts.

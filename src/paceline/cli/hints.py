@@ -244,7 +244,7 @@ def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> s
 
 
 def _names_job_file(words: Sequence[str]) -> bool:
-    """Return True if a YAML file is the first word that is no option and no option's value."""
+    """Return whether a YAML file is the first word that is no option and no option's value."""
     takes_value = {word for option in RUN if option.type is not bool for word in option.words.split()}
     rest = iter(words[2 if words[:1] in (["sweep"], ["pipeline"]) else 1 :])
     for word in rest:

@@ -200,7 +200,7 @@ def named_files(text: str) -> Iterator[Mount]:
 
 
 def _is_the_systems(path: Path) -> bool:
-    """Return True if mounting this path would hide a part of the image's system."""
+    """Return whether mounting this path would hide a part of the image's system."""
     path = Path(os.path.normpath(path))
     if path in _TOPS or any(path.is_relative_to(top) for top in _KERNELS):
         return True

@@ -26,7 +26,7 @@ def check_environment(examination: Examination) -> Iterator[Finding]:
 
 
 def has_module(examination: Examination, module: str) -> bool:
-    """Return True if every node that has answered can import the module."""
+    """Return whether every node that has answered can import the module."""
     return bool(examination.facts) and all(
         "version" in ((facts.get("modules") or {}).get(module) or {}) for facts in examination.facts.values()
     )

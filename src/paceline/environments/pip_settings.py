@@ -207,7 +207,7 @@ def _merged(sections: Mapping[str, Mapping[str, list[str]]]) -> dict[str, list[s
 
 
 def _has_files(environment: Mapping[str, str]) -> bool:
-    """Return True if pip would read any configuration file."""
+    """Return whether pip would read any configuration file."""
     if named := environment.get("PIP_CONFIG_FILE"):
         # If the variable names the null device, pip reads no file: https://pip.pypa.io/en/stable/topics/configuration/.
         return named != os.devnull

@@ -35,7 +35,7 @@ def without_sdk_packages(environment: Spec) -> tuple[Spec, list[str]]:
 
 
 def is_sdk_package(line: str) -> bool:
-    """Return True if a requirement names a package of the Azure SDK."""
+    """Return whether a requirement names a package of the Azure SDK."""
     return _NAME.match(line) is not None
 
 

@@ -210,7 +210,7 @@ def _open_mpi_variables(launch: Launch, version: tuple[int, int]) -> dict[str, s
 
 
 def scratch_variables(folder: str, major: int) -> dict[str, str]:
-    """Return variables that keep Open MPI's files in a folder that is removed at the run's end."""
+    """Return variables that keep Open MPI's files in a folder removed at the run's end."""
     return {
         # Open MPI 5 calls shared memory sm, and Open MPI 4 calls it vader; each ignores the other's variable.
         "OMPI_MCA_btl_sm_backing_directory": folder,

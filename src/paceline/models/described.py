@@ -57,7 +57,7 @@ def pickles(record: ModelRecord) -> list[str]:
 
 
 def can_be_made_again(model: Model) -> bool:
-    """Return True if `paceline rerun` can repeat the run that made the model."""
+    """Return whether `paceline rerun` can repeat the run that made the model."""
     workspace = Path(model.workspace.path)
     run = read_json(workspace / "runs" / str(model.run_id) / "job.json") if model.run_id else None
     if not isinstance(run, dict) or not run.get("job") or not run.get("snapshot_id"):

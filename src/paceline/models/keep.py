@@ -111,7 +111,7 @@ def blob_path(blobs: Path, size_bytes: int, sha256: str) -> Path:
 
 
 def is_untouched(found: os.stat_result, size_bytes: int) -> bool:
-    """Return True if a kept file is unchanged."""
+    """Return whether a kept file is unchanged."""
     return stat.S_ISREG(found.st_mode) and found.st_size == size_bytes and found.st_mtime_ns == STAMP_NS
 
 

@@ -102,7 +102,7 @@ def _environment(folder: RunFolder, record: RunRecord) -> RunEnvironment:
 
 
 def _is_own(record: RunRecord) -> bool:
-    """Return True if this process belongs to the run."""
+    """Return whether this process belongs to the run."""
     if record.kind == "interactive" and store.was_here(record) and record.owner.get("pid") == os.getpid():
         return True
     return os.environ.get("PACELINE_RUN_ID") == record.run_id

@@ -272,7 +272,7 @@ def resolve(workspace_dir: Path, reference: str | ModelReference) -> ModelRecord
 
 
 def matches(notes: Notes, tags: Any, properties: Mapping[str, object] | None) -> bool:
-    """Return True if a version has these tags and properties."""
+    """Return whether a version has these tags and properties."""
     wanted = [tags] if isinstance(tags, str) else [*tags.items()] if isinstance(tags, Mapping) else [*(tags or ())]
     for tag in wanted:
         if isinstance(tag, str):

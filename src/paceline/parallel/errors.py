@@ -1,4 +1,4 @@
-"""The errors of a model that is spread over workers."""
+"""The errors of a model spread over workers."""
 
 from __future__ import annotations
 

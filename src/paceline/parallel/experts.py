@@ -253,7 +253,7 @@ def list_of(mixture: nn.Module) -> nn.ModuleList | None:
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Return True if the module is transformers' fused experts.
+    """Return whether the module is transformers' fused experts.
 
     The first dimension of every parameter is the number of experts, and the forward takes the arguments of `FUSED`.
     """

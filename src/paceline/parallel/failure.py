@@ -70,7 +70,7 @@ def at_microbatch(index: int) -> Iterator[None]:
 
 
 def is_communication(error: BaseException) -> bool:
-    """Return True if an error only reports that another rank is gone."""
+    """Return whether an error only reports that another rank is gone."""
     is_torchs = isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError))
     if is_torchs or type(error).__name__ in ("CollectivesError", "ShutDownError"):
         return True

@@ -18,7 +18,7 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def is_part(tensor: object) -> TypeGuard[DTensor]:
-    """Return True if the tensor is a DTensor."""
+    """Return whether the tensor is a DTensor."""
     return hasattr(tensor, "full_tensor")
 
 

@@ -163,7 +163,7 @@ class Layers:
 
 
 def refuse_calls(model: nn.Module) -> None:
-    """Let a model that is cut into stages refuse to be called."""
+    """Let a model cut into stages refuse to be called."""
 
     def refuse(*_: object) -> None:
         raise ParallelError(
@@ -245,7 +245,7 @@ def _unfit(layout: Layout, microbatches: int) -> Iterator[tuple[bool, Callable[[
 
 
 def _learns(module: nn.Module) -> bool:
-    """Return True if the module is an embedding with a trained weight."""
+    """Return whether the module is an embedding with a trained weight."""
     return isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.weight.requires_grad
 
 
@@ -273,6 +273,6 @@ def _refuse_renormalised(model: nn.Module, layout: Layout) -> None:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return True if `torch.compile(module)` or `module.compile()` was called."""
+    """Return whether `torch.compile(module)` or `module.compile()` was called."""
     # torch.compile(module) wraps the module, while module.compile() sets an attribute.
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None

@@ -57,7 +57,7 @@ class MeanOver:
     is_divisor: bool = False
 
     def counts_nothing(self, loss: Tensor) -> bool:
-        """Return True if no target counts in this part of the batch.
+        """Return whether no target counts in this part of the batch.
 
         Such a loss may be a constant 0, or a sum divided by a clamped count. Without a count, look at the loss only on the CPU:
         reading it from a GPU would stall.
@@ -145,7 +145,7 @@ def _mean_size(node: Any, name: str) -> float | None:
 
 
 def _is_of_chosen(node: Any, left: list[int]) -> bool:
-    """Return True if the node depends on numbers chosen by a mask or index."""
+    """Return whether the node depends on numbers chosen by a mask or index."""
     left[0] -= 1
     if left[0] < 0:
         return False

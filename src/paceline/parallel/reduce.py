@@ -102,7 +102,7 @@ def sum_number(value: float, group: dist.ProcessGroup | None, device: torch.devi
 
 
 def anywhere(flag: bool, world: World) -> bool:
-    """Return True if the flag is set on any rank. Collective."""
+    """Return whether the flag is set on any rank. Collective."""
     if world.size == 1:
         return flag
     most = torch.tensor(float(flag), device=world.device)
@@ -194,7 +194,7 @@ def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
 
 
 def _counts_here(grad: Tensor, world: World) -> bool:
-    """Return True if this rank adds its part of the gradient to the norm.
+    """Return whether this rank adds its part of the gradient to the norm.
 
     Every rank adds its shard. If ranks along an axis have equal copies, only the first rank adds its copy.
     """

@@ -174,7 +174,7 @@ class ExpertParallel(_Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy(Joinable):
-    """Several strategies that are used together: the result of `a @ b`."""
+    """Several strategies used together: the result of `a @ b`."""
 
     parts: tuple[_Part, ...]
 

@@ -287,7 +287,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def output_datasets(self) -> dict[str, Any]:
-        """The outputs by name: in a worker each folder that is stored at the end, elsewhere the stored files."""
+        """The outputs by name: in a worker each folder stored at the end, elsewhere the stored files."""
         if self._worker is None:
             return {found["name"]: found for found in self._data("outputs")}
         job = self.record().job

@@ -143,7 +143,7 @@ def all_started(
 
 
 def send_signals(nodes: Nodes, pids: Mapping[int, Sequence[int]], numbers: Sequence[int]) -> None:
-    """Send signals, in this order, to processes that are given by their nodes' ranks."""
+    """Send signals, in this order, to processes given by their nodes' ranks."""
     if (send := getattr(nodes, "signal_all", None)) is not None:
         send(pids, numbers)
         return

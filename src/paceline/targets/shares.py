@@ -102,7 +102,7 @@ def granted_at(ticket: "Ticket") -> float:
 
 
 class Reservation:
-    """GPUs that are kept for a user or group at some times.
+    """GPUs kept for a user or group at some times.
 
     Args:
         who: Name of the user or group.

@@ -19,7 +19,7 @@ _BACKENDS = pytest.mark.parametrize("backend", ["gloo", "mpi"])
 
 
 class EndingChecks:
-    """Runs that are ended from outside leave nothing behind, within the grace period and 5 s."""
+    """Runs ended from outside leave nothing behind, within the grace period and 5 s."""
 
     @WAYS
     def test_a_run_is_canceled_while_it_runs(self, bench: Bench, backend: str | None) -> None:

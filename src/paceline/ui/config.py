@@ -73,7 +73,7 @@ class UiConfig:
 
     @property
     def takes_any_host(self) -> bool:
-        """Return True if any host name is accepted, because the server's certificate verifies it."""
+        """Return whether any host name is accepted, because the server's certificate verifies it."""
         return self.host in ("", "0.0.0.0", "::") and self.tls_cert is not None
 
     def to_json(self) -> str:

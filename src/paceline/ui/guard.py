@@ -215,7 +215,7 @@ autocomplete="off"> <button>Open</button></form></main></body></html>
 
 
 class Token:
-    """The access token of a workspace, which is created on first use.
+    """The access token of a workspace, created on first use.
 
     Raises:
         WorkspaceError: The token can't be read or written.
@@ -238,7 +238,7 @@ class Token:
         return self._sign("cookie")
 
     def is_right(self, given: str) -> bool:
-        """Return True if this is the token. The comparison takes constant time."""
+        """Return whether this is the token. The comparison takes constant time."""
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.text.encode())
 
     def is_cookie(self, given: str) -> bool:

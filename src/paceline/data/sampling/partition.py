@@ -14,7 +14,7 @@ from paceline.errors import DataError
 
 
 def split_by_size(sizes: Sequence[tuple[str, int]], parts: int) -> list[list[str]]:
-    """Split file names into `parts` sorted lists that are balanced by bytes.
+    """Split file names into `parts` sorted lists balanced by bytes.
 
     Each file, largest first, goes to the part with the fewest bytes, then the fewest files, then the lowest number:
     longest-processing-time-first (Graham, 1969). The heaviest and the lightest part differ by at most the largest file. With

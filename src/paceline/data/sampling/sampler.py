@@ -246,7 +246,7 @@ def _check_same(state: Mapping[str, object], name: str, own: object) -> None:
 
 
 def _torchdata_asks() -> bool:
-    """Return True if torchdata's StatefulDataLoader calls state_dict().
+    """Return whether torchdata's StatefulDataLoader calls state_dict().
 
     It calls with each batch that it draws, and keeps the state until the loop gets that batch. So for it alone, samples handed
     out are samples used. Only the caller's module distinguishes its calls from those of a training loop.

@@ -63,7 +63,7 @@ def check_tree(names: Iterable[str], where: str) -> None:
 
 
 def is_pattern(path: str) -> bool:
-    """Return True if the path contains `*` or `?`."""
+    """Return whether the path contains `*` or `?`."""
     return "*" in path or "?" in path
 
 

@@ -140,7 +140,7 @@ def read_record(workspace_dir: Path, name: str) -> StoreRecord:
 
 
 def is_registered(workspace_dir: Path, name: str) -> bool:
-    """Return True if a file exists for this name, readable or not."""
+    """Return whether a file exists for this name, readable or not."""
     return _registry(workspace_dir).path(check_store_name(name)).exists()
 
 

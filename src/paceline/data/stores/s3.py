@@ -71,7 +71,7 @@ def _is_plain(options: dict[str, object], client: dict[str, object]) -> bool:
 
 
 def _has_configuration(options: dict[str, object]) -> bool:
-    """Return True if botocore has a configuration file or profile to read."""
+    """Return whether botocore has a configuration file or profile to read."""
     if options.get("profile") or os.environ.get("AWS_PROFILE"):
         return True
     config = os.environ.get("AWS_CONFIG_FILE") or os.path.expanduser("~/.aws/config")
@@ -146,7 +146,7 @@ def _make(bucket: str, endpoint: str | None, region: str, provider: Callable[[],
 
 
 def is_multipart(size: int) -> bool:
-    """Return True if a file is large enough for a multipart upload."""
+    """Return whether a file is large enough for a multipart upload."""
     return size > 2 * PART_BYTES
 
 

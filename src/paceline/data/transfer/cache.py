@@ -111,7 +111,7 @@ class DataCache:
         return True
 
     def has(self, key: str, size: int) -> bool:
-        """Return True if the whole file is cached and unmodified."""
+        """Return whether the whole file is cached and unmodified."""
         try:
             return _is_untouched(os.lstat(self._path(key)), size)
         except OSError:
@@ -212,7 +212,7 @@ class DataCache:
             os.close(fd)
 
     def is_unheld(self, run_id: str) -> bool:
-        """Return True if no process of this machine holds the run's views.
+        """Return whether no process of this machine holds the run's views.
 
         The supervisor is then on another machine.
         """

@@ -107,7 +107,7 @@ def path_in_store(info: FileInfo) -> str:
 
 
 def is_single_file(infos: Sequence[FileInfo], sources: Sequence[Source], workspace_dir: Path) -> bool:
-    """Return True if the sources name one exact file."""
+    """Return whether the sources name one exact file."""
     if len(infos) != 1 or len(sources) != 1:
         return False
     record, path = place_of(sources[0], workspace_dir)
@@ -138,7 +138,7 @@ def _plain(store: Store, path: str) -> str:
 
 
 def _may_be_empty(store: Store, base: str) -> bool:
-    """Return True if the folder `base` exists, or may exist, without files."""
+    """Return whether the folder `base` exists, or may exist, without files."""
     if not base:
         return True
     if store.kind == "local":

@@ -170,7 +170,7 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
 
 
 def is_claimed(path: Path) -> bool:
-    """Return True if a process is fetching this file now."""
+    """Return whether a process is fetching this file now."""
     return locks.is_held(path)
 
 

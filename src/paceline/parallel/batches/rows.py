@@ -98,7 +98,7 @@ def join_rows(pieces: Sequence[_T]) -> _T:
 
 
 def can_join(pieces: Sequence[object]) -> bool:
-    """Return True if the pieces' shapes differ only in the number of rows.
+    """Return whether the pieces' shapes differ only in the number of rows.
 
     Pieces whose rows were padded to different lengths cannot be joined.
     """

@@ -126,7 +126,7 @@ def summarise(sample: object) -> Summary:
 
 
 def are_alike(first: Summary, second: Summary) -> bool:
-    """Return True if both summaries may be of one sample, read on two machines."""
+    """Return whether both summaries may be of one sample, read on two machines."""
     if [shape for shape, _, _ in first] != [shape for shape, _, _ in second]:
         return False
     for (_, exact, left), (_, _, right) in zip(first, second, strict=True):

@@ -73,7 +73,7 @@ def return_memory() -> None:
 
 
 def is_empty(module: nn.Module) -> bool:
-    """Return True if a parameter or buffer has no memory."""
+    """Return whether a parameter or buffer has no memory."""
     return any(tensor.is_meta for tensors in (module.parameters(), module.buffers()) for tensor in tensors)
 
 

@@ -100,7 +100,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         log.append(_Entry(call=call))
 
     def knows(self, tensor: Tensor) -> bool:
-        """Return True if the recorded calls initialise the tensor."""
+        """Return whether the recorded calls initialise the tensor."""
         log = self._logs.get(tensor.untyped_storage()._cdata)
         if not log:
             return False
@@ -110,7 +110,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def began(self, tensor: Tensor) -> bool:
-        """Return True if recording of the tensor has begun (see `begin`)."""
+        """Return whether recording of the tensor has begun (see `begin`)."""
         return tensor.untyped_storage()._cdata in self._logs
 
     def made(self, function: Operation, tensors: list[Tensor]) -> None:

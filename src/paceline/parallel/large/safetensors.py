@@ -143,7 +143,7 @@ def _entries(file: Path) -> tuple[int, dict[str, TensorEntry]]:
 
 
 class Writer:
-    """A safetensors file that is written tensor by tensor.
+    """A safetensors file written tensor by tensor.
 
     `tensors` are name, shape and dtype of each, in writing order.
     """

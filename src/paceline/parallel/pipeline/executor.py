@@ -1,4 +1,4 @@
-"""The executor of a model that is cut into stages, one worker each.
+"""The executor of a model cut into stages, one worker each.
 
     trace -> boundaries -> costs -> cut -> segments -> stages -> schedule
 

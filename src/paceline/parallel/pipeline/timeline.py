@@ -38,7 +38,7 @@ class Send(NamedTuple):
 
 
 class Receive(NamedTuple):
-    """A receive of another worker's result, which is posted at this point."""
+    """A receive of another worker's result, posted at this point."""
 
     call: StageCall
     sender: int

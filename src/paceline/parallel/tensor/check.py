@@ -167,7 +167,7 @@ class Reference:
         return whole(loss.detach()), gradients_of(self.model, loss)
 
     def _reads_own(self) -> bool:
-        """Return True if the loss has read tensors of the model."""
+        """Return whether the loss has read tensors of the model."""
         return bool(self._reads.state or self._reads.left)
 
 
@@ -323,7 +323,7 @@ def scale_of(x: Tensor) -> float:
 
 
 def within(x: Tensor, y: Tensor, allowed: float) -> bool:
-    """Return True if no number of `x` and `y` differs by more than `allowed`.
+    """Return whether no number of `x` and `y` differs by more than `allowed`.
 
     A nan equals a nan, and an infinity the same infinity. Both parts of complex numbers are compared.
     """

@@ -28,7 +28,7 @@ from paceline.parallel.tracing.fake_model import attributes_kept, untouched
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Linear layers that are cut together: `columns` by their outputs, `row` by its inputs.
+    """Linear layers cut together: `columns` by their outputs, `row` by its inputs.
 
     `pieces` is the number of pieces in a column's output, such as 3 for q, k and v. Each worker has a part of each piece.
     """
@@ -82,7 +82,7 @@ def observe(model: nn.Module, run: Callable[[], object]) -> Seen:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Return True if the module is torch's own linear layer or embedding."""
+    """Return whether the module is torch's own linear layer or embedding."""
     kind = nn.Embedding if isinstance(module, nn.Embedding) else linear_kind(module)
     if kind is None or type(module).forward is not kind.forward or "forward" in module.__dict__:
         return False

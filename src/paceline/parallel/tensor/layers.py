@@ -38,7 +38,7 @@ def linear_kind(module: nn.Module) -> type[nn.Module] | None:
 
 
 def is_turned(module: nn.Module) -> bool:
-    """Return True if the weight is (in_features, out_features), the transpose of nn.Linear's."""
+    """Return whether the weight is (in_features, out_features), the transpose of nn.Linear's."""
     return linear_kind(module) not in (None, nn.Linear)
 
 

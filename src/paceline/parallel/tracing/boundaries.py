@@ -107,7 +107,7 @@ class Boundaries:
         return None
 
     def written_after(self, node: fx.Node, index: int) -> bool:
-        """Return True if the value is changed in place after `index`."""
+        """Return whether the value is changed in place after `index`."""
         return any(node.meta["storage"] in later.meta["writes"] for later in self.traced.order[index:])
 
     def _find_recomputed(self) -> frozenset[fx.Node]:

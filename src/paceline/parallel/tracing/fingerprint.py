@@ -176,6 +176,6 @@ def _loaded(names: tuple[str, str]) -> Iterator[type]:
 
 
 def is_library(kind: type) -> bool:
-    """Return True if a class belongs to Python or torch."""
+    """Return whether a class belongs to Python or torch."""
     top = kind.__module__.partition(".")[0]
     return top in sys.stdlib_module_names or top in ("torch", "numpy")

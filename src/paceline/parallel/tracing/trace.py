@@ -305,7 +305,7 @@ class Tracer:
         return traced
 
     def _settles(self, model: nn.Module, key: tuple[int, str], traced: Traced, record: Record) -> bool:
-        """Return True if a second call of the model does not change the attribute again.
+        """Return whether a second call of the model does not change the attribute again.
 
         A model may set an attribute in its first call, such as the kind of its problem, which it infers from the labels.
         """

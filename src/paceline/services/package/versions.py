@@ -95,7 +95,7 @@ def merged(model: PackageVersions, server: PackageVersions) -> PackageVersions:
 
 
 def uses_azureml(source: Path | None) -> bool:
-    """Return True if the source imports the Azure SDK."""
+    """Return whether the source imports the Azure SDK."""
     return "azureml" in _modules(source)
 
 

@@ -38,7 +38,7 @@ def read_keys(path: str) -> tuple[bytes, ...]:
 
 
 def is_right(header: bytes | None, keys: tuple[bytes, ...]) -> bool:
-    """Return True if the header is `Bearer` with a valid key. The comparison takes constant time."""
+    """Return whether the header is `Bearer` with a valid key. The comparison takes constant time."""
     kind, _, given = (header or b"").partition(b" ")
     given = given.strip()
     # Compare the header with all keys, so that the time does not reveal which key matched.

@@ -87,7 +87,7 @@ class SdkScript(Script):
 
 
 def _is_of_the_input(raised: Exception) -> bool:
-    """Return True if inference-schema refused the input before it called run().
+    """Return whether inference-schema refused the input before it called run().
 
     Only a frame of its function in the traceback shows that, because it raises exceptions of any type.
     """

@@ -16,7 +16,7 @@ _ANSWER, _WRONG = "What the model answers.", "What went wrong."
 
 
 def is_decorated(function: object) -> bool:
-    """Return True if the function has decorators of inference-schema."""
+    """Return whether the function has decorators of inference-schema."""
     util = _schema_util()
     return bool(util is not None and util.is_schema_decorated(function))
 

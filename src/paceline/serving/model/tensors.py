@@ -75,7 +75,7 @@ def check_known(what: str, names: Iterable[str], known: Sequence[str]) -> None:
 
 
 def fits(shape: Sequence[int], wanted: Sequence[int | None], any_size: int | None) -> bool:
-    """Return True if a shape has the wanted number of dimensions and sizes."""
+    """Return whether a shape has the wanted number of dimensions and sizes."""
     return len(shape) == len(wanted) and all(want in (any_size, got) for want, got in zip(wanted, shape, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""The command `horovodrun`, and `_run` for launchers that are built on Horovod."""
+"""The command `horovodrun`, and `_run` for launchers built on Horovod."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Runners of models that are served without a script, one module for each framework."""
+"""Runners of models served without a script, one module for each framework."""

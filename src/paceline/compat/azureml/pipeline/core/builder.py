@@ -78,7 +78,7 @@ class PipelineData(paceline.PipelineData):
     def as_download(  # type: ignore[override]
         self, input_name: str | None = None, path_on_compute: str | None = None, overwrite: bool | None = None
     ) -> DataReference:
-        """Return the data as an input that is copied to each node."""
+        """Return the data as an input copied to each node."""
         return self._found(input_name, "download", path_on_compute)
 
     def as_mount(self, input_name: str | None = None) -> DataReference:

@@ -207,7 +207,7 @@ def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
 
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
-    """Use these handlers for states that are created from now on."""
+    """Use these handlers for states created from now on."""
     global _registry
     _registry = registry
 
