@@ -51,7 +51,7 @@ class Local(TargetUnderTest):
 #: one, which is Gloo's first, is left to this machine's own suite. `make proof` does the others.
 _OF_LOST_SUPERVISORS = (
     "test_a_run_whose_supervisor_was_killed_has_failed",
-    "test_so_has_one_that_nobody_looks_after_any_more",
+    "test_a_run_whose_supervisor_and_guardian_were_killed_has_failed",
 )
 _OF_ATTEMPTS = (
     "test_a_run_whose_worker_was_killed_starts_over",
@@ -66,14 +66,17 @@ _OF_PLAIN_RUNS = (
     "test_the_workers_find_their_environment",
     "test_run_equals_the_same_run_on_this_machine",
 )
-_ENDS, _GOES_ON = "test_a_lost_node_ends_the_run_everywhere", "test_a_run_goes_on_without_a_lost_node"
+_ENDS, _GOES_ON = (
+    "test_the_loss_of_a_node_ends_the_attempt_on_all_nodes",
+    "test_a_run_continues_after_the_loss_of_a_node",
+)
 #: Checks that only the single worker's plain run serves: mpirun's workers have the others' check of the same run.
 _OF_ONE_PLAIN_RUN = ("test_canceling_a_run_that_has_ended_changes_nothing",)
 #: Checks of what supervisors and agents do, which is the same code on all targets; this machine's suite and that of hosts over
 #: SSH have them all. What an engine does with runs that wait, and with those that it ends, test_slurm.py and test_ray.py ask.
 _OF_SUPERVISORS = (
     "test_several_runs_at_once_do_not_disturb_each_other",
-    "test_a_worker_that_was_killed_is_told_from_one_that_failed",
+    "test_the_report_distinguishes_a_killed_worker_from_a_failed_one",
     "test_a_run_is_canceled_while_it_waits",
     "test_a_run_is_canceled_while_it_prepares",
     "test_a_run_is_ended_at_its_time_limit",
@@ -118,7 +121,7 @@ _LEFT_TO_PROOF: Mapping[str, Mapping[str, Sequence[str]]] = {
     "TestRay": _OF_AGENTS_ALONE
     | {
         _ENDS: ("gloo", "mpi"),
-        "test_so_has_one_that_nobody_looks_after_any_more": ("single", "gloo", "mpi"),
+        "test_a_run_whose_supervisor_and_guardian_were_killed_has_failed": ("single", "gloo", "mpi"),
         "test_a_run_is_canceled_at_once": ("",),
     },
 }

@@ -22,7 +22,7 @@ from paceline.doctor.examination import (
 from paceline.doctor.on_node import Asked
 from paceline.system.names import counted
 
-#: Up to this number of nodes, each connects to all others. Beyond, it connects to the next and to the opposite one.
+#: Up to so many nodes, each connects to all others; among more nodes, to the next and the opposite one.
 _ALL_PAIRS = 16
 #: Seconds for the listeners to start and for all connections to be made.
 _CONNECT_S = 15.0
@@ -60,7 +60,7 @@ def check_network(examination: Examination) -> Iterator[Finding]:
 
 
 def check_ports(examination: Examination) -> Iterator[Finding]:
-    """Check that each node can listen on a port and that others can connect to it."""
+    """Check that each node can listen on a port, and accepts connections there."""
     places, patients = examination.places, examination.well
     if places is None:
         yield skipped("ports", "no common network to try")
@@ -75,7 +75,7 @@ def check_ports(examination: Examination) -> Iterator[Finding]:
         # Number of connections after which the listener ends.
         count = sum(patient.name in others for others in peers.values())
         request = {"port": ports[patient.name], "address": places[patient.name].address, "token": token, "count": count}
-        # Use daemon threads, which listen while other nodes connect, and which end with the program.
+        # Listen in threads while other nodes connect. Daemon threads end with the program.
         threading.Thread(target=_listen, args=(patient, {**request, "timeout_s": _LISTEN_S}), daemon=True).start()
 
     def question(patient: Patient) -> Asked:

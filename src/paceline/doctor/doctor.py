@@ -43,7 +43,7 @@ class Offset:
 
     @property
     def surely_s(self) -> float:
-        """Return the lower bound of the absolute difference."""
+        """Return the lower bound of the clock's absolute difference."""
         return max(0.0, abs(self.seconds) - self.error_s)
 
 
@@ -77,7 +77,7 @@ def _between(found: dict[str, Offset]) -> Finding:
 
 
 def _offset(patient: Patient) -> Offset:
-    """Return the best of several measurements: that with the shortest round trip."""
+    """Return the best of several measurements: the one with the shortest round trip."""
     samples = []
     for _ in range(_SAMPLES):
         sent_at = time.time()
@@ -89,7 +89,6 @@ def _offset(patient: Patient) -> Offset:
             raise NoAnswerError(f"its Python told no time: {done.stderr.decode(errors='replace')[-200:]}") from None
         # As in NTP, assume that the node read its time in the middle of the round trip.
         samples.append(Offset(theirs - (sent_at + answered) / 2, (answered - sent_at) / 2))
-    # The measurement with the shortest round trip has the least error.
     return min(samples, key=lambda offset: offset.error_s)
 
 
@@ -141,9 +140,13 @@ def examine(
 ) -> Iterator[Finding]:
     """Examine a target. Yield each finding as soon as it is known.
 
-    A target that is not `Examined` is reported as skipped. `node_count` None leaves the number to the kind. `nodes_s` limits
-    the wait for the nodes. `python` is the scripts' interpreter; None means the target's `script_python(links)`, else that of
-    each node's agent. `interface` is the nodes' network interface. `say` receives the name of the current check.
+    A target that is not `Examined` is reported as skipped.
+
+    node_count: Number of nodes; None for the kind's default.
+    nodes_s: Time limit in seconds for getting the nodes.
+    python: The scripts' interpreter; None for the target's `script_python(links)`, else each agent's interpreter.
+    interface: The nodes' network interface.
+    say: A callback that receives the name of the current check.
     """
     if not isinstance(target, Examined):
         yield skipped("nodes", f"targets of kind {getattr(target, 'kind', '?')!r} can't be examined from within")
@@ -226,8 +229,7 @@ def _open(
 
     If the nodes arrive after the timeout, the thread that waits for them releases them.
     """
-    # Only one of the two threads closes the stack: the waiting thread or this one. `decided` guards the choice: each
-    # thread holds it while it sets its own flag and reads the flag of the other.
+    # Either this thread or the waiting thread closes the stack; `decided` guards the flags by which they agree.
     stack, decided = contextlib.ExitStack(), threading.Lock()
     has_entered = is_late = False
 

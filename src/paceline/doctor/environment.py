@@ -1,6 +1,6 @@
 """Check the packages of scripts: torch, mpi4py and Open MPI must be equal on all nodes.
 
-A script may need none of them. So a package that all nodes lack is no failure, but one that only some lack is.
+A script may need none of these packages, so it is a failure only if some nodes have a package and others lack it.
 """
 
 from __future__ import annotations

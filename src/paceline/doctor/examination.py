@@ -25,7 +25,7 @@ FACTS_S = 90.0
 
 OK, WARN, FAIL, SKIPPED = "ok", "warn", "fail", "skipped"
 
-#: Seconds for the way to the node and back, added to the time limit of a request.
+#: Seconds that the time limit of a request allows for the way to the node and back.
 _SLACK_S = 5.0
 
 Result = TypeVar("Result")
@@ -73,7 +73,7 @@ class GpuFacts(TypedDict, total=False):
 
 
 class StackFacts(TypedDict):
-    """The rules that allow or refuse py-spy on a node, and the refusal of py-spy itself."""
+    """The settings that allow or forbid py-spy on a node, and py-spy's error message in a test."""
 
     ptrace_scope: str
     may_trace: bool
@@ -294,7 +294,7 @@ def everywhere(
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkPlace:
-    """The address at which other nodes reach a node."""
+    """The interface, address and network at which other nodes reach a node."""
 
     interface: str
     address: str
@@ -314,7 +314,7 @@ def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -
     common = {network for network in common if len(_addresses(places, network)) == len(nodes)}
     if not common:
         return None
-    # The shortest prefix is the largest network. Of equal ones, each examination chooses the first as text.
+    # The shortest prefix is the largest network. Of equal ones, choose the alphabetically first.
     best = min(common, key=lambda network: (ipaddress.ip_network(network).prefixlen, network))
     return {name: next(place for place in node_places if place.network == best) for name, node_places in places.items()}
 
@@ -328,7 +328,7 @@ def same_machine(nodes: Mapping[str, Interfaces]) -> list[str]:
 
 
 def addresses_of(interfaces: Interfaces) -> frozenset[str]:
-    """Return the addresses, public or private, at which others may reach a node."""
+    """Return the addresses at which other nodes may be able to reach a node, public or private."""
     return frozenset(
         address
         for name, (address, _) in interfaces.items()

@@ -23,7 +23,7 @@ from paceline.remote.agent.boot import OLDEST
 from paceline.system.names import counted
 
 MODULES = ("torch", "mpi4py")
-#: Bytes below which the check fails, and bytes below which it warns. Guesses: a snapshot with a layer fits the first.
+#: Free bytes below which the check fails, and below which it warns, both estimates.
 _FOLDER_BYTES = (200_000_000, 5_000_000_000)
 _TMP_BYTES = (50_000_000, 1_000_000_000)
 #: 64 MB, the default of containers, is too small for segments of Open MPI and NCCL, and for data loaders.
@@ -80,7 +80,7 @@ def check_python(examination: Examination) -> Iterator[Finding]:
 
 
 def check_space(examination: Examination) -> Iterator[Finding]:
-    """Check the space in the folder for runs, in /tmp and in shared memory."""
+    """Check the disk space in the folder for runs, in /tmp and in shared memory."""
     wanted = {examination.folder: _FOLDER_BYTES, "/tmp": _TMP_BYTES, "/dev/shm": _SHM_BYTES}
     for name, facts in examination.facts.items():
         for path, (fails, warns) in wanted.items():
@@ -94,7 +94,7 @@ def check_space(examination: Examination) -> Iterator[Finding]:
                     advice=f"Let {path} be written by this user, or set another folder on the target.",
                 )
                 continue
-            # A container's shared memory counts by its size, because its present use is temporary.
+            # For shared memory use its total size, because its present use is temporary.
             free = space["total"] if path == "/dev/shm" and space["free"] >= fails else space["free"]
             level = FAIL if free < fails else WARN if free < warns else OK
             yield Finding(

@@ -1,8 +1,8 @@
 """The doctor's program that runs on a node: `facts`, `listen` and `connect`.
 
 A Python there gets it as text (`paceline.remote.foreign_python`), so it needs only the standard library and imports nothing of
-Paceline. Everything that it asks may hang (a driver, a lost file system), so each request has a time limit, and killed programs
-are not waited for.
+Paceline. Anything that it calls may hang (a GPU driver, a lost file system), so each call has a time limit, and the
+program does not wait for killed programs.
 
     facts   {"python": ..., "space": [...], "modules": [...], "library_dir": ..., "timeout_s": ...}
     listen  {"address": ..., "port": ..., "token": ..., "count": ..., "timeout_s": ...}
@@ -155,7 +155,7 @@ def listen(asked: Asked) -> Answer:
 def connect(asked: Asked) -> Answer:
     """Connect to all peers at the same time, and return the result for each."""
     results: Answer = {}
-    # Connect at the same time: if a firewall drops packets, the time limit passes only once.
+    # Connect in parallel: if a firewall drops packets, all connections run into the time limit at the same time.
     threads = [threading.Thread(target=_connect, args=(asked, *peer, results), daemon=True) for peer in asked["peers"]]
     for thread in threads:
         thread.start()
@@ -212,7 +212,7 @@ def output(argv: list[str], timeout_s: float, environment: dict[str, str] | None
 
 
 def marked(text: str, error: str) -> Answer:
-    """Return the value in that line of a program's output that begins with the mark."""
+    """Return the value in the line of a program's output that begins with the mark."""
     if error:
         return {"error": error}
     lines = [line for line in text.splitlines() if line.startswith(_MARK)]
@@ -235,7 +235,7 @@ def stacks(python: str) -> Answer:
 
 
 def _refused(spy: str, python: str) -> str:
-    # Try py-spy: a container, a security module or an old py-spy may refuse in spite of these rules.
+    # Try py-spy too: a container, a security module or an old py-spy may fail although the settings allow it.
     try:
         seen = subprocess.Popen(
             [python, "-c", "import time; print(flush=True); time.sleep(60)"],

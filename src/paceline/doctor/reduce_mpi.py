@@ -1,6 +1,6 @@
 """Run the doctor's all-reduce by mpirun and mpi4py, over the nodes' agents.
 
-As in a run, no node needs a login on another.
+As in a run, nodes need no ssh login on each other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def over_mpi(
     """
     patients = ranks if ranks[0] is not ranks[-1] else ranks[:1]
     scratch = f"/tmp/paceline-{secrets.token_hex(4)}"
-    # The program must run to its end, where MPI finalizes.
+    # The program must exit normally, since MPI finalizes at the exit.
     source = program_of("reduce_on_node", "mpi", {"elements": elements}, ends_at_once=False)
     try:
         sockets = [_prepare(patient, scratch, source) for patient in patients]
@@ -86,7 +86,7 @@ def _reduced(
     RshCalls([patient.link for patient in patients], nodes, {}, log)
     words = [mpirun[0], *_options([places[patient.name] for patient in patients], mpirun[1], shell)]
     words += [examination.python_of(first), f"{scratch}/reduce.py"]
-    # Versions of Open MPI name this folder, for sockets and segments, differently. It is removed with `scratch`.
+    # The folder for Open MPI's sockets and segments, under the names that different versions use.
     environment = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -106,7 +106,7 @@ def _reduced(
 
 
 def _options(places: Sequence[NetworkPlace], major: int, shell: Sequence[str]) -> list[str]:
-    """Return the options of mpirun, which are those of a run."""
+    """Return mpirun's options, which are the same as for a run."""
     words = ["--bind-to", "none"]
     if len(places) == 1:
         return [*words, *(["--map-by", "slot:OVERSUBSCRIBE"] if major >= 5 else ["--oversubscribe"]), "-n", "2"]
@@ -137,6 +137,6 @@ def _wait(patient: Patient, pid: int) -> int | None:
 
 
 def _without_frames(text: bytes) -> bytes:
-    """Return mpirun's output without its rulers and blank lines."""
+    """Return mpirun's output without lines of dashes and blank lines."""
     lines = [line for line in text.splitlines() if line.strip(b"-= ") and b"mpirun noticed" not in line]
     return os.linesep.encode().join(lines[:40])

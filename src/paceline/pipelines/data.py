@@ -11,7 +11,7 @@ from paceline.errors import PipelineError
 from paceline.job.data_reference import DataReference, Source
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
-#: The source of data without a known place. It is replaced before the job is submitted.
+#: Placeholder for the source of data whose place is not known yet. It is replaced before the job is submitted.
 NOWHERE = (Source(path="/pipeline"),)
 
 
@@ -50,7 +50,7 @@ class PipelineData:
         self.datastore = getattr(datastore, "name", datastore)
         self.path = path
         self.overwrite = overwrite
-        #: Name in the folder that the script gets instead of the folder, as in `DataReference`.
+        #: Name of a file in the folder: the script gets the file's path instead of the folder's, as in `DataReference`.
         self.inside: str | None = None
         #: The step that writes this data, or None.
         self.producer: Any = None
@@ -63,7 +63,7 @@ class PipelineData:
         return str(self.as_reference())
 
     def as_reference(self) -> DataReference:
-        """Return the placeholder of the folder in a job. Estimators call this."""
+        """Return the reference that stands for the folder in a job. Estimators call this."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:

@@ -116,7 +116,7 @@ class Pipeline:
     ) -> RunFolder:
         """Start the pipeline. `Experiment.submit` calls this.
 
-        `parameters_told` are added to the parameters in its record; the steps hold their values already.
+        `parameters_told` are added to the parameters in the record only, since the steps already have their values.
         """
         run_id = new_run_id(experiment) if run_id is None else check_run_id(run_id)
         parameters = check_parameters(self.parameters, dict(pipeline_parameters or {}))

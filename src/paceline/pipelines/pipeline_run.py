@@ -17,12 +17,12 @@ from paceline.runs.record import RunRecord, StepEntry
 from paceline.runs.run import ExperimentLike, Run
 from paceline.runs.visible import visible_line
 
-#: Statuses of a step without a run: it still waits, or it will never begin because a predecessor failed.
+#: Statuses of a step without a run: the step still waits, or will never begin because a predecessor failed.
 WAITING, SKIPPED = "NotStarted", "Skipped"
 
 
 class StepRow(TypedDict):
-    """A table row about a step of a pipeline and its run."""
+    """A row of a table of a pipeline's steps and their runs."""
 
     number: int
     step: str

@@ -1,4 +1,4 @@
-"""Planning of a pipeline: convert its steps to a spec that has the places of all data."""
+"""Convert a pipeline's steps to a spec, in which the places of all data are known."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Reuse of the outputs of a former run with equal inputs.
+"""Reuse the outputs of a former run with equal inputs, source, job and environment.
 
-The source, job and environment of both runs must be equal too.
-
-`<workspace>/pipelines/<key>.json` is a cache: it names the last run of a key. It counts only while that run's record has the
-same key and the run's outputs exist.
+The file `<workspace>/pipelines/<key>.json` names the last run with a cache key. It counts only while this run's record
+has the same key, and the run's outputs exist.
 """
 
 from __future__ import annotations
@@ -69,9 +67,9 @@ def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
 
 
 def note(record: RunRecord, workspace_dir: Path) -> None:
-    """Write a Completed step into the cache."""
+    """Record the run of a Completed step as the last run with its cache key."""
     entry = record.step or StepEntry()
-    # Do not cache a reused step: a chain of reused runs would break if one run is removed.
+    # Don't record a run that reuses another run's outputs: further runs should depend on the original run only.
     if (key := entry.get("key")) and not entry.get("reused_from"):
         path = _path(key, workspace_dir)
         path.parent.mkdir(exist_ok=True)
@@ -100,7 +98,7 @@ def take_over(
         source_directory=step.source_directory,
         snapshot_id=step.snapshot_id,
         git=step.git,
-        # The former run's job has the places of the outputs.
+        # Take the outputs' places from the former run's job.
         job=former.job,
         owner=store.owner(),
     )
@@ -123,7 +121,7 @@ def _path(key: str, workspace_dir: Path) -> Path:
 
 def _content(step: StepSpec, reference: DataReference, workspace_dir: Path) -> dict[str, object]:
     place = reference.to_json()
-    # A step's output is identified by its place, which has the run's id; a dataset by its content at registration.
+    # An output of a step is identified by its place, which has the run's id; a dataset, by its registered content.
     if reference.name in step.takes or reference.fingerprint is not None:
         return place
     # Import late, because most pipelines only read data of their own steps.

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.job.job import Job
 from paceline.system.serialization import known_fields, plain_fields
 
-#: Most steps of a pipeline, far above the number that users need.
+#: The most steps of a pipeline, far more than users need.
 MOST_STEPS = 1000
 
 
@@ -53,7 +53,7 @@ class StepSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSpec:
-    """The steps of a pipeline, each after all that it needs.
+    """The description of a pipeline, whose steps are in topological order.
 
     Attributes:
         parameters: Values of the pipeline's parameters at submission.

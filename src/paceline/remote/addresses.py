@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.errors import TargetError
 
-#: Prefixes of interfaces to private networks, which on each machine may use the same addresses.
+#: Prefixes of interfaces to networks inside a machine, such as Docker's. Two machines may use equal addresses there.
 _OWN_PREFIXES = (
     "lo",
     "docker",
@@ -54,11 +54,11 @@ def choose(machines: Sequence[Machine], interface: str | None = None) -> list[tu
     if interface is not None:
         return [_named(machine, interface) for machine in machines]
     arrived = [_arrival(machine) for machine in machines]
-    # `_arrival` only returns addresses of the machine's interfaces, so each interface is known.
+    # `_arrival` never returns an address without an interface, so the lookup below can't fail.
     networks = {
         _network(*machine.interfaces[found[1] or ""]) for machine, found in zip(machines, arrived, strict=True) if found
     }
-    # All machines share the network that the engine uses, so use this network.
+    # The engine reaches all machines in one network, so use this network.
     if len(networks) == 1 and None not in arrived:
         return [found for found in arrived if found is not None]
     shared = _shared(machines)
@@ -104,7 +104,7 @@ def _shared(machines: Sequence[Machine]) -> list[tuple[str, str | None]] | None:
             ]
             # A machine may have several addresses in the network; use the first.
             found += inside[:1]
-        # Skip a network with equal addresses: each machine has its own, such as for virtual machines.
+        # Skip a network in which two machines have the same address: it is a network inside each machine.
         if len({other for other, _ in found}) == len(machines):
             return [(other, its_name) for other, its_name in found]
     return None

@@ -1,6 +1,6 @@
 """Run Paceline's code in a Python without Paceline, by sending modules as text or the whole library.
 
-    one answer    run `words` with `program` as standard input; `answer_in` finds the answer in the output
+    one answer    run the command line `words` with `program` as standard input; `answer_in` finds the answer
     a stream      run `bootstrap_words`, send `stream_program`, then any bytes both ways; agents start this way
 
 A program is the text of one or more modules that need the standard library only, followed by a call of one of their

@@ -12,19 +12,18 @@ import json
 import struct
 from typing import Any, Dict, Iterator, Tuple  # noqa: UP035
 
-#: The JSON header of a frame: "op" or "re", and the other keys of the request, answer or change.
+#: The JSON header of a frame: "op" names a request or event, "re" is the id of an answered request; further keys.
 Header = Dict[str, Any]  # noqa: UP006
 Frame = Tuple[Header, bytes]  # noqa: UP006
 
-#: The most bytes of a file in one frame; small, since an urgent frame may have to wait for this frame.
+#: The most bytes of a file in one frame; small, since an urgent frame waits until the current frame is written.
 CHUNK_BYTES = 256 << 10
 
 _LENGTH = struct.Struct(">I")
 #: The largest header or content of a frame: enough for a manifest of some hundred thousand files.
 _MOST_BYTES = 256 << 20
 
-#: Default of a compute target's setting `silence_s`: after so many seconds without a message the other end of a link counts
-#: as lost.
+#: Default of the setting `silence_s`: seconds without a message after which the other end of a link is lost.
 SILENCE_S = 15.0
 #: Lower bound of `silence_s`: a process on a busy machine may be delayed for longer than a smaller value.
 LEAST_SILENCE_S = 1.0

@@ -1,6 +1,6 @@
-"""Runs, which submissions leave: states, the run's folder, its record, metrics, files and logs, and the live handle.
+"""Runs: their states, folders, records, metrics, files and logs, and the live handle `Run`.
 
-The names that other packages use, loaded on first use.
+This package exports the names that other packages use, and loads their modules on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The files of a run by name, in `outputs/`, `logs/` and `artifacts/`: listed, put in and copied out."""
+"""List, add and copy the files of a run by name, in `outputs/`, `logs/` and `artifacts/`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.runs.folder import RunFolder, check_file_name
 from paceline.system import links
 from paceline.system.files import copy_whole, walk_files
 
-#: Folders that may hold uploads, also by links. During a run, `outputs` may be in the working directory.
+#: Folders that files of the run may be in, after links are resolved. During a run, `outputs` may be a folder in `work`.
 _WRITTEN = (*links.KEPT, "logs", "work")
 _CHUNK_BYTES = 1 << 20
 
@@ -63,10 +63,10 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
     if isinstance(source, (str, os.PathLike)) and _is_same(folder, where, source):
         return plain
     parent, _, last = where.rpartition("/")
-    # Write under a temporary name first, so that readers see whole files.
+    # Write under a temporary name first, so that readers only see whole files.
     at, beside = _open_folder(folder, plain, parent), f".upload-{os.urandom(8).hex()}"
     try:
-        # Open the file relative to the folder's descriptor: a link could have replaced the path since the check.
+        # Open relative to the folder's descriptor: the path may lead through a new link since the check.
         with open(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=at), "wb") as file:
             if isinstance(source, (str, os.PathLike)):
                 with open(source, "rb") as opened:
@@ -126,7 +126,7 @@ def get(folder: RunFolder, name: str, target: str | os.PathLike[str] | None = No
 
 
 def copy_out(folder: RunFolder, path: Path, target: Path) -> None:
-    """Copy a file of the run, given by a path without links, to a path outside of the run."""
+    """Copy a file of the run, given by a path without links, out of the run."""
     copy_whole(path, target, top=folder.path)
 
 

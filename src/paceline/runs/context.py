@@ -11,8 +11,7 @@ from paceline.errors import RunContextError
 from paceline.system import processes
 from paceline.system.run_variables import TRACKED_VARIABLE, launched_rank, nested_rank
 
-#: Variables that hold the rank: Paceline's, Open MPI's (mpirun) and Slurm's (srun). Under mpirun and srun, the worker itself
-#: sets PACELINE_RANK, so the environments of its parent processes do not show this variable.
+#: Variables that hold the rank: Paceline's, and the launchers' (Open MPI's mpirun, Slurm's srun), which /proc shows.
 _RANKS = ("PACELINE_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 _SUPERVISOR = ["-m", "paceline.supervisor"]
 
@@ -21,7 +20,7 @@ _SUPERVISOR = ["-m", "paceline.supervisor"]
 class WorkerContext:
     """A worker's run, its rank in the run, and the number of the attempt.
 
-    A rank that the script started itself (`paceline.system.run_variables`) has its own rank and world size.
+    In a process group of the script (`paceline.system.run_variables`), rank and world size are the group's.
     """
 
     run_dir: Path
@@ -44,7 +43,7 @@ class WorkerContext:
             return cls(Path(tracked), *launched_rank(), attempt=1)
         found = _of_parents()
         context = cls.from_environment(found)
-        # Don't copy PACELINE_RUN_DIR: without a rank it raises an error, and child processes check their own parents.
+        # Don't set PACELINE_RUN_DIR here: child processes without a rank would fail. They can check their own parents.
         for name, value in found.items():
             if name.startswith(("PACELINE_", "AZUREML_")) and name != "PACELINE_RUN_DIR":
                 os.environ.setdefault(name, value)
@@ -64,7 +63,7 @@ class WorkerContext:
         numbers = []
         for name in ("PACELINE_RANK", "PACELINE_WORLD_SIZE", "PACELINE_ATTEMPT"):
             value = environment.get(name, "")
-            # int() also accepts " 1" and "-1", which no launcher sets.
+            # Check the digits, since int() also accepts " 1" and "-1", which no launcher sets.
             if not value.isdigit():
                 raise RunContextError(
                     f"{name}={value!r} in a process of run {environment.get('PACELINE_RUN_ID')}: Paceline's launcher sets "
@@ -79,8 +78,8 @@ class WorkerContext:
 def _of_parents() -> dict[str, str]:
     """Return the environment of the nearest ancestor process of a run, or an empty dict.
 
-    A daemon (double fork) is a child of the run's supervisor on this machine. In a container of its own, or without /proc,
-    nothing reveals the run.
+    A daemon (double fork) has become a child of the run's supervisor, if that is on this machine. In another container,
+    or without /proc, the run can't be found.
 
     Raises:
         RunContextError: The parent processes have ended, and only the run's supervisor is left.
@@ -94,7 +93,7 @@ def _of_parents() -> dict[str, str]:
             continue
         command = processes.command_of(pid)
         if _SUPERVISOR not in (command[number : number + 2] for number in range(len(command))):
-            break  # this is the supervisor of a service or a sweep, which does not belong to the run that started it
+            break  # the supervisor of a service or a sweep does not belong to the run that started it
         raise RunContextError(
             f"this process was started inside run {run_id}, with an environment without the run's variables, and the "
             "worker that it "

@@ -1,7 +1,8 @@
 """Start and restart the controllers of sweeps and pipelines: one process each, here or in an engine's job.
 
-A controller keeps all its state in the records of its run and of the children, so a run that lost its controller has not failed:
-the next reader starts another one. Layers above `runs` are started by module name and command line.
+A controller keeps all its state in the records of its run and of the children, so a run that lost its controller has
+not failed: the next reader starts another controller. `runs` must not import the controllers' modules, so it starts
+them by name.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from paceline.system.files import append_line, write_json
 
 #: Kind of a run -> the module that controls it.
 _MODULES = {"sweep": "paceline.sweeps", "pipeline": "paceline.pipelines"}
-#: If this many controllers ended before they checked a child, they were not just killed: the run fails.
+#: If so many controllers in a row ended before they checked a child, the run fails: such ends are no accident.
 _MOST_STARTS = 3
 
 
@@ -35,7 +36,7 @@ def is_controlled(record: RunRecord) -> bool:
 def start(folder: RunFolder, lock_fd: int, python: str | None = None) -> None:
     """Start the run's controller, detached, and pass it the open lock.
 
-    If the sweep's settings say so, the controller is a job of the trials' engine, which takes the lock itself.
+    If the sweep's settings say so, the controller runs as a job of the trials' engine, and takes the lock itself.
 
     python: Interpreter; default: this one.
 
@@ -71,7 +72,7 @@ def own(folder: RunFolder) -> RunRecord:
 
 
 def reopen(folder: RunFolder, record: RunRecord) -> None:
-    """Reopen an ended sweep; the caller holds its lock."""
+    """Set an ended sweep to Running again, for more trials. The caller holds the sweep's lock."""
     again = dataclasses.replace(
         record, status=states.RUNNING, ended_utc=None, exit_code=None, failure=None, canceled_by=None
     )
@@ -114,9 +115,9 @@ def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder
     def goes_on(folder: RunFolder, record: RunRecord, found: remote_status.JobStatus) -> RunRecord | None:
         if found.cause == "canceled":
             if not RunFolder(folder.path.parent / f"{folder.run_id}_0").state.exists():
-                return None  # no trial is left to end
+                return None  # an ended run has no live trials
             if not folder.cancel_request.exists():
-                # Canceling the controller's job cancels the sweep: a new controller ends its trials.
+                # Whoever cancels the controller's job cancels the sweep: start a controller that ends the trials.
                 write_json(folder.cancel_request, {"by": found.by or "the engine", "time_utc": utc_now()})
         try:
             return _again(folder, record, -1, give_up, found.message)
@@ -129,7 +130,7 @@ def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder
 def _again(
     folder: RunFolder, record: RunRecord, fd: int, give_up: Callable[[RunFolder], None], why: str = ""
 ) -> RunRecord:
-    """Start one more controller; the caller holds the lock.
+    """Start another controller. The caller holds the run's lock.
 
     why: How the previous controller ended, if known.
     """
@@ -139,10 +140,10 @@ def _again(
         report = FailureReport(cause="supervisor", message=message, see=f"{folder.logs / 'driver.log'}")
         give_up(folder)
         return store.close_deserted(folder, record, report)
-    # Write this before the start: a controller that comes up overwrites the record.
+    # Write this before starting the controller, which writes the record too.
     record = dataclasses.replace(record, owner={**record.owner, "starts": starts})
     store.write(folder, record)
     python = record.owner.get("python")
-    # The submitting interpreter may have been removed with its environment; the current interpreter has Paceline too.
+    # The environment of the submitting interpreter may have been removed: use the current interpreter.
     start(folder, fd, python if python and Path(python).exists() else None)
     return store.shown(folder, record)

@@ -69,7 +69,7 @@ def left_out(folder: RunFolder) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Downloaded:
-    """The outcome of a download: new copies, files that were there already, and files that the run removed meanwhile."""
+    """The outcome of a download: new copies, files that existed, and files that the run has removed."""
 
     copied: list[RunFile]
     same: list[RunFile]
@@ -111,7 +111,7 @@ def download(
             copy_whole(file.path, target / file.name, came, top=file.top)
             copied.append(file)
         except FileNotFoundError:
-            # Either the file or the target's folder is missing; only the first is harmless.
+            # The file's or the target's folder may be missing; only a missing file is harmless.
             if file.path.exists():
                 raise
             gone.append(file)

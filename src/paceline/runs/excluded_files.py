@@ -47,17 +47,18 @@ def settle(folder: RunFolder) -> None:
     """Replace links to files that do not outlive the run by the files themselves.
 
     Such links lead from outputs, artifacts and checkpoints into the working directory, or to outputs stored elsewhere.
-    Call it when no worker runs. Remaining links are made direct: `work/outputs/a` becomes `outputs/a`, because `work` goes.
+    Call it when no worker runs. Links through `work` change, since `work` is removed: `work/outputs/a` becomes
+    `outputs/a`.
 
     Raises:
         OSError: The disk is full, or access is denied.
     """
     for top in KEPT:
-        # Collect all entries first: the entries behind a link are needed to copy the link's content.
+        # Collect all entries before changing any: copying a link's content needs the entries behind the link.
         found = list(entries(os.fspath(folder.path), top))
         for at, entry in enumerate(found):
             path = folder.path / entry.name
-            # If a link cannot stay, `entries` lists it as a file or folder instead of a link.
+            # `entries` lists a link that can't stay as the file or folder to which it leads.
             if entry.kind in ("file", "dir") and path.is_symlink():
                 _replace(folder.path, entry, list(_inside(found, at)))
             elif entry.kind == "link" and os.readlink(path) != entry.target:
@@ -72,7 +73,7 @@ def _lead_straight(path: Path, target: str) -> None:
 
 def _inside(found: list[Entry], at: int) -> Iterator[Entry]:
     for entry in found[at + 1 :]:
-        # A folder's content follows it in the list, up to the first name outside.
+        # In the list, the entries of a folder directly follow the folder.
         if not entry.name.startswith(f"{found[at].name}/"):
             return
         yield entry
@@ -95,7 +96,7 @@ def _replace(top: Path, link: Entry, inside: list[Entry]) -> None:
                 except OSError:
                     shutil.copy2(top / entry.real, path, follow_symlinks=False)
         if beside.is_dir():
-            # A rename replaces a link by a file, but not by a folder.
+            # A rename can replace a link by a file, but not by a folder, so remove the link first.
             (top / link.name).unlink()
         os.rename(beside, top / link.name)
     finally:
@@ -104,7 +105,7 @@ def _replace(top: Path, link: Entry, inside: list[Entry]) -> None:
 
 
 def _outputs_elsewhere(folder: RunFolder) -> dict[str, str]:
-    """Return {name: reason} for a script's own link in the place of `outputs`; empty without such a link."""
+    """Return {"outputs": reason} if the script has replaced its folder `outputs` by a link, else {}."""
     link = folder.work / "outputs"
     if not link.is_symlink() or os.path.realpath(link) == os.path.realpath(folder.outputs):
         return {}

@@ -40,7 +40,7 @@ _READ_BYTES = 1 << 20
 _CHUNK = 1 << 15
 #: Seconds between two checks whether the run is alive.
 _RECORD_S = 1.0
-#: Seconds between two such checks if each asks another machine; the channel itself detects the end earlier.
+#: Seconds between these checks if each queries another machine: the channel itself detects the end earlier.
 _FAR_RECORD_S = 15.0
 
 
@@ -63,8 +63,7 @@ class Files:
     def begin(self, request: ExecRequest) -> None:
         hidden = self._path.with_name(f".{self._path.name}")
         while True:
-            # Only this user has access: whoever can write here runs commands as the run's owner. The folder may exist,
-            # because several programs may each run a command.
+            # For the owner only, since the supervisor runs all commands in this folder. It may exist already.
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._path.parent, mode=0o700)
             try:
@@ -79,7 +78,7 @@ class Files:
             write_json(hidden / "request.json", request)
             # The supervisor acts on any folder that it finds, so rename the folder once it contains the request.
             os.rename(hidden, self._path)
-            # Later input goes to this open folder, even if a group member replaces the path.
+            # Write later input relative to this descriptor: a group member could replace the path by another folder.
             self._own = OwnFolder(self._path, shut=True)
 
     def send(self, message: ExecMessage) -> None:
@@ -106,7 +105,7 @@ class Files:
             self._own.close()
             self._own = None
         with contextlib.suppress(OSError):
-            self._path.parent.rmdir()  # unless other commands use it
+            self._path.parent.rmdir()  # fails if other commands use the folder
 
     def _new(self) -> list[ExecMessage]:
         if self._output is None:
@@ -118,8 +117,7 @@ class Files:
             if self._output is None:
                 return []
         data = self._output.read(_READ_BYTES) or b""
-        # The supervisor writes only a limited number of bytes beyond the acknowledged bytes, so endless output waits for its
-        # reader and does not fill the disk.
+        # Acknowledge the bytes: with too many unread bytes, the supervisor pauses the command.
         self._read += len(data)
         # The last element is an unfinished line.
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -142,7 +140,7 @@ class Beside:
 
     Args:
         terminal: Rows and columns of the command's terminal; None for pipes.
-        relay: Run Paceline's own program that passes on connections to this port; `argv` is then for messages.
+        relay: A port. Run Paceline's relay to this port instead of `argv`, which then appears in messages only.
 
     Raises:
         UserError: The command is empty, or the run has no such rank.
@@ -208,7 +206,7 @@ class Beside:
         """
         found = self._new()
         if not found and self.exit_code is None:
-            # The supervisor would have sent the exit code before, and now no process is left to send it.
+            # The run has ended, so no exit code can arrive any more.
             if self._channel.is_over or self._run_is_over():
                 raise RunStateError(f"run {self._folder.run_id}: the command was ended with the run's workers.")
             time.sleep(wait_s)

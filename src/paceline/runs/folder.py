@@ -46,7 +46,7 @@ def check_file_name(name: object) -> str:
 
 
 def _temporary_folder() -> str:
-    import tempfile  # loads slower than this module
+    import tempfile  # imported late, since it loads slower than this module
 
     return tempfile.gettempdir()
 
@@ -76,7 +76,7 @@ class RunFolder:
     state = PathAttribute("state.json")
     #: Locked (flock) by the run's owner; a free lock means that the run is abandoned.
     lock = PathAttribute("lock")
-    #: One JSON line per change of state.
+    #: Changes of the run's state, one JSON line each.
     events = PathAttribute("events.jsonl")
     #: Secrets by variable, mode 0600: only the supervisor reads them; removed at the end of the run.
     secrets = PathAttribute("secrets.json")
@@ -114,19 +114,19 @@ class RunFolder:
 
     #: Failure of a rank that a launcher started beside the program that logs the run.
     rank_failure = PathAttribute("rank_failure.json")
-    #: The engine and job of a run whose supervisor is inside that job.
+    #: The engine (such as Slurm) and the number of its job, if the run's supervisor is inside this job.
     engine = PathAttribute("engine.json")
-    #: Created when the engine first lost the job while the record was not final.
+    #: Its time is when the engine first did not know the job although the record was not final.
     gone = PathAttribute("gone")
     #: Kind and settings of the compute target, as they were at the submission.
     target = PathAttribute("target.json")
-    #: Reserved bytes: deleted on a full disk, to make space for the last record.
+    #: A file of reserved bytes, deleted on a full disk to make space for the last record.
     ballast = PathAttribute("ballast")
 
     @property
     def scratch(self) -> Path:
-        """A folder outside the run's, with a short path, for sockets and shared memory; in memory where possible."""
-        # The path of a Unix socket may have at most 107 bytes, and a run's folder often has a longer path.
+        """A folder elsewhere for sockets and shared memory: with a short path, and in memory if possible."""
+        # A Unix socket's path has at most 107 bytes, and a run's folder often has a longer path.
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else _temporary_folder()
         return Path(top) / f"paceline-{self.run_id[-8:]}"
 
@@ -178,11 +178,11 @@ class RunFolder:
     metrics = PathAttribute("metrics")
 
     def metric_log(self, rank: int, attempt: int = 1) -> Path:
-        """Return a rank's metric log of one attempt: workers left over from earlier attempts cannot write to it."""
+        """Return a rank's metric log of one attempt."""
         return self.metrics / (f"rank_{rank}.jsonl" if attempt == 1 else f"rank_{rank}.{attempt}.jsonl")
 
     def node_log(self, node_rank: int) -> Path:
-        """Return a node's load log, in the form of a metric log with seconds since 1970 as steps."""
+        """Return a node's load log: a metric log with seconds since 1970 as steps."""
         return self.metrics / f"node_{node_rank}.jsonl"
 
     def load_log(self, rank: int) -> Path:
@@ -218,11 +218,11 @@ class RunFolder:
         return range(1 + max((world_size - 1, *logs, *metric_logs(self.metrics))))
 
     def log_order(self, attempt: int) -> Path:
-        """Return the file with the log's order: lines of `seconds rank offset`, a rank's log size at that time."""
+        """Return the file with lines `seconds rank size` (of the rank's log), by which logs are merged."""
         return self.attempt(attempt) / "log_order.txt"
 
     def worker_start(self, attempt: int, rank: int) -> Path:
-        """Return the file that a worker writes once it has its rank."""
+        """Return the file that a worker writes at its start, once it has its rank."""
         return self.attempt(attempt) / f"start_{rank}.json"
 
     def spare(self, attempt: int, node_rank: int) -> Path:
@@ -234,7 +234,7 @@ class RunFolder:
         return self.attempt(attempt) / f"group_{rank}.json"
 
     def worker_error(self, attempt: int, rank: int) -> Path:
-        """Return the file with the worker's exception, in torchelastic's format."""
+        """Return the file in which a worker stores its exception, in torchelastic's format."""
         return self.attempt(attempt) / f"error_{rank}.json"
 
     def worker_end(self, attempt: int, rank: int) -> Path:
@@ -242,7 +242,7 @@ class RunFolder:
         return self.attempt(attempt) / f"end_{rank}.json"
 
     def worker_alone(self, attempt: int, rank: int) -> Path:
-        """Return the file that a worker writes at its end if it trained a model without other ranks."""
+        """Return the file by which a worker reports that it trained without other ranks."""
         return self.attempt(attempt) / f"alone_{rank}.json"
 
     def load(self, attempt: int) -> Path:
@@ -254,7 +254,7 @@ class RunFolder:
         return self.attempt(attempt) / f"memory_{rank}.json"
 
     def hang_report(self, attempt: int) -> Path:
-        """Return the file with the hang report as text; a `.json` file beside it has the stacks of all workers."""
+        """Return the hang report; a `.json` file beside it has all workers' stacks."""
         return self.attempt(attempt) / "hang.txt"
 
     def hangs(self, attempt: int) -> Path:

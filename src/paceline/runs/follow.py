@@ -41,9 +41,9 @@ class RunWatch:
 class Show:
     """A follower of a run that calls back for each event.
 
-    line: each line of the workers. state: each change of state, or of the reason to wait. note: each line that nodes print while
-    they prepare. attempt: each further attempt with the one before it, between their lines. ranks: only these; None for all.
-    start: position in the log. last: only this many of the existing lines.
+    line: each line of the workers. state: each change of state, or of the reason to wait. note: each line that nodes print
+    while they prepare. attempt: each further attempt and its predecessor, between their lines.
+    ranks: only their lines; None for all. start: position in the log. last: only this many of the existing lines.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Show:
             if self._told is not None and self._told[0] != states.QUEUED:
                 # Print notes before the change of state that follows them.
                 self._tell_notes()
-            # Print the rest of an attempt's lines before the states of the next attempt.
+            # Report the remaining lines of an attempt before the states of the next attempt.
             is_next_attempt = len(record.attempts) > self._attempts_told
             if not is_next_attempt:
                 self._tell_state(record)
@@ -88,7 +88,7 @@ class Show:
                     record.is_terminal,
                 )
             else:
-                is_last = False  # lines left over from an interruption
+                is_last = False  # lines that an interrupted call has read but not reported
             came = False
             for line in self._lines:
                 came = True
@@ -127,7 +127,7 @@ class Show:
 
 
 def prefix(line: LogLine, world_size: int, attempts: int = 1) -> str:
-    """Return the prefix of a merged line: the rank if there are several, and the attempt if there are several."""
+    """Return the prefix of a merged line: rank and attempt, each only if there are several."""
     if world_size <= 1:
         return ""
     return f"[rank {line.rank}] " if attempts <= 1 else f"[{line.attempt}: rank {line.rank}] "
@@ -153,7 +153,7 @@ def stream(folder: RunFolder, out: IO[str], said: Collection[str] = ()) -> RunRe
 
     def line(found: LogLine) -> None:
         nonlocal size
-        size = max(size, found.rank + 1)  # a script may start ranks itself
+        size = max(size, found.rank + 1)  # a script may start further ranks itself
         text = found.text if terminal is None else terminal.line(found.rank, found.text)
         print(prefix(found, size) + text, file=out, flush=True)
 
@@ -189,7 +189,7 @@ def hang_status(record: RunRecord) -> str:
 
 
 def attempt_text(before: Attempt, now: Attempt) -> str:
-    """Return the start of a further attempt in words, with its reason."""
+    """Return the words that announce a further attempt and its reason."""
     return f"Attempt {before.number} ended ({before.cause}); attempt {now.number} starts."
 
 

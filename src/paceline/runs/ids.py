@@ -1,6 +1,6 @@
 """Names of experiments, ids of runs, and readable run names such as `brave-otter-12`.
 
-Imports few modules: `paceline run` needs an id before anything else of a run.
+This module imports little, since `paceline run` needs an id before anything else.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from paceline.system import locks
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _EXPERIMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
-#: The time in an id: seconds and their fraction. A trial or step appends its number; a repeated trial appends one more number,
-#: and so do the trials of a sweep that is a pipeline's step.
+#: The time in an id: seconds and their fraction. Ids of trials and steps end with their number.
+#: A second number follows for a repeated trial, and for the trials of a sweep in a pipeline.
 _AGE = re.compile(r"_([0-9]+)_([0-9a-f]{8})(?:_([0-9]+)(?:_([0-9]{1,6}))?(?:_([0-9]{1,6}))?)?$")
-#: Most file systems take file names of at most 255 bytes; an id adds 20 to the experiment's name.
+#: File names have at most 255 bytes on most file systems, of which an id needs 20 besides the experiment's name.
 _EXPERIMENT_LENGTH = 200
 
 _ADJECTIVES = (
@@ -68,12 +68,12 @@ def plain_experiment_name(name: object) -> str:
 
 
 def is_run_id(text: object) -> TypeGuard[str]:
-    """Return whether a text can be the id of a run. Records are input, so their ids may lead out of the folder of runs."""
+    """Return whether a text is a valid id, and not a path to another folder."""
     return isinstance(text, str) and _RUN_ID.fullmatch(text) is not None
 
 
 def check_run_id(run_id: object) -> str:
-    """Return `run_id` if it is a valid run id, so that it names nothing outside the folder of runs.
+    """Return `run_id` if it is a valid run id.
 
     Raises:
         FileNameError: It is not a valid run id.
@@ -97,9 +97,9 @@ def new_run_id(experiment: str) -> str:
 
 
 def age_key(run_id: str) -> tuple[int, str, int, int, int]:
-    """Return a key that sorts ids by time and children by number; ids without a time come first."""
+    """Return a sort key: ids by time, children by number, ids without a time first."""
     found = _AGE.search(run_id)
-    # A sweep's id ends without a number, and sorts before its trial 0.
+    # -1, so that a sweep's id, which has no such number, sorts before its trial 0.
     if not found:
         return 0, run_id, -1, -1, -1
     return int(found[1]), found[2], int(found[3] or -1), int(found[4] or -1), int(found[5] or -1)
@@ -134,7 +134,7 @@ def take_name(workspace_dir: Path, experiment: str, run_id: str) -> str:
             file.write(f"{name}\n")
         return name
     except OSError:
-        # If the folder is another user's, or the file system has no locks, a long number makes the name unique.
+        # The names can't be locked (another user's folder, or no locks): make the name unique by a long number.
         return f"{next(candidates).rpartition('-')[0]}-{zlib.crc32(run_id.encode())}"
 
 

@@ -44,7 +44,7 @@ def create(
     begin: bool = True,
     snapshot_id: str | None = None,
 ) -> RunFolder:
-    """Create a run that this process owns, Running unless begin=False. Return its folder.
+    """Create a run that this process owns. Return its folder. With begin=False it is NotStarted, else Running.
 
     Raises:
         FileNameError: `run_id` is not a valid id.
@@ -52,7 +52,7 @@ def create(
     """
     run_id = check_run_id(run_id) if run_id else new_run_id(experiment)
     folder = RunFolder(runs_dir / run_id)
-    # Check early, for a clear message. If two programs create it at once, the second fails in `store.create`.
+    # Check early for a clear message. If two programs create the same id at once, `store.create` fails in the second.
     if folder.path.exists():
         raise RunStateError(f"there is a run {run_id!r} already. Give another run_id, or none.")
     record = RunRecord(
@@ -69,7 +69,7 @@ def create(
         owner=store.owner(),
     )
     fd = store.create(runs_dir, record)
-    # Handlers run in reverse order, so handlers that the program registers later still find its runs alive.
+    # atexit calls handlers in reverse order, so handlers that the program registers later find its runs still open.
     _watch_end()
     _ours[folder] = (fd, os.getpid())
     if begin:
@@ -107,7 +107,7 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
     if status == states.COMPLETED and folder.cancel_request.exists():
         status = states.CANCELED
     report = _report(details, code) if status == states.FAILED else None
-    # Copy the files before the end is written, so that whoever reads the end finds all files.
+    # Copy the files before writing the end, so that a reader of the end finds all files.
     unwatch(folder)
     store.change(
         folder,
@@ -149,7 +149,7 @@ def end_of_program() -> tuple[str, FailureReport | None]:
         if isinstance(error, KeyboardInterrupt):
             return states.CANCELED, None
         return states.FAILED, _report(error)
-    # sys.exit(False) is 0, and a text is 1.
+    # sys.exit(False) exits with 0, sys.exit("text") with 1.
     if _exit_code:
         text = f"The program ended with sys.exit({_exit_code!r})."
         return states.FAILED, FailureReport(cause="exception", message=text)
@@ -162,11 +162,11 @@ def _watch_end() -> None:
     atexit.register(_end_all)
     leave = sys.exit
 
-    # Wrapped, so that pickle finds it by its name, as a partial of sys.exit for another process needs.
+    # `wraps` keeps the name `sys.exit`, by which pickle finds the function.
     @functools.wraps(leave)
     def exit_and_note(status: str | int | None = None, /) -> NoReturn:
         global _exit_code
-        # Elsewhere, it ends a thread.
+        # In another thread, sys.exit ends only this thread.
         if threading.current_thread() is threading.main_thread():
             _exit_code = status
         leave(status)
@@ -176,10 +176,10 @@ def _watch_end() -> None:
 
 def _end_all() -> None:
     status, report = end_of_program()
-    # A forked child may run this too, with its parent's runs, which it does not own.
+    # In a forked child, `_ours` has its parent's runs too, which must stay open.
     for folder in list(_ours):
         if is_ours(folder):
-            # An error for a run whose folder was deleted must not leave the other runs open.
+            # Continue with the other runs after an error, such as a deleted folder.
             with contextlib.suppress(PacelineError, OSError):
                 end(folder, status, report)
 
@@ -191,7 +191,7 @@ def watch_folders(folder: RunFolder, outputs: Path) -> None:
     folders = [(outputs.absolute(), "outputs"), (Path("logs").absolute(), "logs")]
     with contextlib.suppress(OSError):
         outputs.mkdir(parents=True, exist_ok=True)
-    # Existing files belong to no run, or to an earlier run.
+    # Existing files are not of this run, so record them as seen.
     _watched[folder] = [(path, name, _stamps(path)) for path, name in folders]
 
 

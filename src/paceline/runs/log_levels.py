@@ -1,4 +1,4 @@
-"""Levels of log lines: by the words of Python's logging, of glog and of common formats.
+"""Recognize the levels of log lines, in the formats of Python's logging, of glog, and in other common formats.
 
 A traceback and the line of its exception count as errors.
 """
@@ -11,18 +11,18 @@ from collections.abc import Iterator
 #: Level -> its number, as in Python's logging.
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _BY_LETTER = {"D": 10, "I": 20, "W": 30, "E": 40, "F": 40, "C": 40}
-#: A level has its place at the start of a line, behind a time and a name.
+#: A level is at the start of a line, or follows a time and a name.
 _FIRST = 160
 _LEVEL = re.compile(
     r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b"
-    # level=warning, "level": "error"
+    # such as level=warning, "level": "error"
     r"|(?i:\blevel\w{0,4}[\"']?\s?[=:]\s?[\"']?)((?i:debug|info|warn|err|crit|fatal))"
-    # E1128 12:30:00.123 of glog, [W1128 12:30:00 of torch
+    # such as E1128 12:30:00.123 (glog), [W1128 12:30:00 (torch)
     r"|(?:^|[\[\]: ])([DIWEF])\d{4} \d\d:\d\d:\d\d"
-    # UserWarning: and ValueError: of Python, error: of compilers
+    # such as UserWarning: and ValueError: (Python), error: (compilers)
     r"|(?:^|[\s.])(?:\w{0,80}(Warning|Error|Exception|KeyboardInterrupt)(?::|$)|(warning|error|fatal|fatal error):)"
 )
-#: Parts of every line with a warning or an error, in lower case. The last are glog's, as in "E1128 12:30".
+#: Each line with a warning or an error has one of these parts, in lower case; the last are for glog ("E1128 12:30").
 _SERIOUS = (
     "warn",
     "err",
@@ -61,9 +61,9 @@ class LevelFilter:
         self._open: set[object] = set()
 
     def lines(self, writer: object, block: str) -> Iterator[tuple[int, str]]:
-        """Yield the kept lines of a block of lines, each after its place in the block."""
+        """Yield (position in the block, line) of the lines to keep."""
         lower, at = block.lower(), 0
-        # A search for words is far quicker than reading lines. A few letters have two characters in lower case.
+        # Search for `_HINTS` first, which is far quicker than testing each line. Not if `lower` changes the length.
         is_quick = self._least >= LEVELS["warning"] and len(lower) == len(block)
         places = dict.fromkeys(_SERIOUS, -1)
         while at <= len(block):
@@ -84,7 +84,7 @@ class LevelFilter:
         """Return whether to keep the next line of this writer."""
         text = COLOUR.sub("", text) if "\x1b" in text else text
         if writer in self._open:
-            # The first line behind a traceback that is not indented names the exception.
+            # After a traceback, the first line without indentation names the exception.
             if text.strip() and not text[0].isspace():
                 self._open.discard(writer)
             return True

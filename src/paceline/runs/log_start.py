@@ -1,4 +1,4 @@
-"""Positions in a run's merged log: before its last lines, or at a time. Huge logs are read backwards.
+"""Find positions in a run's merged log: of the last lines, or at a time, even in huge logs.
 
 The supervisor's notes (`log_order.txt`: time, rank, bytes) are the index. They cut each rank's log into spans, in the order of
 the merged view; bytes without a note come last, by rank:
@@ -81,7 +81,7 @@ def start_before(folder: RunFolder, attempt: int, ranks: Sequence[int], line: tu
 def moment_start(
     folder: RunFolder, attempts: Sequence[Attempt], ranks: Sequence[int], time_s: float
 ) -> LogStart | None:
-    """Return the position of the first line that ended at `time_s` or later, or None.
+    """Return the position of the first line that was completed at `time_s` or later, or None.
 
     attempts: all or some attempts, in order; those that ended before `time_s` are skipped. time_s: seconds since 1970.
     """
@@ -125,14 +125,14 @@ def _from_the_end(
 ) -> tuple[LogStart, int]:
     """Return a position in this attempt and the number of lines behind it, at most `count`.
 
-    line: rank and offset of the line at which the attempt is taken to end.
+    line: (rank, offset) of a line; lines from this one on are ignored.
     """
     with contextlib.ExitStack() as files:
         logs: dict[int, IO[bytes]] = {}
         for rank in ranks:
             with contextlib.suppress(OSError):
                 logs[rank] = files.enter_context(open(folder.rank_log(attempt, rank), "rb"))
-        # Fix the ends in advance: workers write while newlines are counted.
+        # Fix the ends of the logs now, since workers go on writing.
         ends = {rank: file.seek(0, os.SEEK_END) for rank, file in logs.items()}
         found = sum(_is_unended(file, ends[rank]) for rank, file in logs.items()) if unended else 0
         notes = files.enter_context(_Notes(folder.log_order(attempt)))
@@ -144,13 +144,13 @@ def _from_the_end(
             for newline in _newlines_back(logs[span.rank], span.begin, span.end):
                 found += 1
                 if found >= count:
-                    # This newline precedes the first line to show; the line's exact beginning is searched for below.
+                    # This newline is before the first line to show. Its exact beginning is found below.
                     offsets[span.rank] = newline
                     break
             if found >= count:
                 break
         starts = {rank: _line_start(file, offsets[rank]) for rank, file in logs.items()}
-        # With count 0, skip the unfinished line too: it may grow meanwhile.
+        # With count 0, skip an unfinished line too.
         return LogStart(attempt, place, ends if count <= 0 else starts), found
 
 
@@ -173,7 +173,7 @@ class _Notes:
             self.size = self._file.seek(0, os.SEEK_END)
         except OSError:
             self._file, self.size = None, 0
-        #: rank -> the end of the rank's earliest note that was read, and the log size in that note
+        #: Cache of `offsets`: rank -> (end of the earliest note of this rank that was read, log size in this note)
         self._seen: dict[int, tuple[int, int]] = {}
 
     def __enter__(self) -> _Notes:
@@ -184,20 +184,20 @@ class _Notes:
             self._file.close()
 
     def cut(self, ends: Mapping[int, int], rank: int, offset: int) -> dict[int, int]:
-        """Forget the notes behind a byte of a rank's log. Return the sizes of all logs before that byte.
+        """Drop the notes behind a byte of a rank's log. Return the size that each log had before this byte.
 
         ends: rank -> size of its log.
         """
 
         def noted(place: int) -> int:
-            # The cache only helps if the positions in the file decrease from call to call.
+            # Clear the cache, which requires that positions decrease from call to call.
             self._seen.clear()
             return self.offsets([rank], place)[rank]
 
         behind = bisect.bisect_left(range(self.size + 1), offset + 1, key=noted)
         self._seen.clear()
         if behind > self.size:
-            # No note has the byte: bytes without notes follow by rank.
+            # No note covers the byte. Bytes without notes come last, in order of rank.
             sizes = self.offsets(tuple(ends), self.size)
             order = [*ends]
             sizes.update({one: ends[one] for one in order[: order.index(rank)]})
@@ -210,14 +210,14 @@ class _Notes:
     def spans_back(self, ends: Mapping[int, int]) -> Iterator[_Span]:
         """Yield the spans of these ranks' logs, the last first. ends: rank -> size of its log."""
         end, want = self.size, _NOTES
-        # Bytes behind the last notes, in the order of the merged view.
+        # First the bytes without notes, which come last in the merged view.
         offsets = self.offsets(tuple(ends), end)
         for rank in reversed(ends):
             if offsets[rank] < ends[rank]:
                 yield _Span(end, rank, offsets[rank], ends[rank])
         while end > 0:
             begin = self._line_start(end - want)
-            if begin >= end:  # no line ends at the offset: the file has no notes
+            if begin >= end:  # not the end of a line, so this file does not have notes
                 begin = 0
             offsets = self.offsets(tuple(ends), begin)
             spans = []
@@ -230,12 +230,12 @@ class _Notes:
 
     def offsets(self, ranks: Sequence[int], end: int) -> dict[int, int]:
         """Return the size of each rank's log by the last note before `end`, or 0."""
-        # A cached note of a later position may be behind this one.
+        # Use a cached note only if it is before `end`.
         missing = {rank for rank in ranks if rank not in self._seen or self._seen[rank][0] > end}
         at = end
         while at > 0 and missing:
             begin = max(0, at - _FAR_BACK)
-            # A note that starts before this piece is read with the next: both contain its whole line.
+            # Pieces overlap by the longest note, so a note that is cut at the beginning is whole in the next piece.
             top = max(0, begin - _NOTE_BYTES)
             data = self._read(top, at)
             for rank in list(missing):
@@ -243,13 +243,13 @@ class _Notes:
                     self._seen[rank] = (top + found[0], found[1])
                     missing.remove(rank)
             at = begin
-        # There is no note before `end`, so there is none for earlier positions either.
+        # Cache that no note is before `end`: then no note is before earlier positions either.
         self._seen.update(dict.fromkeys(missing, (0, 0)))
         return {rank: self._seen[rank][1] for rank in ranks}
 
     def at(self, time_s: float) -> int:
         """Return the offset of the first note at `time_s` or later."""
-        # Bisect offsets as if they were a list of times: the time of the note behind an offset never decreases.
+        # Bisect over offsets: the time of the first note behind an offset never decreases.
         lines = range(self.size + 1)
         return self._line_start(bisect.bisect_left(lines, time_s, key=self._time_at))
 
@@ -287,7 +287,7 @@ class _Notes:
 
 def _last_offset(data: bytes, rank: int) -> tuple[int, int] | None:
     """Return the offset after this rank's last note, and the log size in the note."""
-    # Search with spaces on both sides, so that 1 matches neither 11 nor the byte count, which a newline ends.
+    # Search for the rank between spaces, so that 1 matches neither 11 nor the size, which a newline follows.
     word, end = b" %d " % rank, len(data)
     while (at := data.rfind(word, 0, end)) >= 0:
         begin = at + len(word)

@@ -3,8 +3,8 @@
 Each worker writes its own file, so a rank that prints a gigabyte does not slow the others. The supervisor notes the files' sizes
 every tenth of a second or so (`log_order.txt`). By these notes the merged view orders lines by time, even years later.
 
-A carriage return starts its line over, as on a terminal. Of a progress bar the merged view shows the last state, and during the
-run now and then the current one.
+After a carriage return, a line starts again, as on a terminal. Of a progress bar the merged view shows the last state;
+during the run it sometimes shows the current state too.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class LogLine:
     begin: int = field(default=-1, compare=False)
 
 
-#: torch prints this on each rank of several hosts whose name servers do not answer (getnameinfo(3), EAI_AGAIN). torch then
-#: uses the address instead of the name, so nothing is wrong, and no setting silences this message alone.
+#: torch's harmless message on hosts whose name servers do not answer (getnameinfo(3), EAI_AGAIN).
 _NOISE = b"[c10d] The hostname of the client socket cannot be retrieved. err="
 _NOISE_LINE = re.compile(rb"(\[rank\d+\]:\s?)?\[W[^\]]*\] " + re.escape(_NOISE) + rb"-?\d+\s*(\(function \w+\))?\s*")
 
@@ -59,7 +58,7 @@ def _is_noise(line: bytes) -> bool:
 class LineAssembler:
     """An incremental decoder of one rank's bytes into lines: UTF-8, with carriage returns resolved.
 
-    begin: the offset in the log of the line that was yielded last.
+    begin: the offset in the log at which the line that was yielded last begins.
     """
 
     def __init__(self) -> None:
@@ -70,14 +69,14 @@ class LineAssembler:
 
     def feed(self, data: bytes, at: int = 0) -> Iterator[str]:
         """Yield the lines that `data`, from the offset `at` on, completes."""
-        # No bytes of an unfinished line were pending, so its waiting time starts now.
+        # A new line begins, and with it the time that it may stay unfinished.
         if not self._partial:
             self._since, self._begin = time.monotonic(), at
         *whole, rest = (self._partial + data).split(b"\n")
         for line in whole:
             self.begin, self._begin = self._begin, self._begin + len(line) + 1
             text = _last_state(line)
-            # If the last state of a progress bar was shown, its final newline is not shown as a further line.
+            # Don't show the last state of a progress bar again when its newline arrives.
             if not (text == self._shown and text) and not _is_noise(text):
                 yield _decode(text)
             self._shown = b""
@@ -98,7 +97,7 @@ class LineAssembler:
         end = data.rfind(b"\n")
         block = self._partial + data[: max(end, 0)]
         is_plain = end >= 0 and not self._shown and b"\r" not in block and b"\r" not in data and _NOISE not in block
-        # Replaced bytes would change the offsets of lines within a block.
+        # A block must be valid UTF-8: with replaced bytes, offsets in the text would differ from those in the log.
         if not is_plain or (text := _strictly(block)) is None:
             yield from self.feed(data, at)
             return
@@ -110,14 +109,14 @@ class LineAssembler:
         yield text
 
     def overdue(self) -> Iterator[str]:
-        """Yield an unfinished line that has waited too long and is not a progress bar."""
+        """Yield the unfinished line if it has waited too long and is not a progress bar."""
         if self._partial and b"\r" not in self._partial and time.monotonic() - self._since > _PATIENCE_S:
             self.begin = self._begin
             yield _decode(self._partial)
             self._partial = b""
 
     def unfinished(self) -> str | None:
-        """Return the state of a progress bar if it has changed, at most once per second; else None."""
+        """Return a progress bar's state if it has changed, at most once per second."""
         if b"\r" in self._partial and time.monotonic() - self._since > _PATIENCE_S:
             self._since = time.monotonic()
             state = _last_state(self._partial)
@@ -137,7 +136,7 @@ class LineAssembler:
 
 
 class Tail:
-    """A reader of a growing log file. One line replaces a part cut out of its middle (`paceline.system.gaps`)."""
+    """A reader of a growing log file. If its middle was cut out (`paceline.system.gaps`), a line says so."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self._path = path
@@ -148,7 +147,7 @@ class Tail:
         self.position = position
 
     def read(self, until: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes up to the offset `until`, in pieces; by default up to the file's present end."""
+        """Yield the bytes up to the offset `until`, by default to the file's end."""
         if self._file is None:
             try:
                 self._file = open(self._path, "rb")  # noqa: SIM115 - stays open while the run is followed
@@ -157,13 +156,13 @@ class Tail:
         self._look_for_gap()
         self._file.seek(self.position)
         if until is None:
-            # Fix the end in advance, so that a rank that prints without end does not delay the others.
+            # Fix the end now, so that a rank that prints without end does not delay the others.
             until = os.fstat(self._file.fileno()).st_size
         while self.position < until:
             stop, gap = until, self._gap
             if gap is not None and self.position < gap.end:
                 if self.position >= gap.begin:
-                    # The line about the cut starts a new line even if the cut starts in the middle of a line.
+                    # The text about the cut is a line, so end a line that is cut in its middle.
                     yield (b"" if self._ends_line else b"\n") + gap.mark(self.position)
                     self.position, self._ends_line = self._file.seek(gap.end), True
                     continue
@@ -173,7 +172,7 @@ class Tail:
                 return
             if self._look_for_gap() and self._gap is not None and self._gap.begin < self.position + len(data):
                 self._file.seek(self.position)
-                continue  # the part was cut out while it was being read
+                continue  # this part was cut out of the log while it was read
             self.position, self._ends_line = self.position + len(data), data.endswith(b"\n")
             yield data
 
@@ -187,11 +186,11 @@ class Tail:
         self._gap_seen = (found.st_mtime_ns, found.st_ino)
         before, now = self._gap, gaps.read(str(self._path))
         if now is None or not now.is_closed or not self._is_at_its_path():
-            # The log may have been shortened: this reader still has the long file open.
+            # The cut is in progress, or this reader still has the long file open: use the offsets of the long file.
             self._gap = now or before
             return True
         self._gap = None
-        # The short file has replaced the long file, so offsets behind the gap differ.
+        # This reader has the short file, in which offsets behind the cut differ from those in the long file.
         if before is not None and self.position >= before.end:
             self.position = now.place(self.position)
         return False
@@ -211,7 +210,8 @@ class Tail:
 class AttemptLog:
     """The merged log of one attempt; each call continues at the last position.
 
-    ranks: None for all ranks, also later ones. start: a position in this attempt. in_blocks: a text may hold many whole lines.
+    ranks: None for all ranks, even those that start later. start: a position in it. in_blocks: join many lines in one
+    text.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class AttemptLog:
         """Yield the lines since the last call, in order."""
         if self._takes_all:
             self._add(self._folder.ranks_with_log(self._attempt))
-        # Read the notes first: they order the existing bytes. Bytes without a note follow, ordered by rank.
+        # First the bytes in the order of their notes. Bytes without a note follow, in order of rank.
         for data in self._order.read():
             *notes, self._order_rest = (self._order_rest + data).split(b"\n")
             for note in notes:
@@ -268,7 +268,7 @@ class AttemptLog:
         try:
             _, rank, offset = note.split()
             number, until = int(rank), int(offset)
-        # A SIGKILL cut the note short; the rank's next note covers the same bytes.
+        # Skip a note that a SIGKILL has cut short: the rank's next note covers its bytes.
         except ValueError:
             return
         if number in self._tails:
@@ -294,7 +294,7 @@ def lines_of(
 ) -> Iterator[LogLine]:
     """Yield the merged lines of these attempts, one attempt after another.
 
-    start: a position to begin at. in_blocks: a text may hold many whole lines.
+    start: a position to begin at. in_blocks: join many lines in one text.
     """
     for number in attempts:
         if start is not None and number < start.attempt:
@@ -310,8 +310,8 @@ def lines_of(
 class LogFollower:
     """The merged log of a live run; each call continues at the last position.
 
-    ranks: None for all ranks, also later ones. start: a position; default: the first attempt's start. last: return only
-    this many of the lines that exist at the first call.
+    ranks: None for all ranks, even those that start later. start: a position; default: the first attempt's start. last:
+    return only this many of the lines that exist at the first call.
     """
 
     def __init__(
@@ -328,7 +328,7 @@ class LogFollower:
         """
         lines = self._new(attempts, is_over=is_over)
         if self._last is not None:
-            # `last` limits only the lines that existed before the follower; they come with the first call.
+            # `last` limits only the lines that exist at the first call.
             lines = iter(deque(lines, maxlen=self._last))
             self._last = None
         yield from lines

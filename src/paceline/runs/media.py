@@ -41,10 +41,7 @@ _ENCODER_S = 600
 
 @dataclass(frozen=True)
 class MediaEntry:
-    """A value in a run's form.
-
-    It is JSON, or a file with this ending.
-    """
+    """A value as a run stores it: JSON, or a file with this suffix."""
 
     kind: str
     value: object = None
@@ -57,7 +54,7 @@ class Media(ABC):
 
     @abstractmethod
     def entry(self, name: str) -> MediaEntry:
-        """Return the value in a run's form.
+        """Return the value as a run stores it.
 
         Raises:
             MetricError: The value cannot be converted.
@@ -262,10 +259,7 @@ class Table(Media):
 
 
 def media_of(value: object) -> Media | None:
-    """Return how to log an object, or None.
-
-    Numbers, texts and plain lists need no conversion.
-    """
+    """Return a converted object that a run can store; None for numbers, texts and plain lists."""
     if isinstance(value, Media):
         return value
     if callable(getattr(value, "savefig", None)) or _is_pil(value):
@@ -275,7 +269,7 @@ def media_of(value: object) -> Media | None:
     shape: Sequence[object] = getattr(value, "shape", ())
     if not _is_array(value) or len(shape) < 2:
         return None
-    # Bytes of three or four channels are a picture. Other arrays may be weights.
+    # Treat bytes with three or four channels as an image. Other arrays may be weights.
     is_picture = len(shape) == 3 and shape[2] in (3, 4) and str(getattr(value, "dtype", "")).endswith("uint8")
     return Image(value) if is_picture else Histogram(value)
 
@@ -284,23 +278,20 @@ _noted: set[tuple[str, str]] = set()
 
 
 def note(name: str, text: str) -> None:
-    """Print a note on a metric once."""
+    """Print a note about a metric once per process."""
     if len(_noted) < 100 and (name, text) not in _noted:
         _noted.add((name, text))
         print(f"paceline: metric {name!r}: {text}", file=sys.stderr)
 
 
 def file_name(name: str, entry: MediaEntry) -> str:
-    """Return the name of an entry's file.
-
-    Such as `images/confusion_1795238004123456789.png`.
-    """
+    """Return the file name for a metric's value, such as `images/confusion_1795238004123456789.png`."""
     folder = {"image": "images"}.get(entry.kind, entry.kind)
     return f"{folder}/{plain_file_name(name)}_{time.time_ns()}{entry.ending}"
 
 
 def put(folder: RunFolder, metric: str, name: str, source: Source) -> None:
-    """Copy or write an entry's file into the run.
+    """Copy the file of a metric's value into the run, or write it there.
 
     Raises:
         MetricError: The file is too large.
@@ -317,7 +308,7 @@ def put(folder: RunFolder, metric: str, name: str, source: Source) -> None:
 
 
 def image_entry(name: str, path: object, plot: object) -> MediaEntry:
-    """Return an image in a run's form.
+    """Return an image as a run stores it.
 
     Raises:
         MetricError: As `image_source`.
@@ -395,19 +386,19 @@ def _is_array(value: object) -> bool:
 
 
 def _array(name: str, value: object) -> Any:
-    """Return an array or tensor as a numpy array, which may share the memory: do not change it."""
+    """Return an array or tensor as a numpy array, which may share its memory."""
     _require(_is_array(value), name, f"a {type(value).__name__} is no array. Give an array, a tensor or a path.")
     given: Any = value
     if hasattr(given, "detach"):
         given = given.detach().cpu()
-        # numpy has no bfloat16.
+        # Convert floats to float32, since numpy has no bfloat16.
         given = given.float() if given.is_floating_point() else given
     return given.__array__()
 
 
 def _clipped(array: Any, low: int) -> Any:
-    """Return the floats with bounds of `low` and 1, and 0 for NaN."""
-    # The array has loaded numpy.
+    """Return the floats clipped to the range from `low` to 1, with 0 for NaN."""
+    # numpy is loaded already, since the array comes from it.
     return sys.modules["numpy"].nan_to_num(array).clip(low, 1)
 
 
@@ -445,7 +436,6 @@ def _counted(name: str, values: object, bins: int) -> tuple[list[int], list[floa
     array = array.astype("float64")
     kept = array[abs(array) < float("inf")]
     low, high = _range(float(kept.min()), float(kept.max())) if kept.size else (0.0, 1.0)
-    # The array has loaded numpy.
     found, edges = sys.modules["numpy"].histogram(kept, bins, (low, high))
     return found.tolist(), edges.tolist(), int(array.size - kept.size)
 

@@ -27,7 +27,7 @@ class MetricEntry(TypedDict, total=False):
 
 
 class FolderListing:
-    """Decides when a folder of metric logs has to be listed again."""
+    """A detector of changes, which tells when to list a folder of metric logs again."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -35,7 +35,7 @@ class FolderListing:
         self._listed_at = 0.0
 
     def is_due(self) -> bool:
-        """Return whether the folder may have new files. After True, the caller is expected to list the folder."""
+        """Return whether the folder may have new files, so that the caller lists it."""
         now = time.monotonic()
         try:
             stamp = os.stat(self._directory).st_mtime_ns
@@ -69,13 +69,13 @@ class LogTail:
             file.seek(self.position)
             while data := file.read(chunk_bytes):
                 if not data.endswith(b"\n"):
-                    # Complete a line that is longer than a chunk.
+                    # No newline in the chunk: read on to the end of this long line.
                     data += file.readline()
                 end = data.rfind(b"\n") + 1
                 if end == 0:
                     return
                 self.position += end
-                # The line may have grown in between, and still lack its end.
+                # The line is unfinished, so leave it to the next call.
                 file.seek(self.position)
                 yield data[:end]
 
@@ -91,7 +91,7 @@ def parsed(data: bytes) -> Iterator[Any]:
     """Yield the JSON value of each line in a chunk of a log. Skip broken lines."""
     lines = [line for line in data.split(b"\n") if line]
     try:
-        # Parse the whole chunk before yielding, so that the fallback repeats no line.
+        # Parse the whole chunk before the first yield, since after an error all lines are parsed again, one by one.
         yield from json.loads(b"[" + b",".join(lines) + b"]")
     except ValueError:
         for line in lines:
@@ -102,7 +102,7 @@ def parsed(data: bytes) -> Iterator[Any]:
 
 
 def last_entries(path: Path, tail_bytes: int) -> list[MetricEntry]:
-    """Return the metrics in the last `tail_bytes` of a log, oldest first; none if the log cannot be read."""
+    """Return the metrics in the last `tail_bytes` of a log, oldest first."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))

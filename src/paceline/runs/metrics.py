@@ -25,11 +25,11 @@ from paceline.runs.metric_reader import MetricEntry, parsed_lines
 Scalar: TypeAlias = "int | float | str | bool"
 
 _MOST_NAMES = 10_000
-#: Most characters of a text. JSON escapes a character by six at most.
+#: The most characters of a text. In JSON, a character takes at most six.
 _LONGEST_TEXT = 6 << 20
 
 
-#: The first 10,000 names that this process logged itself: trackers of other libraries skip them.
+#: The first 10,000 names that the script logged itself. Trackers of other libraries don't log these again.
 logged_here: set[str] = set()
 
 
@@ -58,8 +58,7 @@ class MetricLog:
             MetricError: Any other value; use `log_list` for lists and generators.
             OSError: The disk is full, and the value is lost.
         """
-        # Frequent types bypass the slow JSON encoder. Compare exact types: isinstance takes True for an int, and
-        # numpy's float64 for a float.
+        # Frequent types bypass the slow JSON encoder. Exact types: True is an int too, numpy's float64 a float.
         if type(value) is float:
             text = float.__repr__(value) if math.isfinite(value) else json.dumps(value)
         elif type(value) is int:
@@ -91,7 +90,7 @@ class MetricLog:
 
     def _quote(self, name: object) -> str:
         quoted = json.dumps(check_name(name))
-        # The cache is bounded, because a script may put a number into each name.
+        # Limit the cache, because a script may put a number into each name.
         if len(self._names) < _MOST_NAMES:
             self._names[str(name)] = quoted
             if not self._of_tracker:
@@ -104,12 +103,12 @@ class MetricLog:
         # A newline ends a partial line; readers skip empty lines.
         if self._is_torn:
             line = b"\n" + line
-        # Reset only after the write has succeeded: a full disk raises an error, and leaves a partial line.
+        # Reset this only after the write: a full disk raises an error and leaves a partial line.
         self._is_torn = True
         # No lock: with O_APPEND the kernel appends each write as a whole, from any thread or forked child.
         written = os.write(self._fd, line)
         if written != len(line):
-            os.write(self._fd, line[written:])  # only a full disk cuts a write short, and this one raises
+            os.write(self._fd, line[written:])  # raises an error on a full disk, the only reason for a short write
         self._is_torn = False
 
     def _open(self) -> None:
@@ -127,7 +126,7 @@ def plain_scalar(name: object, value: object) -> Scalar:
     Raises:
         MetricError: It is not a scalar.
     """
-    # Duck typing, so that scripts without numpy or torch import neither.
+    # Call `item` if there is one, instead of importing numpy and torch.
     if not isinstance(value, (int, float, str)) and callable(getattr(value, "item", None)):
         try:
             value = value.item()  # type: ignore[attr-defined]
@@ -147,9 +146,9 @@ def plain_scalar(name: object, value: object) -> Scalar:
 
 
 def plain_value(value: object) -> Scalar | None:
-    """Return `value` as a Python scalar or None; any other value as its `repr`, as in the Azure SDK.
+    """Return a scalar or None as it is, another value as its `repr`.
 
-    A value of another type must not end a training.
+    A wrong type must not end a training.
     """
     if value is None:
         return None
@@ -175,7 +174,7 @@ def read(directory: Path, *, name: str | None = None, rank: int | None = None) -
 
 
 def _values(path: Path, name: str | None) -> dict[str, Any] | None:
-    """Return the result of `read` for one log without keeping all its lines, which takes ten times the memory.
+    """Return the result of `read` for one log, with a tenth of the memory.
 
     Return None if a name was logged in several ways, or the log has several attempts.
     """
@@ -237,7 +236,7 @@ def placed_entries_by_name(
         for entries in found[rank].values():
             for entry in entries:
                 entry["rank"] = rank
-                entry.setdefault("attempt", alone)  # lines of several attempts already have their attempt
+                entry.setdefault("attempt", alone)  # entries of joined attempts have theirs already
     return _by_name(found)
 
 
@@ -279,11 +278,11 @@ def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str,
     for attempt, path in paths.items():
         result = attempts.setdefault(attempt, {})
         for entry in parsed_lines(path):
-            # Try instead of testing: a run may have millions of lines, and nearly all have a name.
+            # Catch the error instead of testing: a run may have millions of lines, of which nearly all have a name.
             try:
                 metric = entry["name"]
             except KeyError:
-                # Earlier versions wrote all attempts into one file, each after a line with its number.
+                # Earlier versions wrote all attempts into one file, each after a line with the attempt's number.
                 if attempt == 1 and type(of := entry.get("attempt")) is int:
                     result = attempts.setdefault(of, {})
                 continue
@@ -311,7 +310,7 @@ def _in_sequence(attempts: Mapping[int, dict[str, list[MetricEntry]]]) -> dict[s
         parts = {attempt: entries[metric] for attempt, entries in attempts.items() if metric in entries}
         series: list[MetricEntry] = []
         for attempt, entries in parts.items():
-            # Copies, because attempts and times change below.
+            # Copy the entries, because their attempts and times are changed below.
             mine: list[MetricEntry] = [{**entry, "attempt": attempt} for entry in entries]
             series = _taken_up(series, mine, is_last=attempt == max(attempts))
         result[metric] = _sortable(series)
@@ -319,11 +318,12 @@ def _in_sequence(attempts: Mapping[int, dict[str, list[MetricEntry]]]) -> dict[s
 
 
 def _taken_up(before: list[MetricEntry], entries: list[MetricEntry], *, is_last: bool) -> list[MetricEntry]:
-    """Return earlier entries, with this attempt's entries in place of those from its first step to its last step.
+    """Return earlier entries, replaced by this attempt's from its first to its last step.
 
-    is_last: No later attempt logged anything, so entries after its last step are superseded too. Otherwise a later attempt may
-    continue from them: attempt 2 started over and soon died, attempt 3 resumed from the checkpoint of attempt 1. Entries without
-    a step stay.
+    Entries without a step stay.
+
+    is_last: No later attempt logged anything, so earlier entries after this attempt's last step are replaced too.
+    Otherwise attempt 3 may continue from them: attempt 2 soon died, and attempt 3 resumed from attempt 1's checkpoint.
     """
     steps = [step for entry in entries if (step := _step(entry)) is not None]
     if not steps:
@@ -340,7 +340,7 @@ def _step(entry: MetricEntry) -> float | None:
 
 
 def _sortable(series: list[MetricEntry]) -> list[MetricEntry]:
-    """Make attempts and times non-decreasing, so that entries of several ranks can be merged by attempt and time."""
+    """Make attempts and times non-decreasing, to merge entries of several ranks by them."""
     attempt, time_s = 0, -math.inf
     for entry in series:
         if entry["attempt"] > attempt:
@@ -361,7 +361,7 @@ def _by_name(ranks: Mapping[int, Mapping[str, list[MetricEntry]]]) -> dict[str, 
             else:
                 merged[metric] = values
     for metric in several:
-        # A stable sort keeps the order of one rank's values if a clock stood still. Clocks may differ between attempts.
+        # A stable sort: values of one rank with equal times keep their order. Attempts' clocks may differ.
         merged[metric].sort(key=lambda entry: (entry.get("attempt", 1), entry.get("time", 0.0)))
     return merged
 

@@ -37,7 +37,7 @@ def page_of(workspace_dir: Path) -> str | None:
             return None
         told = json.loads(path.read_text())
         return str(told["url"]) if told["host"] == socket.gethostname() else None
-    # The server may just be starting, and have written only half of the address file.
+    # A server that is just starting may have written only a part of the file.
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -44,21 +44,21 @@ def record(folder: RunFolder) -> RunRecord:
         if not controllers.is_controlled(found):
             return remote_status.read(folder, found)
         return controllers.in_engine(folder, found, _end_children)
-    # Another user's lock cannot be opened; the kernel's list of locks shows it, but only for locks of this machine.
+    # For another user's lock, which can't be opened, look at the kernel's list of this machine's locks.
     if not locks.is_held(folder.lock, here=store.was_here(found)):
-        # The owner may have written the end and exited between the two checks.
+        # Read again: since the record was read, the owner may have written the end and exited.
         found = store.stored(folder)
         if found.is_terminal:
             return found
         if not controllers.is_controlled(found):
             return store.set_right(folder)
         return controllers.resume(folder, found, _end_children)
-    # A process that closes an abandoned run holds the lock too; the file `closing` distinguishes it from a supervisor.
+    # The lock's holder may be a process that closes the abandoned run. Then the file `closing` exists.
     return store.deserted(found) if folder.closing.exists() else store.shown(folder, found)
 
 
 def _end_children(parent: RunFolder) -> None:
-    """Request the cancellation of all runs below a sweep or pipeline whose controller cannot start."""
+    """Cancel all runs below a sweep or pipeline whose controller can't start."""
     kind = store.stored(parent).kind
     for path in parent.path.parent.glob(f"{glob.escape(parent.run_id)}_*"):
         with contextlib.suppress(PacelineError, OSError):
@@ -68,12 +68,12 @@ def _end_children(parent: RunFolder) -> None:
 
 
 def _is_own(folder: RunFolder) -> bool:
-    """Return whether this process belongs to the run; the run is alive then."""
+    """Return whether this process belongs to the run, which proves that the run is alive."""
     return os.environ.get("PACELINE_RUN_ID") == folder.run_id
 
 
 def raw(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the record's JSON without building a job, or None if there is no record."""
+    """Return the record's JSON without converting its job; None if there is no record."""
     state = read_json(folder.state)
     if not isinstance(state, dict):
         return None
@@ -117,7 +117,7 @@ def _has_archived_parent(record: RunRecord, folder: RunFolder) -> bool:
 
 
 def channel(folder: RunFolder) -> Channel | None:
-    """Return a channel to the run's supervisor if the supervisor uses another folder than this one, else None.
+    """Return a channel to the run's supervisor; None if the supervisor uses this folder.
 
     Raises:
         RunStateError: This user cannot reach the supervisor.
@@ -136,7 +136,7 @@ def request_cancel(folder: RunFolder, by: str, reason: str = "", fail: str | Non
         RunStateError: The run belongs to another user, and its folder cannot be written to.
     """
     try:
-        # Write this before asking the engine: a supervisor that shares this folder needs no engine to end the run.
+        # Write the request before calling the engine, which a supervisor that shares this folder does not need.
         asked = {"by": by, "reason": reason, "time_utc": utc_now()}
         write_json(folder.cancel_request, asked if fail is None else {**asked, "fail": fail})
     except PermissionError as error:
@@ -147,7 +147,7 @@ def request_cancel(folder: RunFolder, by: str, reason: str = "", fail: str | Non
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        folder.cancel_request.touch()  # an empty file is a request too, and fits on a full disk
+        folder.cancel_request.touch()  # on a full disk: an empty file is a request too
     if folder.engine.exists():
         remote_status.cancel(folder)
 
@@ -166,7 +166,7 @@ def matches(
     """Return whether the run passes every given filter.
 
     tags: A dict of tag to value, or the name of one tag with any value.
-    children: Let runs with a parent through.
+    children: Whether runs with a parent pass.
     archived: Whether the run must be archived; None for either.
     """
     if record.parent_run_id and not children:

@@ -24,7 +24,7 @@ STATE_FIELDS = (
 
 
 class Owner(TypedDict, total=False):
-    """The process that writes a record, and its engine's job. starts: number of controllers that were started."""
+    """The process that writes a record, and the engine's job around it. starts: how many controllers were started."""
 
     pid: int
     host: str
@@ -43,8 +43,8 @@ class Hang(TypedDict):
     report: str
 
 
-#: A trial's entry in the record of its run: its parameters for samplers (chosen) and for its script (values). A repeated
-#: trial has the run whose checkpoints it got (from), the number of values before it is judged (rung), and the reason.
+#: A trial's entry in its run's record: its parameters for samplers (chosen) and for its script (values).
+#: A repeated trial also has the run whose checkpoints it got (from), its rung, and the reason for the repetition.
 TrialEntry = TypedDict(
     "TrialEntry",
     {
@@ -70,7 +70,7 @@ class StepEntry(TypedDict, total=False):
 
 
 class Replacement(TypedDict):
-    """Workers that started again while the others stayed: their start, their ranks, and the cause of the loss."""
+    """A replacement of lost workers: its time, their ranks, and the cause of the loss."""
 
     started_utc: str
     ranks: list[int]
@@ -278,7 +278,7 @@ def parse_utc(text: str) -> dt.datetime:
 
 
 def seconds_of(time_utc: object) -> float | None:
-    """Return a time in UTC as seconds since 1970, or None if it is no time: other programs may write records too."""
+    """Return a time in UTC as seconds since 1970; None for another text."""
     try:
         return parse_utc(time_utc).timestamp() if isinstance(time_utc, str) else None
     except (ValueError, OverflowError, OSError):
@@ -290,7 +290,7 @@ def duration_s(started_utc: str | None, ended_utc: str | None) -> float | None:
     if started_utc is None:
         return None
     end = parse_utc(ended_utc) if ended_utc else dt.datetime.now(dt.timezone.utc)
-    # A clock may have been set back, and another machine's clock may have stamped the start.
+    # Never negative, even if a clock was set back, or the start is by another machine's clock.
     return max(0.0, (end - parse_utc(started_utc)).total_seconds())
 
 

@@ -3,7 +3,7 @@
     engine.json     {"engine": "slurm", "job_id": "123"}, written by the submitting program before and after it submits the job;
                     "mirrored": true if the job uses another folder than this one, which is then a copy
     state.json      written by the supervisor, once the engine has started the job
-    gone            the time since when the engine has not known the job, while the record is not final
+    gone            its time is when the engine first did not know the job although the record was not final
 
 File locks do not work across all shared file systems. So a reader of such a record asks the engine through the run's target.
 Targets cache the engine's answers for a few seconds, for all runs together.
@@ -29,7 +29,7 @@ from paceline.system import locks
 from paceline.system.files import read_json, write_json
 from paceline.system.lazy_import import from_above
 
-#: A shared file system shows a job's last files after a delay.
+#: Seconds to wait for a final record after a job's end, since shared file systems show files after a delay.
 _GRACE_S = 10.0
 
 QUEUED, RUNNING, GONE, UNREACHABLE = "queued", "running", "gone", "unreachable"
@@ -60,37 +60,37 @@ class Teller(Protocol):
         """Cancel the run's job in the engine; the supervisor also reads `cancel.json`."""
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the run's supervisor if the supervisor uses another folder than this one, else None."""
+        """Return a channel to the run's supervisor; None if the supervisor uses this folder."""
 
     def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
         """Start a controller, as `paceline.targets.Controlling` does."""
 
 
-#: Gets a record whose job is gone and the engine's report; returns the record of a run that continues, or None if it ends.
+#: Takes the record of a run whose job is gone, and the engine's report. Returns the new record if the run continues.
 GoesOn: TypeAlias = "Callable[[RunFolder, RunRecord, JobStatus], RunRecord | None]"
 
 
 def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) -> RunRecord:
-    """Return the current record, updated by the engine's report; write the run's end if the supervisor no longer can.
+    """Return the record, updated by the engine's report; write the end of a lost run.
 
-    goes_on: Called by the holder of the run's lock before the end is written.
+    goes_on: Called with the run's lock held, before the end is written.
     """
     if not _is_mine(folder):
-        # The submitting user's processes ask the engine; for other users, the supervisor's record counts.
+        # Only the submitting user's processes query the engine. Other users see the supervisor's record.
         return store.shown(folder, record)
     try:
         found = teller(folder).look(folder, record)
     # This clause comes first, because the error for an engine that does not answer is an OSError too.
     except PacelineError as error:
         found = JobStatus(state=UNREACHABLE, message=str(error))
-    except OSError as error:  # this machine's error, such as a full disk
+    except OSError as error:  # an error of this machine, such as a full disk
         found = JobStatus(state=UNREACHABLE, message=f"{error.filename or folder.path}: {error.strerror or error}")
-    record = store.stored(folder)  # it may have changed while the engine answered
+    record = store.stored(folder)  # the record may have changed while the engine answered
     if record.is_terminal:
         return record
     if found.state != GONE:
         with contextlib.suppress(OSError):
-            # The engine knows the job again, for example after the engine's restart: a second loss starts a new grace period.
+            # The engine knows the job again, as after a restart of the engine. A later loss starts a new grace period.
             folder.gone.unlink(missing_ok=True)
     if found.state == UNREACHABLE:
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=found.message)
@@ -109,14 +109,14 @@ def refresh(folder: RunFolder) -> None:
     Call it before reading those files. It is as quick as `read`: targets ask at most about once a second. Files that cannot be
     fetched now keep their old content, and `status` says why.
     """
-    # A process of the run uses the original folder, and needs no copy.
+    # A process of the run sees the original folder.
     if not is_copy(folder) or os.environ.get("PACELINE_RUN_ID") == folder.run_id:
         return
     if folder.path.parents[1] in store.only_shown:
         return
     with contextlib.suppress(RunNotFoundError, OSError):
         record = store.stored(folder)
-        if not record.is_terminal:  # otherwise the folder is complete: the final record is the last file to arrive
+        if not record.is_terminal:  # after the final record nothing follows: it is the last file to arrive
             read(folder, record)
 
 
@@ -159,7 +159,7 @@ def cancel(folder: RunFolder) -> None:
     Raises:
         TargetError: The engine cannot be reached.
     """
-    # If the run belongs to another member, its supervisor finds the request in the folder.
+    # The supervisor of another user's run finds the request in the folder.
     if _is_mine(folder):
         teller(folder).cancel(folder, store.stored(folder))
 
@@ -189,18 +189,18 @@ def write_off(folder: RunFolder, by: str) -> RunRecord:
 
 def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesOn | None) -> RunRecord:
     try:
-        # Use the file's time, not this process's clock: several readers count from the time of the first reader.
+        # Use the file's time, so that all readers count the grace period from when the first reader noticed the loss.
         since = folder.gone.stat().st_mtime
     except OSError:
         with contextlib.suppress(OSError):
             folder.gone.touch()
-        # For this reader the grace period starts now; on a full disk, without the file, for the next reader too.
+        # The grace period starts now. If the file can't be written, it starts again for each reader.
         since = time.time()
     asked = read_json(folder.cancel_request) or {} if folder.cancel_request.exists() else None
     # If the engine reports no cause, the request to cancel most likely ended the job.
     if asked is not None and found.cause in ("canceled", "engine"):
         found = dataclasses.replace(found, cause="canceled", by=asked.get("by") or found.by)
-    # A job that was canceled in the queue has no supervisor that could still write the record.
+    # Without an attempt, no supervisor has started that could still write the record.
     never_started = asked is not None and not record.attempts
     if time.time() - since < _GRACE_S and not never_started:
         return store.shown(folder, record)
@@ -245,7 +245,7 @@ def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
 
 
 def _is_mine(folder: RunFolder) -> bool:
-    """Return whether this user wrote the target settings of the run, which can name programs as options of ssh.
+    """Return whether this user wrote the run's target settings, which can make ssh start programs.
 
     A run of an older version has no settings of its own, and uses the workspace's target.
     """
@@ -253,7 +253,7 @@ def _is_mine(folder: RunFolder) -> bool:
 
 
 def teller(folder: RunFolder) -> Teller:
-    # `targets` registers this function, as `runs` must not import it; only the run's folder names the target.
+    # `runs` must not import `targets`, which has registered this function under a name.
     target_of_run = cast("Callable[[Path], Teller]", from_above("target_of_run"))
     return target_of_run(folder.path)
 
@@ -307,7 +307,7 @@ class ExecMessage(TypedDict, total=False):
 class Channel(Protocol):
     """A channel to a run's supervisor for one command."""
 
-    #: Whether the command was ended, so that no message can follow.
+    #: Whether the command has ended, so that no message can follow.
     is_over: bool
 
     def begin(self, request: ExecRequest) -> None:

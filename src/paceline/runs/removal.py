@@ -27,12 +27,12 @@ from paceline.system.files import OWNED, names_in, remove_tree, write_json
 GONE, NEW = ".gone-", ".new-"
 #: Seconds to wait for a run's lock. Readers and an exiting supervisor hold it for moments; an owner holds it longer.
 _LOCK_S = 10.0
-#: Age in seconds of a new folder that counts as abandoned by a killed submission; a live submission takes seconds.
+#: Age in seconds from which an unfinished new folder counts as left by a killed submission. A submission takes seconds.
 _ABANDONED_S = 3600.0
 
 
 def check_removable(record: RunRecord, *, force: bool = False) -> None:
-    """Refuse a run that has not ended.
+    """Raise an error if a run has not ended.
 
     force: Accept a run whose engine cannot be asked.
 
@@ -75,7 +75,7 @@ def remove(folder: RunFolder, *, force: bool = False) -> None:
 def move_out(folder: RunFolder, place: Path, *, force: bool = False, mark: Mapping[str, str] | None = None) -> None:
     """Move an ended run out of the list of runs.
 
-    mark: Content of the run's `deleted.json`, which is written first.
+    mark: Content of the run's `deleted.json`, which is written before the move.
 
     Raises:
         RunNotFoundError, RunStateError: As for `remove`.
@@ -95,7 +95,7 @@ def move_out(folder: RunFolder, place: Path, *, force: bool = False, mark: Mappi
             if mark is not None:
                 unmark(folder)
                 write_json(folder.deleted, mark, mode=OWNED)
-            # A run of the same id may be in the trash, such as a trial that its sweep has started again. It is gone for good now.
+            # Delete a run of the same id in the trash, such as an earlier start of this trial.
             discard(place)
             os.rename(folder.path, place)
         except OSError as error:
@@ -105,7 +105,7 @@ def move_out(folder: RunFolder, place: Path, *, force: bool = False, mark: Mappi
 
 
 def unmark(folder: RunFolder) -> None:
-    """Remove a run's `deleted.json`, and those that killed processes have not finished."""
+    """Remove a run's `deleted.json`, and partial files of this name by killed processes."""
     for name in names_in(folder.path):
         if name == folder.deleted.name or name.startswith(f".{folder.deleted.name}."):
             (folder.path / name).unlink(missing_ok=True)
@@ -124,7 +124,7 @@ def discard(path: Path) -> None:
 
 
 def _gone(path: Path) -> Path:
-    # The name has a random token: another run may get this id, and be removed, before this folder is empty.
+    # Add a random token, since another run with this id may be removed before this folder is deleted.
     return path.with_name(f"{GONE}{path.name}-{secrets.token_hex(4)}")
 
 
@@ -160,7 +160,7 @@ def _delete(gone: Path) -> None:
 
 
 def _is_abandoned(new: Path) -> bool:
-    # Submissions create the lock last, so a new folder has none: its age tells whether it is abandoned.
+    # A submission creates the lock last. Without a lock, judge by the folder's age.
     return time.time() - new.stat().st_mtime > _ABANDONED_S and not locks.is_held(RunFolder(new).lock)
 
 

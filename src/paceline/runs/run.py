@@ -326,14 +326,14 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         changeable later. properties: later only additions. model_framework, model_framework_version: default: detected from the
         files and the run's environment. description: text for people. datasets: (purpose, dataset); default: the run's inputs.
 
-        The run's own script can call it if its folder is the workspace's, as on this machine or a target that shares it. Call it
-        on one rank only: each call makes a version.
+        The run's own script can call it if it sees the workspace, as on this machine or a target that shares the
+        folder. Call it on one rank only: each call makes a version.
 
         Raises:
             ModelError: The name is wrong, there is no such file, the folder has a file that the run does not keep, or the process
                 sees only a copy of the run's folder.
         """
-        # Look up the function on the class: as an attribute of the handle, it would become a method.
+        # Use the class, since on the handle Python would bind the function as a method.
         return Run.make_model(
             self._folder,
             model_name,
@@ -435,14 +435,14 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         A metric that was not logged is an empty series. See `paceline.runs.series.MetricSeries`.
 
-        rank: only these ranks, such as `rank=[0, 1]`. attempt: all values of these attempts; by default, and for several, the
-        series of a run without interruption.
+        rank: only these ranks, such as `rank=[0, 1]`. attempt: only these attempts. Several attempts are joined as if
+        the run had not been interrupted.
 
         Raises:
             UserError: The run does not have this rank or attempt.
         """
         if rank is not None or attempt is not None:
-            # The stored record has the numbers of ranks and attempts, and the folder was refreshed before this call.
+            # The stored record suffices, since the folder was refreshed before this call.
             record = store.stored(self._folder)
             _check_numbers("rank", rank, self._folder.ranks(record.world_size), self.id)
             _check_numbers("attempt", attempt, range(1, max(1, len(record.attempts)) + 1), self.id)
@@ -451,7 +451,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     def _write_scalar(self, name: str, value: object, step: int | None) -> None:
         self._log().scalar(name, value, step)
-        # A value without a step may be anything, such as a result at the end.
+        # Ignore a value without a step, which may be a result at the end.
         if step is not None and (clock := step_clock.clock()) is not None:
             clock.tick(name)
 
@@ -466,8 +466,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     def _log(self) -> MetricLog:
         if self._metric_log is None:
-            # A program that logs its own run is rank 0. Read the rank now: a process that a script started may have joined
-            # a process group since get_context().
+            # Read the rank at each call, since the process may join a process group after get_context().
             worker = self._worker and (WorkerContext.from_environment() or self._worker)
             rank, attempt = (worker.rank, worker.attempt) if worker else (0, 1)
             self._metric_log = MetricLog(self._folder.metric_log(rank, attempt), attempt=attempt)
@@ -604,10 +603,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         if not purge:
             trash.delete(self._folder.path.parent, [self._folder])
             return
-        # Check all runs before removing the first.
+        # Check all runs before deleting the first.
         for run in (*below, self):
             removal.check_removable(run.record())
-        # Children first: an interrupted removal must not leave a child without its parent.
+        # Delete children first: an interrupted call must not leave a child without its parent.
         for run in (*below, self):
             removal.remove(run.folder)
 
@@ -740,11 +739,11 @@ def _wait(folder: RunFolder) -> RunRecord:
 
 
 def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
-    """Refuse ranks or attempts that the run does not have."""
+    """Raise an error for ranks or attempts that the run does not have."""
     if given is None:
         return
     for number in given if isinstance(given, Collection) and not isinstance(given, str) else (given,):
-        # Compare exact types: True would pass for rank 1.
+        # Compare exact types, or True would count as rank 1.
         if type(number) is not int or number not in there:
             has = f"{there[0]} to {there[-1]}" if len(there) > 1 else f"{there[0]} alone"
             raise UserError(f"{what}={given!r}: run {run_id} has {what} {has}. Give one of these, or a list of them.")

@@ -87,7 +87,7 @@ def read_data(folder: RunFolder) -> RunData:
 
 
 def inputs_by_name(folder: RunFolder) -> dict[str, InputData]:
-    """Return each input as the first node reports it: the other nodes have the same files."""
+    """Return each input as the first node reports it; all nodes have the same files."""
     return {data["name"]: data for data in reversed(read_data(folder)["inputs"])}
 
 

@@ -68,7 +68,7 @@ class HasFiles(ABC):
         If the run's folder here is a copy, new files are fetched first. Links to other folders of the run are followed, links
         that lead out of it are excluded.
         """
-        # This program may be logging the run, with new files in ./outputs.
+        # If this program logs the run, first copy its new files in ./outputs into the run.
         interactive.keep_watched(self.folder)
         return artifacts.names(self.folder)
 
@@ -108,7 +108,7 @@ class HasFiles(ABC):
             raise RunNotFoundError(f"run {self.folder.run_id} has no file that begins with {prefix!r}.")
         paths = list(output_paths) if output_paths is not None else names
         if output_paths is None and prefix and not append_prefix:
-            # If the prefix is a whole name, keep its last part.
+            # Keep the last part of a prefix that is the whole name of a file.
             paths = [name[len(prefix) :].lstrip("/") or os.path.basename(name) for name in names]
         if len(paths) != len(names):
             raise UserError(f"{len(paths)} output_paths for {len(names)} files. Give one for each: {', '.join(names)}.")
@@ -190,7 +190,7 @@ class HasNotes(ABC):
         """
         tags_and_properties.remove_tags(self.folder.notes, [tags] if isinstance(tags, str) else list(tags))
 
-    # Refresh first: another process may have set the property, and a property cannot be set twice.
+    # Refresh first, since a property can't be set twice, and another process may have set it.
     @reads
     def add_properties(self, properties: Mapping[str, object]) -> None:
         """Add properties, which never change.

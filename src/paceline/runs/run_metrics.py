@@ -1,4 +1,4 @@
-"""The methods of a run that log metrics, for any class with the `_write_*` methods."""
+"""The methods of a run that log metrics. Subclasses implement the `_write_*` methods."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class LogsMetrics(ABC):
         if (media := media_of(value)) is not None:
             self._keep(media, name, step)
             return
-        # A tensor of TensorFlow has no other way to a number.
+        # A tensor of TensorFlow has `numpy` but no `item`.
         if not hasattr(value, "tolist") and callable(to_numpy := getattr(value, "numpy", None)):
             value = to_numpy()
         if callable(listed := getattr(value, "tolist", None)):
-            value = listed()  # an array or a tensor, perhaps with nested lists
+            value = listed()  # of an array or a tensor; may return nested lists
         if isinstance(value, (list, tuple, set, frozenset, range, Iterator)):
             self._write_other("list", name, [plain_value(item) for item in value], step)
         else:
@@ -92,7 +92,7 @@ class LogsMetrics(ABC):
         Raises:
             MetricError: The value is not iterable.
         """
-        # These types are iterable too (letters, numbers or keys), but they are not lists of scalars.
+        # These types are iterable too, but yield letters, bytes or keys.
         if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
             raise MetricError(f"metric {name!r}: a {type(value).__name__} is not a list of scalars; log takes a value.")
         self._write_other("list", name, [plain_value(item) for item in value], step)

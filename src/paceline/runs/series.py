@@ -1,6 +1,6 @@
 """Series of metrics: each value with its step and time, over all attempts; and their plots.
 
-Unlike the Azure SDK's `get_metrics`, a series has the same form for one value as for many.
+Unlike in the Azure SDK's `get_metrics`, a metric has the same form for one value as for many.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MetricSeries:
     """The values logged under one name, ordered by time over all ranks; five tuples of one length.
 
     steps: None where no step was given. values: as logged; a list's items one by one; a row or table as a dict; an image as its
-    file's name. times: seconds since 1970, by the worker's clock. ranks, attempts: the worker that logged a value, and the
+    file's name. times: seconds since 1970, by the worker's clock. ranks: the rank that logged a value. attempts: the
     attempt, from 1.
     """
 
@@ -58,9 +58,9 @@ class MetricSeries:
             {
                 # pandas' Int64, with a capital letter, allows missing values.
                 "step": pandas.array(list(self.steps), dtype="Int64"),
-                # An empty list would become a column of objects.
+                # Set a type for an empty list, which pandas would make a column of objects.
                 "value": pandas.Series(list(self.values), dtype=None if self.values else "float64"),
-                # A float of seconds since 1970 is exact to a quarter of a microsecond; logs have microseconds.
+                # Round to the microseconds of the logs, since floats of seconds since 1970 are not exact.
                 "time": pandas.to_datetime(pandas.Series(self.times, dtype="float64"), unit="s", utc=True).dt.round(
                     "us"
                 ),
@@ -103,8 +103,8 @@ def read(
 ) -> dict[str, MetricSeries]:
     """Return the series of each metric in `directory`, in order of first appearance.
 
-    name: only this metric. rank: only these ranks. attempt: all values of these attempts; by default, and for several, the series
-    of a run without interruption. If one name was logged in several ways, the last way counts, as in
+    name: only this metric. rank: only these ranks. attempt: only these attempts. Several attempts are joined as if the
+    run had not been interrupted. If one name was logged in several ways, the last way counts, as in
     `paceline.runs.metrics.read`.
     """
     found = placed_entries_by_name(directory, name=name, ranks=_several(rank), attempts=_several(attempt))

@@ -36,7 +36,7 @@ _BALLAST_BYTES = 1 << 16
 #: Most names and ids to compare with a misspelled name.
 _SEARCHED = 2000
 
-#: Workspaces that another user or machine made. This process only shows them: it starts and writes nothing in them.
+#: Workspaces of other users or machines, which this process only shows: it starts and writes nothing in them.
 only_shown: set[Path] = set()
 
 
@@ -121,10 +121,10 @@ def write(folder: RunFolder, record: RunRecord) -> None:
     """Replace the record's state; only the holder of the lock may do so.
 
     On a full disk, deleting the ballast frees space for the last records: no worker is left by then to fill it again.
-    An earlier state is not written in this case, and readers keep seeing the previous state.
+    A state that is not final is not written on a full disk, so readers keep seeing the previous state.
     """
     try:
-        # Only the final record must survive a power cut. If an earlier one is lost, readers see an abandoned run.
+        # Only the final record must survive a power cut: with any earlier record, the run is abandoned then.
         if record.is_terminal:
             sync_if_possible(folder.job)
         replace_state(folder, record, sync=record.is_terminal)
@@ -185,7 +185,7 @@ def change(folder: RunFolder, record: RunRecord, status: str, *, digest: str | N
         # The record matters more than this event: on a full disk, continue without the event.
         append_line(folder.events, event)
     if record.is_terminal:
-        # Remove the secrets before writing the record: if this process is killed in between, `set_right` repeats this.
+        # Remove the secrets first: if this process is killed in between, `set_right` repeats both steps.
         folder.secrets.unlink(missing_ok=True)
     write(folder, record)
     if record.is_terminal:
@@ -195,7 +195,7 @@ def change(folder: RunFolder, record: RunRecord, status: str, *, digest: str | N
 
 
 def failed_by_hand(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the record's changes for a run that `Run.fail` requested to end, or None."""
+    """Return the changes of the record for a run whose end `Run.fail` has requested, or None."""
     request = read_json(folder.cancel_request) or {}
     if request.get("fail") is None:
         return None
@@ -218,11 +218,11 @@ def find(runs_dir: Path, run_id: str) -> RunFolder:
         if found := _named(runs_dir, run_id, _names(runs_dir)):
             return found
         raise
-    # A complete id needs no listing.
+    # For a complete id, don't list the folder.
     if folder.state.exists():
         return folder
     matches = [name for name in ids(runs_dir) if name.startswith(run_id)]
-    # The list is sorted from new to old, so a sweep comes after its trials.
+    # The newest id comes first, so a sweep comes after its trials.
     if matches and all(name == matches[-1] or name.startswith(f"{matches[-1]}_") for name in matches):
         return RunFolder(runs_dir / matches[-1])
     if matches:
@@ -272,7 +272,7 @@ def shown(folder: RunFolder, record: RunRecord) -> RunRecord:
 
 
 def from_elsewhere(workspace_dir: Path) -> str:
-    """Return why runs in a workspace of `only_shown` don't go on, and the command that lets them go on."""
+    """Return why runs in a workspace of `only_shown` don't continue, and the command by which they continue."""
     return f"you have not made its workspace on this machine; to let it go on: paceline trust {shlex.quote(str(workspace_dir))}"
 
 
@@ -280,7 +280,7 @@ def deserted_report(record: RunRecord) -> FailureReport:
     """Return the failure report of an abandoned run."""
     if record.kind == "interactive":
         cause, message = "not_completed", CAUSES["not_completed"]
-    # Boot ids differ between machines, so compare them on this machine only: there they reveal a restart.
+    # On the owner's machine, another boot id means that the machine was restarted.
     elif record.owner.get("boot_id") not in ("", None, processes.boot_id()) and was_here(record):
         cause, message = "reboot", f"the machine was restarted while the run was {record.status}"
     elif record.status == states.NOT_STARTED:
@@ -303,7 +303,7 @@ def deserted_report(record: RunRecord) -> FailureReport:
 
 
 def _rank_failure(folder: RunFolder) -> FailureReport | None:
-    """Return another rank's failure, or None."""
+    """Return the failure of a rank started by a launcher, or None."""
     try:
         return FailureReport.from_json(read_json(folder.rank_failure))
     except (TypeError, ValueError, KeyError, AttributeError):
@@ -329,7 +329,7 @@ def failure_changes(record: RunRecord, report: FailureReport, ended_utc: str) ->
 
 
 def end_changes(record: RunRecord, cause: str, ended_utc: str) -> dict[str, object]:
-    """Return the changes of a record for the end of a run and of its open attempt."""
+    """Return the changes of a record that end the run and its last attempt."""
     attempts = record.attempts
     if attempts and attempts[-1].ended_utc is None:
         attempts = (*attempts[:-1], dataclasses.replace(attempts[-1], ended_utc=ended_utc, cause=cause))
@@ -360,7 +360,7 @@ def remove_scratch(folder: RunFolder, record: RunRecord) -> None:
         return
     with contextlib.suppress(OSError):
         found = os.lstat(path)
-        # A folder like /tmp or /dev/shm: its content is temporary. Another process may have had another TMPDIR.
+        # Accept any sticky folder, such as /tmp: the process that made the scratch folder may have had another TMPDIR.
         is_temporary = path.parent == folder.scratch.parent or os.lstat(path.parent).st_mode & stat.S_ISVTX
         if is_temporary and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
             shutil.rmtree(path, ignore_errors=True)
@@ -383,9 +383,9 @@ def set_right(folder: RunFolder) -> RunRecord:
         report = _rank_failure(folder) or deserted_report(record)
         mark_closing(folder)
         if record.kind == "script":
-            # Kill first: an ended run must have no processes. Find them by environment, as their supervisor is gone.
+            # Kill first: an ended run must have no processes. Without a supervisor, find them by environment.
             processes.kill_with_variable("PACELINE_RUN_DIR", str(folder.path))
-            processes.kill_writers(str(folder.path / "attempts"))  # also processes that dropped their environment
+            processes.kill_writers(str(folder.path / "attempts"))  # finds processes that dropped their environment
             remove_containers(record.job, record.run_id)
         return close_deserted(folder, record, report)
     finally:
@@ -393,7 +393,7 @@ def set_right(folder: RunFolder) -> RunRecord:
 
 
 def check_own(folder: RunFolder, verb: str) -> None:
-    """Refuse a run that this user may not change.
+    """Raise an error if this user may not change the run.
 
     Raises:
         RunStateError: The run's folder cannot be written to; the message names its owner.
@@ -419,9 +419,9 @@ def stored(folder: RunFolder) -> RunRecord:
     raise RunNotFoundError(f"no readable record in {str(folder.path)!r}. `paceline list` shows the runs there are.")
 
 
-#: Path of a `job.json` -> what identifies its version, and its record without a state. Followers read a record many times.
+#: Cache, since followers read a record many times: path of a `job.json` -> (stamp of the file, record without a state).
 _known: dict[str, tuple[tuple[int, ...], RunRecord]] = {}
-#: More than the page compares at once.
+#: The most records in this cache, more than the page compares at once.
 _MOST_KNOWN = 256
 
 
@@ -434,7 +434,7 @@ def _submitted(folder: RunFolder, job: Job | None = None) -> RunRecord | None:
         found = os.stat(folder.job)
     except OSError:
         return None
-    # The file never changes. If another file has replaced it, read that file.
+    # Paceline never changes the file, but another file may have replaced it.
     version = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     known = _known.get(str(folder.job))
     if known is None or known[0] != version:
@@ -453,7 +453,7 @@ def _submitted(folder: RunFolder, job: Job | None = None) -> RunRecord | None:
 
 
 def has_ended(folder: RunFolder) -> bool:
-    """Return whether the written state is final. Only `state.json` is read."""
+    """Return whether the state in `state.json` is final."""
     return (read_json(folder.state) or {}).get("status") in states.TERMINAL
 
 
@@ -493,7 +493,7 @@ def was_here(record: RunRecord) -> bool:
 def remove_containers(job: Job | None, run_id: str, *, all_ended: bool = False) -> None:
     """Remove the run's containers from this machine's engine, if its job has an image. Never raises.
 
-    all_ended: Whether all clients ended by themselves, so that no container is still being created.
+    all_ended: Whether all container clients have ended by themselves, so that no container is still being created.
     """
     if job is None or job.environment.docker_image is None:
         return
@@ -502,4 +502,4 @@ def remove_containers(job: Job | None, run_id: str, *, all_ended: bool = False) 
     try:
         remove(find_engine(to_start=False), run_id, settle_s=0.0 if all_ended else SETTLE_S)
     except (LauncherError, EngineError):
-        return  # without its engine a run has no containers, and an engine that hangs ends none
+        return  # no engine, so no containers; or the engine hangs, and can't remove any

@@ -1,6 +1,6 @@
 """Tags, properties, display name and description, which any process may add to a run.
 
-Tags and properties have their own file, to which everybody may append lines; the last line of a key counts.
+They are in a file of their own, to which any process may append lines. The last line of a key counts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _PATIENCE_S = 30.0
 class Notes:
     """The content of a notes file.
 
-    drawn_name: the run's first readable name (`paceline.runs.ids`). display_name: the name that users or the script's tracker set
-    later. description: notes of people, in Markdown. is_archived: lists leave the run out.
+    drawn_name: the readable name given at submission (`paceline.runs.ids`). display_name: a name set later by a user or
+    the script's tracker. description: notes of people, in Markdown. is_archived: whether lists leave the run out.
     """
 
     tags: dict[str, str | None] = field(default_factory=dict)
@@ -47,7 +47,7 @@ def read(path: Path) -> Notes:
             case {"untag": str(key)}:
                 notes.tags.pop(key, None)
             case {"property": str(key), "value": value}:
-                # The first value stays: a property never changes.
+                # Keep the first value, since a property never changes.
                 notes.properties.setdefault(key, value)
             case {"display_name": name}:
                 notes.display_name = name

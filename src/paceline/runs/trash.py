@@ -49,7 +49,7 @@ class DeletedRun:
     @cached_property
     def name(self) -> str:
         """Its display name, or its id."""
-        # Read when it is needed: a trash may have 10,000 runs, of which a page shows a hundred.
+        # Read the name only when needed: a page shows a hundred of perhaps 10,000 runs.
         return str(tags_and_properties.read(self.folder.notes).name or self.run_id)
 
     @property
@@ -80,7 +80,7 @@ def delete(runs_dir: Path, folders: Iterable[RunFolder], *, force: bool = False)
     moved = []
     for root, family in families:
         for folder in family:
-            # A run may be in two families: of a sweep, and of its own.
+            # A run may be listed twice: by itself, and as a child of another run in the list.
             if folder.run_id not in moved:
                 _move(folder, root.run_id, force=force)
                 moved.append(folder.run_id)
@@ -88,7 +88,7 @@ def delete(runs_dir: Path, folders: Iterable[RunFolder], *, force: bool = False)
 
 
 def _check_parent(record: RunRecord, runs_dir: Path) -> None:
-    """Refuse a trial or step whose sweep or pipeline goes on: its controller still reads the run."""
+    """Raise an error for a trial or step whose live controller still reads the run."""
     with contextlib.suppress(RunNotFoundError):
         above = record.parent_run_id
         parent = read.record(RunFolder(runs_dir / above)) if is_run_id(above) else None
@@ -151,12 +151,12 @@ def find(workspace_dir: Path, run_id: str) -> DeletedRun | None:
 
 
 def _is_run(path: Path) -> bool:
-    # Others may write to the trash too. A link may lead anywhere, and restoring a run writes to its folder.
+    # Ignore links: another user may have put a link here, and restoring a run writes to its folder.
     return is_run_id(path.name) and path.is_dir() and not path.is_symlink()
 
 
 def _deleted(folder: RunFolder) -> DeletedRun:
-    # Anybody who may write to the workspace may have written the file, so check its types.
+    # Check the types, since another user of the workspace may have written the file.
     mark = read_json(folder.deleted)
     mark = mark if isinstance(mark, dict) else {}
     try:
@@ -185,7 +185,7 @@ def restore(workspace_dir: Path, run_id: str, there: Sequence[DeletedRun] | None
     """
     there = deleted(workspace_dir) if there is None else there
     meant = _meant(there, run_id)
-    # Parents first: a child without its parent would look like a run of its own.
+    # Restore parents first: a child without its parent would look like an independent run.
     family = sorted((run for run in there if meant in (run.run_id, run.with_run)), key=lambda run: run.run_id != meant)
     restored = []
     for run in family:
@@ -193,7 +193,7 @@ def restore(workspace_dir: Path, run_id: str, there: Sequence[DeletedRun] | None
         try:
             os.rename(run.folder.path, folder.path)
         except FileNotFoundError:
-            continue  # another process has restored or removed it
+            continue  # another process has restored or removed this run
         except OSError as error:
             why = "there is a run of this id" if folder.path.exists() else error.strerror
             raise RunStateError(f"run {run.run_id} can't be restored: {why}: {str(folder.path)!r}.") from error
@@ -204,7 +204,7 @@ def restore(workspace_dir: Path, run_id: str, there: Sequence[DeletedRun] | None
 
 def _meant(there: Sequence[DeletedRun], text: str) -> str:
     ids = [run.run_id for run in there]
-    # Look for names only if no id matches: each is in a file of its own.
+    # Search by name only if no id matches, since each name is in a separate file.
     finds: tuple[Callable[[], list[str]], ...] = (
         lambda: [run_id for run_id in (*ids, *(run.with_run for run in there)) if run_id == text][:1],
         lambda: [run_id for run_id in ids if text and run_id.startswith(text)],
@@ -212,7 +212,7 @@ def _meant(there: Sequence[DeletedRun], text: str) -> str:
     )
     for find in finds:
         found = find()
-        # A sweep's id begins those of its trials.
+        # Prefer an equal id: the ids of a sweep's trials begin with the sweep's id.
         if found and (
             len(found) == 1 or all(run_id.startswith(f"{min(found)}_") for run_id in set(found) - {min(found)})
         ):

@@ -19,9 +19,9 @@ from paceline.runs.execute import Beside
 from paceline.runs.folder import RunFolder
 from paceline.system import listening
 
-#: Seconds for which the pause between two looks stays short after data, and the longer pause.
+#: Seconds after the last data for which polls stay frequent, and the longer pause between later polls.
 _BUSY_S, _IDLE_PAUSE_S = 2.0, 0.1
-#: Messages that wait for the node, at which connections stop to read.
+#: Number of messages waiting for the node at which connections stop reading.
 _MOST_WAITING = 64
 
 
@@ -57,7 +57,7 @@ class Tunnel:
         except BaseException:
             self._listener.close()
             raise
-        #: Only `step` uses the channel: its messages have numbers, which two threads would give twice.
+        #: Only `step` uses the channel, in one thread: two threads could give two messages the same number.
         self._waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._readers: set[threading.Thread] = set()
         self._connections = Connections(self._send)
@@ -73,7 +73,7 @@ class Tunnel:
         self.close()
 
     def step(self) -> None:
-        """Pass on data to and from the node. Waits a moment for it.
+        """Pass on data to and from the node. Wait a moment for data.
 
         Raises:
             RunStateError: The run or its relay has ended.
@@ -109,7 +109,7 @@ class Tunnel:
 
     def _send(self, data: bytes) -> None:
         self._busy_until = time.monotonic() + _BUSY_S
-        # A connection waits here for a slow node. The thread of `step` must not, because it empties the queue.
+        # Wait while the queue is full, except in the thread of `step`, which empties the queue.
         while (
             self._waiting.qsize() > _MOST_WAITING
             and threading.current_thread() in self._readers

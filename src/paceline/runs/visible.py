@@ -34,7 +34,7 @@ def visible(text: str, *, lines: bool = False) -> str:
 
     lines: keep newlines and tabs.
     """
-    # This is the fast path for nearly all lines.
+    # Fast path: nearly all lines have no such characters.
     if text.isprintable():
         return text
     if lines:
@@ -48,7 +48,7 @@ def visible_line(text: str) -> str:
         return text
     text = _SEQUENCE.sub(_colour_or_nothing, text.replace("\b", ""))
     parts = _COLOURS.split(text)
-    # The line has one part more than colours, so an empty colour follows the last part.
+    # There is one part of the line more than colours, so add an empty colour.
     colours = [*_COLOURS.findall(text), ""]
     return "".join(_CONTROL.sub(_escape_in_line, part) + colour for part, colour in zip(parts, colours, strict=True))
 
@@ -60,7 +60,7 @@ class TerminalLines:
         self._set: dict[Hashable, str] = {}
 
     def line(self, writer: Hashable, text: str) -> str:
-        """Return `text` as `visible_line` does, starting in the writer's colours and ending in the terminal's."""
+        """Return the result of `visible_line`, with the writer's last colours before it and a reset after it."""
         before = self._set.get(writer, "")
         if not before and text.isprintable():
             return text
@@ -72,7 +72,7 @@ class TerminalLines:
             if fields[-1] in ("", "0"):
                 after = ""
             else:
-                # 38;2;R;G;B may contain a 0 that resets nothing; a leading 0 always resets.
+                # A leading 0 resets the colours; a 0 in 38;2;R;G;B does not.
                 keeps = fields[0] not in ("", "0") and len(after) < _LONGEST_COLOURS
                 after = after + code if keeps else code
         self._set[writer] = after
@@ -84,7 +84,7 @@ def _escape(found: re.Match[str]) -> str:
     if character in _SHORT:
         return _SHORT[character]
     code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8, as in Python's file names
+    if 0xDC80 <= code <= 0xDCFF:  # such a surrogate stands for a byte that is not UTF-8
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 

@@ -35,7 +35,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system import linked, links
 from paceline.system.files import copy_file, copy_tree, read_json, write_json
 
-#: The workspace's own folders, and files of interpreters.
+#: Names that the copy leaves out: the workspace's own folders, and caches of interpreters.
 NEVER_LINKED = frozenset({".paceline", "__pycache__"})
 #: Maximum number of links in a folder above the source.
 _NAMES = 4096
@@ -45,7 +45,7 @@ ABOVE = "above"
 
 @dataclass(frozen=True)
 class Place:
-    """The position of the source's copy below `work`, and its original.
+    """The position of the source's copy below `work`, and the original folder.
 
     copy: relative to `work`, "" for `work` itself. directory: likewise, where the workers run. source: the user's folder.
     has_outputs: whether `outputs` there is a folder instead of a link, for scripts that use `..` in it.
@@ -88,7 +88,7 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
     """
     source, target = folder.snapshot.resolve(strict=True), folder.work
     beside = target.with_name(f".{target.name}")
-    # A supervisor that was killed here, and restarted by its engine, may have left both folders.
+    # Remove folders that an earlier supervisor of this run has left when it was killed here.
     for old in (beside, target):
         shutil.rmtree(old, ignore_errors=True)
     record = read_json(folder.job)
@@ -116,7 +116,7 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
     # The rename makes the copy appear whole or not at all: a restarted run continues with an existing copy.
     os.rename(beside, target)
     if at.has_outputs and not folder.outputs.is_symlink():
-        # A real folder for scripts that use `..` in it; the run's own name links to it until `rescue_outputs`.
+        # A real folder, for scripts that use `..` in it. The run's `outputs` links to it until `rescue_outputs`.
         for one in folder.outputs.iterdir() if folder.outputs.is_dir() else ():
             os.rename(one, target / at.outputs / one.name)
         with contextlib.suppress(FileNotFoundError):
@@ -135,7 +135,7 @@ def _inside(copy: Path, path: str) -> Path:
 
 
 def _bring(original: Path | None, target: Path) -> None:
-    """Copy a sent file instead of linking it, because runs share the original and the script may write to the file."""
+    """Copy a sent file, since runs share the original, and the script may change its copy."""
     if os.path.lexists(target):
         return
     if original is None:
@@ -168,7 +168,7 @@ def _link(folder: RunFolder, top: Path, at: Place) -> None:
 
 
 def _link_names(top: Path, name: str, results: frozenset[str]) -> None:
-    """Create links in `top/name` to the names in `/name`. results: names of earlier results, which are skipped."""
+    """Create links in `top/name` to the entries of `/name`. results: names of earlier results, which are skipped."""
     with contextlib.suppress(OSError), os.scandir(f"/{name}") as found:
         names = [entry.name for entry in islice(found, _NAMES)]
         # Relative to the open folder, creating links takes a third less time.
@@ -183,15 +183,15 @@ def _link_names(top: Path, name: str, results: frozenset[str]) -> None:
 
 
 def _above(name: str) -> list[str]:
-    """Return the folders above this path; "" for the root comes first."""
+    """Return the folders above this path, from the outermost, "", on."""
     parts = name.split("/")
     return ["/".join(parts[:count]) for count in range(len(parts))]
 
 
 def _found(folder: RunFolder, record: Any) -> Place:
-    """Return the current position of the copy: `work` itself on other machines, and after `clean`."""
+    """Return where the copy is now. On other machines, and after `clean`, it is `work` itself."""
     at = place(record)
-    # Check the whole path: the script's own folder may be called `home`.
+    # Check the whole path, since the source may have a folder `home` too.
     is_among_links = at.copy and (folder.work / at.copy).is_dir()
     return at if is_among_links else place(record, is_shared=False)
 
@@ -199,7 +199,7 @@ def _found(folder: RunFolder, record: Any) -> Place:
 def clean(folder: RunFolder) -> None:
     """Remove unchanged files of the snapshot or the job, links that `make` made, and empty folders.
 
-    The rest of a copy among links becomes the working directory itself.
+    If the copy was surrounded by links, its remaining files move to `work` itself.
     """
     work = folder.work
     if not work.is_dir() or work.is_symlink():
@@ -233,12 +233,12 @@ def clean(folder: RunFolder) -> None:
                 ):
                     os.unlink(path)
             with contextlib.suppress(OSError):
-                os.rmdir(directory)  # only if empty
+                os.rmdir(directory)  # fails unless the folder is empty
         _flatten(folder, at)
 
 
 def _flatten(folder: RunFolder, at: Place) -> None:
-    """Move the rest of the copy to `work`, and files beside it below `ABOVE`."""
+    """Move the copy's remaining files to `work`, and other files to the folder `ABOVE`."""
     if not at.copy or not folder.work.is_dir():
         return
     beside = folder.work.with_name(f".{ABOVE}")
@@ -266,7 +266,7 @@ def left_files(folder: RunFolder) -> Iterator[tuple[str, Path]]:
 
 
 def rescue_outputs(folder: RunFolder) -> None:
-    """Restore `outputs` as the run's own folder, and move in the files of a folder that replaced the link.
+    """Make `outputs` the run's own folder again, with the files of a replacing folder.
 
     Never follow links: a script in a container may not write where the supervisor may.
 
@@ -274,7 +274,7 @@ def rescue_outputs(folder: RunFolder) -> None:
         OSError: The disk is full, or access is denied.
     """
     outputs, top = folder.work / _found(folder, read_json(folder.job)).outputs, os.path.realpath(folder.path)
-    # A link in a parent folder, such as the link to the run's outputs, would lead elsewhere.
+    # Check the parent folders for links too, through which the files would move elsewhere.
     is_own = os.path.realpath(outputs) == os.path.join(top, os.path.relpath(outputs, folder.path))
     if folder.outputs.is_symlink():
         folder.outputs.unlink()
@@ -309,7 +309,7 @@ def _keep_links(outputs: Path, target: Path) -> None:
 
 
 def _files(record: Any) -> dict[str, str]:
-    """Return the job's own files by path, read from the record's JSON, because a node has a copy of the record."""
+    """Return {path: text} of the files that the job itself has, from the record's JSON."""
     return ((record.get("job") or {}).get("files") or {}) if isinstance(record, dict) else {}
 
 
@@ -358,5 +358,5 @@ def _same(path: str, original: Path) -> bool:
         return False
     if stat.S_ISLNK(mine.st_mode):
         return stat.S_ISLNK(theirs.st_mode) and os.readlink(path) == os.readlink(original)
-    # Copies keep their times, so an equal time means an unchanged file.
+    # Copies keep the files' times, so an equal time means an unchanged file.
     return (mine.st_size, mine.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)

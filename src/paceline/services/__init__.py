@@ -1,1 +1,1 @@
-"""Models that answer requests: a record of each service, and a process that keeps it alive."""
+"""Services, which serve models over HTTP: their records, and a process that keeps each service alive."""

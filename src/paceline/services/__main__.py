@@ -31,9 +31,9 @@ from paceline.services.supervise import run
 from paceline.system import locks, processes
 
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-#: Number of crashes in a row (not kills) after which a service that was never served counts as failed.
+#: Number of crashes (not kills) of the supervisor in a row after which a never Healthy service is Failed.
 _MOST_CRASHES = 3
-#: Seconds that the server of a killed supervisor has to answer its open requests.
+#: Seconds in which the server of a killed supervisor may finish its open requests.
 _DRAIN_S = 30.0
 
 
@@ -70,7 +70,7 @@ class Guardian:
                 how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
                 say(f"the supervisor {how}; restarting it")
                 self._clear()
-                # A supervisor that crashed, unlike a killed one, may crash again at once.
+                # Count crashes: unlike a killed supervisor, a crashed one may crash again at once.
                 crashes = 0 if code < 0 else crashes + 1
                 if crashes >= _MOST_CRASHES and self._give_up(how):
                     return 1
@@ -106,7 +106,7 @@ class Guardian:
                 return status
 
     def _give_up(self, how: str) -> bool:
-        """Mark the service as failed if it was never served. Return whether it was marked."""
+        """Mark the service as failed unless it has served a revision before. Return whether it was marked."""
         record = store.stored(self.folder)
         if record.served:
             return False
@@ -155,7 +155,7 @@ class Guardian:
 def main(argv: list[str]) -> int:
     folder = ServiceFolder(Path(argv[0]))
     if len(argv) > 1:
-        # Close the descriptor in children: a server that inherits it would keep the lock after its supervisor's death.
+        # Don't let a server inherit the descriptor: it would keep the lock after its supervisor's death.
         os.set_inheritable(int(argv[1]), False)
     else:
         while locks.take(folder.lock) is None:

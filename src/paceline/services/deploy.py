@@ -110,7 +110,7 @@ def update(
     why: str,
     source_of: Revision | None = None,
 ) -> DesiredState:
-    """Request a new revision. The service answers with its present revision meanwhile.
+    """Request a new revision. Until it is ready, the service answers with its present revision.
 
     source_of: Copy the source folder of this revision instead of the current source folder.
     """
@@ -147,7 +147,7 @@ def request(folder: ServiceFolder, **changes: object) -> DesiredState:
     """Request another state, another number of workers or an existing revision."""
     with store.editing(folder):
         record, last = store.stored(folder), store.desired(folder)
-        # After a failed update, build further requests on the served revision, not on the one that failed.
+        # After a failed update, change the served revision, not the one that failed.
         if record.settled == last.serial and record.revision is not None:
             changes = {"revision": record.revision, "workers": record.workers or 1, **changes}
         target = store.set_desired(folder, **changes)
@@ -190,7 +190,7 @@ def wait(
 
 def end(folder: ServiceFolder, state: str) -> None:
     """Request the state DOWN or GONE, and wait until the supervisor has ended."""
-    # The lock file, open here, outlives the folder, and stays locked until the supervisor's last process has ended.
+    # Open the lock file now: it stays locked until the supervisor's last process has ended, even without its folder.
     fd = os.open(folder.lock, os.O_RDONLY | os.O_CLOEXEC)
     try:
         serial = request(folder, state=state).serial

@@ -61,7 +61,7 @@ def _reason(error: OSError, host: str, port: int) -> str:
 
 
 class ConnectionRelay:
-    """A thread that relays connections to `place`, and lets them wait if it is None."""
+    """A thread that relays connections to `place`; connections wait while it is None."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.place: Place | None = None
@@ -129,7 +129,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while data := await reader.read(_CHUNK):
             writer.write(data)
             await writer.drain()
-        # End only this direction: the other side may still send data in the other direction.
+        # Close only this direction: the other side may still send data.
         if writer.can_write_eof():
             writer.write_eof()
     except OSError:

@@ -24,14 +24,14 @@ from paceline.system.files import gone_is_fine, replacing, stamp_of
 
 _TIMEOUT_S = 2.0
 _MOST_BYTES = 1 << 20
-#: Least seconds between two samples, and most samples that are kept: half an hour.
+#: The least seconds between two samples, and the most samples to keep, which cover half an hour.
 _PAUSE_S, _MOST = 1.5, 1200
-#: Seconds between two points of the history, and most bytes of its file. A longer file loses its first half: the rest has a day.
+#: Seconds between two points of the history, and the most bytes of its file. Half of these bytes cover a day.
 HISTORY_S, _HISTORY_BYTES = 30.0, 1 << 20
 
 _LINE = re.compile(r"paceline_(?P<name>\w+)\{(?P<labels>[^{}]*)\} (?P<value>[-+.\w]+)")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
-#: Operations that call the model; the other paths are health checks, documents and these metrics.
+#: Operations that call the model. Requests to other paths, such as health checks, don't count.
 _OPERATIONS = ("/score", "infer")
 
 
@@ -98,7 +98,7 @@ class LoadHistory:
         path = self._folder.load
         with gone_is_fine():
             with open(path, "ab") as file:
-                # A newline first ends a line that a full disk has cut short.
+                # Begin with a newline, in case a full disk has cut the last line short.
                 file.write(b"\n" + json.dumps(point(before, now), separators=(",", ":")).encode())
             if path.stat().st_size > _HISTORY_BYTES:
                 rest = path.read_bytes()[-_HISTORY_BYTES // 2 :].partition(b"\n")[2]
@@ -111,7 +111,7 @@ def read_history(folder: ServiceFolder) -> list[LoadPoint]:
     return _history_at(folder, stamp_of(folder.load))
 
 
-# The page of a service asks every two seconds.
+# Cached, since a service's page reads the history every two seconds.
 @lru_cache(maxsize=16)
 def _history_at(folder: ServiceFolder, stamp: object) -> list[LoadPoint]:
     try:
@@ -130,7 +130,7 @@ def _is_point(value: object) -> bool:
 
 
 class ServiceLoad:
-    """The recent load of one service, sampled while somebody looks."""
+    """The recent load of one service, sampled only while a user watches it."""
 
     def __init__(self, folder: ServiceFolder) -> None:
         self._folder = folder
@@ -153,12 +153,12 @@ class ServiceLoad:
             except (OSError, ServiceError) as error:
                 self.error = str(getattr(error, "reason", error))
         pairs = zip(list(self._samples), list(self._samples)[1:], strict=False)
-        # Between two longer pauses nobody looked.
+        # Skip a long time between two samples, in which nobody watched.
         fine = [point(before, now) for before, now in pairs if 0 < now.at - before.at < HISTORY_S]
         times = [one["t"] for one in fine]
 
         def is_fine(at: float) -> bool:
-            """Return whether there is a finer point in the time of a point of the history."""
+            """Return whether samples cover the time of this point of the history."""
             place = bisect_right(times, at)
             return place > 0 and times[place - 1] > at - HISTORY_S
 
@@ -167,7 +167,7 @@ class ServiceLoad:
 
 
 def _sample(folder: ServiceFolder, record: ServiceRecord) -> ServerSample:
-    """Take a sample. The errors are those of `get`."""
+    """Take a sample. It raises errors as `get` does."""
     return parse(get(folder, record, "/metrics").decode("utf-8", "replace"), time.time())
 
 
@@ -227,7 +227,7 @@ def parse(text: str, at: float) -> ServerSample:
 def point(before: ServerSample, now: ServerSample) -> LoadPoint:
     """Return the load between two samples of a service."""
     if now.requests < before.requests:
-        # The server was started again in between.
+        # The counters have decreased, so the server was restarted in between.
         before = ServerSample(at=before.at)
     seconds = now.at - before.at
     counts = {bound: count - before.buckets.get(bound, 0.0) for bound, count in now.buckets.items()}

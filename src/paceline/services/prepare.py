@@ -1,4 +1,4 @@
-"""Build the environment of a revision, beside a supervisor that continues.
+"""Build the environment of a revision in a process beside the supervisor.
 
 `python -m paceline.services.prepare SERVICE_DIR REVISION` is a process of its own, because a build takes minutes and may have to
 be stopped while another revision is served. It reports on standard output, and leaves `prepared.json` in the revision's folder.
@@ -65,7 +65,7 @@ def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[st
 class Preparation:
     """A build in progress; call `poll` until `setup` or `failure` is set.
 
-    held: locks that keep `env prune` from removing the environment meanwhile.
+    held: locks that keep `paceline env prune` from removing the environment.
     """
 
     def __init__(self, folder: ServiceFolder, revision: Revision, *, is_here: bool = True) -> None:
@@ -113,7 +113,7 @@ class Preparation:
     def stop(self) -> None:
         """Kill the build, and release the lock on the environment."""
         if self._process is not None:
-            # First kill the package builders, which hold the environment's lock: they are found through their parents.
+            # First kill the package builders, which hold the environment's lock, while their parents lead to them.
             processes.kill_descendants(self._process.pid)
             self._process.kill()
             self._process.wait()
@@ -124,7 +124,7 @@ class Preparation:
         self._folder.revision(self._number).prepared.unlink(missing_ok=True)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "paceline.services.prepare", str(self._folder.path), str(self._number)],
-            # Leave out the variable that protects supervisors from being killed with a build.
+            # Drop the variable that marks supervisors, which are not killed with a build.
             env={name: text for name, text in os.environ.items() if name != processes.SUPERVISOR_VARIABLE}
             | {MARK: str(self._folder.path)},
             stdin=subprocess.DEVNULL,

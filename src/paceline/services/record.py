@@ -73,8 +73,7 @@ class ServingOptions(TypedDict, total=False):
 class RevisionModel(_Data):
     """A model of a revision.
 
-    id: the version in the registry ("digits:3"); None for files given by path. The revision's folder has a copy of those, with
-    the name `file`.
+    id: the version in the registry ("digits:3"); None for a model given by path, which the revision copies as `file`.
     """
 
     id: str | None
@@ -88,7 +87,8 @@ class RevisionModel(_Data):
 class Revision(_Data):
     """The models, script, environment and settings of a service; immutable once written.
 
-    source_directory: origin of the script's folder; `source/` of the revision's folder has the copy. snapshot_id: of that copy.
+    source_directory: origin of the script's folder; `source/` of the revision's folder has the copy. snapshot_id: the
+    snapshot from which the copy was made.
     variables: environment variables of the script.
     why: reason for the revision, shown to people, such as "models digits:4" or "reload".
     """
@@ -140,7 +140,8 @@ class ServiceRecord(_Data):
 
     host, port: listening address; port 0 until the first start. has_keys: requests need a key. scheme: "http" or "https".
     since_utc: time of the last change of state.
-    revision, workers: served now; None before the first. served: all revisions that were ever served, oldest first.
+    revision, workers: those served now; None before the first. served: all revisions that were ever served, oldest
+    first.
     settled: serial of the last settled request. failure: why that request or the whole service failed.
     updating: revision in preparation. restarts: how often a dead server was started again; last_end: how and when it last died.
     is_told_down: receivers know that it is down.

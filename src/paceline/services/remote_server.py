@@ -37,7 +37,7 @@ from paceline.system import processes
 from paceline.system.files import read_json, write_json
 from paceline.targets import configured
 
-#: Printed by `package/start.py`.
+#: The line with the server's address that `package/start.py` prints.
 _LISTENS = re.compile(r"^paceline: this service listens at port (\d+) of (\S+)$", re.MULTILINE)
 _LOOK_S = 0.5
 _PAUSE_S = 0.1
@@ -70,7 +70,7 @@ class _Served:
 class RemoteServer:
     """The counterpart of `paceline.services.server.Server` for a server on another machine."""
 
-    #: Whether `reload` suffices for new keys: no, because a run gets its keys at its start, so new keys need a new run.
+    #: Whether `reload` suffices for new keys: no, since a run gets its keys only at its start.
     takes_keys = False
 
     def __init__(self, folder: ServiceFolder, listener: socket.socket, target: str) -> None:
@@ -79,7 +79,7 @@ class RemoteServer:
         self._relay = ConnectionRelay(listener)
         self._present: _Served | None = None
         self._next: _Served | None = None
-        #: Former runs that still answer their open requests.
+        #: Earlier runs that still answer their open requests.
         self._retired: list[_Served] = []
         self._refused: tuple[str, str] | None = None
         self._next_look_s = 0.0
@@ -188,7 +188,7 @@ class RemoteServer:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def clear(self) -> None:
-        """Cancel and forget all runs, after the present run has ended."""
+        """Cancel all remaining runs and forget them. Called after the present run has ended."""
         for each in self._all():
             self._retire(each)
             self._drop(each)
@@ -240,7 +240,7 @@ class RemoteServer:
             package(self._folder.workspace_dir, spec, place, name=self._folder.name, workers=workers, elsewhere=True)
             run = submit(
                 self._job(record, revision, workers),
-                SourceCopy(directory=place, is_whole=True),  # the models are a part of the folder
+                SourceCopy(directory=place, is_whole=True),  # the folder has copies of the models
                 self._folder.workspace_dir,
                 f"service-{self._folder.name}",
                 tags={"service": self._folder.name, "revision": str(revision.number)},
@@ -317,7 +317,7 @@ class RemoteServer:
         try:
             record = served.record = read.record(served.folder)
         except (PacelineError, OSError):
-            return  # the engine may respond at the next tick
+            return  # try again at the next tick, when the engine may respond
         self._show(served, record)
         if record.is_terminal:
             failure = record.failure.message if record.failure is not None else record.status
@@ -348,7 +348,7 @@ class RemoteServer:
         if not record.attempts:
             return
         path = served.folder.rank_log(record.attempts[-1].number, 0)
-        if served.log is None or served.log.path != path:  # each attempt of the run has a log of its own
+        if served.log is None or served.log.path != path:  # a new attempt of the run has another log
             served.log = GrowingLog(path)
         # If the disk is full, the service goes on, and its log lacks these lines.
         with contextlib.suppress(OSError):

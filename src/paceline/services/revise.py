@@ -1,4 +1,4 @@
-"""Write revisions of a service, and make the server's configuration from them.
+"""Write revisions of a service, and convert them to configurations of the server.
 
 The file with a revision's description is written last: a folder without this file does not count as a revision.
 """
@@ -157,7 +157,7 @@ def config_of(
     place = folder.revision(revision.number)
     models = []
     for index, model in enumerate(revision.models):
-        # Look the path up each time, because the workspace may have moved.
+        # Look up the path each time, because the workspace may have moved.
         is_registered = model.id is not None
         path = find_model(folder.workspace_dir, model.id).path if is_registered else place.model(index)
         models.append(

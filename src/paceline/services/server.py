@@ -54,7 +54,7 @@ class Server:
 
     #: Whether `reload` suffices to make the server use new keys.
     takes_keys = True
-    #: Always None here: the run of a server on another machine, and a sentence on where it runs.
+    #: For a server on another machine, its run and a sentence on where it is; here always None.
     run_id: str | None = None
     note: str | None = None
 
@@ -72,7 +72,7 @@ class Server:
         folder = self._folder
         remove_tree(folder.server)
         folder.server.mkdir(mode=0o700)
-        if self._heartbeat is not None:  # the pipe of a server that failed to start
+        if self._heartbeat is not None:  # close the pipe of an earlier server that failed to start
             self._heartbeat.close()
         self._heartbeat = Heartbeat()
         self.keep(tag, record, revision, workers, setup)
@@ -208,8 +208,8 @@ class Server:
 class Heartbeat:
     """A pipe into which the server writes one byte each second (`paceline.serving.front.group`).
 
-    A request would not do: a server with all its connections or a full queue is busy, not hung. fd: the write end, which has the
-    same number in the server.
+    A request would not prove a hang: a server with a full queue, or with all connections in use, is busy. fd: the write
+    end, which has the same number in the server.
     """
 
     def __init__(self) -> None:

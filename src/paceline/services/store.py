@@ -177,7 +177,7 @@ def desired(folder: ServiceFolder) -> DesiredState:
 
 @contextlib.contextmanager
 def editing(folder: ServiceFolder) -> Iterator[None]:
-    """Hold the lock that guards the desired state and the revisions.
+    """Hold the lock that guards the desired state and the revisions during a `with` block.
 
     Raises:
         ServiceError: Another process held the lock for too long.
@@ -221,7 +221,7 @@ def record(folder: ServiceFolder) -> ServiceRecord:
     if locks.is_held(folder.lock, here=is_here):
         return current
     if not is_here or not runs_store.is_mine(folder.record):
-        # A service that was deleted meanwhile has no held lock either: `stored` then raises ServiceNotFoundError.
+        # The service may have been deleted meanwhile: then `stored` raises ServiceNotFoundError.
         stored(folder)
         host = current.owner.get("host")
         failure = f"its supervisor does not run; it restarts when its owner looks at it on {host}, or by its systemd unit there"
@@ -272,7 +272,7 @@ def start_supervisor(folder: ServiceFolder, lock_fd: int, python: str | None = N
 def _needs_somebody(folder: ServiceFolder, current: ServiceRecord) -> bool:
     target = desired(folder)
     if target.state == UP:
-        # A supervisor tries a failed service again once there is a new request.
+        # A failed service needs a supervisor only for a new request.
         return current.state != FAILED or target.serial != current.settled
     return current.state != STOPPED or target.serial != current.settled or target.state == GONE
 

@@ -78,7 +78,7 @@ class Supervisor:
         self.folder = folder
         self.wake = Wake()
         self.change: _Change | None = None
-        #: The preparation that locks the environment of the served revision.
+        #: The preparation of the served revision, which keeps its environment locked.
         self.serving: Preparation | None = None
         self.deaths = 0
         self.tags = 0
@@ -97,7 +97,7 @@ class Supervisor:
         self.record = store.change(
             folder,
             record,
-            # The lock is held here, so any previous supervisor has ended with its server.
+            # This process holds the service's lock, so an earlier supervisor and its server have ended.
             state=TRANSITIONING if record.revision is None else UNHEALTHY,
             owner={**runs_store.owner(), "python": sys.executable},
             port=listener.getsockname()[1],
@@ -173,7 +173,7 @@ class Supervisor:
             self._served(change)
         elif (reason := self.server.refusal(change.tag)) is not None:
             self._failed(reason)
-            # The configuration file must be that of the served revision again: the next reload, for new keys, reads it.
+            # Restore the served revision's configuration file, which the next reload reads.
             self._restore()
 
     def _tell(self, change: _Change) -> None:
@@ -285,7 +285,7 @@ class Supervisor:
             threading.Thread(target=store.tell_down, args=(self.folder, self.record)).start()
 
     def _tidy(self) -> None:
-        # Reap orphans. The objects that started this process's own children wait for those, to get their exit codes.
+        # Reap only adopted orphans: objects that started children need the children's exit codes.
         own = {*self.server.pids, self.change.preparation.pid if self.change is not None else None}
         while (pid := processes.ended_child()) is not None and pid not in own:
             os.waitpid(pid, 0)

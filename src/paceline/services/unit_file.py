@@ -1,4 +1,4 @@
-"""A systemd user unit that runs a service's supervisor, also after a reboot.
+"""Write a systemd user unit that runs a service's supervisor, even after a reboot.
 
 https://www.freedesktop.org/software/systemd/man/latest/systemd.service.html
 """

@@ -30,7 +30,7 @@ __all__ = [
     "table",
 ]
 
-# Loaded only on use: the supervisor of each service imports this module and calls none of these functions.
+# Load these functions on first use, since the supervisor of each service imports this module without calling them.
 __getattr__ = face(
     __name__, {"paceline.serving.bench": ("bench", "picture", "table"), "paceline.serving.check": ("check",)}
 )

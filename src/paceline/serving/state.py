@@ -7,7 +7,7 @@
 state: "starting" until a first model process is ready; "ready"; "unready" while all are being replaced; "draining" after
     SIGTERM; "stopped"; "failed" if the server could not serve, with `error`.
 revision: the revision being served.
-refused: after a SIGHUP, {"revision": ..., "error": ...} of a configuration that can't be served; the previous one stays.
+refused: {"revision": ..., "error": ...} of the configuration that a SIGHUP could not load; the previous one stays.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A new sweep from an earlier one."""
+"""Start a new sweep with the source, job and limits of an earlier sweep."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def submit_again(
     Args:
         before: The earlier sweep, which may still run.
         workspace_dir: The workspace of both sweeps.
-        space: Default: that of the earlier sweep.
-        trials: Default, as for the next two: as for the earlier sweep.
-        concurrent: Number of trials at a time.
-        sampler: A sampler's name.
+        space: The search space. Default: that of the earlier sweep.
+        trials: Number of trials. Default: that of the earlier sweep.
+        concurrent: Number of trials at a time. Default: that of the earlier sweep.
+        sampler: A sampler's name. Default: that of the earlier sweep.
         learn: Give the sampler the results of the earlier sweep.
         display_name: Name of the new sweep. Default: one is made up.
 
@@ -76,7 +76,7 @@ def submit_again(
     return submit_sweep(
         record.job,
         spec,
-        # The snapshot is what runs. The folder, which may be gone, is only recorded.
+        # The new sweep runs the earlier sweep's snapshot. The source folder, which may be gone, is only recorded.
         SourceCopy(directory=Path(record.source_directory or "."), snapshot_id=record.snapshot_id, git=record.git),
         workspace_dir,
         record.experiment,
@@ -112,7 +112,7 @@ def space_text(space: Space) -> str:
 def read_space(text: str, before: Space) -> Space:
     """Return the space of edited `space_text`.
 
-    Unchanged lines keep the expressions of `before`, also those that have no text form.
+    Unchanged lines keep the expressions of `before`, even expressions that have no text form.
 
     Raises:
         SweepError: A line is wrong.

@@ -1,4 +1,4 @@
-"""Checks of a space against the options that the script declares."""
+"""Check a sweep's space against the options that the script declares."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from paceline.sweeps.expressions import Expression
 from paceline.sweeps.points import ADDITIONS, ASSIGNMENTS, EQUALS, WORDS, is_of_switch, text_of
 from paceline.sweeps.space import Dimension, Space, argument
 
-#: Most values to check of a choice or integer range, and the quantiles to check of a continuous range.
+#: The most values of a choice or integer range to check; and the quantiles of a continuous range to check.
 _MOST_VALUES = 1000
 _QUANTILES = (0.03, 0.31, 0.59, 0.87)
 _MOST_COMPLAINTS = 5
 
-#: How a script gets its values (`points.WAYS`), by the function of a parser library that it calls.
+#: Function of a parser library that the script calls -> the way to pass values (`points.WAYS`).
 _WAYS = {
     "omegaconf": (ASSIGNMENTS, re.compile(r"OmegaConf\.from_cli")),
     "absl": (EQUALS, re.compile(r"(.*\.)?DEFINE_\w*")),
@@ -49,7 +49,7 @@ def check_script(
         JobError: The script does not exist.
     """
     script = entry_file(job, directory) if job.is_python else None
-    # An installed module is in an environment that may not exist yet.
+    # An installed module can't be checked: it is in an environment that may not exist yet.
     if script is None:
         return tuple(switches)
     return check(space, directory / script, switches, None if others is None else (*job.arguments, *others))
@@ -89,7 +89,7 @@ def refusal(name: str, value: object, known: Declared) -> str | None:
 
 
 def list_way(space: Space, script: Path) -> str | None:
-    """Return the form in which the script takes list values, or None if unknown."""
+    """Return the way (`points.WAYS`) in which the script takes list values, or None if unknown."""
     known = declared(script)
     lists = [
         dimension
@@ -138,7 +138,7 @@ def _complaint(dimension: Dimension, known: Declared, switches: Sequence[str]) -
 
 
 def _of_others(space: Space, known: Declared, given: Sequence[str]) -> Iterator[str]:
-    """Yield errors in the script's other arguments: unknown options and missing ones."""
+    """Yield errors in the script's other arguments: unknown options and missing required options."""
     own = [argument(name) for name in space.names]
     # After `--` all words are positional. argparse takes a word with a space as positional too.
     words = itertools.takewhile(lambda word: word != "--", given)
@@ -206,7 +206,7 @@ def _values(expression: Expression) -> Iterator[object]:
 
 
 def certain_way(script: Path) -> str | None:
-    """Return the form in which the script reads its values, or None if unknown."""
+    """Return the way (`points.WAYS`) in which the script reads its values, or None if unknown."""
     nodes = nodes_of(script)
     parsers = PARSERS & imported(nodes)
     if not parsers:
@@ -239,9 +239,9 @@ def _of_hydra(nodes: list[ast.AST]) -> str | None:
 
 
 def _of_hand(nodes: list[ast.AST], folder: Path) -> str | None:
-    """Return the argument form of a script that splits `sys.argv` itself, or None.
+    """Return the way (`points.WAYS`) for a script that splits `sys.argv` itself, or None.
 
-    The code may be in a file that the script runs: `exec(open("configurator.py").read())`.
+    The code that splits may be in a file that the script runs: `exec(open("configurator.py").read())`.
     """
     for node in nodes:
         if _called(node) == "exec" and isinstance(node, ast.Call) and node.args:

@@ -1,7 +1,7 @@
 """Options that a script declares with argparse, click or absl.
 
-The options are read from the script's source, and the script never runs. Only certain facts are returned. There is
-no result for a script with another parser, with two parsers, with a changed `sys.argv`, or with untraceable code.
+The options are read from the script's source, without running it. Only certain facts are returned: none for a script
+with another parser, two parsers, a changed `sys.argv`, or code that can't be followed.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class _Reader:
         self._nodes = nodes
         self._parent = {child: node for node in self._nodes for child in ast.iter_child_nodes(node)}
         self._functions = {node.name: node for node in self._nodes if isinstance(node, ast.FunctionDef)}
-        self._modules: set[str] = set()  # names by which the script imports argparse
+        self._modules: set[str] = set()  # names that the script gives to the module argparse
         self._names: dict[str, str] = {}  # an imported name -> its name in argparse
         self._options: list[DeclaredOption] = []
         self._is_closed = True
@@ -201,7 +201,7 @@ class _Reader:
         if not self._is_parsed or any(self._is_argv(node) and not self._is_given(node) for node in self._nodes):
             raise _NotKnownError
         options = sorted(self._options, key=lambda option: option.line)
-        # A subcommand's required options are not required by others, or if the parser does not always run.
+        # Options of a subcommand, or of a parser that does not always run, are not always required.
         if self._has_commands or not all(map(self._is_read_always, self._readings)):
             options = [dataclasses.replace(option, is_required=False) for option in options]
         return Declared(options=tuple(options), is_closed=self._is_closed, has_positionals=self._has_positionals)
@@ -276,7 +276,7 @@ class _Reader:
     def _used(self, attribute: ast.Attribute) -> None:
         call, method = self._parent[attribute], attribute.attr
         if not isinstance(call, ast.Call) or call.func is not attribute:
-            # Assigning an attribute, such as `parser.epilog`, is harmless. A read attribute may be a method.
+            # Assigning an attribute, such as `parser.epilog`, is harmless. Reading one may return a method.
             self._is_closed = self._is_closed and isinstance(attribute.ctx, ast.Store)
         elif method == "add_argument":
             self._take(call)
@@ -333,7 +333,7 @@ class _Reader:
     def _take(self, call: ast.Call) -> None:
         names = [word.value for word in call.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
         if len(names) != len(call.args) or not names:
-            self._is_closed = False  # the script computes option names at run time
+            self._is_closed = False  # the script computes the option's name at run time
             return
         keywords = {keyword.arg: keyword.value for keyword in call.keywords}
         # `nargs=argparse.REMAINDER` takes any words.
@@ -363,9 +363,9 @@ class _Reader:
         )
 
     def _is_always(self, call: ast.Call) -> bool:
-        """Return whether a call runs whenever the parser is made.
+        """Return whether a call runs whenever the script creates the parser.
 
-        The call must be in the parser's function, under the same conditions, before any return.
+        The call must be in the same function as the parser, under the same conditions, before any return.
         """
         assert self._made is not None, "options are taken of the parser that was found"
         function, above = self._place(call)

@@ -22,11 +22,10 @@ from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Trial, front, is_better
 from paceline.sweeps.trial_runs import PAUSED, PROMOTED, RUNG, all_runs
 
-#: Share of the controller's time for the policy, which is slow with thousands of trials; no judgement is later than
-#: `_LATEST_S`.
+#: Share of the controller's time for a slow policy, and the longest pause in seconds between two judgements.
 _JUDGING = 0.25
 _LATEST_S = 0.3
-#: A sweep fails when this many trials are Completed and none has logged the primary metric.
+#: Number of Completed trials without the primary metric after which a sweep fails.
 _WITHOUT_METRIC = 3
 #: Most trials on the Pareto front that a message names.
 _MOST_BEST = 3
@@ -113,7 +112,7 @@ class Controller(ParentController[SweepState]):
             return
         # A policy names the same trial at each call until the trial has ended, which takes a while after a cancel.
         for number, reason in sweep.spec.stop.stops(sweep.trials, sweep.spec.goal).items():
-            # A trial that has ended in the meantime keeps its result.
+            # Skip a trial that has ended meanwhile, which keeps its result.
             if number in sweep.live and self.canceling.ask(sweep.folder_of(number), reason):
                 say(f"trial {number} is stopped: {reason}")
         if (policy := pausing(sweep.spec.stop)) is None:
@@ -123,17 +122,17 @@ class Controller(ParentController[SweepState]):
             if verdict.rung is not None:
                 if not self.canceling.is_asked(folder):
                     self._promote(number, verdict.rung, verdict.why)
-            # A trial that a user has canceled is not paused: it ends for good.
+            # Don't pause a trial that a user has canceled, which ends for good.
             elif not folder.cancel_request.exists() and self.canceling.ask(folder, verdict.why, PAUSED):
                 sweep.trials[number] = dataclasses.replace(sweep.trials[number], paused=verdict.why)
                 say(f"trial {number} is paused: {verdict.why}")
 
     def _promote(self, number: int, rung: int, why: str) -> None:
-        """Let a running trial continue beyond a rung, by its tags."""
+        """Let a running trial continue beyond a rung, by setting its tags."""
         sweep = self.state
         notes = sweep.folder_of(number).notes
         with contextlib.suppress(OSError):
-            # An earlier controller may have died after tagging the trial as paused and before requesting its cancel.
+            # Remove a tag of an earlier controller that died after setting it and before canceling the run.
             tags_and_properties.remove_tags(notes, [PAUSED])
             tags_and_properties.set_tags(notes, {RUNG: rung, PROMOTED: why})
         sweep.trials[number] = dataclasses.replace(sweep.trials[number], rung=rung, paused=None)
@@ -194,7 +193,7 @@ def write_end(sweep: SweepState) -> None:
     results.write_table(sweep.folder, sweep.spec, sweep.trials)
     if any(trial.curve for trial in sweep.trials):
         pictures.run(sweep.folder)
-    # Reaching the time limit is no failure.
+    # A sweep that has reached its time limit has not failed.
     failure = _failure(sweep)
     report = FailureReport(cause="trials", message=failure.text, see=failure.see) if failure else None
     counts = counts_text("trial", (trial.shown for trial in sweep.trials))

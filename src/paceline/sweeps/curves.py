@@ -20,7 +20,7 @@ from paceline.system.files import gone_is_fine
 
 @dataclass(frozen=True)
 class Series:
-    """A trial's values so far, and their steps, which may be None."""
+    """The values of a trial's metric so far, and their steps, which may be None."""
 
     values: tuple[float, ...] = ()
     steps: tuple[float | None, ...] = ()
@@ -28,7 +28,7 @@ class Series:
     def before(self, steps: Sequence[float | None]) -> Series:
         """Return the part of this series before the first step of a later run.
 
-        Attempts of one run are joined the same way: the values before the first new step remain, and values without a step.
+        Values without a step are a part of it. Attempts of one run are joined in the same way.
         """
         first = min((step for step in steps if step is not None), default=math.inf)
         kept = [(v, s) for v, s in zip(self.values, self.steps, strict=True) if s is None or s < first]
@@ -57,7 +57,7 @@ class CurveReader:
         self._tails: dict[Path, LogTail] = {}
         self._sizes: dict[Path, int] = {}
         self._series: dict[int, list[float]] = {}
-        #: Steps of the values in `_series`.
+        #: The step of each value in `_series`.
         self._steps: dict[int, list[float | None]] = {}
 
     def look(self) -> tuple[float, ...]:
@@ -146,7 +146,7 @@ class Watch:
 
     def __init__(self, trial: Trial, runs_dir: Path, spec: SweepSpec) -> None:
         folder = RunFolder(runs_dir / trial.run_id)
-        #: Values of the primary metric that the trial's earlier runs have logged.
+        #: The series of the primary metric that the trial's earlier runs have logged.
         self._earlier = Series()
         for leg in trial.earlier:
             self._earlier = self._earlier.then(CurveReader(RunFolder(runs_dir / leg.run_id).metrics, spec.metric))

@@ -18,14 +18,14 @@ from paceline.sweeps.trial import Goal, Trial, best
 
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
 
-#: Words that identify a kind of warning in a sweep's record, so that each kind is logged once.
+#: Words in a sweep's warnings by which each kind of warning is recognized, so that it is logged once.
 _WITHOUT, _FINITE, _RANKS, _DIRECTION = (
     "without a value of",
     "no finite number",
     "with different values",
     "from its first value",
 )
-#: Number of trials, and of values in each, that must all go the wrong way before a warning.
+#: Number of trials, and of values in each, that must get worse before a warning about the sweep's goal.
 _TRIALS, _VALUES = 3, 3
 _LOOKED_AT = 50
 

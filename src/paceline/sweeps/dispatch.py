@@ -29,7 +29,7 @@ from paceline.sweeps.warm_start import prior_trials
 from paceline.system.files import read_json
 from paceline.targets.base import ALIKE_SPAN
 
-#: A sweep fails when this many trials were paused and none has left a checkpoint.
+#: Number of paused trials without a checkpoint after which a sweep fails.
 _WITHOUT = 3
 
 
@@ -113,7 +113,7 @@ class Dispatcher:
         if spec.array_size is None:
             return 1
         count = min(spec.array_size, spec.trials - number, ALIKE_SPAN - number % ALIKE_SPAN)
-        # The engine limits an array that is larger than the limit; no other may run beside it.
+        # The engine limits only the trials within an array: submit it if all trials fit the limit, or none is live.
         return count if not sweep.live or len(sweep.live) + count <= spec.concurrent else 0
 
     def _next(self, count: int) -> list[Trial]:
@@ -169,7 +169,7 @@ class Dispatcher:
         checkpoints = RunFolder(sweep.runs_dir / following.source).checkpoints
         self._prepared(run.job).start(dataclasses.replace(run, checkpoints=checkpoints))
         if sweep.trials[number].stopped is not None:
-            # It was waiting when the sweep ended, before more trials were requested.
+            # Remove the tag, which the sweep set at its end, before more trials were requested.
             with contextlib.suppress(OSError):
                 tags_and_properties.remove_tags(sweep.folder_of(number).notes, [STOPPED])
         sweep.go_on(sweep.trials[number].gone_on(run.run_id, following, values))
@@ -182,7 +182,7 @@ class Dispatcher:
         say(f"trial {number} begins: its submission was cut off before")
 
     def _prepared(self, job: Job) -> Submission:
-        """Return the submission of all trials, after a check that the target can run this one."""
+        """Return the submission that all trials share. Check that the target can run this job."""
         sweep, record = self._sweep, self._sweep.record
         if self._submission is not None:
             self._submission.check_again(job)
@@ -198,7 +198,7 @@ class Dispatcher:
         sweep, spec = self._sweep, self._sweep.spec
         values = {**entry["values"], **budget(spec.stop, rung)}
         job = job_of(sweep.job, values, spec.pass_as, self._snapshot, spec.switches)
-        # Each trial needs its own output destinations.
+        # Add the run's id to the destinations of outputs, so that each trial has its own.
         job, secrets = unrecorded(_resumed(in_places_of(job, run_id, "{run}"), former), self._secrets)
         return NewRun(
             run_id=run_id,
@@ -267,7 +267,7 @@ _NOTHING = (
 def _look_for_checkpoints(sweep: SweepState) -> None:
     policy = pausing(sweep.spec.stop)
     for trial in sweep.trials:
-        # Cached in `has_checkpoint`, because an ended run does not change.
+        # Look only once, since an ended run does not change.
         if policy is None or not policy.waits(trial) or trial.run_id in sweep.has_checkpoint:
             continue
         has = _has_file(RunFolder(sweep.runs_dir / trial.run_id))

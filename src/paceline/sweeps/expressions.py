@@ -1,8 +1,8 @@
 """The expressions of a search space: the values that a hyperparameter may take.
 
-Each expression maps between a raw value and a value. Samplers and records use the raw value, and the script gets the value.
-They differ in three cases. The raw value of a choice is the index of its option, because an option may be any JSON. The raw
-value of a normal is its quantile, because samplers need bounded ranges. The raw value of a quantized range is not rounded.
+Each expression converts between a raw value, for samplers and records, and a value, for the script. The two differ in
+three cases. The raw value of a choice is the index of its option, because an option may be any JSON. The raw value of a
+normal is its quantile, because samplers need bounded ranges. The raw value of a quantized range is not rounded.
 
 Expressions are defined as in the Azure SDK and Hyperopt, except that the bounds of `loguniform` are plain values, not
 logarithms. `qX(..., q)` is `round(x / q) * q`, which may exceed the bounds by up to q / 2.
@@ -79,7 +79,7 @@ class Choice:
         return len(self.options)
 
     def raw_at(self, quantile: float) -> int:
-        # A quantile of 1 would be past the last option.
+        # The quantile 1 would give an index behind the last option.
         return min(int(quantile * len(self.options)), len(self.options) - 1)
 
     def value(self, raw: Raw) -> object:
@@ -87,7 +87,7 @@ class Choice:
 
     def raw(self, value: object) -> int:
         for index, option in enumerate(self.options):
-            # In Python 1 == True, but choice(1, True) has two options with different texts.
+            # Compare texts, since 1 == True in Python, but choice(1, True) has two options.
             if option == value and isinstance(option, bool) == isinstance(value, bool):
                 return index
         shown = ", ".join(json.dumps(option) for option in self.options[:20])
@@ -211,7 +211,7 @@ class Integers:
 
     def __post_init__(self) -> None:
         for bound in (self.low, self.high):
-            # bool is a subclass of int, but randint(True) is a mistake.
+            # Refuse bool, a subclass of int: randint(True) is a mistake.
             if type(bound) is not int:
                 raise SweepError(f"randint(): {bound!r} is not an integer. Write randint(10) or randint(1, 10).")
         if self.low >= self.high:
@@ -454,7 +454,7 @@ def _word(text: str) -> object:
             value = read(text)
         except ValueError:
             continue
-        # Keep nan and inf as text: records are JSON, which lacks them. The script gets the same text.
+        # Keep nan and inf as text: JSON has no such numbers, and the script gets the same text.
         return text if isinstance(value, float) and not math.isfinite(value) else value
     # Accept Python's spelling too. `json.loads` above reads JSON's true, false and null.
     return {"True": True, "False": False, "None": None}.get(text, text)

@@ -36,10 +36,10 @@ _NOTEBOOK_PAUSE_S = 0.5
 _MOST = 30
 _COLOURS = {states.COMPLETED: "green", states.FAILED: "firebrick", states.CANCELED: "darkorange"}
 
-#: Pause between two updates, and the least ratio of the pause to an update's own duration.
+#: Pause between two updates in seconds, and the least ratio of the pause to the time that an update takes.
 _TERMINAL_PAUSE_S = 0.3
 _SHARE = 4
-#: Lines for the table's header, the line "and N more", and the cursor.
+#: Lines of a screen that the table's header, the line "and N more" and the cursor need.
 _FRAME_LINES = 4
 _STYLES = {states.COMPLETED: "green", states.FAILED: "red", states.CANCELED: "yellow", states.RUNNING: "cyan"}
 
@@ -79,7 +79,7 @@ class Board:
             if trial.is_over:
                 del self._live[number]
                 if may_go_on:
-                    # Read the trial again, because its pause tag is not read while it is live.
+                    # Read the ended trial's record, because the tag of a pause is not read while the trial is live.
                     self._read_again(number, spec)
         if may_go_on:
             self._look_for_later_runs(spec, has_ended=record.is_terminal)
@@ -125,7 +125,7 @@ def shown(standing: Standing, most: int) -> Shown:
     """Return a table of the best trials and some live ones."""
     spec = standing.spec
     order = ordered(standing.trials, spec.goals)
-    # Up to half of the rows are live trials.
+    # Use up to half of the rows for live trials.
     running = [trial for trial in order if not trial.is_over][: max(most // 2, most - len(order))]
     kept = {trial.number for trial in (*running, *order[: max(0, most - len(running))])}
     trials = [trial for trial in order if trial.number in kept][:most]

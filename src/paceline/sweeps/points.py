@@ -15,12 +15,12 @@ from paceline.sweeps.expressions import Choice, Fixed
 from paceline.sweeps.space import Dimension, Space, argument
 from paceline.system.names import did_you_mean
 
-#: In this order: `--lr 0.1`, `--lr=0.1`, `--sizes 1 2`, `--size=1 --size=2`, `--sizes=1,2`, `lr=0.1`, `+lr=0.1`, a variable lr.
-#: A name that ends with .json is the path of a file.
+#: Ways to pass values, or the path of a JSON file. Examples in this order: `--lr 0.1`, `--lr=0.1`, `--sizes 1 2`,
+#: `--size=1 --size=2`, `--sizes=1,2`, `lr=0.1`, `+lr=0.1`, a variable lr.
 ARGUMENTS, EQUALS, WORDS, REPEATED, COMMAS, ASSIGNMENTS, ADDITIONS, ENVIRONMENT = WAYS = (
     *("arguments", "equals", "words", "repeated", "commas", "assignments", "additions", "environment"),
 )
-#: The way for each example form that users may write.
+#: Example that a user may write for a way -> the way.
 _FORMS = {
     "--name value": ARGUMENTS,
     "--name=value": EQUALS,
@@ -33,7 +33,7 @@ _FORMS = {
 #: Ways with dashes before the name. Only these ways can pass switches (options without a value).
 _DASHED = (ARGUMENTS, EQUALS, WORDS, REPEATED, COMMAS)
 
-#: Functions that return the command-line words of a list, for the ways with a form for lists.
+#: Way with a form for lists -> function that returns the command-line words for a list.
 _LISTS: dict[str, Callable[[str, Sequence[object]], list[str]]] = {
     WORDS: lambda word, items: [word, *map(text_of, items)],
     REPEATED: lambda word, items: [f"{word}={text_of(item)}" for item in items if item is not None],
@@ -157,7 +157,7 @@ def variable(name: str) -> str:
 def words(values: Mapping[str, object], switches: Sequence[str] = (), pass_as: str = ARGUMENTS) -> list[str]:
     """Return the values as command-line words.
 
-    None omits an argument, a true switch is a word of its own, and lists have the form of `pass_as`.
+    A value None omits the argument, a switch that is true is one word, and lists have the form of `pass_as`.
     """
     opposites = {switch.partition("/")[0]: switch.partition("/")[2] for switch in switches}
     command_words: list[str] = []

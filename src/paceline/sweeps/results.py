@@ -23,7 +23,7 @@ from paceline.system.units import value_text
 MORE = "more.json"
 #: Files in the sweep's outputs.
 TABLE, LINEAGE = "trials.csv", "lineage.csv"
-#: Columns that only the lineage table has. A hyperparameter of this name gets another column name.
+#: Columns that only the lineage table has. A hyperparameter with such a name gets another column name.
 _LINEAGE = ("from", "why", "best", "last")
 
 #: The fixed columns, in order. The metrics are between the two groups.
@@ -54,7 +54,7 @@ def best_trials(trials: Sequence[Trial], spec: SweepSpec) -> list[Trial]:
 
 
 def values_of(trial: Trial, spec: SweepSpec) -> tuple[float | None, ...]:
-    """Return a trial's best value, or its last values if there are several metrics."""
+    """Return {metric: value}: the trial's best value, or with several metrics its last values."""
     if spec.further:
         return tuple(curve[-1] if curve else None for curve in trial.curves)
     return (trial.best(spec.goal),)
@@ -78,7 +78,6 @@ def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
     hyperparameter. A hyperparameter with the name of another column keeps its dashes: `--status`. With several metrics the last
     value of each, and front: whether the trial is on the Pareto front.
     """
-    # Computed once for all rows.
     on_front = {trial.number for trial in best_trials(trials, spec)} if spec.further else set()
     return [
         {
@@ -170,5 +169,5 @@ def parameter_column(name: str, metrics: Iterable[str]) -> str:
     plain = name.lstrip("-")
     if plain not in {*BEFORE, *AFTER, FRONT, *map(metric_column, metrics)}:
         return plain
-    # A metric may be named `--loss` too.
+    # A metric may have the name with dashes too.
     return argument(name) if argument(name) not in metrics else f"{argument(name)} (parameter)"

@@ -69,7 +69,7 @@ class Space:
             dimension = waiting.pop(0)
             chosen[dimension.key] = raw = choose(dimension)
             if dimension.branches:
-                # Insert at the front, so that keys have the order of `grid` and equal points have equal item tuples.
+                # Insert at the front, so that keys are always in the order of `grid`.
                 waiting[:0] = dimension.branches[int(raw)]
         return chosen
 
@@ -214,7 +214,7 @@ def _names(dimensions: tuple[Dimension, ...]) -> list[list[str]]:
 def _check_names(names: list[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
-        # Compare names without dashes: `lr` and `--lr` would be the same argument.
+        # Compare names without dashes, since `lr` and `--lr` are the same argument.
         if (other := seen.setdefault(_plain(name), name)) is not name:
             raise SweepError(f"{other!r} and {name!r} are one name of the script's, given twice. Remove one.")
 

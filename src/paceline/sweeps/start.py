@@ -100,7 +100,7 @@ class CheckedSweep:
 
     Attributes:
         spec: The sweep's spec, with the switches that the script declares.
-        secrets: Place -> value.
+        secrets: Place in the job -> value.
         results: Results of former sweeps, for a warm start.
     """
 
@@ -137,7 +137,7 @@ def checked(
         check_own(spec.sampler, directory)
     results = known_results(spec, workspace_dir / "runs")
     if results and ":" not in spec.sampler:
-        Proposals(spec, directory, as_trials(results))  # the sampler raises if the results are not enough
+        Proposals(spec, directory, as_trials(results))  # raises an error if the sampler needs more results
     return CheckedSweep(spec=spec, secrets=secrets, described=described, results=results)
 
 
@@ -161,7 +161,7 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
         others = [argument(name) for name in (*budget(spec.stop), *(["--resume-from"] if spec.resumed else ()))]
         switches = check_script(spec.space, job, directory, spec.switches, others)
         spec = dataclasses.replace(spec, switches=switches)
-    # Try a point from the middle of the space.
+    # Check the job with a point from the middle of the space.
     first = spec.space.draw(lambda dimension: dimension.expression.raw_at(0.5))
     job_of(job, spec.space.values(first), spec.pass_as, directory, spec.switches)
     return spec
@@ -220,8 +220,7 @@ def more(folder: RunFolder, trials: int) -> None:
         raise SweepError(f"run {folder.run_id} is not a sweep; its kind is {record.kind}.")
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
         raise SweepError(f"trials={trials!r} is not an integer of 1 or more.")
-    # Before the lock: a controller that is about to end then sees the request and continues. Requests that it has not seen yet
-    # add up.
+    # Add to the request before trying the lock, so that a controller that is about to end continues.
     in_all = requested(folder) + trials
     there = count(folder) if record.is_terminal else SweepSpec.from_json(record.sweep).trials
     if (total := there + in_all) > MOST_TRIALS:

@@ -168,9 +168,9 @@ class SweepRun(Run):
         Args:
             space: Hyperparameters to change or to add, each name -> expression.
             without: Names of hyperparameters to remove.
-            trials: Number of trials. Default, also of the next two: as before.
-            concurrent: Number of trials at a time.
-            sampler: A sampler's name.
+            trials: Number of trials. Default: as before.
+            concurrent: Number of trials at a time. Default: as before.
+            sampler: A sampler's name. Default: as before.
             learn: Give the sampler the results of this sweep.
 
         Raises:

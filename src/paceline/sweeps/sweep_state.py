@@ -27,7 +27,7 @@ class SweepState(ParentState):
         is_exhausted: The space has no further point.
         changes: Counter of trials that began, continued or ended, which shows when derived data is stale.
         failure: The reason why the sweep must fail, or None.
-        judged: Values of `changes` and `is_done` from which `failure` was computed.
+        judged: Values of `changes` and `is_done` when `failure` was computed.
         has_checkpoint: Run id -> whether a paused run has left a checkpoint.
     """
 
@@ -43,7 +43,7 @@ class SweepState(ParentState):
         self.cut_off: set[int] = set()
         self._cut_off_once: set[int] = set()
         self.pending: list[Proposal] = []
-        # Never reset: every point of the space has been proposed.
+        # Never reset, since every point of the space has been proposed.
         self.is_exhausted = False
         self.changes = 0
         self.failure: str | None = None
@@ -117,7 +117,7 @@ class SweepState(ParentState):
             after = watch.look(self.trials[number])
             if after is self.trials[number]:
                 continue
-            # Repeat an interrupted submission only once: a second interruption is not the controller's crash.
+            # Repeat an interrupted submission only once: the submission itself may be what kills the controller.
             if (
                 after.status == states.FAILED
                 and number not in self._cut_off_once

@@ -1,4 +1,4 @@
-"""A trial as samplers and policies see it, and functions that rank trials."""
+"""The class Trial, with which samplers and policies work, and functions that rank trials."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Trial:
     @property
     def is_paused(self) -> bool:
         """Whether the policy has paused the trial's last run."""
-        # A script that ended by itself before the pause took effect is not Canceled, and is not continued.
+        # A script that ended by itself before the pause is not Canceled, and does not continue.
         return self.paused is not None and self.status == states.CANCELED
 
     @property
@@ -152,7 +152,7 @@ class Trial:
 
     def best_leg(self, goal: Goal) -> Leg:
         """Return the run with the best value, or the last run if no run has a value."""
-        # `min` returns the first of equal values, so reverse the runs to prefer the last.
+        # Reverse the runs, since `min` returns the first of equal values, and the last run is preferred.
         return min(reversed(self.legs), key=lambda leg: cost(best(leg.curve, goal), goal))
 
     @property

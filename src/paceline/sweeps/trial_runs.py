@@ -27,7 +27,7 @@ from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Leg, Trial
 from paceline.system.files import append_line, json_lines, stamp_of
 
-#: Tags of a run: the reason of its pause, the rung to which it was promoted while live, and the reason.
+#: Tags of a run: why it was paused; the rung to which it was promoted while live; why it was promoted.
 PAUSED, RUNG, PROMOTED = "paused", "rung", "promoted"
 
 _FILE = "ended.jsonl"
@@ -134,7 +134,7 @@ def trials(sweep: RunFolder, spec: SweepSpec) -> list[Trial]:
 
 def read_trials(sweep: RunFolder, spec: SweepSpec) -> Iterator[tuple[Trial, list[RunRecord]]]:
     """Yield each trial with the records of its runs; a cached trial has no records."""
-    # Do not use the cache if the policy pauses trials: a trial may continue in another run.
+    # Don't use the cache if the policy pauses trials, since an ended trial may continue in another run.
     ended = EndedTrials(sweep) if pausing(spec.stop) is None else None
     for number in itertools.count():
         if ended is not None and (trial := ended.get(number)) is not None:
@@ -171,7 +171,7 @@ class EndedTrials:
         self._lines: dict[int, dict[str, object]] = {}
         for kept in json_lines(sweep.path / _FILE):
             with contextlib.suppress(KeyError, TypeError):
-                # Later lines win, because the child may have been removed and created again.
+                # The last line of a trial counts, because the child may have been removed and created again.
                 self._lines[kept["number"]] = kept
 
     def get(self, number: int) -> Trial | None:
@@ -195,13 +195,13 @@ def keep(sweep: RunFolder, trial: Trial) -> None:
 
 
 def stamp(runs_dir: Path, run_id: object) -> list[int] | None:
-    """Return what identifies the current version of a run's state, or None."""
+    """Return values that change with a run's state file, or None without this file."""
     state_stamp = stamp_of(f"{runs_dir}/{run_id}/state.json")
     return None if state_stamp is None else list(state_stamp)
 
 
 def _read(name: str, value: Any) -> Any:
-    # JSON has no tuples. `Trial` rejects fields of another version.
+    # Convert lists to tuples, which JSON lacks. `Trial` raises an error for fields of another version.
     if not isinstance(_DEFAULTS.get(name), tuple):
         return value
     return tuple(tuple(inner) if isinstance(inner, list) else inner for inner in value)

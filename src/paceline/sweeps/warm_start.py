@@ -93,8 +93,7 @@ def _of_sweep(run_id: str, spec: SweepSpec, runs_dir: Path) -> list[KnownResult]
         raise SweepError(f"warm_start: run {run_id} is not a sweep; its kind is {record.kind}.")
     former = SweepSpec.from_json(record.sweep)
     _check_names(run_id, former.space, spec.space)
-    # By the new sweep's metrics: every logged value counts. Not from the cache of ended trials, which has the former sweep's
-    # metrics.
+    # Read the runs, since the former sweep's cache may lack metrics of the new sweep.
     judged = _judged_by(former, spec)
     known = [trial_of(records, runs_dir, judged) for records in all_runs(folder, judged)]
     trials = [trial for trial in known if trial.status != states.FAILED]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.system.lazy_import import face
 
-# Not typing's: `paceline run` starts a supervisor by a module of this package before it has loaded any other.
+# Don't import `typing`, which is slow: `paceline run` imports this package first, to start loading a supervisor.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

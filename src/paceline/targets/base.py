@@ -12,22 +12,23 @@ Six optional protocols, each implemented completely or not at all (the conforman
     Examined      `paceline compute` and the doctor can query it
     Elastic       gives a run as many nodes as are available, between a minimum and a maximum
 
-Some members are optional on their own. Of targets: OPTIONS and settings of a configurable kind, login if a password is
-needed, script_python(links) if nodes have their own interpreters; see docs/compute.md. Of nodes:
+Some members are optional. Of targets: `OPTIONS` and `settings` of a configurable kind, `login` if a password is needed,
+`script_python(links)` if nodes have their own interpreters; see docs/compute.md. Of nodes:
 
     disks(paths)    {path: (free bytes, total bytes, number of the file system)} of these folders' disks on the nodes,
-        prefixed with the node if there are several, and on the supervisor's machine. Without it, no disk is checked.
+        prefixed with the node if there are several, and on the supervisor's machine. Without `disks`, no disk is
+        checked.
     loads(workers)    {node rank: {name: number}}: utilization of nodes and workers, as `paceline.observe.node.load` measures it.
-        workers: {node rank: argument of that measurement}. Without `loads`, the load of a run is unknown.
+        workers: {node rank: argument of `LoadMeter.look`}. Without `loads`, the load of a run is unknown.
     put(node_rank, path, data)   write a small file and its folder on a node, for the owner only; may raise OSError. Without
         it, `paceline exec` works only where nodes see the supervisor's folders.
-    silence_s   seconds without a message after which a node is lost. When workers fail as if a node were gone, the supervisor
-        waits as long. Default 15.
+    silence_s   seconds without a message after which a node is lost, default 15. When workers fail and the loss of a node
+        may be the cause, the supervisor waits this long for a report of the loss.
     kill_session(pid, node_rank)   kill the rest of the session of a command that has ended. Without it, a lost worker is not
         replaced alone (`on_failure="replace"`).
-    note_hang(since)   record since when the run hangs (None: no longer), for runs that wait for its nodes.
-    leave_reason()     return why the run has to leave its nodes, such as for another run, or "". The supervisor then ends the
-        workers and queues the run again, which is none of its restarts.
+    note_hang(since)   record since when the run hangs (None: it does not hang), to inform runs that wait for its nodes.
+    leave_reason()     return why the run has to leave its nodes, such as for another run, or "". The supervisor then ends
+        the workers and queues the run again. This does not count as a restart.
     on_news     a callback without arguments, called from any thread when a command on a node has ended. Without it, the
         supervisor polls.
 """
@@ -64,14 +65,14 @@ class Preview:
 
 
 class Nodes(Protocol):
-    """The nodes that a run holds until they are closed. No method blocks for long, whatever a node does."""
+    """The nodes that a run holds. No method blocks for long, even if a node hangs."""
 
     nodes: tuple[Node, ...]
     #: Free ports on the first node, for the workers of the run.
     ports: tuple[int, ...]
 
     def send(self, folder: RunFolder, library_dir: Path) -> RemotePaths:
-        """Send the run's folder, or the files of it that nodes need, to all nodes.
+        """Send the run's folder, or those of its files that nodes need, to all nodes.
 
         Raises:
             TargetError: A node can't store the files; the message names the node and the reason.
@@ -99,7 +100,7 @@ class Nodes(Protocol):
         """Return whether a process exists; False for every process of a lost node."""
 
     def ended(self) -> list[ProcessExit]:
-        """Return the commands that ended since the last call, after mirroring the files that they wrote."""
+        """Return the commands that ended since the last call. Files that these commands wrote are mirrored first."""
 
     def renew_ports(self) -> None:
         """Choose new ports on the first node because another program uses the old ones."""
@@ -131,7 +132,7 @@ class Target(Protocol):
     """A source of nodes. One object serves one run. Configurable targets take a name and settings."""
 
     def check(self, job: Job) -> None:
-        """Refuse a job that this target can never run, before anything starts.
+        """Raise an error if this target can never run the job. Called before a submission.
 
         Raises:
             TargetError: The message has the job's demand and the target's capacity.
@@ -184,19 +185,19 @@ class Queued(Protocol):
         """Ask the engine to end the run. `paceline.runs.remote_status.Teller` has the details."""
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the supervisor for one command, or None if the supervisor uses this same run folder."""
+        """Return a channel to the supervisor for one command; None if it uses this folder."""
 
     def script(self, job: Job) -> str | None:
         """Return the job script for the engine, which --dry-run prints, or None if there is no script."""
 
 
-#: Most runs in one `start_supervisors` call, whose run numbers are 0 to 999, or 1000 to 1999, and so on.
+#: The most runs in a `start_supervisors` call, all with numbers in one range: 0 to 999, 1000 to 1999, and so on.
 ALIKE_SPAN = 1000
 
 
 @runtime_checkable
 class Alike(Protocol):
-    """A target whose engine takes many runs with one call, such as a job array."""
+    """A target whose engine accepts many similar runs in one call, such as a job array."""
 
     def start_supervisors(
         self, job: Job, run_dirs: Sequence[Path], library_dir: Path, python: str, at_once: int
@@ -213,7 +214,7 @@ class Controlling(Protocol):
     """A target whose engine can run a sweep's controller, so that the submitting machine may be shut down."""
 
     def check_controller(self) -> None:
-        """Refuse a target whose engine is known not to see the workspace.
+        """Raise an error if the engine is known not to see the workspace.
 
         Raises:
             TargetError: The engine can't see the workspace; the message has the reason.
@@ -257,7 +258,7 @@ class Elastic(Protocol):
     """
 
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
-        """Return how many nodes the run would get if it returned `nodes` and allocated again.
+        """Return how many nodes the run would get if it returned `nodes` and allocated nodes again.
 
         The supervisor calls this every second, so it does not block; the number may be some seconds old.
         """

@@ -41,7 +41,7 @@ OWN = {
     "slurm": "paceline.targets.slurm.target:SlurmTarget",
     "ray": "paceline.targets.ray.target:RayTarget",
     "kubernetes": "paceline.targets.kubernetes.target:KubernetesTarget",
-    # Part of `paceline.testing`, for its users: nodes that exist only in a process.
+    # The simulated nodes of `paceline.testing`.
     "sim": "paceline.testing.sim.target:SimTarget",
 }
 
@@ -67,7 +67,7 @@ class Configured:
 
     @property
     def type(self) -> str:
-        """The kind, under its name in the Azure SDK."""
+        """The target's kind, by the name of this property in the Azure SDK."""
         return self.kind
 
     def get_status(self) -> Status:
@@ -155,7 +155,7 @@ def names(workspace_dir: Path) -> list[str]:
 def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -> Target:
     """Store a target's description in the workspace. Return the target.
 
-    A target may replace its settings, such as a host file's path by the hosts. Existing runs keep the old settings.
+    The target's class may convert settings, such as a file of hosts to the hosts. Existing runs keep the old settings.
 
     replace: Whether to replace a target of this name.
 
@@ -169,7 +169,7 @@ def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -
             f"the name {configured.name!r} is that of a kind, and this target is of kind {configured.kind!r}. "
             "Choose another name."
         )
-    # The target's constructor checks the settings, and may replace them.
+    # The target's constructor checks the settings, and may convert them.
     target = configured.make()
     kept = getattr(target, "settings", None)
     if isinstance(kept, Mapping):
@@ -226,7 +226,7 @@ def target_of_run(run_dir: Path) -> Target:
 
 
 def _registry(workspace_dir: Path) -> Documents:
-    # Imported here because supervisors, which read the copy in the run's folder, don't need this module.
+    # Imported here because supervisors find a copy in the run's folder, and never get to this line.
     from paceline.system.registry import Documents
 
     return Documents(workspace_dir / "compute", _NAME)
@@ -244,7 +244,7 @@ def _stands_alone(kind: str) -> bool:
     try:
         options = getattr(kind_class(kind), "OPTIONS", ())
     except TargetError:
-        return kind in OWN  # making the target raises the error
+        return kind in OWN  # creating the target later raises the error
     return not any(option.is_required for option in options)
 
 

@@ -1,8 +1,8 @@
 """The order of a machine's queue, as a pure function of its tickets, its shares file and the records of past use.
 
-`in_order` ranks the waiting runs and reads no clock: it counts use up to the newest change of a file, so all observers that
-read the same files compute the same order. `plan` says which of these runs start now, and which running runs have to leave
-for an urgent run.
+`in_order` ranks the waiting runs. It reads no clock, but counts use up to the newest change of a file, so all processes
+that read the same files compute the same order. `plan` decides which of these runs start now, and which running runs
+have to leave for an urgent run.
 
 Without a shares file (policy None) the older submission is first, and a priority orders only the runs of one user.
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     class Plan(TypedDict):
         """Decisions on all runs of a machine.
 
-        order: All tickets in the order of service. starts: GPUs of the runs that start now. why: Reasons other than
-        lack of room for which a run waits. leave: Running runs that an urgent run or a reservation asks to leave.
+        order: All tickets in the order of service. starts: GPUs for the runs that start now. why: Reason why a run
+        waits, except lack of room. leave: Running runs that have to leave, for an urgent run or a reservation.
         """
 
         order: list[Ticket]
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
         leave: list[TicketId]
 
 
-if "SharePolicy" not in globals():  # on a host, the text of `shares` precedes the text of this module
+if "SharePolicy" not in globals():  # hosts run the text of `shares` followed by the text of this module
     from paceline.targets.shares import HIGH, URGENT, granted_at, held_gpus, ident, limit_s, share_of, stated_level
 
 #: Seconds that a run without a time limit or history is expected to take.
 TYPICAL_S = 3600.0
-#: Seconds that a run keeps its share after its time limit or a request to leave, at a guess.
+#: Assumed seconds from a run's time limit, or a request to leave, until it returns its share.
 _OVERTIME_S = 60.0
 _WEEK_S = 7 * 24 * 3600.0
-#: Most runs whose start is estimated.
+#: The most waiting runs whose start is estimated.
 _EXPECTED = 50
 
 
@@ -79,7 +79,7 @@ class Room:
         count = ticket["gpu_count"]
         if not count:
             return []
-        # Rounding: ten shares of 0.1 sum to slightly more than 1.
+        # A tolerance for rounding: ten shares of 0.1 may sum to slightly more than 1.
         share = share_of(ticket) - 1e-6
         free = [gpu for gpu in self.gpus if self.used[gpu] + share < 1 and gpu not in avoided]
         return None if count > len(free) else sorted(free, key=lambda gpu: -round(self.used[gpu], 6))[:count]
@@ -90,11 +90,11 @@ def in_order(
 ) -> "list[Ticket]":
     """Return the tickets in the order of service.
 
-    tickets: Tickets of running and waiting runs. With a policy, running ones count as use and are returned first.
+    tickets: Tickets of running and waiting runs. With a policy, running runs count as use and come first.
     """
     if policy is not None:
         return _by_share(tickets, policy, uses or {})
-    # File ages give each user's positions; priority and key fill them.
+    # The ages of tickets determine which positions a user has; priorities determine which of the user's runs get them.
     places = sorted(tickets, key=lambda ticket: (ticket["since"], ticket["uid"] or 0, ticket["key"]))
     ranked = sorted(tickets, key=lambda ticket: (-stated_level(ticket), ticket["key"]))
     mine = {uid: iter([each for each in ranked if each["uid"] == uid]) for uid in {each["uid"] for each in tickets}}
@@ -102,9 +102,9 @@ def in_order(
 
 
 def _by_share(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[int, PastUse]") -> "list[Ticket]":
-    """Order tickets by level, and then by use for each share."""
+    """Order tickets by level, then by the user's use in proportion to their share."""
     at = newest(tickets, policy, uses)
-    ranked = sorted(tickets, key=ident)  # sums of floats depend on their order
+    ranked = sorted(tickets, key=ident)  # a fixed order, since sums of floats depend on the order
     levels = {ident(ticket): level(ticket, policy, uses, at) for ticket in ranked}
     running = [ticket for ticket in ranked if ticket["granted"] is not None]
     past, by_group = {}, {}  # type: dict[int, float], dict[str, float]
@@ -116,10 +116,10 @@ def _by_share(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping
     def charge(ticket: "Ticket", seconds: float) -> None:
         add(ticket["uid"] or 0, ticket["user"], seconds * policy.weight(ticket, levels[ident(ticket)]))
 
-    # The use of everybody counts towards their group, also of a user without a ticket now.
+    # A user's use counts for their group, even if the user has no ticket now.
     for uid in sorted(uses):
         add(uid, uses[uid]["user"], policy.decayed(uses[uid], at))
-    # Charge a run for an hour in advance: a user who has just started runs must not start all others too.
+    # Charge a running run for an hour in advance, or a user who has just started a run would stay first in the order.
     for ticket in running:
         charge(ticket, max(0.0, at - granted_at(ticket)) + TYPICAL_S)
     waiting = {}  # type: dict[int, list[Ticket]]
@@ -168,10 +168,7 @@ def level(ticket: "Ticket", policy: "SharePolicy", uses: "Mapping[int, PastUse]"
 
 
 def hours_in_week(use: "PastUse | None", at: float) -> "tuple[float, float]":
-    """Return a user's GPU-hours of the last 7 days, and the urgent part.
-
-    Only runs that have ended count.
-    """
+    """Return GPU-hours of a user's ended runs in 7 days: of all, and of urgent runs."""
     rows = [row for row in use["hours"] if row[0] > at - _WEEK_S] if use is not None else []
     return math.fsum(row[2] for row in rows) / 3600, math.fsum(row[3] for row in rows) / 3600
 
@@ -188,9 +185,9 @@ def plan(
 ) -> "Plan":
     """Decide which waiting runs start now, and which running runs have to leave.
 
-    A run starts if it fits beside all runs that are before it in the order. A run behind one that does not fit starts only
-    if it does not delay that run: by its stated time limit it ends before, or it leaves enough room. With a policy it may
-    delay that run within the hours of patience of the policy.
+    A run starts if it fits beside all runs before it in the order. Behind a run that does not fit, it starts only if it
+    does not delay that run: it ends in time by its time limit, or leaves enough room. The policy's hours of patience
+    allow a delay.
 
     Args:
         tickets: Tickets of all running and waiting runs.
@@ -200,7 +197,7 @@ def plan(
         policy: Content of the shares file, or None.
         uses: Past use of each user.
         blocked: GPUs that processes outside Paceline use.
-        passed: Waiting runs that could have started and did not, such as those of a stopped process.
+        passed: Waiting runs to skip, since they could have started but did not, such as runs of stopped processes.
     """
     uses = uses or {}
     every = in_order(tickets, policy, uses)
@@ -232,7 +229,7 @@ def plan(
         found = room.fit(ticket, avoided)
         if found is None and avoided and room.fit(ticket) is not None:
             why[key] = "; ".join(sorted(set(avoided.values())))
-            continue  # this run may not use GPUs that others may use
+            continue  # only GPUs reserved for others are free, so this run blocks nobody
         takes_nothing = not ticket["cores"] and not ticket["gpu_count"]
         running = [*holders, *started]
         if found is None or not (
@@ -248,7 +245,7 @@ def plan(
 
 
 def _end(ticket: "Ticket", now: float, is_leaving: bool) -> float:
-    """Return the latest end of a running run, infinity without a limit."""
+    """Return the latest end of a running run; infinity if it has no time limit."""
     if is_leaving:
         return now + _OVERTIME_S
     limit = limit_s(ticket)
@@ -282,9 +279,9 @@ def _may_pass(
             return True
         stay = [one for one in running if ends[ident(one)] > starts_at]
     else:
-        # The ends of the other runs are unknown. Those that have passed `first` already must leave it enough room.
+        # No known end makes room for `first`: it must fit beside the runs that have started since it began to wait.
         stay = [one for one in running if granted_at(one) > first["since"]]
-    # The run gets GPUs that `first` may not need: try it on those that stay free beside `first`.
+    # See whether `first` fits beside this run, on GPUs that `first` may not need.
     found = room_of(stay).fit(ticket)
     return found is not None and fits_beside([*stay, dict(ticket, granted={"gpus": found})])
 
@@ -299,8 +296,8 @@ def _leaving(
 ) -> "set[TicketId]":
     """Return the runs that have to leave so that urgent runs fit.
 
-    Runs of a lower level go first, and among them those that started last. Without a policy an urgent run asks only runs
-    of its own user.
+    Runs of a low level leave first, among these the last started. Without a policy, only runs of the urgent run's user
+    leave.
     """
     leave = set()  # type: set[TicketId]
     kept = list(holders)
@@ -319,7 +316,7 @@ def _leaving(
             gone.append(may_go.pop(0))
         if room_of([one for one in kept if one not in gone]).fit(ticket, avoided) is None:
             continue
-        # A run that frees nothing which the urgent run needs may stay; ask the latest choice first.
+        # A chosen run stays if the urgent run fits without its share. Test the last chosen run first.
         for one in list(reversed(gone)):
             rest = [other for other in gone if other is not one]
             if room_of([other for other in kept if other not in rest]).fit(ticket, avoided) is not None:

@@ -1,4 +1,4 @@
-"""The program of a host of an `ssh` target, which reports resources and grants leases of the machine to users' runs.
+"""Report the resources of a host of an `ssh` target, and grant leases of this machine to users' runs.
 
 Paceline sends this file as text to the host's Python, after `targets.leases` (`targets.ssh.probe.host_program`).
 
@@ -12,9 +12,9 @@ Paceline sends this file as text to the host's Python, after `targets.leases` (`
 
 The variable PACELINE_LEASES replaces /tmp and /var/tmp. Root's /etc/paceline/shares.json goes before the file in /var/tmp.
 
-Users write in their own folders and read each other's. A ticket belongs to the owner of its file. Links, files of other
-owners and invalid tickets are ignored. So no user can make another user's program write elsewhere, or remove or forge
-another user's tickets. Any user can hold the guard too long, but then the error message names this user.
+Users write in their own folders and read all users' folders. A ticket belongs to the owner of its file. Links, files of
+other owners and invalid tickets are ignored. So no user can forge or remove another user's tickets, or make another
+user's program write elsewhere. A user can lock the guard too long, but the error message then names this user.
 
 The code runs in Python 3.6, so that an interpreter that is too old for Paceline can report its version.
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from paceline.targets.leases import LeaseAnswer, SharesAnswer, Ticket
 
-if "Queue" not in globals():  # on a host, the text of these modules precedes the text of this module
+if "Queue" not in globals():  # hosts run the text of these modules followed by the text of this module
     from paceline.observe.node.gpus import devices
     from paceline.observe.node.outside import driver, stat_fields, used_cores, used_gpus
     from paceline.system.lock_holder import holder, user_name
@@ -47,11 +47,11 @@ if "Queue" not in globals():  # on a host, the text of these modules precedes th
 
 _PARENT = "/tmp"
 _PREFIX = "paceline-leases-"
-#: Where the shares file is, and the file that root may put in its place.
+#: The shares file, and root's file, which takes precedence.
 _SHARES, _ROOTS_SHARES = "/var/tmp/paceline-share/shares.json", "/etc/paceline/shares.json"
-#: The folder of one's own tickets -> the queue as this process knows it.
+#: The folder of this user's tickets -> this process's queue, which keeps what it has read.
 _queues = {}  # type: dict[str, Queue]
-#: Timeout for the guard: longer than any program needs the guard, shorter than the time limit of a host's answer.
+#: Timeout for locking the guard: longer than any program holds it, shorter than the time limit of a host's answer.
 _GUARD_S = 8.0
 
 
@@ -68,13 +68,13 @@ def answer(verb: str, given: "Ticket") -> "LeaseAnswer":
 def look(given: "Ticket") -> "LeaseAnswer":
     """Report the machine's resources and tickets.
 
-    given: `with_gpus`, to list the GPUs, which is slow; or the `gpus` of the machine.
+    given: `with_gpus`: whether to list the GPUs, which is slow. Otherwise `gpus`: the machine's known GPUs.
     """
     answer: LeaseAnswer = {"host": os.uname().nodename, "cores": core_count(), "boot_id": boot_id()}
     if given.get("with_gpus") or "gpus" in given:
         answer["gpus"] = list(given["gpus"] if "gpus" in given else devices())
     queue, answer["tickets"] = host_queue(), []
-    # On a machine without tickets, don't create the guard file.
+    # Without any ticket there is nothing to lock, so don't create the guard file.
     if user_folders():
         with locked():
             answer["tickets"] = queue.tickets()
@@ -93,9 +93,9 @@ def look(given: "Ticket") -> "LeaseAnswer":
 
 
 def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
-    """Put the tickets in the order of service, add why each run waits, and return the shares.
+    """Sort the tickets in the order of service, and return the users' shares.
 
-    A waiting run's ticket also gets the likely time until its start.
+    Add to each waiting run's ticket why the run waits, and the likely time until its start.
     """
     tickets, policy, uses, now = answer["tickets"], queue.policy(), queue.uses(), time.time()
     gpus = answer.get("gpus") or sorted({gpu for one in tickets for gpu in gpus_named(one)})
@@ -132,7 +132,7 @@ def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | Non
         given: The ticket's `key`, `run_id`, `cores` and `gpu_count`, the `pid` of the run's agent, the machine's `all_cores`
             and `all_gpus`, and `at_once`: whether to leave the queue if no lease is granted now. Optional: the `guardian`
             of that process, and the keys of `paceline.targets.leases.Queue`.
-        free_ports: As `Queue` takes it, for runs that lease ports.
+        free_ports: The argument of `Queue`, for runs that lease ports.
     """
     queue, now = host_queue(free_ports), time.time()
     at_once, all_cores, all_gpus = given.pop("at_once", False), given.pop("all_cores"), given["all_gpus"]
@@ -144,18 +144,18 @@ def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | Non
     if "guardian" in given:
         mine["guardian_started"] = start_time(given["guardian"])
     if given["gpu_count"]:
-        driver()  # other users must not wait for the lock while the driver loads
+        driver()  # load the GPU driver first, so that no user has to wait for the lock meanwhile
     with locked():
         for folder in (os.path.dirname(queue.own), queue.own):
             make_own_folder(folder)
         others = []
-        # The pid is part of the identity: a new agent must not take over the ticket of a living old one.
+        # Compare the pid too: a run's new agent must not take over the ticket of an old agent that still lives.
         for item in queue.tickets():
             if all(item[name] == mine[name] for name in ("uid", "key", "pid")):
                 mine.update({name: item[name] for name in ("granted", "since", "changed")})
             else:
                 others.append(item)
-        # Ask the driver only for the GPUs that the run may get. Its leases are known, so this needs no second look.
+        # Ask the GPU driver which GPUs other programs use, unless the run has a lease already.
         blocked = (
             used_gpus(all_gpus, own_pids([*others, mine])) if mine["gpu_count"] and mine["granted"] is None else {}
         )
@@ -177,13 +177,13 @@ def note(given: "Ticket") -> "LeaseAnswer":
 
 
 def leave(given: "Ticket") -> "LeaseAnswer":
-    """Return {"leave": why}: why a run that holds a share has to return it, "" if it may stay."""
+    """Return {"leave": why}: the reason why a run has to return its share, or ""."""
     return {"leave": host_queue().leave_reason(given["key"], given["all_cores"], given["all_gpus"])}
 
 
 def host_queue(free_ports: "Callable[[int, Any], Sequence[int]] | None" = None) -> Queue:
     """Return the queue of this host, which all users of the host share."""
-    # Machines that boot without a disk may share a /tmp.
+    # Name the folder by the host, since machines that boot without a disk may share /tmp.
     own = os.path.join(parent_dir(), "%s%d" % (_PREFIX, os.geteuid()), os.uname().nodename)
     if own not in _queues:
         _queues[own] = Queue(own, user_folders, locked, is_alive, shares=shares_path())
@@ -200,7 +200,7 @@ def shares_path() -> str:
 
 
 def is_alive(ticket: "Ticket") -> bool:
-    """Return whether a ticket's agent or guardian is alive, and its owner's."""
+    """Return whether the ticket's agent or guardian lives, as its owner's process."""
     if ticket.get("boot_id") != boot_id():
         return False
     return _is_process(ticket, "pid", "started") or _is_process(ticket, "guardian", "guardian_started")
@@ -216,7 +216,7 @@ def _is_process(ticket: "Ticket", pid_name: str, started_name: str) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # another user's process, which /proc may hide
+        pass  # the process exists, but belongs to another user, and /proc may hide it
     owner = process_owner(pid)
     if owner is not None and owner != ticket["uid"]:
         return False
@@ -277,7 +277,7 @@ def is_own_folder(path: str, uid: int) -> bool:
 
 @contextlib.contextmanager
 def locked() -> "Iterator[None]":
-    """Exclude other readers and writers of tickets during a `with` block.
+    """Hold the guard's lock during a `with` block, so that no other process reads or changes tickets.
 
     Raises:
         LeasesError: A folder is unsafe, or a process holds the guard too long.
@@ -286,7 +286,7 @@ def locked() -> "Iterator[None]":
     fd = take_guard(os.path.join(parent_dir(), "%s%s.guard" % (_PREFIX, os.uname().nodename)))
     try:
         yield
-    # Closing the file releases the lock. Don't delete the file: two processes could then lock two files of one name.
+    # Closing releases the lock. Never delete the file, or two processes could each lock a different file of this name.
     finally:
         os.close(fd)
 
@@ -339,7 +339,7 @@ def take_guard(path: str) -> int:
             try:
                 # Don't block: the holder may be a stopped process, and this process has to report that.
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The owner may have deleted the file between open and flock: a new file would have a second lock.
+                # If the owner has just deleted the file, another process may lock a new one: start again.
                 if is_still(path, fd):
                     return fd
             except OSError as error:
@@ -357,7 +357,7 @@ def take_guard(path: str) -> int:
 
 
 def open_guard(path: str) -> "int | None":
-    """Open or create the guard file. Return None if another user just created the file or denies reading."""
+    """Open or create the guard file. Return None if another user prevents it."""
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         # Read access suffices for a lock, and another user's file grants only read access.

@@ -1,8 +1,9 @@
 """The queue of one machine. Its tickets are files of the runs that hold a share of the machine or wait for a share.
 
-A ticket is valid while its run lives: for `local` while the lock of the run's folder is held (`paceline.targets.local_leases`),
-in the queue of all users of a host while a process of the run lives there (`paceline.targets.host_leases`). No process serves
-the queue and nothing needs cleaning: readers ignore invalid tickets, and delete those of their own user.
+A ticket is valid while its run lives: in a user's queue while a process holds the lock of the run's folder
+(`paceline.targets.local_leases`), in the queue of all users of a host while the run's agent lives there
+(`paceline.targets.host_leases`). No server is needed: readers ignore invalid tickets, and delete invalid tickets of
+their own user.
 
 Each waiting run computes the order itself (`paceline.targets.fair_share`) and takes its share when it is its turn. The age of
 a ticket is the ctime of its file, but it may claim to be up to `_CLAIM_S` seconds older, since runs are submitted on other
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
     class LeaseAnswer(TypedDict, total=False):
         """A host's answer: a granted share or the tickets that the run waits for, the host's resources, or an error.
 
-        why: Why the run waits, if not for room. leave: Why a run has to return its share. shares: The
-        shares of the users. outside: Uses of the machine by processes outside Paceline.
+        why: Why the run waits, unless for lack of room. leave: Why a run has to return its share. shares: The shares of
+        the users. outside: Use of the machine by processes outside Paceline.
         """
 
         granted: GrantedShare
@@ -78,25 +79,25 @@ if TYPE_CHECKING:
         python: list[Any]
 
 
-if "plan" not in globals():  # on a host, the text of these modules precedes the text of this module
+if "plan" not in globals():  # hosts run the text of these modules followed by the text of this module
     from paceline.observe.node.outside import used_cores
     from paceline.system.lock_holder import user_name
     from paceline.targets.fair_share import Room, plan
     from paceline.targets.shares import URGENT, SharePolicy, gpu_count_held, granted_at, held_gpus, ident, stated_level
 
-#: Most seconds between the submission time that a ticket claims and the change time of its file.
+#: The most seconds by which a ticket may claim an earlier submission than the change time of its file.
 _CLAIM_S = 60.0
 #: Limits on the size of a ticket and on the number of files read per user.
 _TICKET_BYTES, _TICKETS, _COUNT = 1 << 16, 1000, 1 << 16
-#: Seconds after which a run that could have started and did not no longer holds up the runs behind it.
+#: Seconds after which runs no longer wait behind a run that could start but does not.
 _OFFER_S = 10.0
-#: A user's record of use: its name, its most rows, and seconds that are kept by the hour and at all.
+#: A user's record of use: its name, the most rows, and the ages in seconds at which hours are merged and dropped.
 USE, _ROWS, _HOURLY_S, _KEPT_S = "use.json", 400, 8 * 86400.0, 80 * 86400.0
-#: Pauses of a waiting run, in seconds: between looks at the folders, for the first in the queue, and for each place more.
+#: Seconds between a waiting run's checks for changed files: if it is first, more for each position, and at most.
 _LOOK_S, _PLACE_S, _SLOWEST_S = 0.2, 0.1, 3.0
-#: Seconds between checks whether the holders live, and between full readings, for the first and for each place more.
+#: Seconds between its checks whether running runs live; between its full readings for each position, and at most.
 _ALIVE_S, _READ_S, _LONGEST_READ_S = 0.5, 30.0, 300.0
-#: Seconds between the signs of life of a run that holds a share.
+#: Seconds after which a run that holds a share records again that it lives.
 BEAT_S = 60.0
 #: The longest run id that is displayed, and the length of a displayed UTC time.
 _LONGEST, _UTC_LENGTH = 300, len("2026-11-23 06:12:03 UTC")
@@ -112,7 +113,7 @@ class Queue:
         {"key": "2026-...", "run_id": ..., "cores": 2, "gpu_count": 1, "port_count": 0, "granted": {"gpus": ["0"]} or None}
 
     Optional keys: gpu_share, the share of each GPU that the run takes; priority; limit_s, the run's time limit; all_gpus,
-    the machine's GPUs as the run sees them; leaving, whether the run is about to return its share.
+    the machine's GPUs as the run sees them; leaving, whether the run will return its share soon.
 
     Args:
         own: The folder of this user's tickets.
@@ -138,10 +139,10 @@ class Queue:
         self._known = {}  # type: dict[str, tuple[tuple[int, int, int], Ticket | None]]
         #: The folders at the last reading.
         self._listed = []  # type: list[tuple[int | None, str]]
-        #: User -> their running runs, since when another of their runs could start, and their waiting runs.
+        #: User -> (ids of their running runs, since when another of their runs could start, ids of their waiting runs).
         self._offered = {}  # type: dict[int, tuple[frozenset[TicketId], float, set[TicketId]]]
         self._waits = {}  # type: dict[str, _Wait]
-        #: The folders' stamp, when to read them again, and why the run of this process has to leave.
+        #: The last result of `leave_reason`: the stamp then, when to compute it again, and the result.
         self._left = None  # type: tuple[tuple[int, ...], float, str] | None
         self._beat_at = 0.0
         #: Why the shares file can't be used, or "".
@@ -193,7 +194,7 @@ class Queue:
     def policy(self) -> "SharePolicy | None":
         """Return the content of the shares file, None without a file.
 
-        A broken file counts as a new one, which has equal shares.
+        An invalid file counts as `NEW_SHARES`, which gives all users equal shares.
         """
         self.shares_error = ""
         found = read_json(self.shares, None) if self.shares else None
@@ -224,7 +225,7 @@ class Queue:
         at_once: bool = False,
         blocked: "Mapping[str, str] | None" = None,
     ) -> "LeaseAnswer":
-        """Return {"granted": share} if it is the run's turn and it fits, else the tickets that it waits for.
+        """Return {"granted": share} if the run's turn has come, else the tickets before it.
 
         ticket: The run's ticket, which is written to its file unless at_once is set and the run does not fit.
         others: All other tickets.
@@ -233,11 +234,11 @@ class Queue:
         """
         if ticket["granted"] is None:
             stamp = self.stamp()
-            # A run without GPUs does not list them. It needs their number to know which runs before it can start.
+            # A run without GPUs does not query them, but must know whether the runs before it can start.
             gpus = all_gpus or sorted({gpu for one in others for gpu in gpus_named(one)})
             policy, uses, now, mine = self.policy(), self.uses(), time.time(), ident(ticket)
             everyone = [*others, ticket]
-            # A GPU that has a lease is not free anyway, or its run shares it.
+            # Ignore leased GPUs: they are not free anyway, or their run shares them.
             held = {gpu for one in others for gpu in held_gpus(one)}
             outside = {gpu: text for gpu, text in (blocked or {}).items() if gpu not in held}
             decided = plan(everyone, all_cores, gpus, now, policy, uses, outside, self._passed)
@@ -272,7 +273,7 @@ class Queue:
         used = sum(one["cores"] for one in others if one["granted"] is not None) + sum(
             cores for cores, _ in found.values()
         )
-        # A run that needs more cores than are ever free waits until the machine is empty.
+        # A run that needs more cores than usually are free waits until the machine is idle.
         if not found or used + min(ticket["cores"], all_cores) <= all_cores + 0.5:
             return ""
         most = sorted(found.values(), reverse=True)[:3]
@@ -280,7 +281,7 @@ class Queue:
 
     @property
     def _passed(self) -> "set[TicketId]":
-        """The waiting runs of users who have started no run, though they could."""
+        """The waiting runs of users who could have started a run for some time, but did not."""
         late = time.monotonic() - _OFFER_S
         return {key for _, since_s, keys in self._offered.values() if since_s < late for key in keys}
 
@@ -304,20 +305,20 @@ class Queue:
         return granted
 
     def _has_place(self, ticket: "Ticket") -> bool:
-        """Return whether the ticket is already queued. Rewriting its file would reset the ticket's age."""
+        """Return whether the ticket is already in the queue. Writing its file again would reset its age."""
         there = read(os.path.join(self.own, ticket["key"] + ".ticket"), None)
         return there is not None and there["granted"] is None and there.get("pid") == ticket.get("pid")
 
-    # --- waiting without work
+    # --- cheap waiting
 
     def stamp(self) -> "tuple[int, ...]":
-        """Return a value that differs after each change of a file."""
+        """Return a stamp that differs after each change of a ticket or of the shares file."""
         return tuple(map(_changed_ns, [*(folder for _, folder in self._listed), *filter(None, [self.shares])]))
 
     def unchanged(self, key: str) -> "LeaseAnswer | None":
         """Return the last answer to a waiting run if nothing has changed, else None.
 
-        A run far back in the queue looks more rarely, so that many waiting runs together need little time.
+        A run far behind in the queue checks less often, so that many waiting runs together need little time.
         """
         wait, now = self._waits.get(key), time.monotonic()
         if wait is None or now >= wait.read_at:
@@ -336,8 +337,8 @@ class Queue:
     def leave_reason(self, key: str, all_cores: int, all_gpus: "Sequence[str]") -> str:
         """Return why a run that holds a share has to leave, or "".
 
-        Call it without the lock, every second or so. It also records that the run lives, so that a killed run is not
-        charged for later time.
+        Call it every second or so, without the lock. It also records that the run lives: a killed run is charged until
+        the last record.
         """
         now = time.monotonic()
         if now >= self._beat_at:
@@ -419,7 +420,7 @@ class _Wait:
 
 
 def own_pids(tickets: "Sequence[Ticket]") -> "set[int]":
-    """Return the processes below which the runs of these tickets work."""
+    """Return the pids of the agents or supervisors of these tickets, whose descendants belong to Paceline."""
     return {one[name] for one in tickets for name in ("pid", "guardian") if isinstance(one.get(name), int)} | {
         os.getpid()
     }
@@ -449,7 +450,7 @@ def taken_ports(tickets: "Sequence[Ticket]") -> "set[int]":
 
 
 def gpus_named(ticket: "Ticket") -> "list[str]":
-    """Return the GPUs that a ticket names, held or only seen."""
+    """Return all GPUs that a ticket names, held by its run or only seen."""
     seen = ticket.get("all_gpus")
     named = [*held_gpus(ticket), *(seen if isinstance(seen, list) else ())]
     return [gpu for gpu in named[:_COUNT] if isinstance(gpu, str)]
@@ -467,7 +468,7 @@ def since(key: str, written: float) -> float:
 def has_room(ticket: "Ticket", others: "Sequence[Ticket]", all_cores: int, all_gpus: "Sequence[str]") -> bool:
     """Return whether a run's demand, without ports, fits now. No ticket is written."""
     holders = [other for other in others if other["granted"] is not None]
-    # Another run that waits in the queue would be served before this run.
+    # A waiting run of the queue comes first.
     return len(holders) == len(others) and Room(all_cores, all_gpus, holders).fit(ticket) is not None
 
 
@@ -479,7 +480,7 @@ def forget(path: str) -> None:
 
 def write(path: str, value: "Any") -> None:
     """Write a JSON file atomically and readable for all users."""
-    # Create a new file with a random name, so that no existing file or link is followed or overwritten.
+    # Use a new file with a random name: another user could have put a link in place of a known name.
     beside = "%s.%s.new" % (path, os.urandom(8).hex())
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w") as file:
@@ -549,7 +550,7 @@ def read(path: str, uid: "int | None") -> "Ticket | None":
         return None
     if len(gpus_held) > _COUNT or not all(isinstance(gpu, str) for gpu in gpus_held):
         return None
-    # Untrusted text of another user, shown on terminals and in logs.
+    # Check texts of other users, since terminals and logs show them.
     run_id = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value.get("run_id"))[:_LONGEST])
     hangs = value.get("hangs_since")
     hangs = hangs if isinstance(hangs, str) and len(hangs) == _UTC_LENGTH and hangs.isprintable() else None

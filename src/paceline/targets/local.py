@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _ADDRESS = "127.0.0.1"
 _POLL_S = 0.05
 _SLOWEST_POLL_S = 3.0
-#: Seconds after which a waiting run looks again whether others hang, for each run before it, and at most.
+#: Seconds after which a waiting run checks again whether the runs before it hang: for each of these, and at most.
 _TEXT_S, _SLOWEST_TEXT_S = 10.0, 120.0
 
 
@@ -77,14 +77,14 @@ class LocalTarget:
         return Preview(nodes=self._nodes(job, gpus), ports=preview_ports(job))
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Load a supervisor while the source is copied, to shorten the submission."""
+        """Start to load a supervisor now, in parallel with the copy of the source."""
         supervisors.load(run_dir, library_dir, python, supervisors.FOR_THIS_MACHINE)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
         self._enqueue(self._queue(job), job, run_dir)
 
     def _enqueue(self, queue: LocalQueue | SharedQueue, job: Job, run_dir: Path) -> None:
-        # An elastic run queues for its minimum, and takes more nodes if they are free at its turn.
+        # An elastic run queues with the demand of its minimum, and takes more nodes if they are free when it starts.
         fewest = self._demand(job.resized(job.least_nodes))
         queue.enqueue(run_dir, fewest, LeaseRequest.of_job(job, port_count(job)))
 
@@ -96,7 +96,7 @@ class LocalTarget:
             try:
                 found = queue.try_grant(run_dir, demands)
             except LookupError:
-                # The run has returned its nodes and needs a new ticket. In the queue of all users, it needs its first one.
+                # The run has no ticket: it has returned its nodes, or has not yet entered the queue of all users.
                 self._enqueue(queue, job, run_dir)
                 continue
             if isinstance(found, Lease):
@@ -107,7 +107,7 @@ class LocalTarget:
                 held.note_hang = functools.partial(queue.note_hang, run_dir)
                 held.leave_reason = functools.partial(queue.leave_reason, run_dir)
                 return held
-            # The text reads the records of other runs, so make it again only after a change, or after a while.
+            # Composing the status text reads the records of other runs, so do it only after a change, or after a while.
             keys = [str(ticket.get("key") or ticket["why"]) for ticket in found]
             if keys != seen or time.monotonic() > text_at:
                 seen, text_at = keys, time.monotonic() + min(_TEXT_S * len(found), _SLOWEST_TEXT_S)
@@ -115,7 +115,7 @@ class LocalTarget:
             if waiting(text):
                 return None
             time.sleep(pause)
-            # Only the first in the queue polls often.
+            # The further behind in the queue, the longer the pause.
             pause = min(pause * 1.2, 4 * _POLL_S + 2 * _POLL_S * len(found), _SLOWEST_POLL_S)
 
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
@@ -132,7 +132,7 @@ class LocalTarget:
             SharedQueue(self._cores, ()).release(run_dir)
 
     def _demands(self, job: Job, least: int) -> list[LocalDemand]:
-        """Return the job's demands for all of its nodes down to `least`."""
+        """Return the job's demands for all of its nodes, for one less, and so on down to `least`."""
         return [self._demand(job.resized(count)) for count in range(job.node_count, least - 1, -1)]
 
     def _demand(self, job: Job) -> LocalDemand:
@@ -171,7 +171,7 @@ def _waits_for(tickets: list[Ticket], run_dir: Path) -> str:
         return "other runs hold what it needs"
     if "why" in tickets[0]:
         return visible(str(tickets[0]["why"]))
-    # Another user with write access to the leases' folder may have written the ticket, so escape its text.
+    # Escape the text: another user with access to the folder of leases may have written the ticket.
     folders = [RunFolder(Path(str(ticket.get("run_dir") or f"/-/-/{ticket['run_id']}"))) for ticket in tickets]
     shown = ", ".join(_named(folder, run_dir) for folder in folders[:3]) + (", ..." if len(folders) > 3 else "")
     hanging = next(filter(None, map(_hang_text, folders)), "")
@@ -188,14 +188,14 @@ def _named(folder: RunFolder, run_dir: Path) -> str:
 
 
 def _hang_text(folder: RunFolder) -> str:
-    # Imported here: only waiting runs need it.
+    # Imported here because only waiting runs need these modules.
     from paceline.runs import store
     from paceline.runs.follow import hang_status
 
     try:
         record = store.stored(folder)
     except PacelineError:
-        return ""  # the run was removed, or is another user's with an unreadable record
+        return ""  # the run was removed, or belongs to another user and is not readable
     status = hang_status(record)
     if status == record.status:
         return ""
@@ -214,7 +214,7 @@ class ThisMachine(LocalTarget):
 
     def status(self) -> Status:
         """Return this machine and its leases."""
-        # Imported here because each supervisor on this machine loads `targets.local`, and no supervisor needs Status.
+        # Imported here because each supervisor loads this module, and none needs Status.
         from paceline.targets.status import host_status
 
         gpus, cores = devices(), core_count()

@@ -5,10 +5,9 @@ Each user has a queue, a `LocalQueue`:
     tickets/00000041.ticket     numbered in the order of submission, which is the order of service
     guard                       locked while tickets are read or changed
 
-A ticket names a run's folder and is valid while a process holds that folder's lock, so a killed supervisor frees everything.
-
-Once somebody has shared the machine (`paceline share init`), all users have one queue together, a `SharedQueue`: the one
-that runs of `ssh` targets use on this machine (`paceline.targets.host_leases`).
+A ticket names a run's folder and is valid while a process holds that folder's lock, so the lease of a killed supervisor
+ends. After `paceline share init`, all users have one queue together, a `SharedQueue`, which is also the queue of `ssh`
+targets' runs on this machine (`paceline.targets.host_leases`).
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ if TYPE_CHECKING:
 
 #: The environment variable that replaces the folder of leases in the user's state folder.
 LEASES_VARIABLE = "PACELINE_LEASES"
-#: Timeout for the guard. Processes hold the guard for milliseconds, except to end the processes of a killed run.
+#: Timeout for the guard. Processes lock it for milliseconds; longer only to end the leftover processes of a killed run.
 _GUARD_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """A run's share of a machine. For an elastic run, the share is enough for `nodes` nodes."""
+    """A run's share of a machine. An elastic run can use it for `nodes` nodes."""
 
     nodes: int = 1
     cores: int
@@ -106,7 +105,7 @@ def leases_dir() -> Path:
     named = os.environ.get(LEASES_VARIABLE)
     if named:
         return Path(named)
-    # Several machines may share the home folder, so each host name has its own folder.
+    # Name the folder by the host, since several machines may share the home folder.
     folder = state_folder() / "leases" / socket.gethostname()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -191,13 +190,13 @@ class LocalQueue(_MachineQueue):
     def __init__(self, folder: Path, cores: int, gpus: tuple[str, ...]) -> None:
         self._guard = folder / "guard"
         own = str(folder / "tickets")
-        # A group may share the folder: accept the tickets of all users who can write to the folder.
+        # Accept tickets of all users: a group may share the folder, and each of its users can write to it.
         queue = Queue(own, lambda: [(None, own)], self._locked, _is_looked_after, machine.free_ports)
         super().__init__(queue, cores, gpus)
         self._keys: dict[Path, str] = {}
 
     def enqueue(self, run_dir: Path, demand: LocalDemand, request: LeaseRequest) -> None:
-        """Add a run to the end of the queue, with its demand."""
+        """Add a run with its demand to the end of the queue."""
         with self._locked():
             # The guard keeps the numbers unique. They start at 1 again when the queue is empty.
             numbers = [int(ticket["key"]) for ticket in self._queue.tickets()]
@@ -238,7 +237,7 @@ class LocalQueue(_MachineQueue):
 
     def release(self, run_dir: Path) -> None:
         """Delete the run's ticket, which gives up its lease or its queue position."""
-        # Iterate over `files`: `tickets` would also end leftover processes of dead runs, perhaps of this run.
+        # Don't use `tickets`, which would end leftover processes of dead runs, perhaps those of this run.
         with self._locked():
             for _, ticket, _ in self._queue.files():
                 if ticket is not None and ticket.get("run_dir") == str(run_dir):
@@ -258,13 +257,13 @@ class LocalQueue(_MachineQueue):
         return self._queue.leave_reason(key, self._cores, self._gpus) if key is not None else ""
 
     def note_hang(self, run_dir: Path, since: str | None) -> None:
-        """Do nothing: a waiting run of the same user reads the run's own record."""
+        """Do nothing: waiting runs of the same user read this run's record."""
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         Path(self._queue.own).mkdir(parents=True, exist_ok=True)
         try:
-            # Only this user, or a group that shares the folder, can open the guard, so a lock error is rare.
+            # No foreign user can open the guard, so this error is rare.
             with locks.locked(self._guard, patience_s=_GUARD_S):
                 yield
         except locks.LockHeldError as error:
@@ -274,7 +273,7 @@ class LocalQueue(_MachineQueue):
 class SharedQueue(_MachineQueue):
     """The queue of all users of this machine. Its methods are those of `LocalQueue`.
 
-    A run's position depends on its time of submission, so its ticket is written by the supervisor that asks for a lease.
+    A run's position depends on its time of submission, so its supervisor writes the ticket later.
     """
 
     def __init__(self, cores: int, gpus: tuple[str, ...]) -> None:
@@ -287,7 +286,7 @@ class SharedQueue(_MachineQueue):
             "run_id": RunFolder(run_dir).run_id,
             "run_dir": str(run_dir),
             "pid": os.getpid(),
-            # If the supervisor is killed, its parent keeps the lease until it has ended the workers.
+            # If the supervisor is killed, its guardian ends the workers, and keeps the lease until then.
             "guardian": os.getppid(),
             "all_cores": self._cores,
             "all_gpus": list(self._gpus),
@@ -305,7 +304,7 @@ class SharedQueue(_MachineQueue):
             try:
                 found = host_leases.take(asked, machine.free_ports)
             except OSError as error:
-                # Another user may hold the lock. It costs nothing to wait for its release.
+                # Another user may hold the lock, so try again until it is free.
                 return [{"why": f"this machine's queue can't be read: {error}"}]
             if "granted" in found:
                 return _lease(asked, found["granted"])
@@ -324,7 +323,7 @@ class SharedQueue(_MachineQueue):
         return self._queue.leave_reason(lease_key(run_dir), self._cores, self._gpus)
 
     def note_hang(self, run_dir: Path, since: str | None) -> None:
-        with contextlib.suppress(OSError):  # the lock is taken
+        with contextlib.suppress(OSError):  # another user holds the lock
             host_leases.note({"key": lease_key(run_dir), "hangs_since": since})
 
     @contextlib.contextmanager
@@ -357,7 +356,7 @@ def _is_looked_after(ticket: Ticket) -> bool:
     folder = RunFolder(Path(ticket["run_dir"]))
     if locks.is_held(folder.lock):
         return True
-    # Reading the record ends processes that a killed supervisor has left, before another run gets their cores.
+    # Reading a dead run's record ends its leftover processes, before another run gets their cores.
     with contextlib.suppress(PacelineError, OSError):
         read.record(folder)
     return False

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 #: Settings of a target as read from JSON, a command line or Python: option -> value, not yet checked.
 SettingValues: TypeAlias = "Mapping[str, Any]"
 
-#: Characters that no setting may have: a line break would start a new line of an sbatch script or a host file.
+#: Characters that no setting may have: a line break, for example, would add a line to an sbatch script.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _METAVARS = {str: "TEXT", int: "N", float: "X", list: "TEXT", Path: "FILE"}
 

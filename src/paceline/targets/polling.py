@@ -1,4 +1,4 @@
-"""Query engines in the background or within a time limit, and share their answers between runs.
+"""Query engines (Slurm, Ray, ...) in the background or within a time limit, and share their answers between runs.
 
     <workspace>/engines/<name>.json, <name>.lock
 
@@ -32,7 +32,7 @@ def answers_dir(workspace_dir: Path) -> Path:
 
 
 def doctor_path(workspace_dir: Path, name: str) -> Path:
-    """Return the file of the last examination of a target."""
+    """Return the file with the result of the last `paceline compute doctor` of a target."""
     return answers_dir(workspace_dir) / f"{name}.doctor.json"
 
 
@@ -76,7 +76,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _is_fresh(found: dict[str, Any], clock: Callable[[], float]) -> bool:
-    # Clocks of the machines that share the folder may differ.
+    # An answer from the future is not fresh: the clock of the machine that wrote it may be wrong.
     return abs(clock() - float(found.get("told", 0.0))) < FRESH_S
 
 
@@ -116,8 +116,8 @@ class Lookout(Generic[Result]):
 def all_within(calls: Mapping[Name, Callable[[], Result]], limit_s: float) -> dict[Name, Result | Exception]:
     """Make all calls in parallel. Return each result or exception, TimeoutError after `limit_s`.
 
-    A call that takes longer continues in the background, but its result is lost. The threads are daemons: a pool's
-    threads would block the program's exit.
+    A call that takes longer continues in the background, but its result is lost. The threads are daemons, since those
+    of a pool would block the program's exit.
     """
     answers: dict[Name, Result | Exception] = {}
 
@@ -135,7 +135,7 @@ def all_within(calls: Mapping[Name, Callable[[], Result]], limit_s: float) -> di
     deadline = time.monotonic() + limit_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    # Each answer is read once here, so a call that ends later counts as late.
+    # Read each answer once: a call without an answer now counts as timed out, even if it ends a moment later.
     late = TimeoutError(f"no answer in {limit_s:g} s")
     return {name: answers.get(name, late) for name in calls}
 

@@ -1,4 +1,4 @@
-"""The shares file of a machine, and the values that tickets state.
+"""The shares file of a machine, and functions that read the values of tickets.
 
     {"shares": {"alice": 2, "*": 1},
      "groups": {"vision": {"share": 3, "members": ["bob", "carol"]}},
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, TypedDict
 
-    #: A ticket as read from a file, perhaps of another user; or the request for a ticket.
+    #: A ticket as read from a file, perhaps another user's; or a request for a ticket.
     Ticket = dict[str, Any]
     #: A ticket's owner and key, which identify it on its machine.
     TicketId = tuple[int, str]
@@ -58,7 +58,7 @@ NEW_SHARES = {
 _NUMBERS = ("half_life_days", "core_weight", "raise_after_hours", "patience_hours")
 _LIMITS = ("gpus", "gpu_hours_a_week", "urgent_gpu_hours_a_week")
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-#: A run without a stated time limit does not start on a GPU that is reserved within this time.
+#: A run without a time limit does not start on a GPU whose reservation begins within this many seconds.
 _AHEAD_S = 24 * 3600.0
 _WHEN = re.compile(r"(?P<day>[A-Za-z]+|\d{4}-\d\d-\d\d)(?: (?P<start>\d\d:\d\d)-(?P<end>\d\d:\d\d))?$")
 
@@ -96,13 +96,13 @@ def gpu_count_held(ticket: "Ticket") -> float:
 
 
 def granted_at(ticket: "Ticket") -> float:
-    """Return when a run got its share, at the latest the change of its ticket."""
+    """Return when a run got its share, at the latest the ticket's last change."""
     at, changed = ticket.get("granted_at"), float(ticket.get("changed", 0.0))
     return float(at) if isinstance(at, (int, float)) and 0 < at <= changed else changed
 
 
 class Reservation:
-    """GPUs kept for a user or group at some times.
+    """A reservation of GPUs for a user or group at some times.
 
     Args:
         who: Name of the user or group.
@@ -179,7 +179,7 @@ class SharePolicy:
             self.reservations.append(Reservation(who, _texts(item.get("gpus"), "reservations.gpus"), when))
 
     def place_of(self, user: str) -> "tuple[str, float, float]":
-        """Return the user's group, the share of the group, and the user's share within it."""
+        """Return a user's group, the group's share, and the user's share within the group."""
         share = self.shares.get(user, self.shares.get("*", 1.0))
         # A user without a group is a group of their own.
         group, group_share = self._group_of.get(user, ("user " + user, share))

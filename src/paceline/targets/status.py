@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SettingError(TargetError):
-    """The error that a setting names something unknown to the engine, such as a partition."""
+    """The error that a setting names something that the engine does not have, such as a partition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class NodeStatus:
         is_up: Whether runs may get the node, now or once it is free.
         state: The engine's name for the state, such as "mixed" or "drained".
         message: Why the node is down, or a remark of the engine.
-        outside: Uses by processes outside Paceline, as text.
+        outside: Texts about the use by processes outside Paceline.
         shared_by: The owner of the machine's shares file, or ""; `shares` has the users' shares.
     """
 
@@ -98,7 +98,7 @@ class JobUse:
         node: The node or nodes; "" if the run waits, or if the engine does not report it.
         cores: None if the engine does not report it.
         gpus: Names of the held GPUs, or the number of GPUs that the run waits for, as text.
-        reason: Why the run waits, or a remark on a running one, for people.
+        reason: Why the run waits, or a remark on a running run; a text for people.
         priority: Priority that the run's user has asked for; "" if unknown.
         starts_in_s: Seconds until the waiting run is likely to start; None if unknown.
     """
@@ -152,7 +152,7 @@ def _wait_reason(ticket: Mapping[str, Any], before: int) -> str:
 
 
 def _remark(ticket: Mapping[str, Any]) -> str:
-    """Return remarks on a running run for people who wait."""
+    """Return remarks on a running run for people who wait, such as that it hangs."""
     remarks = []
     if ticket.get("hangs_since"):
         remarks.append(f"hangs since {ticket['hangs_since']}")

@@ -60,7 +60,7 @@ def look(workspace_dir: Path, name: str, limit_s: float) -> TargetLook:
     Raises:
         TargetError: The target does not exist, or its description can't be read.
     """
-    # Raise the error of an unknown name here, since `look_at_all` only records it.
+    # Raise the error for an unknown name: `look_at_all` would return it as a result.
     configured.read(workspace_dir, name)
     return look_at_all(workspace_dir, [name], limit_s)[0]
 

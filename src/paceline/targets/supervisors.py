@@ -22,7 +22,7 @@ _loading: dict[Path, Early] = {}
 def load(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) -> None:
     """Start to load the supervisor of a future run, unless `paceline.cli.quick` has done so.
 
-    `start` starts its run and `drop` ends it; otherwise the supervisor ends with this program. `modules`: see `Early`.
+    The supervisor ends at `drop` or with this program, unless `start` passes the run to it. modules: As for `Early`.
     """
     if run_dir not in _loading:
         # Ignore an error here: `start` tries again, and raises the error if it persists.

@@ -71,7 +71,7 @@ class Bench:
         return self.target.finished[key]
 
     def way(self, backend: str | None) -> dict[str, Any]:
-        """Return a job's fields for one process, or for all nodes if a backend is given.
+        """Return the job's fields for one process; for all nodes if a backend is given.
 
         Skip the test if the target does not support the backend.
         """

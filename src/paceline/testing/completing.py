@@ -1,6 +1,6 @@
 """Checks of runs that complete, and of readers of live runs.
 
-The first three checks share one run for each launcher.
+The first three checks of a launcher share one run.
 """
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ _BACKENDS = pytest.mark.parametrize("backend", ["gloo", "mpi"])
 
 
 class EndingChecks:
-    """Runs ended from outside leave nothing behind, within the grace period and 5 s."""
+    """Checks that a run ended from outside leaves nothing behind, soon after the grace period."""
 
     @WAYS
     def test_a_run_is_canceled_while_it_runs(self, bench: Bench, backend: str | None) -> None:
         run = bench.submit(scripts.HOLD, backend)
         job = run.record().job
         assert job is not None
-        # Logs and metrics must be readable now, while no worker has ended yet.
+        # Logs and metrics must be readable before the first worker has ended.
         bench.wait_for_line(run, HOLDS)
         bench.wait_for_status(run, states.RUNNING)
         for rank in range(job.world_size):
@@ -62,7 +62,7 @@ class EndingChecks:
 
         assert bench.wait_for_end(waiter) == states.CANCELED
         assert waiter.record().attempts == ()
-        # The run continues. On a busy machine its record may lag behind its log.
+        # The waiting run's cancel did not end the holder. On a busy machine its record may lag behind its log.
         bench.wait_for_status(holder, states.RUNNING)
         next_one = bench.submit("print('at last')\n", **bench.target.whole)
         holder.cancel()
@@ -110,7 +110,9 @@ class EndingChecks:
         _has_failed_and_left_nothing(bench, run)
 
     @WAYS
-    def test_so_has_one_that_nobody_looks_after_any_more(self, bench: Bench, backend: str | None) -> None:
+    def test_a_run_whose_supervisor_and_guardian_were_killed_has_failed(
+        self, bench: Bench, backend: str | None
+    ) -> None:
         run = bench.submit(scripts.WAIT, backend)
         bench.wait_for_line(run, HOLDS)
         bench.target.kill_supervisor(run, with_guardian=True)
@@ -131,7 +133,7 @@ def _has_failed_and_left_nothing(bench: Bench, run: Run) -> None:
 class FailingChecks:
     """Checks of error reports."""
 
-    def test_what_a_target_does_beyond_the_least_is_whole(self, bench: Bench) -> None:
+    def test_optional_protocols_of_a_target_are_implemented_completely(self, bench: Bench) -> None:
         target = configured.find_target(bench.target.name, bench.target.workspace_dir)
         assert missing_members(target) == {}, "members that are left out; without them nothing of the part is used"
 
@@ -161,7 +163,7 @@ class FailingChecks:
             assert "in <module>" in report.traceback
             assert [rank for rank, _ in report.victims] == list(range(last))
 
-    def test_a_worker_that_was_killed_is_told_from_one_that_failed(self, bench: Bench) -> None:
+    def test_the_report_distinguishes_a_killed_worker_from_a_failed_one(self, bench: Bench) -> None:
         run = bench.finish("import os\nos.kill(os.getpid(), 9)\n")
 
         report = run.failure
@@ -182,13 +184,10 @@ def missing_members(target: object) -> dict[str, list[str]]:
 
 
 class LosingChecks:
-    """The loss of a node ends the attempt on all other nodes.
-
-    For targets that can simulate it.
-    """
+    """Checks of runs that lose a node, for targets that can simulate it."""
 
     @_BACKENDS
-    def test_a_lost_node_ends_the_run_everywhere(self, bench: Bench, backend: str) -> None:
+    def test_the_loss_of_a_node_ends_the_attempt_on_all_nodes(self, bench: Bench, backend: str) -> None:
         run, name = _lose_a_node(bench, scripts.HOLD, HOLDS, backend)
         try:
             assert bench.wait_for_end(run, bench.target.node_lost_s + 5) == states.FAILED
@@ -204,7 +203,7 @@ class LosingChecks:
         assert again.status == states.COMPLETED, bench.story(again)
 
     @_BACKENDS
-    def test_a_run_goes_on_without_a_lost_node(self, bench: Bench, backend: str) -> None:
+    def test_a_run_continues_after_the_loss_of_a_node(self, bench: Bench, backend: str) -> None:
         if not bench.target.has_spare_node:
             pytest.skip(f"target {bench.target.kind!r} has no spare node")
         line = "attempt 1 of rank {rank}"

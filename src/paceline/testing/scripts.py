@@ -5,8 +5,7 @@ They need only the standard library and Paceline's worker side.
 
 from __future__ import annotations
 
-#: A module beside each script. `meet()` is a barrier of all workers over plain sockets, at the address that torch would use;
-#: it returns the sum of the ranks on each.
+#: A module beside each script. `meet()` is a barrier of all workers over sockets, and returns the sum of all ranks.
 MEETING = '''\
 import os, socket, struct, time
 
@@ -101,7 +100,7 @@ for number in range(2000):
     print(f"rank {RANK}: line {number}")
 '''
 
-#: Runs until it is ended. On SIGTERM a worker saves a checkpoint for half a second; the last of several ignores SIGTERM.
+#: Runs until Paceline ends it. On SIGTERM workers save a checkpoint for half a second; the last of several ignores it.
 HOLD = """\
 import os, signal, sys, time
 
@@ -129,7 +128,7 @@ while True:
     time.sleep(600)
 """
 
-#: Writes something of each kind, runs until it is ended, and prints a last line.
+#: Writes a log, metrics and files, runs until Paceline ends it, and prints a last line.
 LEAVE_AND_WAIT = """\
 import signal, sys, time
 
@@ -152,7 +151,7 @@ print("has left it", flush=True)
 time.sleep(600)
 """
 
-#: Runs until it is ended, without a signal handler.
+#: Runs until Paceline ends it, without a signal handler.
 WAIT = """\
 import time
 
@@ -162,7 +161,7 @@ print(f"rank {RANK} holds", flush=True)
 time.sleep(600)
 """
 
-#: The last rank fails after the barrier; the others wait to be ended.
+#: The last rank fails after the barrier; the other ranks run until Paceline ends them.
 FAIL = """\
 import signal, sys, time
 

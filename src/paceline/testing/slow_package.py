@@ -1,4 +1,4 @@
-"""A package that takes a minute to build without a network, to observe a run in preparation."""
+"""A Python package whose build takes a minute and needs no network, so that checks can observe a run in preparation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def build_wheel(directory, config_settings=None, metadata_directory=None):
 
 
 def write_slow_package(folder: Path) -> Path:
-    """Write the package into `folder`, and return the folder."""
+    """Write the package's source into `folder`. Return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(_PROJECT)
     (folder / "backend.py").write_text(_BACKEND)

@@ -15,8 +15,8 @@
     class TestMine(TargetConformance):
         pass
 
-The target has to be installed, as an entry point of the group `paceline.targets`: supervisors load it by its kind.
-docs/writing-a-target.md builds one.
+Install the target's package first: supervisors load the target by its entry point in the group `paceline.targets`.
+docs/writing-a-target.md has an example.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from paceline.testing.under_test import TargetUnderTest
 __all__ = ["TargetConformance", "TargetUnderTest"]
 
 
-# pytest starts with the last base: check success before failure.
+# pytest runs the checks of the last base first: successful runs before failures.
 class TargetConformance(LosingChecks, EndingChecks, FailingChecks, ReadingChecks, CompletingChecks):
-    """The checks of every compute target.
+    """The checks that every compute target has to pass.
 
-    They need a fixture `under_test`: a `TargetUnderTest` that lives for all checks.
+    They need a module-wide fixture `under_test` that returns a `TargetUnderTest`.
     """
 
     @pytest.fixture
     def bench(self, under_test: TargetUnderTest) -> Iterator[Bench]:
-        """Yield the bench of a check. At its end no process may be left on any node."""
+        """Yield the bench of a check. Fail if the check leaves a process behind."""
         found = Bench(under_test)
         yield found
         found.close()

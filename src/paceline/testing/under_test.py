@@ -19,15 +19,15 @@ from paceline.testing.slow_package import write_slow_package
 class TargetUnderTest:
     """A compute target and its properties. Subclass it, and override the values that differ.
 
-    folder: a folder for workspace and sources, on a file system that the nodes share with this machine or not: test both.
+    folder: a folder for workspace and sources. Test a folder that the nodes share with this machine, and another.
     shared_folder: a folder with the same path on all nodes, or None.
 
     kind, settings: as for `paceline compute add`.
-    backends: launchers that fit, besides one plain process.
-    node_count, process_count_per_node: size of runs on several nodes; the target must have that.
+    backends: launchers that the target supports, besides one plain process.
+    node_count, process_count_per_node: size of runs on several nodes, which the target must be able to run.
     values: job fields of every run, such as `environment`.
     never_fits: job fields that the target must refuse.
-    has_queue: of two runs on all nodes one must wait. Runs of `whole` need all nodes.
+    has_queue: while a run has all nodes, another has to wait. Runs with the fields `whole` need all nodes.
     has_spare_node: there is one more node than `node_count`, so that a run can continue after a loss.
     has_outputs_early: outputs and uploaded files are readable during the run, not only at its end.
     node_lost_s: longest time to detect the loss of a node.
@@ -67,7 +67,7 @@ class TargetUnderTest:
 
     @property
     def whole(self) -> Mapping[str, Any]:
-        """Return job fields that leave no room for another such job."""
+        """Return job fields of a run that needs all nodes."""
         return {
             "node_count": self.node_count,
             "process_count_per_node": self.process_count_per_node,
@@ -104,7 +104,7 @@ class TargetUnderTest:
         return found
 
     def left(self, run: Run) -> list[str]:
-        """Return what else an ended run has left: leases, allocations, folders on nodes.
+        """Return resources that an ended run has left, such as leases, allocations, folders on nodes.
 
         By default scratch folders of this machine. Extend it by the resources of the target's runs.
         """
@@ -112,27 +112,23 @@ class TargetUnderTest:
         return [str(path) for place in places for path in place.glob(f"paceline-{run.id[-8:]}*")]
 
     def kill_supervisor(self, run: Run, *, with_guardian: bool) -> None:
-        """Kill the run's supervisor by SIGKILL, with or without its guardian.
-
-        By default on this machine, by `processes`.
-        """
+        """Kill the run's supervisor by SIGKILL, with or without its guardian; both are found in `processes`."""
         pids = [pid for pid, command in self.processes(run).items() if "paceline.supervisor" in command]
         for pid in pids:
             if with_guardian or len(pids) == 1 or _parent(pid) in pids:
                 processes.send(pid, 9)
 
     def node_to_lose(self, names: Sequence[str]) -> str:
-        """Return which of a run's nodes to lose; by default the last."""
+        """Return the name of the node to lose; by default the last."""
         return names[-1]
 
-    #: Methods of a target that can simulate the loss of a node: `lose_node(name)` crashes or disconnects
-    #: the node; `bring_back(name)` undoes it.
+    #: Optional methods: `lose_node(name)` crashes or disconnects a node, `bring_back(name)` undoes this.
     lose_node: Any = None
     bring_back: Any = None
 
     @functools.cached_property
     def finished(self) -> dict[str, Run]:
-        """Return ended runs that several checks share, for the suite itself."""
+        """Return ended runs that several checks of the suite share."""
         return {}
 
 

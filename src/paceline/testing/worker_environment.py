@@ -17,7 +17,7 @@ _MPIRUNS = ("OMPI_", "PMIX_", "PRTE_")
 def expected(run: Run, rank: int, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the expected variables, except PYTHONPATH and PATH.
 
-    found: the worker's variables, for addresses, ports and folders, which the target chooses.
+    found: the worker's real variables, which supply the addresses, ports and folders that the target chooses.
     """
     record = run.record()
     job = record.job
@@ -43,7 +43,7 @@ def expected(run: Run, rank: int, variables: Mapping[str, str]) -> dict[str, str
             int(variables.get("JAX_COORDINATOR_ADDRESS", "0").rpartition(":")[2]),
         ),
         attempt=attempt.number,
-        # The target decides whether nodes are on one machine.
+        # Accept the worker's value: only the target knows whether nodes are on one machine.
         remote_shell=() if "OMPI_MCA_btl" in variables else ("ssh",),
         secret=variables["PACELINE_RUN_SECRET"],
     )
@@ -59,12 +59,12 @@ def expected(run: Run, rank: int, variables: Mapping[str, str]) -> dict[str, str
 
 
 def foreign(variables: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
-    """Return the names of variables that describe a worker of another program."""
+    """Return the names of variables that a worker must not have."""
     rest = set(variables) - set(wanted) - set(environment.inherited(variables))
     return sorted(name for name in rest if not ("OMPI_COMM_WORLD_RANK" in variables and name.startswith(_MPIRUNS)))
 
 
-#: Variables with the address of the first node.
+#: Names of variables with the first node's address.
 _OF_THE_PLACE = {
     "MASTER_ADDR": "<address>",
     "MASTER_PORT": "<port>",

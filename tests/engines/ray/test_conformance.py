@@ -62,7 +62,7 @@ def ray(ray_cluster: RayLab) -> Ray:
 
 class TestRay(SameAsLocal):
     # Of test_ray.py, at the default silence.
-    test_a_run_goes_on_without_a_lost_node = None  # type: ignore[assignment]
+    test_a_run_continues_after_the_loss_of_a_node = None  # type: ignore[assignment]
 
     @pytest.fixture
     def under_test(self, ray: Ray, any_mpirun: str, monkeypatch: pytest.MonkeyPatch) -> Ray:

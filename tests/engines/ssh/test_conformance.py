@@ -90,7 +90,7 @@ class TestSshWithASharedFolder(LosingChecks):
 
     bench = TargetConformance.bench
     # What comes after a loss does not depend on how it was noticed: hosts that crash have the test, and test_ssh.py.
-    test_a_run_goes_on_without_a_lost_node = None  # type: ignore[assignment]
+    test_a_run_continues_after_the_loss_of_a_node = None  # type: ignore[assignment]
 
     @pytest.fixture
     def under_test(self, ssh_that_is_cut_off: Ssh, any_mpirun: str) -> Ssh:

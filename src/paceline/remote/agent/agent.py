@@ -39,7 +39,7 @@ def serve(read_fd: int, write_fd: int, guardian: socket.socket, settings: dict[s
 class Agent:
     """The agent of one node.
 
-    settings: `silence_s`: seconds without a message after which the supervisor counts as gone.
+    settings: `silence_s`: seconds without a message after which the supervisor counts as lost.
     out: The queue of frames to the supervisor.
     """
 
@@ -58,8 +58,7 @@ class Agent:
 
     def run(self, read_fd: int) -> int:
         """Serve requests from `read_fd` until the link closes, then end all processes. Return the exit code."""
-        # This pipe wakes poll() when a child ends: Python writes a byte for each handled signal. Both ends are
-        # non-blocking, since bytes that don't fit into the pipe are redundant.
+        # A pipe that wakes poll() when a child ends. Bytes that don't fit into it are redundant.
         wake, waker = os.pipe()
         os.set_blocking(waker, False)
         os.set_blocking(wake, False)
@@ -80,7 +79,7 @@ class Agent:
                 if self._mirror is not None and self._mirror.has_failed:
                     return 1
                 if self._guardian.fileno() in ready:
-                    return 1  # the guardian is gone, which would clean up after this agent
+                    return 1  # the guardian, which would clean up after this agent, is dead
                 if read_fd in ready:
                     data = os.read(read_fd, 1 << 18)
                     if not data:
@@ -204,7 +203,7 @@ class Agent:
         self._commands.stop(header["request"])
 
     def _op_signal(self, header: Header, data: bytes) -> Header:
-        # Signal only descendants, and the run's processes that a container engine has started: a pid may be reused.
+        # Pids are reused, so signal only this agent's descendants, and the run's processes in containers.
         ours = set(self._ours())
         if not ours.issuperset(header["pids"]):
             ours.update(processes.belonging("PACELINE_RUN_ID", header["run_id"]))
@@ -286,7 +285,7 @@ class Agent:
         found = os.lstat(path)
         if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
             raise PermissionError(errno.EACCES, "belongs to another user, or others can write to it", path)
-        # Name the socket at random, not by pid: hosts that share a folder may have agents with the same pid.
+        # A random name, since agents of several hosts that share the folder may have the same pid.
         self._relay.listen(os.path.join(path, f"agent-{os.urandom(4).hex()}"))
         return {"socket": self._relay.path}
 

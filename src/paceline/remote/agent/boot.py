@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 OLDEST = (3, 10)
 
-#: A file beside the package, which caches its hash and the `state_of` the package for which the hash is valid.
+#: A file beside the package that caches the package's hash, and the result of `_state_of` for which the hash is valid.
 _KNOWN = ".paceline-digest"
-#: Seconds after a write in which a file may change unnoticed, since timestamps have a resolution of up to 2 s.
+#: Age in seconds from which a file's timestamps prove that it is unchanged: their resolution may be as coarse as 2 s.
 _STEADY_S = 3.0
 
 
 def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
     """Find or receive the library, then become the node's agent."""
-    # Frames are written to a copy of standard output.
+    # The agent sends its frames to this copy of standard output.
     link = os.dup(1)
-    # Redirect standard output, so that other output does not mix with frames.
+    # Redirect standard output to standard error, so that text of other code does not mix with the frames.
     os.dup2(2, 1)
 
     def say(**told: "Any") -> None:
@@ -89,7 +89,7 @@ def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
     """
     package, path = os.path.join(folder, "paceline"), os.path.join(folder, _KNOWN)
     try:
-        # Get the state before hashing the files, so that a later write is detected as a change.
+        # Get the state before hashing the files, so that a write during the hashing counts as a change.
         now, (files, changed) = time.time(), state_of(package)
     except OSError:
         return digest(package)
@@ -155,7 +155,7 @@ def digest(package: str) -> "Optional[str]":  # noqa: UP045
 
 
 def check_owner(folder: str) -> None:
-    """Refuse another user's folder in a shared parent such as /tmp, since programs are run from the folder."""
+    """Raise OSError if another user owns the folder: the agent runs programs from it."""
     found = os.lstat(folder)
     parent = os.stat(os.path.dirname(os.path.abspath(folder)))
     if not parent.st_mode & stat.S_IWOTH:
@@ -180,7 +180,7 @@ def unpack(data: bytes, folder: str, wanted: str) -> None:
             archive.extractall(beside)
         package = os.path.join(folder, "paceline")
         if os.path.isdir(folder) and digest(package) != wanted:
-            # The stored library is incomplete, since many machines delete old files in /tmp.
+            # Many machines delete old files in /tmp, so the library in the folder may be incomplete: replace it.
             os.rename(folder, beside + "-old")
             shutil.rmtree(beside + "-old", ignore_errors=True)
         try:

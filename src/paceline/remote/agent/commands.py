@@ -28,7 +28,6 @@ class Commands:
     """A starter of commands, each in a separate session, which also records their exits."""
 
     def __init__(self) -> None:
-        #: pid -> tag of the command
         self._running: dict[int, str] = {}
         self._waited: dict[int, Waited] = {}
         #: Pids of warm spares, which outlive an attempt.
@@ -59,7 +58,7 @@ class Commands:
         log: str,
         tag: str,
     ) -> tuple[int, str]:
-        """Start a warm spare, or a worker, which the spare at the path `spare` forks.
+        """Start a warm spare, or a worker, forked from the warm spare at `spare`.
 
         Returns:
             The pid, and why a worker with a spare starts cold, or "".
@@ -132,7 +131,7 @@ class Commands:
 
 def _spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, stdin: int, stdout: int, stderr: int) -> int:
     try:
-        # In a separate session, signals to the command's group reach its children, but not this process.
+        # Use a separate session, so that signals to the command's group reach its children, but not this process.
         process = subprocess.Popen(
             list(argv), cwd=cwd, env=dict(env), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
         )

@@ -39,7 +39,7 @@ _LOOK_S = 0.02
 _HANG_UP_S = 1.0
 #: Seconds in which children may still write after the command has ended.
 _DRAIN_S = 0.5
-#: Limits for reading the command's own output after its end: seconds on a busy machine, and the capacity of a pipe.
+#: Seconds after the command's end in which to read its last output, and the most bytes that a pipe can hold.
 _LATE_S, _PIPE_BYTES = 30.0, 1 << 16
 _CHUNK = 1 << 14
 #: Bytes of output that the client has not read, above which the command has to wait.
@@ -68,12 +68,12 @@ class CommandFiles:
         # Wait for the reader, so that endless output does not fill the disk.
         while self._written - self._read > _AHEAD_BYTES and not self._is_over:
             time.sleep(_LOOK_S)
-        # Two threads write, one for each output, and the lock keeps their lines intact.
+        # The threads for standard output and standard error both write lines here; the lock keeps lines intact.
         with self._lock, contextlib.suppress(OSError):
             self._written += self._output.write(line)
 
     def let_go(self) -> None:
-        """Stop waiting for the reader."""
+        """Never wait for the reader of the output again."""
         self._is_over = True
 
     def heard(self) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ class CommandFiles:
             try:
                 found.append(json.loads(self._folder.read(f"in_{self._next}.json")))
             except OSError:
-                # If the folder is gone, the client is gone too; otherwise the next message is not written yet.
+                # A missing folder means that the client is gone; a missing file, that no further message exists yet.
                 return found if self._folder.is_there() else [{"gone": True}]
             self._next += 1
             self._read = max(self._read, int(found[-1].get("read", 0)))
@@ -108,7 +108,7 @@ def main(argv: list[str]) -> int:
                 ended.set()
             run.take(told)
     code = run.code()
-    # From here on, don't wait for the client to read output: the command or the client is gone.
+    # The command or the client is gone, so don't wait for the client to read output.
     channel.let_go()
     if code is None:
         run.hang_up()
@@ -141,12 +141,12 @@ class _Run:
         raise NotImplementedError
 
     def hang_up(self) -> None:
-        # The command leads a session, so its group has all of its children that have not changed their group.
+        # Signal the command's process group, which includes all children that did not change their group.
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGHUP)
 
     def drain(self) -> None:
-        """Wait for the rest of the command's output, within limits: a leftover process may keep the pipe open."""
+        """Wait for the last output, within limits: a leftover process may keep the pipe open."""
         for reader in self._readers:
             reader.drain()
 
@@ -236,7 +236,7 @@ class _Terminal(_Run):
                 start_new_session=True,
             )
         finally:
-            # Close the command's end of the terminal here, or reading would never end.
+            # Close this process's copy of the command's end of the terminal, or reading would never end.
             os.close(theirs)
         self._read(self._fd, "out")
 
@@ -263,7 +263,7 @@ def _on_terminal(path: str, argv: list[str]) -> None:
     """Replace this process by the command, with the terminal at `path` as controlling terminal."""
     # Opening the terminal makes it the controlling terminal; the descriptor is not needed.
     os.close(os.open(path, os.O_RDWR))
-    # Restore default handlers: Python ignores SIGPIPE, and exec would pass this on.
+    # Restore the default: Python ignores SIGPIPE, and the command would inherit this.
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTSTP):
         signal.signal(number, signal.SIG_DFL)
     try:

@@ -25,7 +25,7 @@ class FileRequests:
         self._arrivals: dict[int, AtomicWrite] = {}
 
     def drop(self) -> None:
-        """Remove files and trees that have arrived only partly."""
+        """Remove files and trees of which only a part has arrived."""
         for arrival in self._arrivals.values():
             arrival.drop()
 
@@ -81,7 +81,7 @@ class FileRequests:
 
     def op_sees(self, header: Header, data: bytes) -> Header:
         try:
-            # Limit the read: another file of any size may be at this path.
+            # Read no more than the token is long: the file at this path may be another one, of any size.
             with open(header["path"], encoding="utf-8") as file:
                 return {"ok": file.read(1 << 12) == header["token"]}
         except (OSError, ValueError):
@@ -116,7 +116,7 @@ class AtomicWrite:
         self._folders: list[tuple[str, Header]] = []
 
     def take(self, entry: Header, data: bytes) -> None:
-        """Receive a piece of an entry, parents before children. The top is named "."; a file's last piece has `end`."""
+        """Receive a piece of an entry, folders before their content. The last piece has `end`."""
         path = os.path.normpath(os.path.join(self._top, entry["name"]))
         if entry["kind"] == "more":
             assert self._file is not None, "a piece of no file"
@@ -138,7 +138,7 @@ class AtomicWrite:
 
     def finish(self) -> None:
         """Give the complete tree its final name."""
-        # Set them last, since new files change a folder's time; innermost first, since modes may block access.
+        # Set times and modes of folders last, since new files change the time. Begin inside: a mode may block access.
         for path, entry in reversed(self._folders):
             if self._how != "merge" or path != self._top:
                 os.chmod(path, entry["mode"])
@@ -159,7 +159,7 @@ class AtomicWrite:
             remove(self._top)
 
     def drop(self) -> None:
-        """Remove the files that do not have their final names yet."""
+        """Remove the received files unless the tree is complete."""
         if self._file is not None:
             self._file.close()
             with contextlib.suppress(OSError):

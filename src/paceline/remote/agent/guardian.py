@@ -23,12 +23,11 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
     for name in processes.RUN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(processes.with_home(os.environ))
-    # The agent ends only with the link. An engine signals all processes (srun before a time limit), but workers need
-    # their grace period. Use handlers instead of SIG_IGN, which commands would inherit.
+    # Ignore signals of an engine, since the agent ends only with the link. Commands would inherit SIG_IGN.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     processes.become_subreaper()
-    # Fork after the handlers are set, so that both processes have them, and before any thread starts.
+    # Fork now: both processes inherit the handlers, and no thread runs yet.
     guardians, agents = socket.socketpair()
     agent = os.fork()
     if agent == 0:
@@ -40,7 +39,7 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
             processes.become_subreaper()
             code = serve(read_fd, write_fd, agents, settings)
         except BaseException:
-            # Print to standard error, whose last bytes the supervisor keeps. `_exit` skips the parent's exit handlers.
+            # The supervisor keeps the last bytes of standard error for its error message. `_exit` prints no traceback.
             import traceback
 
             traceback.print_exc()
@@ -52,7 +51,7 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
 
 
 def _guard(agent: int, agents: socket.socket) -> int:
-    """Collect paths to remove from the agent. After the agent's end, kill its processes and remove the paths."""
+    """Receive paths from the agent until it ends. Then kill the agent's processes and remove these paths."""
     heard = b""
     while True:
         data = agents.recv(1 << 16)

@@ -17,7 +17,7 @@ from paceline.remote.wire import Header
 from paceline.system import processes
 from paceline.system.lock_holder import user_name
 
-#: Ports to choose from, below Linux's range for outgoing connections (32768 and up), above most services.
+#: Ports to choose from: above those of most services, below Linux's range for outgoing connections (32768 and up).
 _PORTS = range(20000, 32000)
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 
@@ -121,8 +121,8 @@ def is_low(free: int, total: int) -> bool:
 def oom_kills() -> int:
     """Return how many processes the OOM killer has killed so far, as far as known.
 
-    The sum of oom_kill in /proc/vmstat (machine) and in memory.events (cgroup v2) or memory.oom_control (v1) of this
-    process's group, which shows a container's or batch system's limit on kernels whose /proc/vmstat lacks it.
+    Add up oom_kill of the machine (/proc/vmstat) and of this process's cgroup (memory.events, v1: memory.oom_control).
+    On some kernels only the cgroup counts kills because of a container's or batch system's limit.
     """
     return sum(_count(path) for path in ["/proc/vmstat", *_group_files()])
 

@@ -1,7 +1,7 @@
-"""Update the supervisor's copy of a run's folder during the run, in a thread of the agent.
+"""Send new and changed files of a run's folder to the supervisor during the run, in a thread of the agent.
 
-Logs, metrics, reports and notes are sent several times a second, and before a command's exit is reported. With lower
-priority, checkpoints and outputs are sent once they are unchanged for two seconds.
+Logs, metrics, reports and notes are sent several times a second, and before the exit of the command that wrote them.
+Checkpoints and outputs have a lower priority, and are sent once they are unchanged for two seconds.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from paceline.system.gaps import Keeper
 
 #: Seconds between checks for new lines of logs, and for changes of checkpoints and outputs.
 LOOK_S, SURVEY_S = 0.2, 2.0
-#: Most seconds before a file that did not fit on the supervisor's disk is sent again.
+#: The longest wait in seconds before a file that did not fit on the supervisor's disk is sent again.
 _LONGEST_S = 60.0
-#: Files to which other nodes and the supervisor append too.
+#: Files to which several nodes and the supervisor append lines.
 _SHARED = (NOTES, DRIVER_LOG)
 
 
@@ -58,15 +58,14 @@ class Mirror(threading.Thread):
         self.top, self._out = run_dir, out
         self.attempt, self.takes_files = attempt, takes_files
         self._jobs: collections.deque[Header] = collections.deque()
-        # Guards `_jobs` and `_closed`, which the agent's thread also changes. It adds to `_again` without it: dict
-        # insertion is atomic, and a short delay does no harm. Only this thread uses the other attributes.
+        # Guards `_jobs` and `_closed`, which the agent's thread also changes. `_again` needs no lock.
         self._changed = threading.Condition()
         self._closed = False
         self._changes = Changes(run_dir, have, shared=_SHARED)
         self._changes.skip(_SHARED)
-        #: The current pass over the user's files.
+        #: The current pass over checkpoints and outputs, as an iterator of frames.
         self._files: Iterator[Frame | None] = iter(())
-        #: Whether the pass is unfinished, and the times of the next look at small files and of the next pass.
+        #: Whether this pass is unfinished; when to look at logs and metrics again; when to begin the next pass.
         self._busy, self._look_at, self._survey_at = False, 0.0, 0.0
         #: Name of a file -> time at which to send the file again.
         self._again: dict[str, float] = {}
@@ -76,10 +75,10 @@ class Mirror(threading.Thread):
         self._keepers: dict[str, Keeper] = {}
 
     def tell(self, header: Header) -> None:
-        """Send a frame with this header after all files that were written so far.
+        """Send a frame with this header after the logs and other small files that exist now.
 
-        With `all`, checkpoints and outputs precede; with `last` also those of the script's working directory, which is
-        cleaned up before.
+        If the header has `all`, first send checkpoints and outputs too. If it has `last`, clean up the script's working
+        directory, and send the files left in it.
         """
         with self._changed:
             self._jobs.append(header)
@@ -109,12 +108,12 @@ class Mirror(threading.Thread):
         while not self._closed:
             with self._changed:
                 if not self._jobs and not (self._busy and self._out.has_room(BULK)):
-                    # While files are being sent, wait only until the next piece fits.
+                    # Poll every 0.01 s whether the next piece of a file fits into the queue.
                     self._changed.wait(0.01 if self._busy else LOOK_S)
             self.step()
 
     def step(self) -> None:
-        """Send what is due: new lines of logs, the frames of `tell`, and one piece of a checkpoint or output."""
+        """Send new lines of logs, the frames of `tell`, and a piece of a file."""
         with self._changed:
             jobs = list(self._jobs)
             self._jobs.clear()
@@ -134,13 +133,13 @@ class Mirror(threading.Thread):
             self._files, self._busy = self._changes.large(), True
         if self._busy and self._out.has_room(BULK):
             try:
-                # Send one piece, then check for new lines of logs again.
+                # Send only one piece, so that new lines of logs don't wait long.
                 self._put([next(self._files)], BULK)
             except StopIteration:
                 self._busy, self._survey_at = False, time.monotonic() + SURVEY_S
 
     def _put(self, frames: Iterable[Frame | None], kind: int) -> None:
-        """Send frames, each once the queue has room for it.
+        """Send frames. Wait before each until the queue has room for it.
 
         Raises:
             BrokenPipeError: The supervisor is gone.
@@ -150,7 +149,7 @@ class Mirror(threading.Thread):
                 self._out.put({"op": "file", **found[0]}, found[1], kind=kind, wait=True)
 
     def _send_left(self) -> None:
-        """Send the user's files, clean up the script's working directory, and send what it still has."""
+        """Send checkpoints and outputs, clean up the script's working directory, and send the files left in it."""
         from paceline.runs import work_dir  # imported late, for a fast start
         from paceline.runs.folder import RunFolder
 
@@ -201,17 +200,17 @@ class Mirror(threading.Thread):
             with open(os.path.join(self.top, "logs", "driver.log"), "a", encoding="utf-8") as file:
                 file.write(f"{stamp}Z {text}\n")
         except OSError:
-            pass  # a full disk is reported elsewhere
+            pass  # such as a full disk, which the supervisor reports
 
     def _live_names(self, attempts: str) -> Iterator[str]:
-        # `hidden=()` includes output of `paceline exec`, whose client reads the supervisor's copy.
+        # With `hidden=()`, output of `paceline exec` is sent too: its client reads the supervisor's copy.
         for name in small_names(self.top, (attempts, "metrics", "prepared", "logs"), NODE_FILES, hidden=()):
             if not name.startswith(LIVE_LOGS):
                 yield name
 
     def _send_all(self, is_last: bool) -> None:
         """Send all files that are unsent, including checkpoints and outputs that have just changed."""
-        self._put(self._files, BULK)  # the current pass may have sent a part of a file
+        self._put(self._files, BULK)  # send the rest of a file that the current pass has begun
         self._take_back(math.inf)
         if self.takes_files and is_last:
             self._send_left()

@@ -2,7 +2,7 @@
 
 Standard input and output carry frames (`paceline.system.frames`): a connection's number in 4 bytes, a kind, then data.
 
-    o    the client has a new connection; this program opens one to 127.0.0.1:PORT
+    o    the client has accepted a connection; this program opens one to 127.0.0.1:PORT
     d    data
     e    the sender's side of the connection has ended
     x    the connection is closed
@@ -24,7 +24,7 @@ from paceline.system.frames import FrameBuffer, frame
 
 OPEN, DATA, END, CLOSED = b"o", b"d", b"e", b"x"
 _CHUNK = 1 << 16
-#: Seconds in which a receiver must take data. A stuck receiver would hold up the other connections of the tunnel.
+#: Seconds in which the receiver of a connection must take data: a stuck one would block all connections of the tunnel.
 _STUCK_S = 30.0
 
 
@@ -33,27 +33,27 @@ class Connections:
 
     Args:
         send: Sends bytes to the other end. Several threads call it, one at a time.
-        connect: Opens the connection that the other end asks for; None at the end that asks.
+        connect: Opens a connection when the other end requests it; None at the end that accepts connections.
     """
 
     def __init__(self, send: Callable[[bytes], None], connect: Callable[[], socket.socket] | None = None) -> None:
         self._send, self._connect = send, connect
         self._lock = threading.Lock()
         self._open: dict[int, socket.socket] = {}
-        #: Connections of which one direction has ended.
+        #: Connections of which one direction has ended: one side sends no more data.
         self._half: set[int] = set()
         self._half_lock = threading.Lock()
         self._buffer = FrameBuffer()
 
     def add(self, number: int, connected: socket.socket) -> None:
-        """Take up a connection, and send its data until it ends. Blocks."""
+        """Add a connection, and send its data to the other end until it ends. Blocks."""
         connected.settimeout(_STUCK_S)
         self._open[number] = connected
         self._tell(number, OPEN)
         self._pass_on(number, connected)
 
     def feed(self, data: bytes) -> None:
-        """Act on bytes from the other end."""
+        """Handle the frames that these bytes from the other end complete."""
         self._buffer.feed(data)
         while (content := self._buffer.take()) is not None:
             self._take(int.from_bytes(content[:4], "big"), content[4:5], content[5:])
@@ -104,7 +104,7 @@ class Connections:
         self._half.discard(number)
         if (found := self._open.pop(number, None)) is not None:
             try:
-                # Closing alone would not wake the thread that reads.
+                # Shut down first: closing alone would not wake the thread that reads from the socket.
                 found.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
@@ -116,7 +116,7 @@ def _received(connected: socket.socket) -> Iterator[bytes]:
         try:
             data = connected.recv(_CHUNK)
         except TimeoutError:
-            continue  # the timeout is for sending
+            continue  # receiving may time out: the timeout is meant for sending
         except OSError:
             return
         if not data:

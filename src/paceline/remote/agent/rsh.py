@@ -27,7 +27,7 @@ class Relay:
         self._out = out
         self.path = ""
         self._listener: socket.socket | None = None
-        #: File descriptor -> (number of the request, its socket, the bytes received so far).
+        #: File descriptor -> (number of the request, socket of the requesting `rsh.py`, bytes received so far).
         self._asking: dict[int, tuple[int, socket.socket, bytes]] = {}
         self._count = 0
 
@@ -58,7 +58,7 @@ class Relay:
             if mine == number:
                 del self._asking[fd]
                 # Ignore the error: the program may have been killed before the answer.
-                with contextlib.suppress(OSError), asking:  # killed
+                with contextlib.suppress(OSError), asking:
                     asking.sendall(json.dumps({"code": code, "text": text}).encode() + b"\n")
 
     def _hear(self, fd: int) -> None:
@@ -67,7 +67,7 @@ class Relay:
             data = asking.recv(1 << 16)
         except OSError:
             data = b""
-        # The program was killed before its answer, since it never closes its side itself.
+        # `rsh.py` closes its side only after the answer, so it was killed.
         if not data:
             del self._asking[fd]
             asking.close()

@@ -11,7 +11,7 @@ import threading
 
 from paceline.remote.wire import Header, frame
 
-#: Priorities of frames. LIVE: lines of logs and metrics, exits of commands, in order. BULK: files, in order.
+#: Priorities, in which frames keep their order. LIVE: lines of logs and metrics, exits of commands. BULK: files.
 URGENT, LIVE, BULK = range(3)
 #: Bytes of a priority that may be queued before writers of files have to wait.
 _ROOM_BYTES = 1 << 20
@@ -25,8 +25,7 @@ class SendQueue(threading.Thread):
         self._fd, self._ping_s = fd, ping_s
         self._queues: tuple[collections.deque[bytes], ...] = tuple(collections.deque() for _ in range(3))
         self._sizes = [0, 0, 0]
-        # Guards the queues, sizes and flags; notified when a frame is queued or taken, or at the end. Senders wait for
-        # this thread, which holds the lock while it takes the next frame, never while it writes.
+        # Guards the queues, sizes and flags; notified after each change. Not held during a write.
         self._changed = threading.Condition()
         self._closing = self._closed = False
 
@@ -38,8 +37,7 @@ class SendQueue(threading.Thread):
         """
         text = frame(header, data)
         with self._changed:
-            # Only senders of files wait for room: they read as fast as the link writes, with little memory. Requests,
-            # answers and ends of commands must never block.
+            # Only senders of files may wait: requests, answers and ends of commands must never block.
             while wait and self._sizes[kind] >= _ROOM_BYTES and not self._closed:
                 self._changed.wait()
             if self._closed or self._closing:
@@ -51,8 +49,8 @@ class SendQueue(threading.Thread):
             self._changed.notify_all()
 
     def has_room(self, kind: int) -> bool:
-        """Return whether a frame of this priority would be queued at once."""
-        # No lock is needed: the answer may be outdated at once anyway, and `put` waits for room.
+        """Return whether `put` would queue a frame of this priority without waiting."""
+        # No lock: the answer may be outdated a moment later anyway, and `put` waits for room.
         return self._sizes[kind] < _ROOM_BYTES
 
     def finish(self) -> None:
@@ -69,8 +67,7 @@ class SendQueue(threading.Thread):
 
     def run(self) -> None:
         while (text := self._next()) is not None:
-            # Write without the lock: writing may block for seconds while other threads queue frames. Frames are written
-            # completely, so an urgent frame waits for at most one frame.
+            # Write without the lock, since writing may block for seconds while other threads queue frames.
             try:
                 view = memoryview(text)
                 while view:

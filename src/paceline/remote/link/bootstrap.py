@@ -43,7 +43,7 @@ class Ends:
         try:
             process = subprocess.Popen(
                 list(argv),
-                # Without the run's variables, so that Paceline does not kill the program as an orphan of a run.
+                # Drop variables that name a run, so that Paceline does not kill the program as an orphan of this run.
                 env=processes.of_no_run(environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -56,7 +56,7 @@ class Ends:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        # Duplicate the descriptors: garbage-collected file objects would close theirs while threads still use them.
+        # Duplicate the descriptors: garbage collection closes those of the file objects, even during use.
         fds = [os.dup(file.fileno()) for file in (process.stdout, process.stdin, process.stderr)]
         for file in (process.stdin, process.stdout, process.stderr):
             file.close()
@@ -70,7 +70,7 @@ class Ends:
         return cls(fd, fd)
 
     def wait(self, timeout_s: float, *, writes: bool = False) -> bool:
-        """Wait until bytes can be read, or written; return False on timeout. Collect standard error meanwhile."""
+        """Wait until bytes can be read or written, and collect standard error meanwhile. Return False on timeout."""
         poll, wanted = select.poll(), self.write_fd if writes else self.read_fd
         poll.register(wanted, select.POLLOUT if writes else select.POLLIN)
         if self.stderr_fd is not None:
@@ -153,8 +153,7 @@ class _Talk:
         self.heard = b""
 
     def write(self, data: bytes) -> None:
-        # Read standard error between non-blocking writes: a login banner may fill its pipe, and the shell would stop
-        # reading.
+        # Read standard error between writes: a long login banner fills its pipe, and the shell would stop.
         view = memoryview(data)
         os.set_blocking(self._ends.write_fd, False)
         try:
@@ -162,7 +161,7 @@ class _Talk:
                 if self._wait(writes=True):
                     view = view[os.write(self._ends.write_fd, view) :]
         except LinkError:
-            raise  # a timeout, which would match OSError too
+            raise  # before OSError: a LinkError, such as a timeout, is an OSError too
         except OSError:
             self._fail("ended")
         finally:

@@ -2,12 +2,12 @@
 
     any thread   ask          -> SendQueue, a separate thread      -> the node
     reader       poll, take   <-                                   <- the node
-                   an immediate answer: settles its request
+                   an immediate answer                   -> the thread that waits for it
                    events, answers in order              -> _inward -> filer: stores files, calls `hear`
 
-The reader waits for a disk only if `_inward` is full: answers and pings pass files. An answer "in order" counts when
-all earlier files are stored, so the filer delivers it. The reader ends the connection: it records the reason, ends the
-program and puts None into `_inward`. Requests end after the filer, which may still deliver some answers.
+The reader waits for the disk only if `_inward` is full, so answers and pings overtake files. An answer "in order" must
+not overtake earlier files, so the filer delivers it. When the connection ends, the reader records the reason, ends the
+program and puts None into `_inward`. Pending requests end after the filer, which may still answer some.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paceline.remote.link.messages import LinkError, Pending, Requests
 from paceline.remote.wire import Frame, Frames, Header, WireError, ping_s
 from paceline.system import processes
 
-#: The most frames that wait to be stored, together 16 MiB.
+#: The most received frames that wait for the filer, at most 16 MiB together.
 _WAITING = 64
 
 
@@ -37,14 +37,13 @@ class AgentConnection:
 
     hear: A callback that receives each frame that is not an answer, in order.
 
-    Four kinds of threads use a connection. The reader receives frames; bytes prove that the node lives. The filer calls
-    `hear`, which may write files for a while. A third one sends (`SendQueue`). Other threads ask and wait; the reader
-    delivers the answer at once, or the filer delivers it after the files sent before the answer.
+    A connection has three threads: the reader receives frames, the filer calls `hear`, which may take long, and
+    `SendQueue` sends. Other threads call `ask` and wait for the answer.
     """
 
     def __init__(self, ends: Ends, name: str, silence_s: float, hear: Callable[[Header, bytes], None]) -> None:
         self.lost: str | None = None
-        # The reader writes `_heard`, threads that ask write the other. Comparing two numbers needs no lock.
+        # Times of the last received bytes, and of the last request that timed out. Comparing two numbers needs no lock.
         self._heard = self._waited_in_vain = time.monotonic()
         self.out = SendQueue(ends.write_fd, ping_s(silence_s))
         self.requests = Requests()
@@ -137,9 +136,9 @@ class AgentConnection:
                 self.lost = f"{self._name}: {why}"
             self.out.drop()
             self._end_program(2.0 if self.is_closing else 0.2)
-            # None comes after all frames that arrived, so the filer stores these frames before it ends.
+            # The filer ends at None, after all frames that have arrived.
             self._inward.put(None)
-            # Use a thread: some answers wait for files to be stored, and the reader must not wait for them.
+            # Use a thread, since the reader must not wait for the filer, which may still deliver answers.
             threading.Thread(target=self._end_requests, daemon=True).start()
         finally:
             # Join the sending thread before closing the descriptors: the kernel reuses their numbers for other files.

@@ -1,7 +1,7 @@
 """Create, mirror, fetch and remove copies of a run's folder on nodes that do not see the supervisor's folder.
 
-A copy stays on its node if the agent or the supervisor was killed. `clear_node` fetches its files and removes it: on
-request for all such runs, and before the next run on the node if at most `_IN_PASSING_BYTES` are missing here.
+A copy stays on its node if the agent or the supervisor was killed. `clear_node` fetches its files and removes it: for
+`paceline prune`, and before the next run on the node if at most `_IN_PASSING_BYTES` are missing here.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from paceline.system.units import size_text
 #: Tolerance in ns for clock differences between nodes, and for times between the files of one checkpoint.
 _CLOCKS_NS = 60 * 10**9
 
-#: The most bytes of an ended run that the next run fetches. A larger rest is fetched by `paceline prune` only.
+#: The most missing bytes of an ended run that the next run on the node fetches. `paceline prune` fetches more.
 _IN_PASSING_BYTES = 64 << 20
 
-#: Run folder -> names of checkpoints that the run's scripts have removed, as far as this process knows.
+#: Run folder -> names of checkpoints that the run's script has removed, as far as this process knows.
 _REMOVED: dict[str, set[str]] = {}
 
 
@@ -57,11 +57,11 @@ class Copies:
         self._log_limit = int((record.get("job") or {}).get("log_limit") or 0)
         self._target = str(record.get("target") or "NAME")
         self._replica = Replica(folder.path, removed=_REMOVED.setdefault(str(folder.path), set()))
-        self._replica.close()  # removes incomplete files of a killed supervisor
+        self._replica.close()  # remove incomplete files of a killed supervisor
         self._groups: dict[int, int] = {}
-        #: The attempt and the senders of the last `follow`.
+        #: The attempt of the last `follow`, and the ranks of its senders by group.
         self._followed: tuple[int, dict[int, int]] | None = None
-        #: Groups with processes that started since the last fetch.
+        #: Groups on which a process has started since the last fetch, so that files may be missing here.
         self._unfetched: set[int] = set()
 
     def send(self) -> None:
@@ -96,7 +96,8 @@ class Copies:
     def _even_out(self) -> None:
         """Give all groups of nodes the same checkpoints.
 
-        A group that was lost may return with checkpoints that only it has, and would resume from another step.
+        A group that returns after a loss may have a checkpoint that the others lack, and its ranks would resume from
+        another step.
 
         Raises:
             TargetError: Checkpoints can't be fetched or sent.
@@ -108,8 +109,7 @@ class Copies:
         has = [self._without_removed(link, one["found"]) for link, one in zip(leaders, told, strict=True)]
         if len(leaders) < 2:
             return
-        # Fetch only checkpoints that may be newer than ours: the script may have removed older ones, and no rank loads
-        # them.
+        # Fetch only checkpoints that may be newer than ours: the script may have removed the older ones.
         newest_ns = max((path.stat().st_mtime_ns for path in here.rglob("*") if path.is_file()), default=0)
         late = [
             link
@@ -211,7 +211,7 @@ class Copies:
         if any(link.lost for link in senders) and self._leaders().keys() == leaders.keys():
             self.fetch(attempt, is_last=is_last)  # another node of the group is alive
             return
-        # In groups without a living node, files written since the last fetch are out of reach.
+        # Nothing can fetch the files of a group whose nodes are all lost.
         missing += [str(self._links[group].lost).rstrip(".") for group in sorted(self._unfetched - set(leaders))]
         if missing:
             raise TargetError(

@@ -56,10 +56,10 @@ class Link(LinkFiles):
         self._ends: list[StartedEnd] = []
         #: Guards `_ends`, which the connection's filer fills and the supervisor empties.
         self._lock = threading.Lock()
-        #: Callbacks that receive frames of the remote shell, and the exits of tagged commands.
+        #: Callbacks for frames of the remote shell (`on_rsh`), and for exits of commands with a tag (`on_tagged_end`).
         self.on_rsh: Callable[[Header], None] = lambda header: None
         self.on_tagged_end: Callable[[Header], None] = lambda header: None
-        #: A callback for each exit of an untagged command, which `ends` then returns.
+        #: A callback after the exit of a command without a tag; `ends` returns the exit.
         self.on_end: Callable[[], None] = lambda: None
 
     @classmethod
@@ -127,7 +127,7 @@ class Link(LinkFiles):
         return link
 
     def begin(self, first: bytes = b"") -> None:
-        """Start to talk to an agent that runs already, whose first bytes may be read already."""
+        """Connect to a running agent. `first` are bytes that were already read from it."""
         self._connection.start(first)
 
     def wait_for_hello(self, ends: Ends, timeout_s: float) -> None:
@@ -152,7 +152,7 @@ class Link(LinkFiles):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether an answer timed out and nothing arrived since, so that further requests only take time."""
+        """Whether a request timed out and nothing has arrived since, so that further requests are pointless."""
         return self._connection.is_stuck
 
     # --- commands
@@ -168,7 +168,7 @@ class Link(LinkFiles):
         try:
             answer, data = self._connection.wait_for(pending, shlex.join(argv), timeout_s)
         except LinkError:
-            # Ask the agent to kill the command, since nothing waits for its result now.
+            # This thread no longer waits for the command, so let the agent kill it.
             self._connection.out.put({"op": "stop", "request": pending.number})
             raise
         # The frame's data is standard output, then standard error.
@@ -241,7 +241,7 @@ class Link(LinkFiles):
         return bool(self._connection.ask("alive", timeout_s=3.0, pid=pid)[0]["ok"])
 
     def ends(self) -> list[StartedEnd]:
-        """Return the commands that ended since the last call. The files that they wrote are stored here."""
+        """Return the exits of commands since the last call. Logs of these commands are complete here."""
         with self._lock:
             found, self._ends = self._ends, []
             return found
@@ -251,7 +251,7 @@ class Link(LinkFiles):
         self._connection.ask("kill_session", timeout_s=5.0, pid=pid)
 
     def adopt(self, run_id: str) -> None:
-        """Let the agent manage the run's processes that an engine will start on its node. Kill existing ones."""
+        """Let the agent manage processes that an engine will start. Kill the run's earlier processes."""
         self._connection.ask("adopt", timeout_s=10.0, run_id=run_id)
 
     def end_run(self, run_id: str) -> int:
@@ -263,8 +263,8 @@ class Link(LinkFiles):
         self._connection.out.put({"op": "rsh_done", "number": number, "code": code, "text": text})
 
     def begin_close(self) -> Pending:
-        """Ask the agent to end, without waiting."""
-        # Set this first: the agent ends right after its answer, and must not count as lost.
+        """Send the request to end the agent, without waiting for the answer."""
+        # Set this before the request: the agent exits right after its answer, and this is not a loss of the node.
         self._connection.is_closing = True
         return self._connection.send("close", {})
 

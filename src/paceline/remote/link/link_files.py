@@ -57,7 +57,7 @@ class LinkFiles:
 
     def _put(self, frames: Iterable[Frame], path: str, how: str) -> None:
         pending = self._connection.requests.new()
-        # Use the entries' priority: frames of one priority keep their order, so this frame arrives before the entries.
+        # Frames of one priority keep their order: use the priority of the entries, so that this frame arrives first.
         self._connection.out.put({"op": "tree", "id": pending.number, "path": path, "how": how}, kind=BULK)
         # A broken pipe means a lost link; `wait_for` below raises an error with the reason.
         with contextlib.suppress(BrokenPipeError):
@@ -150,7 +150,7 @@ class LinkFiles:
         log_limit: Bytes of each worker's log that the node keeps; 0 for no limit.
         have: Name -> stamp of files that the node need not send; None for the files in `folder`.
         """
-        # Links of one run share a replica, so each link passes its rank and group with every file.
+        # All links of a run share one replica, so this link passes its rank and group with every file.
         self._rank, self._group, self._mirrored = rank, group, remote_run_dir
         is_first = self._replica is None
         self._replica = self._replica or replica or Replica(folder.path)
@@ -170,8 +170,8 @@ class LinkFiles:
         self.end_flush(self.begin_flush(is_last=is_last))
 
     def begin_flush(self, *, is_last: bool = False) -> Pending:
-        """Ask for what `flush` waits for; `end_flush` waits."""
-        # Require order: the answer must not overtake earlier files, which may still wait to be written here.
+        """Send the request of `flush`, whose answer `end_flush` awaits."""
+        # `in_order`, since the answer must not overtake earlier files that still wait to be written here.
         pending = self._connection.requests.new(in_order=True)
         self._trouble.clear()
         self._connection.out.put({"op": "flush", "id": pending.number, "last": is_last})
@@ -256,7 +256,7 @@ def _below(folder: str, name: str, skip: Callable[[str], bool]) -> Iterator[Fram
 def _file(path: str, name: str) -> Iterator[Frame]:
     with open(path, "rb", buffering=0) as file:
         about = _about(name, "file", os.fstat(file.fileno()))
-        # Read one piece ahead, so the last piece can be marked as the end; an empty file is one empty piece.
+        # Read one piece ahead, to know whether a piece is the last. An empty file has one empty piece.
         data = file.read(CHUNK_BYTES) or b""
         is_first = True
         while True:

@@ -45,7 +45,7 @@ class Requests:
     def new(self, *, in_order: bool = False) -> Pending:
         with self._lock:
             pending = Pending(next(self._count), in_order)
-            # `end` takes this lock too: either `end` ends this request, or `_over` is already set here.
+            # `end` takes the same lock, so it either runs later and ends this request, or has already set `_over`.
             if self._over:
                 pending.settle(None)
             else:
@@ -72,7 +72,7 @@ class Requests:
             self._over = True
             left = list(self._pending.values())
             self._pending.clear()
-        # Release the lock before: threads that wake up may send another request, which takes the lock.
+        # Release the lock first, since a thread that wakes up may call `new`, which takes the lock.
         for pending in left:
             pending.settle(None)
 

@@ -40,10 +40,10 @@ class AgentNodes:
 
     ports: Free ports of the first node, or the number of ports to find there.
     folder: Absolute path on each node, for the run's files if the node does not see the run's own folder.
-    python: The interpreter for jobs that name no interpreter; None for that of the first agent.
+    python: The interpreter for jobs that name no interpreter; None for the first agent's.
     is_shared: Whether the nodes see the supervisor's folders; None to test this.
     on_close: Returns the nodes to their engine, called by `close`.
-    on_hang: Records since when this run hangs, for waiting runs; its argument None clears the record.
+    on_hang: Records since when this run hangs, so that runs that wait for its nodes can tell. None clears the record.
     starter: The program that starts MPI workers instead of mpirun. The agents still manage the workers.
     """
 
@@ -67,7 +67,7 @@ class AgentNodes:
         self.ports = tuple(links[0].free_ports(ports) if isinstance(ports, int) else ports)
         self._links, self._python, self._on_close = tuple(links), python, on_close
         self._starter, self.note_hang = starter, on_hang
-        #: Returns why the run has to leave its nodes, or "". Never blocks.
+        #: A callback that returns why the run has to leave its nodes, or "". It never blocks.
         self.leave_reason: Callable[[], str] = lambda: ""
         self._top, self._is_shared = folder.rstrip("/") or "/", is_shared
         self._folder: RunFolder | None = None
@@ -85,7 +85,7 @@ class AgentNodes:
         self._closed = False
         #: A callback that links call in their threads when a command has ended.
         self.on_news: Callable[[], None] = lambda: None
-        # Use `_tell`, since the supervisor sets `on_news` later than this callback is installed.
+        # `_tell` calls `on_news`, which the supervisor replaces later.
         for link in self._links:
             link.on_end = self._tell
 
@@ -127,7 +127,7 @@ class AgentNodes:
         )
 
     def _sees_source(self, folder: RunFolder) -> bool:
-        """Return whether the nodes see the source folder. If this machine lacks it, return whether they share ours."""
+        """Return whether the nodes see the source folder; if it is not here, our folders."""
         source = place(read_json(folder.job)).source
         if not self._is_shared or not os.path.isdir(source):
             return bool(self._is_shared)
@@ -203,7 +203,7 @@ class AgentNodes:
         if (node_rank, pid) in self._over or link.lost:
             return False
         try:
-            # Don't wait for processes that the agent has started, since it reports their exits.
+            # For a process that the agent has started, don't wait for the answer: the agent reports the exit anyway.
             wait = (node_rank, pid) not in self._started and not link.is_stuck
             return link.signal(pid, number, run_id=self._folder.run_id if self._folder else "", wait=wait)
         except (LinkError, OSError):
@@ -251,7 +251,7 @@ class AgentNodes:
         ask_each(self._living(), "kill_all", 5.0)
 
     def kill_session(self, pid: int, node_rank: int) -> None:
-        with contextlib.suppress(LinkError, OSError):  # a lost node is noticed elsewhere
+        with contextlib.suppress(LinkError, OSError):  # `lost` reports a lost node
             self._links[node_rank].kill_session(pid)
 
     def oom_kills(self) -> int:
@@ -261,7 +261,7 @@ class AgentNodes:
                 found = int(answer["found"])
                 first, _ = self._oom_kills.get(link.name, (found, found))
                 self._oom_kills[link.name] = (first, found)
-        # Count from each node's first answer, so that nodes that are lost or don't answer don't change the sum.
+        # Add up each node's increase since its first answer, so that nodes without an answer don't change the sum.
         return sum(last - first for first, last in self._oom_kills.values())
 
     def is_disk_full(self) -> bool:
@@ -363,7 +363,7 @@ def _to_start(commands: Sequence[Command], environments: Sequence[dict[str, str]
 
 
 def _with_network(node: Node, link: Link) -> Node:
-    """Return the node with the interface and network of its address, or unchanged if no interface has the address."""
+    """Return the node with the interface and network of its address, if one has it."""
     for interface, (address, prefix) in link.hello.interfaces.items():
         if address == node.address:
             network = ipaddress.ip_network(f"{address}/{prefix}", strict=False)
@@ -372,9 +372,10 @@ def _with_network(node: Node, link: Link) -> Node:
 
 
 def script_python(given: str | None, submitter: str | None, links: Sequence[Link]) -> str | None:
-    """Return the interpreter for scripts that name none: the target's, else the submitter's if all nodes have it.
+    """Return the interpreter for scripts of jobs that name no interpreter; None for the agents' interpreter.
 
-    None means the agents' interpreter. If `submitter` is None, only the target's is considered.
+    given: The target's interpreter, which takes precedence.
+    submitter: The submitting process's interpreter, used if all nodes have it; None to ignore it.
     """
     if given is not None or submitter is None:
         return given

@@ -58,8 +58,9 @@ class RshCalls:
                                  rsh_gone  -> a thread sends SIGHUP to it
         the other's link         its exit  -> answer to the requesting node
 
-    They arrive in any order, since each link has a thread: a command may end before its start is answered, and the
-    requesting program may be killed meanwhile. The thread that removes a call from `_calls`, under the lock, finishes it.
+    Each link has a thread, so these frames arrive in any order: a command may end before the answer to its start
+    arrives, and the requesting program may be killed meanwhile. The thread that removes a call from `_calls`, under the
+    lock, finishes it.
     """
 
     def __init__(self, links: Sequence[Link], nodes: Sequence[Node], environment: Mapping[str, str], log: str) -> None:
@@ -77,11 +78,11 @@ class RshCalls:
         def hear(header: Header) -> None:
             tag = f"{asking.name} {header['number']}"
             if header["op"] == "rsh":
-                # Record the call in this thread, which gets frames in order: the thread of a hang-up may be faster.
+                # Record the call before starting a thread: the thread of a later `rsh_gone` may run first.
                 with self._lock:
                     self._calls[tag] = _Call(asking, header["number"])
             work, given = (self._hang_up, (tag,)) if header["op"] == "rsh_gone" else (self._start, (tag, header))
-            # Use another thread: if a node calls itself, this thread has to read the answer.
+            # Use another thread: it waits for an answer, which this thread has to read if a node calls itself.
             threading.Thread(target=work, args=given, name="paceline-rsh", daemon=True).start()
 
         return hear
@@ -116,8 +117,7 @@ class RshCalls:
     def _hang_up(self, tag: str) -> None:
         """Send SIGHUP to the command, as sshd does after the death of an ssh client."""
         if self.shells:
-            # If mpirun's container has ended, let its remote commands end: a container being removed can't receive a
-            # signal.
+            # The end of mpirun's container ends its commands too: wait, since a signal to them would fail.
             deadline = time.monotonic() + _ENDING_S
             while tag in self._calls and time.monotonic() < deadline:
                 time.sleep(0.02)

@@ -78,7 +78,7 @@ def on_each(links: Sequence[Link], work: Callable[[Link], T]) -> list[T | Except
 def all_or_error(
     links: Sequence[Link], found: Sequence[T | Exception], what: str, *, may_be_lost: bool = False
 ) -> list[T]:
-    """Return the results of `on_each`, omitting lost nodes if `may_be_lost`, or raise the first error.
+    """Return the results of `on_each`, or raise the first error. With `may_be_lost`, omit lost nodes.
 
     Raises:
         TargetError: A call failed; the message names the first node with a failure.
@@ -98,7 +98,7 @@ def all_or_error(
 
 
 def see_same(links: Sequence[Link], folder: Path) -> bool:
-    """Return whether every node sees the same folder at this path as this machine."""
+    """Return whether the path is the same folder on this machine and on every node."""
     token = secrets.token_hex(16)
     mark = folder / f".seen-{token[:8]}"
     mark.write_text(token)
@@ -157,7 +157,7 @@ def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
         target = f"{top}/{FOLDER}/{tree}"
         count, size = packed.size(tree)
         there = link.census(target)
-        # The node's tree may have more files than were sent, since an install from a folder adds files.
+        # Test for enough files, not for the exact number: an install from a folder adds files to the node's tree.
         if there[0] < count or there[1] < size:
             link.put_files(files, target)
     # Send the manifest last, since it refers to the trees.
@@ -165,7 +165,7 @@ def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
 
 
 def _lies_in(source: Path, have: Mapping[str, list[int]]) -> Callable[[str], bool]:
-    """Return a predicate that tells whether the node has the current version of a file in `source`."""
+    """Return a function that tells whether the node has a file of `source` in its current version."""
 
     def is_there(name: str) -> bool:
         path = source / name

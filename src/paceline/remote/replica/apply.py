@@ -1,8 +1,8 @@
 """Apply changes (`paceline.remote.replica.changes`) of another machine to the copy of a run's folder here.
 
-The other side is not trusted: its names and links can't lead out of the folder or to files that only we write, and
-nothing is written through links. Incomplete files are in `.incoming` in it: on the same file system, and included
-in any cleanup. Frames are idempotent, except lines appended to a file that both sides write.
+The other side is not trusted: its names and links can't lead out of the folder or to files that only we write, and we
+never write through links. Incomplete files are in the subfolder `.incoming`, so that a rename completes them. Applying
+a frame twice does no harm, except for lines appended to a file that both sides write.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Replica:
     """A copy of a run's folder. Thread-safe.
 
     take_record: Stores an arrived record of the run; None if the supervisor is here and its nodes send the changes.
-    Then, of two nodes' files with one name, the newer counts, if equally old that of the lower rank; and excluded files
-    are recorded.
+    In this case the newer of two nodes' files with one name counts (if equally old, the lower rank's), and the replica
+    records excluded files.
     known: Name -> stamp of the files that have arrived, from which the other side derives changes; updated.
     removed: Names of the user's files that were removed on the other side and therefore here; updated.
     """
@@ -115,7 +115,7 @@ class Replica:
 
     def _grow(self, header: Header, data: bytes, rank: int, group: int) -> None:
         name, inode = header["file"], header["ino"]
-        # Another node of the group may have sent this file already, or more of it.
+        # Don't truncate if another node of the group has sent this file already.
         cut = header["cut"] == "shrunk" or (header["cut"] == "new" and self._inodes.get((group, name)) != inode)
         _write(self._path(name), data, header["at"], os.O_CREAT | (os.O_TRUNC if cut else 0))
         self._inodes[group, name] = inode
@@ -140,7 +140,7 @@ class Replica:
             self._failed.pop(key, None)
             _unlink(beside)
             return
-        if key in self._failed:  # a further piece of a file that did not fit on the disk
+        if key in self._failed:  # an earlier piece of this file did not fit on the disk
             if is_last:
                 raise self._failed.pop(key)
             return
@@ -148,7 +148,7 @@ class Replica:
             os.makedirs(os.path.dirname(beside), exist_ok=True)
             _write(beside, data, at, 0 if at else os.O_CREAT | os.O_TRUNC)
         except FileNotFoundError as error:
-            # If the frame is a repetition, the file is complete and has its final name already.
+            # If the frame was applied before, the file is complete and has its final name.
             if (stamp_of(self._path(name)) or [])[:2] != header["stamp"][:2]:
                 raise ReplicaError(f"of {name!r} the beginning has not come") from error
             return
@@ -185,7 +185,7 @@ class Replica:
         elif target is None:
             raise ReplicaError(f"the link {name!r} to {header['target']!r} leads out of the run's folder")
         elif self._is_later(header, rank):
-            # The name begins with the node's rank, so that `close` finds the file.
+            # Begin the temporary name with the node's rank, by which `close` finds it.
             beside = os.path.join(self.top, INCOMING, f"{rank}-link")
             os.makedirs(os.path.dirname(beside), exist_ok=True)
             _unlink(beside)
@@ -209,13 +209,13 @@ class Replica:
         if is_behind_link or self._origin.get(name, rank) != rank:
             return
         if not os.path.islink(path) and (stamp_of(path) or [])[:2] != header["stamp"][:2]:
-            return  # the file here is another one than the removed one
-        with contextlib.suppress(OSError):  # the folder has files of other nodes
+            return  # the file here has a newer version than the removed file
+        with contextlib.suppress(OSError):  # ignore a folder that still has files of other nodes
             (os.rmdir if stat.S_ISDIR(_mode(path)) else os.unlink)(path)
             self.removed.add(name)
 
     def _note_left(self, header: Header, data: bytes, rank: int, group: int) -> None:
-        """Record a file that a node excluded. If the supervisor is not here, it has recorded the file itself."""
+        """Record a file that a node excluded. A supervisor on another machine has recorded the file itself."""
         if self._of_nodes and (header["file"], header["why"]) not in self._left:
             self._left.add((header["file"], header["why"]))
             append_line(RunFolder(self.top).left_out, {"name": header["file"], "why": header["why"]})
@@ -250,7 +250,7 @@ class Replica:
     def _put(self, beside: str, path: str) -> None:
         """Give a complete file its final name."""
         if stat.S_ISDIR(_mode(path)):
-            # A folder is in the way. Another node may have sent its content; a single source has removed the folder.
+            # A folder has this name. Another node's files may be in it; a single source has removed the folder.
             os.rmdir(path) if self._of_nodes else shutil.rmtree(path)
         os.replace(beside, path)
 

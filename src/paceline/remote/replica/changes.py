@@ -1,10 +1,10 @@
 """List changes of a run's folder since the last listing, as frames (`paceline.remote.wire`) about one file each.
 
-    how    "grow"    bytes at the offset `at` of an append-only file with inode `ino`. `cut`: the other side's copy is void,
-                     since this file was replaced ("new") or truncated ("shrunk")
+    how    "grow"    bytes at the offset `at` of an append-only file with inode `ino`. `cut`: first empty the copy, since
+                     the file was replaced ("new") or truncated ("shrunk")
            "append"  bytes of a file to which both sides append: append them
-           "part"    a piece, at `at`, of a file sent completely: all pieces of an attempt have one `key`. The last has
-                     `end` and `mode`, and completes the file; `drop` discards the pieces
+           "part"    a piece, at the offset `at`, of another file. Pieces that are sent together have one `key`. The
+                     last has `end` and `mode`, and completes the file; `drop` discards the pieces
            "link"    with `target`; "dir"
            "gone"    the user's script has removed the file
            "left"    the file is excluded because of `why`: a link out of the run, a pipe (`paceline.system.links`)
@@ -33,9 +33,8 @@ if "entries" not in globals():  # on login hosts, the text of these modules prec
 
 Stamp = List[int]  # noqa: UP006
 
-#: Folders whose files are sent as soon as they change, and folders of the user's files, of any size. Other files, except the
-#: names below, belong to one machine: the lock, the target's settings, secrets, and the job, which never changes. `work` is
-#: sent at the end, with files that the script has left.
+#: Folders whose files are sent at once, and folders of the user's files. The working directory is sent at the end.
+#: Other files are never sent, except the names below: the lock, secrets, the target's settings, the unchanging job.
 SMALL = ("attempts", "metrics", "prepared", "logs")
 LARGE, WORK = ("artifacts", "checkpoints", "outputs", "uploads"), "work"
 RECORD, NOTES, DRIVER_LOG = "state.json", "notes.jsonl", "logs/driver.log"
@@ -81,7 +80,7 @@ class Changes:
             path = os.path.join(self.top, name)
             stamp = stamp_of(path)
             if stamp is None:
-                continue  # removed meanwhile
+                continue  # the file was removed meanwhile
             if os.path.islink(path):
                 target = os.readlink(path)
                 if not self._is_known(name, stamp) and target_in(name, target) is not None:
@@ -94,9 +93,9 @@ class Changes:
                 yield from self.whole(Entry(name, "dir" if os.path.isdir(path) else "file", real=name), as_it_is=True)
 
     def large(self, final: bool = False, folders: "Sequence[str]" = LARGE) -> "Iterator[Frame | None]":
-        """Yield changes and removals of the user's files, once unchanged for a while. None allows a pause.
+        """Yield changes of the user's files once these rest; None to allow a pause.
 
-        final: Whether the files no longer change. Then yield all changes, and excluded files too.
+        final: Whether the files no longer change, so that all changes are yielded, and excluded files too.
         """
         present: set[str] = set()
         for folder in folders:
@@ -104,7 +103,7 @@ class Changes:
                 if len(present) % _PAUSE == _PAUSE - 1:
                     yield None
                 if entry.kind == "left":
-                    # Before the end, an excluded entry may be a link to a file that is still to be written.
+                    # During the run, the entry may be a link to a file that the script will write later.
                     if final and (entry.name, entry.why) not in self._left:
                         self._left.add((entry.name, entry.why))
                         yield {"file": entry.name, "how": "left", "why": entry.why}, b""
@@ -149,7 +148,7 @@ class Changes:
                 before = os.fstat(file.fileno())
                 header["stamp"] = _stamp(before)
                 data = os.pread(file.fileno(), min(CHUNK_BYTES, before.st_size), 0)
-                # A file that was truncated meanwhile is sent up to its new end.
+                # Stop early if the file was truncated meanwhile.
                 while data and at + len(data) < before.st_size:
                     yield dict(header, at=at), data
                     at += len(data)
@@ -159,7 +158,7 @@ class Changes:
             if at:
                 yield dict(header, drop=True), b""
             if as_it_is and os.path.lexists(os.path.join(self.top, name)):
-                self.known[name] = stamp_of(os.path.join(self.top, name)) or [0, 0, 0]  # reported once
+                self.known[name] = stamp_of(os.path.join(self.top, name)) or [0, 0, 0]  # report the file only once
                 why = "a file that can't be read: " + str(error.strerror or error)
                 yield {"file": name, "how": "left", "why": why}, b""
             return
@@ -196,7 +195,7 @@ class Changes:
         return known is not None and known[:2] == stamp[:2] and known[2] in (0, stamp[2])
 
     def _rests(self, name: str, stamp: Stamp) -> bool:
-        """Return whether a file is unchanged for `QUIET_S` by our clock. File times may come from another clock."""
+        """Return whether a file is unchanged for `QUIET_S`, by this machine's clock, not by the file's times."""
         last, since = self._resting.get(name, (None, 0.0))
         if last != stamp:
             since = time.monotonic()
@@ -206,9 +205,9 @@ class Changes:
     def _gone(self, present: "set[str]", folders: "Sequence[str]") -> "Iterator[Frame]":
         """Yield removals of the user's files, such as old checkpoints that the script deletes."""
         if not os.path.isdir(os.path.join(self.top, "checkpoints")):
-            return  # the folder itself is removed at the end of the run, not by the script
+            return  # the copy of the run was removed at the end of the run: the script removed no checkpoint
         looked_at = [folder for folder in folders if folder in LARGE]
-        for name in sorted(self.known, reverse=True):  # a folder's content before the folder
+        for name in sorted(self.known, reverse=True):  # reversed, so that a folder's content comes before the folder
             if name.split("/", 1)[0] in looked_at and name not in present:
                 yield {"file": name, "how": "gone", "stamp": self.known.pop(name)}, b""
 
@@ -218,7 +217,7 @@ def small_names(
 ) -> "Iterator[str]":
     """Yield names of small files below `folders`, in order, then the names `files`.
 
-    A log's truncation (`gap_0.json`) precedes the log itself (`rank_0.log`).
+    The description of a log's truncation (`gap_0.json`) comes before the log (`rank_0.log`).
 
     hidden: Prefixes of names to skip, as are hidden names and `.held`, which only reserves disk space.
     """
@@ -250,5 +249,5 @@ def next_data(fd: int, offset: int, size: int) -> int:
 
 
 def _stamp(found: os.stat_result) -> Stamp:
-    # A folder's stamp is constant: changes of its content have frames of their own.
+    # A constant stamp, so that a change inside a folder does not count as a change of the folder.
     return [0, 0, 0] if stat.S_ISDIR(found.st_mode) else [found.st_size, found.st_mtime_ns, found.st_ino]

@@ -38,7 +38,7 @@ _SENT = ("job.json", "state.json", "events.jsonl", "notes.jsonl", "target.json",
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """The manifest of a job's trees, and in `files` {tree: {relative name: file}} of the trees to send."""
+    """A job's manifest and the trees to send, with `files` as {tree: {relative name: local file}}."""
 
     manifest: Manifest
     files: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Packed:
 
 
 def pack_run(folder: RunFolder, *, reached: str | None = None) -> Packed | None:
-    """Find the files of a run's job like `pack`, or return None if the job needs no files beside its snapshot."""
+    """Return the result of `pack` for a run's job, or None without files to send."""
     job = stored(folder).job
     if job is None or not (job.inputs or job.environment.needs_build or any(_sent(folder))):
         return None
@@ -59,16 +59,14 @@ def pack_run(folder: RunFolder, *, reached: str | None = None) -> Packed | None:
 def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
     """Find all local files that a job needs beside its snapshot.
 
-    A run that came from another machine forwards the trees that came with it.
-
-    reached: The name of a datastore that is a folder which the other machine sees too.
+    reached: The name of a datastore in a folder that the other machine sees too.
 
     Raises:
         DataError, EnvironmentSpecError: A file that the job names is missing here.
         TransferError: A file can't be read.
     """
     workspace = folder.path.parent.parent
-    # The job's paths belong to the submitting machine: forward the trees that came with the run.
+    # The run came from another machine, where the job's paths are valid: forward the trees that came with it.
     if (told := read_json(folder.carried)) is not None:
         manifest = Manifest.from_json(told)
         # Trees in a datastore need no forwarding: the next nodes read them from the datastore.
@@ -165,7 +163,7 @@ def local_places(environment: EnvironmentSpec) -> Iterator[Path]:
 
 
 class _Packing:
-    # The methods import what they need, since most runs send no files.
+    # Methods import modules when called, since most runs send no files.
 
     def __init__(self, workspace: Path, reached: str | None) -> None:
         self._workspace, self._reached = workspace, reached
@@ -192,7 +190,7 @@ class _Packing:
         is_whole = True
         for source in reference.sources:
             record, path = self._place(source)
-            # Both machines reach a remote store, so only its record is sent.
+            # The other machine reads a remote store itself, and needs only its record.
             if record.kind != "local":
                 is_whole = False
                 continue
@@ -255,7 +253,6 @@ def tree_name(files: Mapping[str, Path], workspace: Path) -> str:
         FileInfo(datastore=None, path=f"{path}", size=path.stat().st_size, version="", relative=name)
         for name, path in sorted(files.items())
     ]
-    # The hash includes a format version, so that a change of the format changes the names.
     digest = hashlib.sha256(b"paceline carried 1\0")
     for info in with_content(infos, workspace):
         # Of the mode, only the executable bit is sent, so only this bit is hashed.
@@ -269,10 +266,10 @@ class Manifest:
     """The description of a job's trees, stored as `carried.json` in a run's folder.
 
     Attributes:
-        places: Path (or pattern) on the submitting machine -> (tree, name in the tree; "" for its top).
+        places: Path (or pattern) on the submitting machine -> (tree, name in the tree; "" for the tree's top folder).
         stores: Datastore -> its record, for all datastores that the job names.
-        linked: Path relative to the source folder -> as in `places`, for files only sent; "" for an empty folder's
-            tree.
+        linked: Path in the source folder of a file or folder that is not in the snapshot -> as in `places`; the tree is
+            "" for an empty folder.
         programs: Tree -> names of executable files, since datastores lose modes.
         contents: Input -> fingerprint of its files, if all of them are sent.
         home: Names of outputs that will be stored in folders of the submitting machine, in order.

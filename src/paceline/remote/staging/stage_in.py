@@ -18,7 +18,7 @@ from paceline.remote.staging.packing import FOLDER, Manifest, place_in
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
 
-#: Prefix of the name of a tree's datastore, which is private to the run.
+#: Prefix of the names of datastores that stand for trees, visible to this run only.
 _PREFIX = "carried-"
 
 
@@ -26,8 +26,8 @@ _PREFIX = "carried-"
 class Arrived:
     """The files that came to this machine with a run, and the translation of paths to them.
 
-    stores_dir: The folder with the records of the job's datastores and of one per tree: the workspace, or the run's
-    folder if files came with the run.
+    stores_dir: The folder with the records of datastores: the workspace, or the run's folder if files came with the
+    run.
     """
 
     manifest: Manifest
@@ -41,7 +41,7 @@ class Arrived:
         sources = tuple(self._source(source) for source in reference.sources)
         mode = reference.mode
         if all(_is_tree(source) for source in sources):
-            # Trees in the workspace are local, read-only and private to us, so don't copy them again.
+            # A tree in the workspace is already a local, read-only copy, so mount it instead of copying it again.
             mode = "mount" if self.manifest.store is None else "download"
         return replace(reference, sources=sources, mode=mode)
 
@@ -50,7 +50,7 @@ class Arrived:
         return any(_is_tree(source) for source in self.reference(reference).sources)
 
     def goes_home(self, reference: DataReference) -> bool:
-        """Return whether a reference is an output that will be stored on the submitting machine."""
+        """Return whether the submitting machine will store this output."""
         return reference.is_output and reference.name in self.manifest.home
 
     def environment(self, environment: EnvironmentSpec) -> EnvironmentSpec:
@@ -82,7 +82,7 @@ class Arrived:
         """Translate local paths in JSON back to paths of the submitting machine, for the run's records."""
         if isinstance(value, Mapping):
             return {name: self.as_submitted(one) for name, one in value.items()}
-        # Exclude strings: a string is a sequence of strings, so the recursion would not end.
+        # A string is a sequence of strings too, so the recursion would never end.
         if isinstance(value, Sequence) and not isinstance(value, str):
             return [self.as_submitted(one) for one in value]
         if isinstance(value, str):
@@ -146,7 +146,7 @@ class Arrived:
             try:
                 os.rename(beside, top)
             except OSError:
-                if not top.is_dir():  # otherwise another run has fetched it meanwhile
+                if not top.is_dir():  # if the rename fails because of it, another run has fetched the tree meanwhile
                     raise
         finally:
             shutil.rmtree(beside, ignore_errors=True)

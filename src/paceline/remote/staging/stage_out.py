@@ -14,10 +14,9 @@ from paceline.system.files import read_json, write_json
 
 
 def leave(reference: DataReference, folder: RunFolder, say: Callable[[str], None]) -> tuple[tuple[str, str], ...]:
-    """Record an output's files, so that the submitting machine can check its copy. Resolve links.
+    """Record an output's files for the submitting machine, which compares its copy with the record. Resolve links.
 
-    As for stored outputs, names outside of the run's files are excluded. Report them to `say`, and return each with the
-    reason.
+    Report entries that can't be stored, such as links out of the run's files, to `say`, and return them with reasons.
 
     Raises:
         DataError: A name is invalid in stores.
@@ -52,7 +51,7 @@ def _has_links(top: Path) -> bool:
 
 
 def _make_plain(top: Path, files: list[tuple[str, Path]]) -> None:
-    """Replace a folder's content by exactly these files, copying link targets, which only this machine may have."""
+    """Replace a folder's content by these files, and links by their targets."""
     beside = top.with_name(f".{top.name}.plain")
     shutil.rmtree(beside, ignore_errors=True)
     try:
@@ -65,7 +64,7 @@ def _make_plain(top: Path, files: list[tuple[str, Path]]) -> None:
                 os.link(file, target, follow_symlinks=False)
             except OSError:
                 shutil.copyfile(file, target, follow_symlinks=False)
-        # Only unlink a link, whose target is not part of the output. rmtree would refuse a link.
+        # `rmtree` refuses a link, and the link's target must stay.
         top.unlink() if top.is_symlink() else shutil.rmtree(top)
         os.rename(beside, top)
     finally:

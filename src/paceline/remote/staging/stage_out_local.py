@@ -1,4 +1,4 @@
-"""Store outputs of runs supervised elsewhere in folders of the submitting machine. Any reader of a run stores them.
+"""Store outputs of runs supervised elsewhere in folders of the submitting machine, in any process that reads the run.
 
     there    uploads/<output>/      the output as the workers have left it, and
              prepared/left.json     names and sizes of its files: {"model": {"a/1.pt": 99}} (`stage_out`)
@@ -33,8 +33,7 @@ from paceline.runs.record import RunRecord, parse_utc, utc_now
 from paceline.system import locks
 from paceline.system.files import json_lines, read_json, write_json, write_whole
 
-#: State fields that a remote supervisor may set. `owner`, `scratch_dir` (removed with the run) and `sweep` stay as
-#: submitted: they determine what this machine runs, writes and removes.
+#: State fields that a remote supervisor may set; others determine what this machine runs, writes and removes.
 _TAKEN = (
     *("status", "started_utc", "ended_utc", "waiting_for", "attempts", "size", "exit_code", "failure", "canceled_by"),
     *("warnings", "hang", "left_out", "left_out_count"),
@@ -76,7 +75,7 @@ def take_record(folder: RunFolder, data: bytes) -> None:
         if record.is_terminal:
             folder.home.unlink(missing_ok=True)
         return
-    # Drop the event of the final state too: `_end` writes it after storing the outputs.
+    # `_end` writes the event of the final state later, after storing the outputs.
     events = [event for event in json_lines(folder.events) if event.get("status") not in states.TERMINAL]
     write_whole(folder.events, "".join(json.dumps(event) + "\n" for event in events))
     write_json(folder.home, {**told, "end": record.state_json()}, sync=True, mode=store.record_mode(record))
@@ -127,7 +126,7 @@ def _fits(value: object, hint: Any) -> bool:
             return False
         return all(_fits(v, hints[k]) for k, v in value.items() if k in hints)
     if dataclasses.is_dataclass(hint):
-        # The tuples of `victims` are objects in JSON, which `from_json` reads.
+        # `victims` has objects in JSON, which `from_json` turns into tuples.
         hints = {**get_type_hints(hint), "victims": tuple[Mapping[str, int | str], ...]}
         return isinstance(value, dict) and all(_fits(v, hints[k]) for k, v in value.items() if k in hints)
     return isinstance(value, hint) and not (isinstance(value, bool) and hint is int)
@@ -146,7 +145,7 @@ def settle(folder: RunFolder) -> bool:
     """
     if not is_over(folder):
         return False
-    # Users who can only read the run leave the storing to its owner.
+    # A user who can only read the run can't store its outputs; the run's owner does it later.
     fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is not None:
         try:
@@ -166,7 +165,7 @@ def _settle(folder: RunFolder, told: dict[str, Any]) -> None:
     """Store a run's outputs and its final record. The caller holds the run's lock."""
     record = store.stored(folder)
     if record.is_terminal:
-        folder.home.unlink()  # a killed process wrote the final record, but did not delete this file
+        folder.home.unlink()  # a killed process has written the final record, but left `home.json`
         return
     left = _outputs(record, read_json(folder.left))
     by = _by_whom(folder, record, told, left)
@@ -229,11 +228,11 @@ def _check_whole(folder: RunFolder, reference: DataReference) -> None:
     top, files = folder.uploads / reference.name, read_json(folder.left)[reference.name]
     for path in (folder.uploads, top):
         if path.is_symlink():
-            path.unlink()  # runs never leave a link here
+            path.unlink()  # a link, which no run creates here
     top.mkdir(parents=True, exist_ok=True)  # an output without files never arrives
     for path in list(top.rglob("*")):
         if path.is_symlink() or (not path.is_dir() and str(path.relative_to(top)) not in files):
-            path.unlink()  # an incomplete file of a killed reader, or a link, which runs never leave
+            path.unlink()  # an incomplete file of a killed reader, or a link, which no run creates
     missing = [name for name, size in files.items() if not _is_of_size(top / name, size)]
     if missing:
         raise TransferError(
@@ -279,7 +278,7 @@ def _registered(folder: RunFolder, record: RunRecord) -> list[str]:
 def _by_whom(
     folder: RunFolder, record: RunRecord, told: Mapping[str, Any], left: Sequence[DataReference]
 ) -> str | None:
-    """Return why the outputs have to be stored by another user or machine, or None if this process can store them.
+    """Return why this process can't store the outputs, or None if it can.
 
     Other users may share the workspace, but lack the datastore's folder, or have another folder at its path.
     """

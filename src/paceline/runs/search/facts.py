@@ -1,4 +1,4 @@
-"""The facts of a run: one compact record of all that lists, searches and comparisons show of it.
+"""The facts of a run: a compact record of everything that lists, searches and comparisons need.
 
 Records in shared folders are input: a value of a wrong type counts as missing.
 """
@@ -26,7 +26,7 @@ from paceline.system.files import read_json, stamp_of
 HANGS = "Hangs"
 #: Most tags of a run that are kept, and the most characters of a long text.
 _MOST_TAGS, LONG = 1000, 1000
-#: The function among the arguments of a run of `paceline.functions`, behind Paceline's own options.
+#: Matches the function in the arguments of a run of `paceline.functions`, after Paceline's own options.
 _FUNCTION = re.compile(r"[\w.]+:[\w.]+")
 #: Folder of a sweep -> the goals of its metrics.
 _goals: dict[Path, dict[str, Goal]] = {}
@@ -66,10 +66,10 @@ class RunFacts:
     params: Mapping[str, ParamValue] = field(default_factory=lambda: packed({}))
     metrics: MetricSummaries = field(default_factory=lambda: NO_METRICS)
     resources: Mapping[str, float] = field(default_factory=lambda: packed({}))
-    #: Hashes of the stamps of the record, while it can change, and of the notes.
+    #: Hashes of the stamps of two files, to detect changes: of the record (None once it is final), and of the notes.
     record_stamp: int | None = None
     notes_stamp: int | None = None
-    #: The parameters before the notes are added.
+    #: The parameters without those from the run's notes.
     given: Mapping[str, ParamValue] = field(default_factory=lambda: packed({}), repr=False)
 
     @property
@@ -128,9 +128,9 @@ def read_record_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFa
     """Return the present facts of a run with the metrics of `known`; None without a readable record."""
     record_stamp, notes_stamp = stamp_hash(folder.state), stamp_hash(folder.notes)
     try:
-        # Read the record as other readers see it: a run whose supervisor has died has ended.
+        # Check the run's owner too, so that a run whose supervisor has died counts as ended.
         facts = _of_record(folder, read.raw(folder) or {})
-    # The run was removed, or its record is unreadable.
+    # The run was removed, or its record can't be read.
     except (PacelineError, OSError, TypeError, ValueError, AttributeError, KeyError):
         return None
     # The record is input, and may name another run.
@@ -165,7 +165,7 @@ def add_notes(facts: RunFacts, folder: RunFolder, stamp: int | None) -> None:
     tags = list(noted.tags.items())[:_MOST_TAGS]
     facts.tags = packed({key[:LONGEST]: None if value is None else _text(value) for key, value in tags})
     tracked = params_of((), {}, noted.properties)
-    # Share the mapping: most runs have no tracked parameters.
+    # Without tracked parameters, as in most runs, share one mapping to save memory.
     facts.params = packed({**facts.given, **tracked}) if tracked else facts.given
 
 

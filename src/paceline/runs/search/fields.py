@@ -43,7 +43,7 @@ class RunField:
     name: str
     kind: FieldKind
     get: Callable[[RunFacts], FieldValue] = field(compare=False, repr=False)
-    #: Whether a greater value comes first when runs are sorted by this field: for the best value of a metric.
+    #: Whether sorting puts greater values first, as for the best value of a metric to maximize.
     is_descending: Callable[[RunFacts], bool] = field(compare=False, repr=False, default=lambda facts: False)
 
 
@@ -142,14 +142,14 @@ def quoted(name: str) -> str:
     if _BARE.fullmatch(name) and name.rpartition(".")[2] not in STATISTICS and name.lower() not in KEYWORDS:
         return name
     text = json.dumps(name, ensure_ascii=False)
-    # Invisible characters, and those that turn the direction of writing, would hide how a query goes on.
+    # Escape invisible characters and those that reverse the writing direction, which could hide a part of the query.
     return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
 
 
 def unquoted(text: str) -> str:
     """Return the text inside a quoted text without its escapes."""
     plain = re.sub(r"\\u([0-9a-fA-F]{4})|\\(.)", _escaped, text, flags=re.DOTALL)
-    # Join the two halves of a character outside the first plane.
+    # Join the two \\u escapes of a surrogate pair into one character.
     return plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
@@ -200,7 +200,7 @@ def sorted_runs(runs: Iterable[RunFacts], order: str) -> list[RunFacts]:
         ['brave-otter-12', 'calm-fox-3']
     """
     by = field_of(order.removeprefix("-"), at=len(order) - len(order.removeprefix("-")))
-    # Numbers need no tuples as keys, which takes half the time.
+    # If all values are numbers, sort without tuples, in half the time.
     key: Callable[[FieldValue], object] = _number_key if by.kind in ("number", "time", "duration") else _key
     runs = list(runs)
     keys = [key(by.get(facts)) for facts in runs]

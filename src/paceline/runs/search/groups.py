@@ -1,4 +1,4 @@
-"""Groups of runs with equal values of a field, with the mean and deviation of their numbers."""
+"""Group runs by the value of a field, with means and deviations of numeric fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBERS = ("number", "duration", "any")
 
 @dataclass(frozen=True, slots=True)
 class MeanSpread:
-    """The mean of some numbers. deviation: of a sample (n - 1); None for one number. count: how many numbers."""
+    """The mean of `count` numbers. deviation: of a sample (n - 1); None for one number."""
 
     mean: float
     deviation: float | None
@@ -26,14 +26,14 @@ class MeanSpread:
         return self.text()
 
     def text(self, shown: Callable[[float], str] = value_text) -> str:
-        """Return such as "0.6 ± 0.141 (2)". shown: formats a number."""
+        """Return a text such as "0.6 ± 0.141 (2)". shown: formats a number."""
         deviation = "" if self.deviation is None else f" ± {shown(float(f'{self.deviation:.3g}'))}"
         return f"{shown(self.mean)}{deviation} ({self.count})"
 
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Runs with one value of the field. text: the value as tables show it. runs: in the order of the list."""
+    """The runs with one value of a field. text: the value as tables show it."""
 
     value: FieldValue
     text: str
@@ -64,7 +64,7 @@ def spread(values: Iterable[FieldValue]) -> MeanSpread | None:
     if not numbers or any(isinstance(value, str) for value in given):
         return None
     if not all(map(math.isfinite, numbers)):
-        # The sum of both infinities is NaN.
+        # With both infinities among the numbers, the sum is NaN, and fsum raises an error.
         return MeanSpread(sum(numbers) / len(numbers), None, len(numbers))
     mean = math.fsum(number / len(numbers) for number in numbers)
     if len(numbers) == 1:

@@ -1,7 +1,7 @@
 """An index of a workspace's runs: each record is read once, and again after a change.
 
-An ended run changes only its notes, so of an ended run only their stamp is checked: at once for the runs that a reader sees,
-and in turns for the others. Facts are small: 100,000 need less than a hundred megabytes.
+Of an ended run only the notes can change, so only their stamp is checked: for the runs that a page shows at each
+refresh, for the other runs in turns. Facts are small: 100,000 need less than a hundred megabytes.
 
 A cache has the facts of ended runs: a file in the user's own state folder. No other user can change it, and a shared workspace
 gets no file. A missing or broken cache only costs time.
@@ -42,16 +42,16 @@ _NOTES = RunFolder(Path()).notes.name
 _FRESH_S = 0.7
 #: Pause between refreshes, as a multiple of the last refresh's duration, to spare slow file systems.
 _REST = 4.0
-#: Ended runs of which one refresh checks the notes, and of which a quick one does. The first refresh checks all.
+#: Number of other ended runs whose notes a refresh checks, or a quick refresh. The first refresh checks all.
 _TURN, _QUICK_TURN = 5_000, 500
-#: Seconds after which runs are listed again without a change of their folder's time, and the tick of a file system's clock.
+#: Seconds after which the folder of runs is listed again without a change; the resolution of file times.
 _LIST_S, _TICK_S = 5.0, 2.0
-#: Version of the format; other versions are other files.
+#: Version of the cache's format, a part of its file name.
 _VERSION = 2
 _NAMES = [field.name for field in fields(RunFacts)]
 _SHARED = ("experiment", "status", "kind", "target", "user", "size", "script", "why")
 _MAPPINGS = ("tags", "params", "given", "resources")
-#: Lines of runs that are gone or have newer lines, above which the file is written again.
+#: Number of obsolete lines in the cache's file above which the file is written again.
 _MOST_STALE = 1000
 _PIECE_BYTES, _PIECE_LINES = 1 << 17, 500
 
@@ -61,7 +61,7 @@ class RunIndex:
 
     Args:
         runs_dir: The workspace's folder of runs.
-        metrics_s: Seconds of one refresh in which metric logs are read; the next refresh continues. Default: no limit.
+        metrics_s: Time limit in seconds for reading metrics in a refresh; the next refresh continues. Default: none.
         cache: Keeps the facts of ended runs for other processes.
     """
 
@@ -75,22 +75,22 @@ class RunIndex:
         self._looked_at = -math.inf
         self._took_s = 0.0
         self._names: int | None = None
-        #: Time of the runs' folder, and that of its last listing.
+        #: Modification time of the runs' folder at its last listing, and the time of this listing.
         self._folder_times = (-1.0, -math.inf)
-        #: Runs that are not known to have ended, and the place of the next turn of the others.
+        #: Ids of runs that are not known to have ended; and the position in `ids` at which the next turn begins.
         self._open: list[str] = []
         self._turn: int | None = None
-        #: Ended runs whose metrics have not been read, and readers of the others, each in the order of reading.
+        #: Ended runs whose metrics are not yet read, and readers of running runs' metrics, in the order of reading.
         self._unread: dict[str, None] = {}
         self._readers: dict[str, SummaryReader] = {}
-        #: Complete facts of ended runs that the cache lacks.
+        #: Complete facts of ended runs that are not yet in the cache.
         self._fresh: dict[str, RunFacts] = {}
         self._listed: tuple[int, list[RunFacts]] = (-1, [])
         self.ids: list[str] = []
         self.version = 0
 
     def entries(self) -> list[RunFacts]:
-        """Return the facts of the last refresh, or those that the first has read so far."""
+        """Return the facts that the last refresh has read; during the first refresh, those read so far."""
         version, listed = self._listed
         if version != self.version:
             version, known = self.version, self._entries
@@ -108,7 +108,7 @@ class RunIndex:
         return len(self._unread)
 
     def refresh_within(self, wait_s: float, shown: Iterable[str] = (), *, is_quick: bool = False) -> None:
-        """Refresh, and wait at most so long. A longer refresh goes on in a thread."""
+        """Start a refresh, and wait for at most `wait_s`. A longer refresh continues in a thread."""
         if not self._is_due():
             return
         going = self._going
@@ -121,7 +121,7 @@ class RunIndex:
         is_first = self._names is None or bool(self._unread)
         self.refresh(shown, is_quick=is_quick)
         if is_first:
-            # The facts stay: of 100,000 runs each full garbage collection would look at them for 0.1 s.
+            # Exclude the facts from garbage collection, which would take 0.1 s each time for 100,000 runs.
             gc.freeze()
 
     def refresh(self, shown: Iterable[str] = (), *, everything: bool = False, is_quick: bool = False) -> None:
@@ -153,7 +153,7 @@ class RunIndex:
         return time.monotonic() - self._looked_at >= max(_FRESH_S, rest_s)
 
     def refresh_notes(self, shown: Iterable[str], wait_s: float) -> None:
-        """Read the changed notes of these ended runs in time."""
+        """Read the changed notes of these ended runs, for at most `wait_s`."""
         until = time.monotonic() + wait_s
         if self._lock.acquire(timeout=wait_s):
             try:
@@ -172,7 +172,7 @@ class RunIndex:
         runs_dir = os.fspath(self._runs_dir)
         for run_id in run_ids:
             known = self._entries.get(run_id)
-            # Creating a `Path` would take longer than this check, after which almost every run is unchanged.
+            # Use a text instead of a `Path`, whose creation takes longer than the check itself.
             if known is None or not known.is_terminal:
                 continue
             if (notes := stamp_hash(f"{runs_dir}/{run_id}/{_NOTES}")) != known.notes_stamp:
@@ -191,7 +191,7 @@ class RunIndex:
             found.run_id = run_id
             self._entries[run_id] = found
             if found.is_terminal:
-                # Read the whole logs once more: the reader may have missed the last file.
+                # Drop the reader and read all logs once more, since the reader may have missed the last file.
                 self._readers.pop(run_id, None)
                 self._unread[run_id] = None
             elif known is None:
@@ -203,12 +203,12 @@ class RunIndex:
         """List the runs after a change. Sorting takes longer than listing, so sort only if names differ."""
         changed = _time_of(self._runs_dir)
         before, listed = self._folder_times
-        # Another run may appear within the same tick of the clock, and an NFS client caches a folder's time.
+        # A second run may appear within the resolution of file times, and an NFS client caches a folder's time.
         if changed == before and changed + _TICK_S < listed and time.time() - listed < _LIST_S:
             return
         self._folder_times = changed, time.time()
         names = 0
-        # One name after another: all names of 100,000 runs have 12 MB.
+        # Combine the names' hashes one by one: a list of all names of 100,000 runs has 12 MB.
         with contextlib.suppress(OSError), os.scandir(self._runs_dir) as entries:
             for entry in entries:
                 names ^= hash(entry.name)
@@ -216,7 +216,7 @@ class RunIndex:
             return
         ids = store.ids(self._runs_dir)
         if self._names is None and self._cache is not None:
-            # Pages tell that runs are being read.
+            # Set the ids before the slow load, so that pages can show that runs are being read.
             self.ids = ids
             self._entries = self._cache.load(ids)
         if ids is not self.ids:
@@ -236,7 +236,7 @@ class RunIndex:
 
     def _read_metrics(self) -> None:
         until = time.monotonic() + self._metrics_s
-        # Newest first; running runs take turns.
+        # Ended runs newest first, then running runs in turns.
         for run_id in [*self._unread, *self._readers]:
             facts, reader = self._entries[run_id], self._readers.pop(run_id, None)
             folder = RunFolder(self._runs_dir / run_id)
@@ -257,7 +257,7 @@ class RunIndex:
                 break
 
     def _keep(self) -> None:
-        """Add the facts to the cache that will not change."""
+        """Add the complete facts of ended runs to the cache."""
         if self._cache is not None and self._fresh:
             self._cache.add(self._fresh.values())
         self._fresh.clear()
@@ -347,14 +347,14 @@ class FactsCache:
         )
 
     def load(self, ids: Iterable[str], *, compacts: bool = True) -> dict[str, RunFacts]:
-        """Return the cached facts of these runs by id. compacts: write the file again if most lines are of other runs."""
+        """Return the cached facts of these runs by id. compacts: remove obsolete lines if there are many."""
         found: dict[str, RunFacts] = {}
         lines = 0
-        # Share the ids with the caller, to spare memory.
+        # Use the caller's id objects as keys, to save memory.
         known = {run_id: run_id for run_id in ids}
         for row in self._rows():
             lines += 1
-            # Most rows are of other runs if few are requested.
+            # Decode only the lines of the requested runs, which may be few.
             facts = _facts(row) if isinstance(row, list) and row and str(row[0]) in known else None
             if facts is not None:
                 facts.run_id = known[facts.run_id]
@@ -370,7 +370,7 @@ class FactsCache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE)
             with open(fd, "wb", buffering=0) as file:
-                # A newline first ends a line that a full disk has cut short.
+                # Begin with a newline, in case a full disk has cut the last line short.
                 file.write(b"\n" + _lines(facts))
 
     def _rows(self) -> Iterator[object]:
@@ -378,7 +378,7 @@ class FactsCache:
         with gone_is_fine(), open(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
             found = os.fstat(file.fileno())
             if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
-                # In pieces: 100,000 runs have 50 MB.
+                # Read in pieces, since the file of 100,000 runs has 50 MB.
                 while data := file.read(_PIECE_BYTES):
                     yield from parsed(data + file.readline())
 
@@ -402,7 +402,7 @@ def _row(facts: RunFacts) -> list[object]:
 
 def _facts(row: object) -> RunFacts | None:
     try:
-        # This user has written the file, so wrong types here are no attack, and cost this line only.
+        # Only this user can write the file, so wrong types are no attack: skip the line.
         values: dict[str, Any] = dict(zip(_NAMES, cast("list[Any]", row), strict=True))
         values |= {name: sys.intern(values[name]) for name in _SHARED}
         values |= {name: packed(values[name]) for name in _MAPPINGS if values[name] is not None}

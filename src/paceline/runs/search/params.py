@@ -70,7 +70,7 @@ def params_of(
             found[name.lstrip("-") or name] = value or "true"
         elif not pairs:
             found[name] = value
-    # A space may name an argument as the script does: --lr.
+    # A sweep may name a parameter like the option, with dashes: --lr.
     found = {**found, **{name.lstrip("-") or name: value for name, value in swept.items()}, **tracked}
     return {name[:LONGEST]: typed(value) for name, value in [*found.items()][:MOST_PARAMS]}
 
@@ -91,15 +91,15 @@ def typed(value: object) -> ParamValue:
     return float(text) if "_" not in text and is_number_text(text) else text
 
 
-# --- small mappings
+# --- mappings that need little memory
 
 _V = TypeVar("_V")
-#: Most names in all tables that runs share, some 100 MB.
+#: The most names in all shared tables, which need about 100 MB.
 _MOST_NAMES = 1_000_000
 
 
 class Names:
-    """The position of each name in a packed mapping. `at` keeps the order of the names."""
+    """A table of names, which packed mappings share. at: name -> position of its value."""
 
     __slots__ = ("at",)
 
@@ -116,7 +116,7 @@ def names_of(names: tuple[str, ...]) -> Names:
     global _held
     found = _tables.get(names)
     if found is None:
-        # A running run with many metrics leaves a table for each refresh with a new name.
+        # Drop all tables at times: a running run adds a table at each refresh that finds a new name.
         _held += len(names)
         if _held > _MOST_NAMES:
             _tables.clear()
@@ -162,7 +162,7 @@ def packed(values: Mapping[str, _V]) -> PackedMapping[_V]:
     return cast("PackedMapping[_V]", _packed(tuple(values), *values.values()))
 
 
-# Many runs have the same tags. `typed`, because 1 and 1.0 are equal.
+# The cache shares equal mappings, such as the same tags. `typed`, or 1 and 1.0 would be the same.
 @lru_cache(maxsize=2000, typed=True)
 def _packed(names: tuple[str, ...], *values: object) -> PackedMapping[object]:
     return PackedMapping(dict(zip(names, values, strict=True)))

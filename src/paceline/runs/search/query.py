@@ -107,7 +107,7 @@ class Compare:
         """Return the predicate.
 
         Raises:
-            QueryError: A value does not fit the field; its position counts the values.
+            QueryError: A value does not fit the field. The error's position is the index of this value.
         """
         match self.operator:
             case "!=" | "!~" | "not in" as negative:
@@ -145,7 +145,7 @@ class And:
         if not self.nodes:
             return lambda facts: True
         first, *others = (node.test(now) for node in self.nodes)
-        # Most runs fail the first test, and a generator for the others takes longer than a test.
+        # Call the first test without `all`: most runs fail it, and a generator takes longer than the test.
         return lambda facts: first(facts) and all(test(facts) for test in others)
 
 
@@ -303,7 +303,7 @@ class _Parser:
             raise QueryError(problem, self._next.at, expected)
 
     def _operand(self, token: QueryToken) -> Node:
-        """Return the comparison that begins with this token, or what the token stands for alone."""
+        """Return the comparison that begins with this token, or the search for the token as a word."""
         follows, after = self._tokens[self._at], self._tokens[min(self._at + 1, len(self._tokens) - 1)]
         match follows[:2], after[:2]:
             case ("operator", operator), _:
@@ -398,7 +398,7 @@ def _test(field: RunField, operator: str, value: str, now: float, at: int) -> Pr
 def _number_test(get: Callable[[RunFacts], FieldValue], operator: str, number: float) -> Predicate:
     compare = _ORDER[operator]
     if math.isnan(number):
-        # NaN equals nothing, so `= nan` finds NaN by another way.
+        # NaN does not equal itself, so `= nan` needs another test.
         return lambda facts: operator == "=" and isinstance(found := get(facts), float) and math.isnan(found)
     return lambda facts: (found := get(facts)) is not None and compare(cast("float", found), number)
 
@@ -423,7 +423,7 @@ def _typed(value: FieldValue) -> float | str:
 
 
 def _span_test(get: Callable[[RunFacts], FieldValue], operator: str, least: float, most: float) -> Predicate:
-    """Compare with a span of time: a day is after another one when it begins after its end."""
+    """Compare a time with a span such as a day: > means after its end, = means within it."""
     tests: dict[str, Callable[[float], bool]] = {
         "=": lambda found: least <= found < most or found == least,
         "<": lambda found: found < least,
@@ -460,7 +460,7 @@ def _seconds(value: str, at: int) -> float:
 
 
 def _times(field: RunField, value: str, now: float, at: int) -> tuple[float, float]:
-    """Return the first second of a time, and the first second after it: both are equal except for a day."""
+    """Return the begin and end of a time in seconds, which are equal unless the time is a whole day."""
     text = value.lower()
     try:
         today = dt.datetime.fromtimestamp(now).date()
@@ -484,6 +484,6 @@ def _times(field: RunField, value: str, now: float, at: int) -> tuple[float, flo
 
 
 def _day(day: dt.date) -> tuple[float, float]:
-    # Midnight by the local clock; a day has 23 or 25 hours when the clocks change.
+    # Compute midnight from the calendar, since a day has 23 or 25 hours when the clocks change.
     begin, end = (dt.datetime.combine(one, dt.time()) for one in (day, day + dt.timedelta(days=1)))
     return begin.timestamp(), end.timestamp()

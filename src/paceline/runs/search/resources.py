@@ -10,7 +10,7 @@ from paceline.runs.folder import RunFolder, load_logs
 from paceline.runs.metric_reader import parsed_lines
 from paceline.system.files import gone_is_fine
 
-#: Longest time between two samples, in seconds. A longer gap is the time between two attempts.
+#: The longest time in seconds between two samples of one attempt. A longer gap lies between two attempts.
 _LONGEST_S = 120.0
 _PEAKS = ("memory_gib", "gpu_memory_gib")
 
@@ -41,7 +41,7 @@ def _add(found: dict[str, float], path: Path) -> None:
             if name in _PEAKS:
                 found[name] = max(found.get(name, 0.0), value)
             elif name == "cpu_percent":
-                # A sample has the mean of the time since the sample before it.
+                # A sample has the mean load since the sample before it.
                 passed = min(max(0.0, time - before), _LONGEST_S) if before == before else 0.0  # noqa: PLR0124
                 found["cpu_s"] = found.get("cpu_s", 0.0) + value / 100 * passed
                 before = time

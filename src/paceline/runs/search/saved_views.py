@@ -85,9 +85,9 @@ class SavedView:
 
     @property
     def columns(self) -> list[str]:
-        """The fields of the columns after the first one, if somebody has arranged the columns."""
+        """The fields of the columns after the first one; None if nobody has arranged the columns."""
         names = (name.strip() for name in split_fields(self._last("columns")))
-        # The page has two columns that are no fields.
+        # Skip the page's two columns that are no fields.
         return [name for name in names if name and name not in ("latest", "tags")]
 
     @property

@@ -100,7 +100,7 @@ class MetricSummaries(Mapping[str, MetricFacts]):
         return MetricFacts(last, least if has_numbers else None, most if has_numbers else None, int(count), goal)
 
     def __eq__(self, other: object) -> bool:
-        # Compare bytes: NaN differs from itself.
+        # Compare the packed bytes, in which NaN equals NaN.
         same = isinstance(other, MetricSummaries) and self._names is other._names and self.goals == other.goals
         return same and self._numbers == cast("MetricSummaries", other)._numbers
 
@@ -141,12 +141,12 @@ class MetricSummaries(Mapping[str, MetricFacts]):
         return MetricSummaries(self._names, self._numbers, goals or None)
 
     def to_json(self) -> dict[str, list[float]]:
-        """Return name -> last, min, max, count, without goals. min and max are NaN if all numbers are."""
+        """Return {name: (last, min, max, count)}. min and max are NaN if all numbers are."""
         return dict(zip(self, map(list, _SUMMARY.iter_unpack(self._numbers)), strict=True))
 
     @classmethod
     def of(cls, numbers: Mapping[str, Iterable[float]], goals: Mapping[str, Goal] | None = None) -> MetricSummaries:
-        """Return the summaries of name -> last, min, max, count."""
+        """Return summaries of {name: (last, min, max, count)}."""
         return cls(
             names_of(tuple(numbers)), b"".join(_SUMMARY.pack(*values) for values in numbers.values()), goals or None
         )
@@ -156,11 +156,11 @@ NO_METRICS = MetricSummaries(names_of(()), b"")
 
 
 def headline(metrics: MetricSummaries, most: int) -> list[tuple[str, float]]:
-    """Return the last values of the metrics that matter most: of the validation first, then losses, then others."""
+    """Return the last values of the most important metrics: first those of validation, then losses, then others."""
     return [(name, cast("float", metrics.value(name))) for name in _first(metrics.names, most)]
 
 
-# Most runs of a workspace have the same metrics.
+# Cached by the names, since most runs of a workspace have the same metrics.
 @lru_cache(maxsize=64)
 def _first(names: Names, most: int) -> list[str]:
     lower = {name: name.lower() for name in names.at}
@@ -171,7 +171,7 @@ def _first(names: Names, most: int) -> list[str]:
 
 
 def main_metric(metrics: MetricSummaries) -> str | None:
-    """Return the name of the metric that matters: the first goal of the sweep, or else the first of `headline`.
+    """Return the most important metric: the sweep's first, or else the first of `headline`.
 
     Examples:
         >>> main_metric(MetricSummaries.of({"loss": (0.1, 0.1, 0.1, 1), "val_acc": (0.9, 0.9, 0.9, 1)}))
@@ -225,7 +225,7 @@ class SummaryReader:
 
 
 class _Log:
-    """The numbers of one metric log so far, by name: last, min, max, count."""
+    """The summary of one metric log so far: name -> last, min, max, count."""
 
     def __init__(self, path: Path) -> None:
         self._tail = LogTail(path)
@@ -259,7 +259,7 @@ def _add(numbers: dict[str, list[float]], entry: MetricEntry) -> None:
             return
         known[0] = number
         known[3] += 1
-        # Any comparison with NaN is False: keep the extremes, unless all numbers so far were NaN.
+        # Ignore NaN for min and max, and replace a NaN in them: comparisons with NaN are always False.
         if not math.isnan(number):
             known[1] = number if not known[1] <= number else known[1]
             known[2] = number if not known[2] >= number else known[2]

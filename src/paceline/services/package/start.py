@@ -20,7 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE / "library"
-# Without this folder, the program is part of a run, which has all of Paceline.
+# Without the folder `library`, the program runs in a run's worker, which has Paceline already.
 if LIBRARY.is_dir():
     sys.path.insert(0, str(LIBRARY))
 
@@ -78,8 +78,7 @@ def serve(folder: Path, arguments: argparse.Namespace, key: str) -> int:
         # Let the script's processes import Paceline.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(LIBRARY), os.environ.get("PYTHONPATH"))))
     if is_run:
-        # The service's supervisor parses this line to find the server, even if it can't resolve the node's name
-        # (`paceline.services.remote_server`).
+        # The service's supervisor parses this line, and finds the server even without the node's name.
         address = "-"
         with contextlib.suppress(OSError):
             address = socket.gethostbyname(socket.gethostname())

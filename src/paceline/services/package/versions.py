@@ -17,7 +17,7 @@ from paceline.system.plugins import version_of
 
 #: Packages that the server needs. uvicorn's extras make it faster if they are installed.
 _SERVER = ("starlette", "uvicorn", "httptools", "uvloop")
-#: Framework -> its distribution, where this is not named as the framework's module.
+#: Framework -> name of its distribution, if it differs from the module's name.
 _FRAMEWORKS = {"sklearn": "scikit-learn", "scikit-learn": "scikit-learn", "pytorch": "torch", "tfkeras": "tensorflow"}
 
 
@@ -47,8 +47,8 @@ def of_environment(
     """Return the packages that the model's script needs.
 
     environment: The run's environment. Its packages have exact versions if it was built.
-    packages: "name==version" of everything installed in its interpreter. Of an interpreter without a built environment, only
-        imports of the source and the model's framework count: it has much that no script needs.
+    packages: "name==version" of everything installed in its interpreter. Without a built environment, only the packages
+    that the source imports and the model's framework are needed: an interpreter has many others.
 
     Raises:
         ServiceError: The environment has conda packages, or local folders or files, which pip can't install elsewhere.
@@ -79,7 +79,7 @@ def of_environment(
 
 
 def merged(model: PackageVersions, server: PackageVersions) -> PackageVersions:
-    """Merge the packages of both. The model's versions take precedence over the server's."""
+    """Merge the packages of model and server. The model's versions take precedence."""
     own = {_name(line) for line in (*model.requirements, *model.constraints)}
     requirements = [*model.requirements]
     taken = {_name(line) for line in requirements}
@@ -118,7 +118,7 @@ def _imported(source: Path | None, framework: str | None) -> Iterable[str]:
     modules = _modules(source) - {*sys.stdlib_module_names, "paceline", "azureml"}
     if framework:
         modules.add(framework.lower())
-    # This interpreter's metadata map modules to distributions; other modules mostly have their distribution's name.
+    # Find a module's distribution in this interpreter's metadata; else assume that both have the same name.
 
     known = metadata.packages_distributions() if modules else {}
     distributions = (known.get(module) or [_FRAMEWORKS.get(module, module)] for module in modules)
@@ -141,7 +141,7 @@ def _closure(names: Iterable[str]) -> list[str]:
 def _public(line: str) -> str:
     """Return "torch==2.5.0" for "torch==2.5.0+cpu".
 
-    A version with a local label is often only in an index of its own, and a version without label matches any label.
+    A version with a label is often only in a special index. A version without label matches any label.
     """
     return line.partition("+")[0]
 

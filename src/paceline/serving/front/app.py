@@ -97,7 +97,7 @@ class App:
         self._wants_head = False
         self._config: ServerConfig | None = None
         self._others = _routes(self)
-        # Ids of requests are a counter after a random prefix, which takes less time than random ids.
+        # A request's id is a random prefix and a counter, which takes less time than a random id.
         self._ids, self._id_prefix = 0, os.urandom(8).hex().encode()
 
     def serve(self, config: ServerConfig, keys: tuple[bytes, ...]) -> None:
@@ -118,7 +118,7 @@ class App:
         return [base for path, version in paths for base in (path, f"{path}/versions/{version}")]
 
     def document(self, name: str) -> object:
-        """Return the model process's document of this name ("swagger3"), or None."""
+        """Return a document of the model process by name, such as "swagger3", or None."""
         return self._documents.get(name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -135,13 +135,13 @@ class App:
                     return
                 reply = await self._ask(scope, receive, headers_in, operation)
             if scope["state"]["connection"].is_lost:
-                # uvicorn reports a disconnect only to the last one of pipelined requests, so mark this request here.
+                # Mark the request, since uvicorn reports a disconnect only to the last of several pipelined requests.
                 vars(getattr(receive, "__self__", self))["disconnected"] = True
                 raise _gone()
         except RefusedError as refused:
             await self._refuse(exchange, refused)
             return
-        # The front makes the bodies of 502 and 504 without knowing the path, so convert them to its protocol.
+        # The pool makes the bodies of 502 and 504 without knowing the path, so convert them to the path's protocol.
         body = in_words_of(path, reply.body) if reply.status in (502, 504) else reply.body
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers] or [_JSON]
         headers += exchange.ids
@@ -255,8 +255,7 @@ class App:
             headers.append(_CLOSE)
         await send({"type": "http.response.start", "status": refused.status, "headers": headers})
         if refused.unread:
-            # Closing a connection with unread data resets it, and the client may not see the response. The response is complete
-            # now; read and discard further data for a while.
+            # Read and discard further data: closing a connection with unread data could destroy the response.
             await send({"type": "http.response.body", "body": body, "more_body": True})
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(_forget(exchange.receive), _LINGER_S)
@@ -298,7 +297,7 @@ class App:
     def _note(self, exchange: _Exchange, status: int, size: int, name: str, ran_us: int | None = None) -> None:
         """Log a response, and count it in the metrics."""
         scope, ids = exchange.scope, exchange.ids
-        # The connection's own status, such as 408, counts: the application saw only a closed connection.
+        # Use the status that the connection has sent, such as 408: the application only saw that it was closed.
         status = scope["state"]["connection"].status or status
         took = time.perf_counter() - exchange.began
         self.metrics.count(name, status, took, ran_us)
@@ -433,7 +432,7 @@ def _routes(app: App) -> Starlette:
     }
     routes = [Route(path, function) for path, function in paths.items()]
     for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-        # These routes see only other paths: paths of existing models have been handled above.
+        # Only unknown models get to these routes, since paths of existing models are handled before.
         routes += [
             Route(path, model),
             Route(f"{path}/ready", model),

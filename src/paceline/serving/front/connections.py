@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-#: Seconds in which a request's head must arrive, and in which a client must read some of its response.
+#: Seconds in which a request's head must arrive, and in which a client must read some bytes of its response.
 HEAD_S, READ_S = 15.0, 60.0
-#: Seconds in which a body must arrive, plus one second for each `BODY_BYTES_PER_S` that were received.
+#: Seconds in which a body must arrive, plus one second for each `BODY_BYTES_PER_S` received bytes.
 BODY_S, BODY_BYTES_PER_S = 30.0, 64 << 10
 _LOOK_S = 1.0
 #: Most bytes of path and headers together, which are held in memory.
@@ -65,7 +65,7 @@ def protocol(limit: int, log: Callable[[int], None]) -> type[asyncio.Protocol]:
 
         def send_400_response(self, msg: str) -> None:
             is_head = self.cycle is None or self.cycle.response_complete
-            if is_head and self.head + self.coming > HEAD_BYTES:  # the parser also reports heads over its own limits
+            if is_head and self.head + self.coming > HEAD_BYTES:  # such as a head that exceeds the parser's own limits
                 self.refuse(431, _LARGE)
             else:
                 self.refuse(400, raw_answer("400 Bad Request", msg))

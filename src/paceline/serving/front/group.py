@@ -39,13 +39,13 @@ from paceline.serving.front.process import StartedModel
 
 _log = logging.getLogger("paceline.serving")
 
-#: Most connections at a time, and the number of other files that the server has open.
+#: The most connections at a time, and the number of other files that the server may have open.
 _CONNECTIONS, _OTHER_FILES = 20000, 128
 #: Seconds in which idle connections may still send a request while the server drains.
 _IDLE_S = 0.5
 _FLUSH_S = 0.2
 
-#: Settings that can't change while a server listens, then those that change without loading the model again.
+#: Settings that can't change while a server listens; and settings that can change without loading the model again.
 _FIXED = ("host", "listen_fd", "heartbeat_fd")
 _LIGHT = (
     *("workers", "max_batch", "max_queue", "max_body_bytes", "timeout_s", "load_timeout_s", "keys_file", "tls_cert"),
@@ -127,7 +127,7 @@ class ServerGroup:
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
         generation = self.pool.begin(self._config, model_dir, started)
-        # While the model loads, connections wait in the socket if a supervisor holds it.
+        # Accept connections only now: in a supervisor's socket they have waited while the model loaded.
         web = self._accept() if self._config.heartbeat_fd is None else None
         background = [
             asyncio.ensure_future(each)
@@ -245,7 +245,7 @@ class ServerGroup:
         if not self._hands_over:
             while _has_waiting(self._listener) and time.monotonic() < deadline:
                 await asyncio.sleep(0.005)
-            # Let asyncio pass the last accepted connections to the server first.
+            # Wait until asyncio has passed the last accepted connections to the server.
             await asyncio.sleep(0.01)
         self._server.stop_listening()
         quiet_since = time.monotonic()

@@ -97,7 +97,7 @@ class Metrics:
 class AccessLog:
     """A buffered access log, with a line for each request.
 
-    fd: descriptor to write to. is_on: if False, nothing is written.
+    fd: descriptor to write to. is_on: whether to write anything.
     """
 
     def __init__(self, fd: int, is_on: bool) -> None:

@@ -1,7 +1,7 @@
 """The model processes of a service, and the queue of requests.
 
-A request goes to an idle process at once, else into the queue. A process that has answered gets the queued requests, up to
-`max_batch` if it takes several; it never waits for more.
+A request goes to an idle process at once, else into the queue. A process that has answered gets the next queued
+request, or up to `max_batch` of them if it takes several; it never waits to collect more.
 
 The processes of a configuration are a generation. A new generation loads beside the present one, which serves until all processes
 of the new one are ready.
@@ -32,12 +32,12 @@ GONE = 499
 #: Seconds until a process that failed to load is started again: the first pause, doubled each time up to the last.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 30.0
 _TICK_S = 0.05
-#: Ticks of the watch loop between checks of memory.
+#: Number of ticks of `watch` between two checks of memory.
 _MEMORY_TICKS = 10
 
 
 class Waiting:
-    """A request in the queue. `future` gets the response, or None if the request timed out."""
+    """A request in the queue. `future` gets the response, or None after a timeout."""
 
     __slots__ = ("call", "future", "number", "since")
 
@@ -46,7 +46,7 @@ class Waiting:
         self.since = time.monotonic()
 
     def answer(self, reply: wire.Reply | None) -> None:
-        if not self.future.done():  # the client may have disconnected, which ends the future
+        if not self.future.done():  # a disconnect of the client has ended the future already
             self.future.set_result(reply)
 
 
@@ -71,7 +71,7 @@ class LoadError(Exception):
 class Pool:
     """All model processes of a service, and the queue of its requests.
 
-    changed: called after each start, readiness or end of a process.
+    changed: called after each change of a process: it has started, is ready, or has ended.
     """
 
     def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
@@ -184,7 +184,7 @@ class Pool:
         self._changed()
 
     def give_up(self) -> None:
-        """End the next generation, and keep the present one."""
+        """Kill the processes of the next generation, and keep the present one."""
         generation, self.next = self.next, None
         for each in generation.processes if generation else ():
             each.kill("given up")
@@ -205,7 +205,7 @@ class Pool:
             self._start(generation)
 
     def cut_off(self) -> None:
-        """Answer open requests with an error, and kill their processes."""
+        """Answer queued requests with an error, and kill the processes that are answering requests."""
         self.is_closing = True
         for waiting in self.queue:
             waiting.answer(error(503, "the server ends."))
@@ -273,7 +273,7 @@ class Pool:
         if one in generation.processes:
             generation.processes.remove(one)
         self._successor_of.pop(one, None)
-        # Another process that loads already may be the replacement of this one.
+        # Don't replace this process if its replacement is already loading.
         is_followed = one in self._successor_of.values() or one.is_retired
         if not is_followed and not self.is_closing and generation in (self.current, self.next):
             self._replace(generation, one)
@@ -300,7 +300,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(pause_s)
-            # Start none if the configuration has changed or the number of workers was reduced meanwhile.
+            # Don't start a process if the configuration has changed or fewer workers are wanted meanwhile.
             if (
                 self.is_closing
                 or generation not in (self.current, self.next)
@@ -346,7 +346,7 @@ class Pool:
             if size > 2 * limit:
                 each.kill_for("memory", text)
             elif each not in self._successor_of.values():
-                # The process serves until its replacement is ready.
+                # Start the replacement now; the old process serves until it is ready.
                 each.cause = "memory"
                 _log.warning("model process %d is replaced: %s", each.pid, text)
                 self.restarts["memory"] += 1
@@ -355,6 +355,6 @@ class Pool:
 
 def _lost(one: ModelProcess) -> wire.Reply:
     if one.cause == "time-out":
-        # The text is that of Azure's server, but that server responds with status 500.
+        # Azure's server has the same text, but status 500.
         return error(504, f"Scoring timeout after {one.config.timeout_s * 1000:g} ms", in_script=True)
     return error(502, f"the model process ended while it had this request: {one.reason}.")

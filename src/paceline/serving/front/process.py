@@ -33,7 +33,7 @@ class StartedModel:
     def __init__(
         self, config: ServerConfig, folder: Path, model_dir: str | None, output: IO[bytes] | None = None
     ) -> None:
-        """Start the process. A file gets its output."""
+        """Start the process, with its output in a file."""
         self.config = config
         placed = _placed(config, folder)
         self.at = time.monotonic()
@@ -43,7 +43,7 @@ class StartedModel:
             shared.truncate(1)
             #: A byte of memory shared with the process: 1 if no client waits for the result.
             self.flag = mmap.mmap(shared.fileno(), 1)
-            # Start a new interpreter instead of a fork, because torch and CUDA do not survive a fork.
+            # Start a new interpreter instead of forking, because torch and CUDA do not survive a fork.
             self.process = subprocess.Popen(
                 [
                     config.python or sys.executable,
@@ -103,7 +103,7 @@ class ModelProcess(asyncio.Protocol):
         #: Reason for which the front ends the process, and the label of this reason in the metrics.
         self.reason: str | None = None
         self.cause = "died"
-        #: Whether the process ends as planned, without a replacement.
+        #: Whether the process has to end without a replacement.
         self.is_retired = False
         #: Whether the pool has not yet handled the process's readiness.
         self.is_new = True
@@ -132,7 +132,7 @@ class ModelProcess(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        # Check the socket too: that of a killed process may close before the process's end is visible here.
+        # Check the socket too, which may close before the end of a killed process is visible here.
         return self.state == READY and not self.in_hand and not self._transport.is_closing()
 
     def retire(self, reason: str) -> None:
@@ -229,8 +229,7 @@ def ending(code: int) -> str:
 def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
     """Return the configuration with the script's working folder laid out as in the SDK.
 
-    With SOURCE_VARIABLE, a script runs in the parent of its source folder, and opens `./<source>/file`. Its own files are linked
-    there.
+    With SOURCE_VARIABLE, a script runs in a folder with a link to its source folder, and can open `./<source>/file`.
     """
     name = config.environment.get(SOURCE_VARIABLE)
     if not name or config.source_dir is None or config.working_dir is not None:
@@ -264,7 +263,7 @@ def _environment(config: ServerConfig, folder: Path, model_dir: str | None) -> M
         environment["PACELINE_MODEL_DIR"] = environment["AZUREML_MODEL_DIR"] = model_dir
     environment.pop("__PYVENV_LAUNCHER__", None)
     if config.python is not None:
-        # Add only Paceline to the model process's path, and nothing else of the front's environment.
+        # Let the model process import Paceline, but nothing else of the front's environment.
         path = [str(library_dir(folder)), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
     return environment

@@ -24,7 +24,7 @@ from paceline.system.lazy_import import load_triton_before_tensorflow
 def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
     watch_client(int(sys.argv[2]))
-    # Ignore signals that engines send to all processes: the front ends this process by closing the socket.
+    # Ignore signals that systemd or a terminal sends to all processes: the front ends this process by the socket.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _die_with(os.getppid())
@@ -89,7 +89,7 @@ def _die_with(parent: int) -> None:
 
 
 def _end_all() -> None:
-    """Kill this process group, which has all processes that user code has started."""
+    """Kill this process's group, in which user code may have started further processes."""
     sys.stdout.flush()
     sys.stderr.flush()
     if os.getpgid(0) == os.getpid():

@@ -22,7 +22,7 @@ from paceline.serving.wire import ModelCall, Reply
 
 _HOMES = ("azureml.contrib.services", "azureml_inference_server_http.api")
 
-#: Attribute that marks a function that takes the raw request.
+#: Attribute by which `rawhttp` marks a function that takes the request object.
 _RAW = "__paceline_rawhttp__"
 
 
@@ -129,7 +129,7 @@ def is_json_type(mimetype: str) -> bool:
 
 def install() -> None:
     """Make the replaced modules importable, as in a run's worker."""
-    # Add the folder by its path instead of importing it: this package is also shipped without its siblings.
+    # Use the folder's path instead of an import: a packaged service has `paceline.serving` without other packages.
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     shim = os.path.join(package, "compat", "shim", "azureml_names")
     if os.path.isdir(shim) and shim not in sys.path:

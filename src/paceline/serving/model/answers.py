@@ -87,7 +87,7 @@ def as_json(value: object) -> bytes:
     except RecursionError:
         raise OutputError("the result is nested too deeply, or holds itself.") from None
     except (TypeError, ValueError) as reason:
-        # Search for the value at fault only after the fast path has failed.
+        # Search for the wrong value only after the fast encoding has failed.
         where = _fault(value, "the result")
         raise OutputError(where or f"the result is not JSON: {reason}.") from None
 
@@ -95,7 +95,7 @@ def as_json(value: object) -> bytes:
 def plain(value: Any) -> object:
     """Convert a value that `json` does not know, as the `default` of `json.dumps`."""
     # Recognize values by their methods, not by classes, so that no library is imported.
-    for name in ("tolist", "to_pylist"):  # of numpy and torch; of pyarrow
+    for name in ("tolist", "to_pylist"):  # methods of numpy and torch; of pyarrow
         method = getattr(value, name, None)
         if callable(method):
             return value.detach().tolist() if getattr(value, "requires_grad", False) else method()

@@ -33,7 +33,7 @@ def load_builtin(setup: ModelSetup) -> Servable:
     """
     (model,) = setup.config.models
     path, kind = model_file(model.path, model.framework)
-    # Let all processes of a revision map the same file of weights.
+    # Name the file of shared weights, which all processes of a revision map.
     shared = setup.shared if setup.config.workers > 1 else None
     status = os.stat(path)
     key = f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"

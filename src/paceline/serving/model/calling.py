@@ -70,7 +70,7 @@ class Script:
         return _answered(result, before)
 
     def _together(self, items: list[object]) -> list[Reply]:
-        """Call the batch function. If it fails, call it again with each item alone."""
+        """Call the batch function. If it fails, call it again for each request alone."""
         if not items:
             return []
         before = time.perf_counter()
@@ -91,7 +91,7 @@ def _answered(result: Any, before: float) -> Reply:
     ran_us = int((time.perf_counter() - before) * 1e6)
     if isinstance(result, AMLResponse):
         return result.reply(ran_us)
-    if callable(getattr(result, "get_wsgi_response", None)):  # Response of Flask, if a script uses Flask
+    if callable(getattr(result, "get_wsgi_response", None)):  # A Response of Flask, by a script that uses Flask
         headers = [(name, value) for name, value in result.headers.items() if name.lower() != "content-length"]
         return Reply(result.status_code, result.get_data(), headers, ran_us)
     try:

@@ -113,7 +113,7 @@ class Hints:
             fields = read_fields(value, where, readers, needed)
             try:
                 return kind(**fields)
-            except ValueError as reason:  # a check in the class has failed
+            except ValueError as reason:  # a check in the class, such as in `__post_init__`, has failed
                 raise InputError(f"{where or 'the body'}: {reason}") from None
 
         self._known[kind] = Hint(read, {"$ref": f"#/components/schemas/{name}"}, f"an object ({name})")
@@ -215,7 +215,7 @@ def _time(kind: type[dt.datetime] | type[dt.date], title: str, form: str) -> Hin
     return Hint(read, {"type": "string", "format": form}, title)
 
 
-#: Hints for types that have no item types.
+#: Type without item types -> its converted hint.
 _PLAIN: dict[object, Hint] = {
     str: _only(str, "a text", "string"),
     bool: _only(bool, "true or false", "boolean"),

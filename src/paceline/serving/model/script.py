@@ -1,4 +1,4 @@
-"""Load what a model process serves: a scoring script with one of two contracts, or a model.
+"""Load the scoring script of a model process, by one of two contracts, or a model without a script.
 
 init(), run(data)      Azure SDK                           (`paceline.serving.model.sdk`)
 predict(x: ...) -> ... function with type hints            (`paceline.serving.model.typed`)

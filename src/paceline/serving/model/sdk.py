@@ -89,7 +89,7 @@ class SdkScript(Script):
 def _is_of_the_input(raised: Exception) -> bool:
     """Return whether inference-schema refused the input before it called run().
 
-    Only a frame of its function in the traceback shows that, because it raises exceptions of any type.
+    The traceback shows this: inference-schema raises exceptions of any type.
     """
     return any(
         frame.f_code.co_name == "_deserialize_input_argument" and frame.f_globals.get("__name__") == _DECORATORS

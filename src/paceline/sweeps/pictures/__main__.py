@@ -26,7 +26,7 @@ from paceline.sweeps.spec import SweepSpec
 
 
 def main(argv: list[str]) -> int:
-    # The controller stops this process at the limit. A killed controller can't, so this alarm ends the process.
+    # The controller kills this process at the time limit. If the controller is dead, this alarm does.
     signal.alarm(LIMIT_S + 10)
     folder = RunFolder(Path(argv[0]))
     spec = SweepSpec.from_json(store.stored(folder).sweep or {})
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     _load_without_documentation()
     drawn = draw.sketched(f"Sweep {folder.run_id}: {len(trials)} trials", spec, trials)
     draw.into(folder.outputs, drawn)
-    # Print remarks to the log as well as the page, for users who look for missing files.
+    # Print the page's remarks to the log too, for users who look for missing files.
     for remark in (*drawn.remarks, draw.without_png()):
         if remark:
             say(remark)

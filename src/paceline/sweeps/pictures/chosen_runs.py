@@ -29,9 +29,7 @@ def sketched(
     statuses: Sequence[str],
     goal: Goal = "maximize",
 ) -> Sketch | None:
-    """Return the figures of runs.
-
-    Return None if no parameter differs or no run has the metric.
+    """Return the figures of runs; None if no parameter differs or no run has the metric.
 
     Args:
         parameters: Name -> value in each run; None if a run lacks the parameter.
@@ -42,7 +40,7 @@ def sketched(
     """
     columns: dict[str, tuple[Expression, list[object]]] = {}
     for name, values in parameters.items():
-        # Names of a space have no blanks, and dashes do not tell them apart.
+        # Make names unique without blanks and leading dashes, as a space requires.
         plain = "_".join(name.replace("=", "_").replace("\0", "_").split()).lstrip("-")
         if plain and plain not in columns and len(columns) < _MOST:
             read = _read(values)
@@ -53,7 +51,7 @@ def sketched(
     try:
         spec = SweepSpec(space=Space({name: of for name, (of, _) in columns.items()}), metric=metric, goal=goal)
     except SweepError:
-        # A parameter's name is no name for a space, such as "=".
+        # A parameter has a name that a space can't have, such as "=".
         return None
     trials = []
     for number, (result, status) in enumerate(zip(numbers, statuses, strict=True)):
@@ -65,7 +63,7 @@ def sketched(
 
 
 def scatter(x: str, xs: Sequence[object], y: str, ys: Sequence[object]) -> Front:
-    """Return a scatter plot of two facts."""
+    """Return a scatter plot of two facts about runs, such as a parameter and a metric."""
     # Runs without one of the facts have no point, so they must not turn an axis of numbers into one of texts.
     both = [number for number, pair in enumerate(zip(xs, ys, strict=True)) if None not in pair] or [*range(len(xs))]
     across, up = _read([xs[number] for number in both]), _read([ys[number] for number in both])
@@ -81,7 +79,7 @@ def scatter(x: str, xs: Sequence[object], y: str, ys: Sequence[object]) -> Front
 def _read(values: Sequence[object]) -> list[object]:
     """Return all values as numbers if possible, else as texts."""
     read = [float(value) if isinstance(value, str) and is_number_text(value) else value for value in values]
-    # A missing number has no place on an axis of numbers, so it makes an axis of texts.
+    # An axis of numbers has no place for a missing value, so convert all values to texts.
     if all(is_number(value) for value in read):
         return read
     return ["–" if value is None else text_of(value) for value in values]

@@ -31,7 +31,7 @@ SCRIPT, STYLE = (Path(__file__).with_name(f"pictures.{kind}") for kind in ("js",
 
 @dataclass(frozen=True)
 class Shares:
-    """The importance of hyperparameters by metric, and remarks about metrics without it."""
+    """The importance of hyperparameters by metric, and remarks about metrics for which it is not known."""
 
     found: tuple[tuple[str, tuple[Importance, ...]], ...] = ()
     remarks: tuple[str, ...] = ()
@@ -157,10 +157,7 @@ def page(sketch: Sketch) -> str:
 
 
 def places(sketch: Sketch) -> str:
-    """Return the lines' places as JSON.
-
-    The JSON has only numbers, so that it can't close the HTML element.
-    """
+    """Return the lines' positions as JSON of numbers only, which can't close the HTML element."""
     return json.dumps({line.number: [_short(place) for place in line.places] for line in sketch.lines})
 
 

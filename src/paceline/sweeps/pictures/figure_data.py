@@ -16,7 +16,7 @@ from paceline.sweeps.space import Dimension, Space
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Goal, Trial, is_better, ordered
 
-#: Limit of trials to draw, the best ones. More lines are hard to tell apart and slow in a browser.
+#: The most trials to draw, the best ones. More lines are hard to tell apart, and slow in a browser.
 MOST = 1000
 
 #: Colours from the worst trial to the best: readable on white, and distinct for colour-blind readers.
@@ -27,10 +27,10 @@ GREY = "#8a8f98"
 
 #: Ratio of the largest to the smallest value from which a metric's axis is logarithmic.
 _LOG_RATIO = 300
-#: Approximate number of ticks, and the limit of texts for the options of a choice.
+#: Approximate number of ticks on an axis of numbers, and the most ticks for the options of a choice.
 _TICKS = 5
 _MOST_TEXTS = 24
-#: Limit of slices.
+#: The most plots of the metric over one hyperparameter (slices).
 _MOST_SLICES = 12
 
 
@@ -135,7 +135,7 @@ def sketch(
     for place, trial in enumerate(shown):
         plain = {name.lstrip("-"): value for name, value in trial.values.items()}
         results = values[trial.number]
-        # All trials on the front rank first.
+        # All trials on the Pareto front get the best color.
         rank = 0 if trial.number in best else place
         lines.append(
             Line(
@@ -175,14 +175,14 @@ def sketch(
 def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
     """Return a column for each name that varies."""
     dimensions_by_name: dict[str, list[Dimension]] = {}
-    # A choice of branches has no column: the names of its parameters show the branch.
+    # Skip a choice between branches: the parameters that a trial has show its branch.
     for dimension in space.parameters:
         dimensions_by_name.setdefault(dimension.name.lstrip("-"), []).append(dimension)
     columns = []
     for name, dimensions in dimensions_by_name.items():
         values = [v for trial in trials for key, v in trial.values.items() if key.lstrip("-") == name]
         options = _options(dimensions)
-        # A constant shows nothing.
+        # Skip a constant, which shows nothing.
         if options is not None and len(options) == 1 and len(values) == len(trials):
             continue
         is_log = all(_is_log(dimension) for dimension in dimensions)
@@ -191,7 +191,7 @@ def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
 
 
 def _values(trial: Trial, spec: SweepSpec) -> tuple[float | None, ...]:
-    """Return a trial's finite result in each metric."""
+    """Return a trial's result in each metric, None if it is not finite."""
     results = [value if value is not None and math.isfinite(value) else None for value in values_of(trial, spec)]
     # A new trial has no curves yet.
     return (*results, *(None for _ in range(len(spec.metrics) - len(results))))
@@ -213,7 +213,7 @@ def _front(
 
 
 def _slice(columns: Sequence[Column], across: int, up: int, lines: Sequence[Line]) -> Front:
-    """Return one column over another."""
+    """Return a scatter plot of one column over another."""
     points = []
     for line in lines:
         x, y = line.places[across], line.places[up]
@@ -366,7 +366,7 @@ def numbers_axis(numbers: Sequence[float], *, is_log: bool | None = None) -> Num
         is_log = low > 0 and high / low >= _LOG_RATIO
     is_log = is_log and low > 0
     if high <= low or not math.isfinite(high - low) or math.log10(high - low) < -300:
-        # Put a single value in the middle of the axis, within the range of doubles.
+        # With a single value, widen the axis around it, within the range of doubles.
         room = abs(low) / 2 or 0.5
         low, high = (low / 2, low * 2) if is_log else (max(low - room, -1e300), min(high + room, 1e300))
     return Numbers(low, high, is_log)

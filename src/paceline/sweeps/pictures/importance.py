@@ -57,8 +57,8 @@ _NEEDS = {"Optuna": "optuna", "scikit-learn": "sklearn"}
 def importances(trials: Sequence[tuple[Trial, float]], space: Space) -> tuple[Importance, ...]:
     """Return the share of each hyperparameter, the largest first.
 
-    The result is empty for fewer than `LEAST` trials or equal values. `trials` are pairs with the trial's value; stopped trials
-    count with what they reached. A hyperparameter of a branch is judged among the trials that have it.
+    The result is empty for fewer than `LEAST` trials or equal values. `trials` are pairs of a trial and its value; a
+    stopped trial has the value that it reached. For a hyperparameter of a branch, only trials in this branch count.
     """
     valued = [(trial, value) for trial, value in trials if trial.chosen]
     # Take every n-th trial, because later trials of a sampler differ from the first trials.

@@ -15,7 +15,7 @@ from paceline.sweeps.pictures.svg import DENSE
 
 HISTORY, FRONT, PARALLEL, IMPORTANCE = "history.png", "front.png", "parallel_coordinates.png", "importance.png"
 _LONGEST = 24
-#: matplotlib's names of SVG's dashes.
+#: Dashes in SVG -> dashes in matplotlib.
 _DASHES = {"": "-", "3 3": ":", "7 4": "--"}
 #: Position below the axes for trials without a value.
 _NONE = -0.07

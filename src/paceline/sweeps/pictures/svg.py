@@ -12,7 +12,7 @@ from paceline.sweeps.pictures.importance import Importance
 
 WIDTH = 960
 _HEIGHT = 320
-#: Margins for texts: left, right, top, bottom.
+#: Margins of a figure, in which texts stand: left, right, top, bottom.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 90, 34, 44
 #: Distance below the axes for trials without a value.
 _NONE = 22
@@ -28,7 +28,7 @@ _SAID = {
 #: Number of lines above which lines are drawn thinner.
 DENSE = 250
 
-#: Trial number -> a name for readers, if trials are known by other names than their numbers.
+#: Trial number -> the name to show instead of the number, such as a run's.
 Names = Mapping[int, str]
 
 
@@ -98,7 +98,7 @@ def history(picture: History) -> str:
 
 
 def scatter(picture: Front, names: Names | None = None) -> str:
-    """Draw two columns against each other."""
+    """Draw a scatter plot of two columns."""
     return front(picture, names, "slice")
 
 

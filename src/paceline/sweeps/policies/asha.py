@@ -73,7 +73,7 @@ class ASHA(NamedPolicy):
         for trial in trials:
             if trial.is_over or self.promote:
                 continue
-            # Check all reached rungs, because better trials may have reached an early rung in the meantime.
+            # Check all rungs that the trial has reached: better trials may have reached an early rung since.
             for rung in self._ladder.up_to(len(trial.curve)):
                 if rung not in rungs:
                     rungs[rung] = _there(rung, trials, goal)
@@ -84,7 +84,7 @@ class ASHA(NamedPolicy):
 
     def _behind(self, trial: Trial, rung: int, there: Sequence[float], goal: Goal) -> str | None:
         own = trial.best(goal, rung)
-        # With fewer than eta results there is no best 1 / eta.
+        # With fewer than eta results, there is no trial in the best 1 / eta.
         keep = len(there) // self.eta
         # A trial without a finite value continues.
         if own is None or not keep or cost(own, goal) <= there[keep - 1]:
@@ -160,7 +160,7 @@ class Hyperband(NamedPolicy):
     eta: int = 3
 
     def __post_init__(self) -> None:
-        # Create an ASHA policy only to check the values.
+        # Create an ASHA policy, which checks the values.
         ASHA(first=self.first, eta=self.eta, last=self.last)
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
@@ -173,7 +173,7 @@ class Hyperband(NamedPolicy):
         return reasons
 
     def _brackets(self) -> int:
-        # There is one bracket for each rung below `last`; a further bracket would have no rung.
+        # There is one bracket for each rung below `last`, since a further bracket would have no rungs.
         return max(1, len(Ladder(first=self.first, eta=self.eta, last=self.last).up_to(self.last)))
 
     def _bracket_of(self, number: int, brackets: int) -> int:

@@ -14,7 +14,7 @@ from paceline.errors import SweepError
 from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Goal, Next, Trial
 
-#: A rung that no trial reaches: a trial promoted to this rung runs until its script ends.
+#: A rung above all others: a trial promoted to it runs until its script ends.
 TO_ITS_END = 1 << 40
 
 
@@ -23,7 +23,7 @@ class Judgement:
     """The decision on a live trial.
 
     Attributes:
-        rung: Number of values up to which the trial may continue, or None to pause it.
+        rung: Rung beyond which the trial may continue, or None to pause the trial.
         why: The reason for the decision, as a sentence.
     """
 

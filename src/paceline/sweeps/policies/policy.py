@@ -1,8 +1,8 @@
 """The stopping policy protocol, and the simple policies.
 
 An interval is one logging of the primary metric. A policy judges a trial at intervals that are multiples of
-evaluation_interval and at least delay_evaluation, as the Azure SDK does. It judges a trial at the last such interval, each
-time there is new data: a better curve that comes later counts against live trials too.
+evaluation_interval and at least delay_evaluation, as the Azure SDK does. At all new data, it judges each live trial
+again at the last such interval that the trial has reached, since other trials may have got better.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def judged_at(trial: Trial, evaluation_interval: int, delay_evaluation: int) -> 
 def judged(
     trials: Sequence[Trial], goal: Goal, evaluation_interval: int, delay_evaluation: int
 ) -> Iterator[tuple[Trial, int, float]]:
-    """Yield each trial to judge, its interval and best value."""
+    """Yield (trial, interval, best value) for each trial to judge."""
     for trial in trials:
         interval = judged_at(trial, evaluation_interval, delay_evaluation)
         if interval is not None and (own := trial.best(goal, interval)) is not None:
@@ -150,7 +150,7 @@ class TruncationSelection(NamedPolicy):
             bests = (other.best(goal, interval) for other in trials if len(other.curve) >= interval)
             worst = sorted((cost(value, goal) for value in bests if value is not None), reverse=True)
             count = len(worst) * self.truncation_percentage // 100
-            # Trials whose cost equals the first kept trial's continue, because they are not worse.
+            # A trial as good as the first trial to keep continues too.
             if count and cost(own, goal) > worst[count]:
                 reasons[trial.number] = (
                     f"TruncationSelection: its best of {own:g} after {interval} values is among the worst "
@@ -220,6 +220,6 @@ class Bandit(NamedPolicy):
         if self.slack_amount:
             return leader - self.slack_amount if goal == "maximize" else leader + self.slack_amount
         assert self.slack_factor
-        # If the best value of a maximization is positive, or that of a minimization negative, worse values are nearer to zero.
+        # A worse value is nearer to zero if the best value is positive and maximized, or negative and minimized.
         down = (leader > 0) == (goal == "maximize")
         return leader / (1 + self.slack_factor) if down else leader * (1 + self.slack_factor)

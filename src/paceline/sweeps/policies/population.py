@@ -92,10 +92,7 @@ class PopulationBasedTraining(NamedPolicy):
         return {}
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
-        """Pause each live trial at the end of its generation.
-
-        With `budget` nothing is paused: the script ends by itself.
-        """
+        """Pause each live trial at the end of its generation, except with `budget`."""
         judgements: dict[int, Judgement] = {}
         for trial in trials:
             end = self._end(len(trial.legs))
@@ -134,7 +131,7 @@ class PopulationBasedTraining(NamedPolicy):
         return (self.budget, min(rung + self.interval, self.last)) if self.budget else None
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
-        """Return why a waiting trial was not continued."""
+        """Return why a trial that waits for its next generation was not continued."""
         return f"PBT: the sweep has ended before generation {len(trial.legs) + 1} of it began"
 
     def to_json(self) -> dict[str, object]:

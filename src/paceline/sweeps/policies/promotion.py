@@ -60,7 +60,7 @@ def judge(ladder: Ladder, trials: Sequence[Trial], goal: Goal) -> dict[int, Judg
         keep = len(there) // ladder.eta
         said = _said(trial, rung, goal)
         is_among = any(other.number == trial.number for other in there[:keep])
-        # A trial that would be promoted at once continues without a pause and keeps its nodes.
+        # Don't pause a trial that would be promoted at once, so that it keeps its nodes.
         if is_among and _promoted(ladder, there, rung) < keep:
             judgements[trial.number] = Judgement(
                 rung=rung, why=f"ASHA: {said} is among the best {keep} of {len(there)}"
@@ -84,12 +84,12 @@ def following(
 ) -> Next | None:
     """Return the next trial to promote, or None.
 
-    The paper promotes every trial that is among the best at the moment, so more than one in eta continue when better
-    ones come later. Here a rung promotes no more than that while trials may still reach it. After that, the best trials
-    that had no place are promoted.
+    The paper promotes every trial that is among the best at the moment, so more than 1 / eta of the trials continue if
+    better trials come later. Here, a rung promotes at most 1 / eta while trials may still reach it. After that, it also
+    promotes the best trials that had no place before.
 
-    When nothing else can begin, the best waiting trial runs to its end unless another has done so. With fewer than eta
-    trials at a rung there is no best 1 / eta, but a sweep should end with a trained model.
+    When nothing else can begin, the best waiting trial runs to its end unless another has done so. So a sweep ends with
+    a trained model, even with fewer than eta trials at a rung.
     """
     usable = [trial for trial in trials if trial.run_id not in without]
     rungs = ladder.up_to(max((len(trial.curve) for trial in usable), default=0))

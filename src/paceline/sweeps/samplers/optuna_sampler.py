@@ -1,7 +1,7 @@
 """Model-based samplers that use Optuna with an in-memory study.
 
-A study is rebuilt from the sweep's trials when a sweep continues. A used sampler would propose other points than a new one with
-the same seed, so each trial gets a new sampler, seeded by the sweep's seed and the trial's number.
+A new controller rebuilds the study from the sweep's trials. Each trial gets a new Optuna sampler, seeded by the sweep's
+seed and the trial's number, so that a rebuilt study leads to the same proposals.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 _TRIAL, _STUDY = "trial", "study"
 #: Random trials before the first model: Optuna's default.
 _STARTUP_TRIALS = 10
-#: Number of trials after which single-parameter estimators are not used: they get slow, and choices are settled.
+#: Number of trials after which only the joint estimator is used: the others get slow, and choices are settled.
 _ALONE_TRIALS = 300
-#: Least number of former results for CMA-ES: the best tenth of 10 trials is one trial.
+#: The fewest former results with which CMA-ES starts: it uses the best tenth of them.
 _WARM_START_TRIALS = 10
-#: Most attempts to get a point that no trial has.
+#: The most draws to get a point that no other trial has.
 _DRAWS = 10
 
 
@@ -63,7 +63,7 @@ class OptunaSampler:
         *,
         keeps_notes: bool = True,
     ) -> None:
-        #: Proposes points that no trial has. None lets points repeat.
+        #: A sampler of points that no trial has; None if points may repeat.
         self.fresh: RandomSampler | None = None
         self._space = space
         self._seed = seed
@@ -77,15 +77,15 @@ class OptunaSampler:
         self._study = _optuna().create_study(directions=self._goals, sampler=self._made(self._seed, 0))
         for trial in self._prior:
             self._study.add_trial(frozen(self._space, trial, self._known(trial)))
-        #: The sampler's attributes of the study.
+        #: The attributes that the sampler has stored in the study so far.
         self._seen: dict[str, Any] = {}
-        #: Paceline's trial number -> the number in the study, and -> the trial and result that the study has.
+        #: Trial number -> its number in the study; and trial number -> the trial and result that the study knows.
         self._asked: dict[int, int] = {}
         self._told: dict[int, tuple[Trial, tuple[float, ...] | None]] = {}
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
         """Return a new point, or None if none is left."""
-        # A paused trial has continued. A study cannot replace a result, so rebuild the study.
+        # If the result of a known trial has changed, as after a pause, rebuild the study, which can't replace results.
         if any(self._has_changed(trial) for trial in trials):
             self._begin()
         for trial in trials:
@@ -97,14 +97,14 @@ class OptunaSampler:
             if self.fresh is None or not self.fresh.knows(chosen, trials):
                 self._asked[number] = suggestion.number
                 return Proposal(chosen=chosen, notes=self._notes(suggestion.number) if self._keeps_notes else {})
-            # Samplers ignore failed trials.
+            # Discard the suggestion: Optuna's samplers ignore failed trials.
             self._study.tell(suggestion.number, state=_optuna().trial.TrialState.FAIL)
         # The model proposes only known points, so use a random point, which `_tell` adds to the study.
         return self.fresh.propose(number, trials) if self.fresh is not None else None
 
     def _has_changed(self, trial: Trial) -> bool:
         known = self._told.get(trial.number)
-        # Unchanged trials are the same objects. Comparing curves would cost milliseconds.
+        # Compare identity first: unchanged trials are the same objects, and comparing curves takes milliseconds.
         return known is not None and known[0] is not trial and known[1] != self._known(trial)
 
     def _notes(self, number: int) -> dict[str, Any]:
@@ -122,11 +122,11 @@ class OptunaSampler:
             return self._make(seed, number)
 
     def _tell(self, trial: Trial) -> None:
-        """Update the study's trials: live ones are running, so they repel others."""
+        """Add a trial and its result to the study; live trials are running there."""
         optuna = _optuna()
         if trial.number in self._told:
             return
-        # Running in the study until its result is added; TPE's constant liar then avoids it.
+        # A trial without a result is running in the study, and TPE's constant liar avoids its point.
         is_known = trial.is_over or bool(trial.earlier)
         values = self._known(trial) if is_known else None
         if is_known:
@@ -179,9 +179,9 @@ def frozen(space: Space, trial: Trial, values: Sequence[float] | None, *, is_run
 def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
     """Make tree-structured Parzen estimators (Bergstra et al., NeurIPS 2011).
 
-    Running trials repel. The joint estimator covers all parameters; if the space has a choice, half of the trials at random use
-    single estimators. The joint one keeps to the option of its best trials, because candidates with another option are bad in
-    their other parameters.
+    It avoids points of running trials. The joint estimator covers all parameters. If the space has a choice, half of
+    the trials, at random, use one estimator for each parameter instead: the joint estimator hardly ever tries another
+    option than that of its best trials.
     """
     optuna = _optuna()
     dimensions = list(every(space.dimensions))
@@ -211,7 +211,7 @@ def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] =
             n_startup_trials=_STARTUP_TRIALS,
         )
 
-    # TPE keeps no notes: the trial itself contains the point.
+    # Remove Optuna's attributes, which only repeat the point.
     return OptunaSampler(space, seed, goals, make, prior, keeps_notes=False)
 
 
@@ -221,7 +221,7 @@ def cmaes(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial]
     Raises:
         SweepError: The space has a choice, there are several metrics, or `cmaes` is not installed.
     """
-    # Check only the top level, because branches exist only below a choice, which is refused.
+    # Checking the top level suffices, since branches are below a choice, which is refused.
     for dimension in space.dimensions:
         if isinstance(dimension.expression, Choice):
             raise SweepError(f"{dimension.name}: the sampler cmaes knows no choice(). Take tpe, or a range of numbers.")
@@ -237,7 +237,7 @@ def cmaes(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial]
         raise SweepError(
             f"warm_start with the sampler cmaes needs {_WARM_START_TRIALS} results or more, and there are {len(known)}. Take tpe."
         )
-    # It ignores trials it has not proposed, but computes its first covariance from these (Nomura et al., AAAI 2021).
+    # CMA-ES ignores trials that it has not proposed, except for its first covariance (Nomura et al., AAAI 2021).
     source = [frozen(space, trial, (value,)) for trial, value in known]
     return OptunaSampler(
         space, seed, goals, lambda seed, _: optuna.samplers.CmaEsSampler(seed=seed, source_trials=source)
@@ -273,7 +273,7 @@ def own(sampler: Any, space: Space, seed: int, goals: Sequence[Goal], prior: Seq
     is_class = inspect.isclass(sampler)
 
     def make(seed: int, _: int) -> Any:
-        # By name: Optuna's classes have other arguments before the seed.
+        # Pass the seed by name, since Optuna's classes have other arguments before it.
         made = sampler(seed=seed) if is_class else sampler(seed)
         if not isinstance(made, _optuna().samplers.BaseSampler):
             raise SweepError(f"the sampler function {sampler!r} made {made!r}, which is not one of Optuna's samplers.")
@@ -287,7 +287,7 @@ def _suggest(trial: OptunaTrial, dimension: Dimension) -> Raw:
     if isinstance(expression, Fixed):
         return 0
     if isinstance(expression, Choice):
-        # By index: Optuna warns about categories that are lists or mappings.
+        # Pass indexes, since Optuna warns about categories that are lists or mappings.
         return int(trial.suggest_categorical(key, list(range(expression.count))))
     if isinstance(expression, Integers):
         # Optuna's upper bound is inclusive.
@@ -325,6 +325,6 @@ def _optuna() -> Any:
         raise SweepError(
             "this sampler needs Optuna, which is not installed here: pip install 'paceline[tune]'. random and grid need nothing."
         ) from None
-    # Optuna would log each trial to standard error, which is the controller's log.
+    # Keep Optuna from logging each trial to standard error, which is the controller's log.
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -82,7 +82,7 @@ class RandomSampler:
         self._seed = seed
         size = space.size
         self._is_small = not repeats and size is not None and size <= _SMALL
-        # Points of all earlier trials, kept so that the cost of a proposal does not grow with the sweep.
+        # Points of all earlier trials, kept so that a proposal does not take longer in a large sweep.
         self._known: set[str] = set()
         self._told = 0
         self._left: dict[str, Mapping[str, Raw]] | None = None
@@ -93,7 +93,7 @@ class RandomSampler:
         if not self._is_small:
             return Proposal(chosen=self._drawn(source))
         self._tell(trials)
-        # A draw is cheap, but when few points remain, nearly all draws repeat earlier points.
+        # Draw at random first, which is cheap while many points remain.
         for _ in range(10):
             drawn = self._drawn(source)
             if self._said(drawn) not in self._known:
@@ -112,7 +112,7 @@ class RandomSampler:
         return self._said(chosen) in self._known
 
     def _tell(self, trials: Sequence[Trial]) -> None:
-        # Trials are only added. A shorter list belongs to another sweep.
+        # A sweep's list of trials only grows, so a shorter list belongs to another sweep.
         if len(trials) < self._told:
             self._known, self._told, self._left = set(), 0, None
         for trial in trials[self._told :]:

@@ -86,7 +86,7 @@ def _loaded(name: str, source: Path | None) -> object:
 def check_own(name: str, source: Path) -> None:
     """Raise if a user's sampler is certainly missing.
 
-    Reads the text of its module and does not run it.
+    This reads the text of the sampler's module without running it.
 
     Raises:
         SweepError: The module or the name in it does not exist.
@@ -95,7 +95,7 @@ def check_own(name: str, source: Path) -> None:
     place = source / module.replace(".", "/")
     file = next((path for path in (place.with_name(f"{place.name}.py"), place / "__init__.py") if path.is_file()), None)
     if file is None:
-        # The module may be installed, because the controller runs with this interpreter.
+        # Without a file in the source, the module may be installed for this interpreter, which runs the controller.
         if importlib.util.find_spec(module.partition(".")[0]) is None:
             raise SweepError(f"sampler={name!r}: no module {module!r} in {str(source)!r}, and none is installed.")
         return

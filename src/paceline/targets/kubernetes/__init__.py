@@ -1,4 +1,4 @@
-"""The target for Kubernetes: one Indexed Job a run, in one namespace, without rights beyond it.
+"""The target for Kubernetes: each run is an Indexed Job in one namespace, and needs no rights outside of it.
 
 settings.py    the settings of such a target, and the kubeconfig
 target.py      the compute target (both sides)
@@ -7,7 +7,7 @@ api.py         requests to the cluster's API (submitting machine, as are the fol
 forward.py     connections to a pod's port through the API
 submission.py  a run's objects: Secrets by content, the Job, its Service and Secret
 look.py        the status of a run, and updates of its folder here
-readers.py     the other end of `hub`
+readers.py     the submitting machine's end of connections to `hub`
 reasons.py     why a run waits, and how its pods ended, in words
 
 manifests.py   the manifests of the objects (both sides)

@@ -1,4 +1,4 @@
-"""Gather a run's pods for its supervisor in index 0, and open a link to an agent on each."""
+"""Wait for the pods of a run, as its supervisor in the pod with index 0, and open a link to an agent in each pod."""
 
 from __future__ import annotations
 
@@ -29,36 +29,39 @@ from paceline.targets.kubernetes.ticket import HUB_SOCKET, TICKET_VARIABLE, Note
 _TICK_S = 0.05
 _OWN_VARIABLES = (TICKET_VARIABLE, SUPERVISOR_VARIABLE, ADDRESS_VARIABLE)
 _LINK_S = 30.0
-#: Seconds in which an elastic run that has enough pods waits for further ones.
+#: Seconds that an elastic run waits for further pods once it has its minimum.
 _SETTLE_S = 2.0
 
 
 class PodGathering:
-    """The pods that have connected to this one, for all attempts of a run."""
+    """The pods that have connected to the supervisor's pod, in all attempts of a run."""
 
     def __init__(self, ticket: PodTicket) -> None:
         self._ticket = ticket
         self._hub = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._hub.connect(HUB_SOCKET)
-        #: Index -> socket and description of a pod that waits for an attempt.
+        #: Index -> socket and description of a pod that waits until an attempt uses it.
         self._pods: dict[int, tuple[socket.socket, Noted]] = {}
-        #: Indexes of pods that Kubernetes ends.
+        #: Indexes of pods that Kubernetes is ending.
         self.leaving: set[int] = set()
         self._guard = threading.Lock()
         threading.Thread(target=self._hear, name="paceline-pods", daemon=True).start()
 
     @property
     def count(self) -> int:
-        """The number of pods that wait, without this one."""
+        """The number of waiting pods, without the supervisor's pod."""
         return len(self._pods)
 
     def wait(self, job: Job, held: int, waiting: Waiting) -> bool:
-        """Wait for enough pods beside the `held` ones. Return False once `waiting` returns True.
+        """Wait until the run has enough pods. Return False once `waiting` returns True.
 
-        Without them after `gang_wait_s`, ask for the end of all pods: Kubernetes starts them again after a pause that grows.
+        held: Number of pods that the run has already.
+
+        If pods are missing after `gang_wait_s`, end all pods, which frees their nodes. Kubernetes starts them again, after
+        a pause that grows each time.
         """
         began, enough_at = time.monotonic(), float("inf")
-        # Two runs that hold each other's missing pods must not give them back at the same time forever.
+        # At random, so that two runs that need each other's nodes don't give up at the same time forever.
         limit_s = self._ticket.gang_wait_s * random.uniform(1.0, 1.3)
         gave_back = False
         while self.count + held < job.node_count and time.monotonic() - enough_at < _SETTLE_S:
@@ -73,13 +76,13 @@ class PodGathering:
         return True
 
     def take(self, count: int) -> dict[int, tuple[socket.socket, Noted]]:
-        """Return up to `count` pods by index, which no longer wait."""
+        """Take up to `count` of the waiting pods. Return them by index."""
         with self._guard:
             chosen = sorted(self._pods)[:count]
             return {index: self._pods.pop(index) for index in chosen}
 
     def leave_reason(self, names: Mapping[int, str]) -> str:
-        """Return which of these pods Kubernetes takes away, or ""."""
+        """Return a text with those of these pods that Kubernetes is ending, or ""."""
         gone = [name for index, name in names.items() if index in self.leaving]
         return f"Kubernetes ends pod {', '.join(gone)}: an eviction, a preemption or a drained node" if gone else ""
 
@@ -149,7 +152,7 @@ def gather(
 
 
 def _try(sock: socket.socket, about: Noted, library: Path, settings: KubernetesSettings) -> Link | None:
-    """Return a link to another pod, or None if it is gone."""
+    """Return a link to another pod, or None if the pod is gone."""
     try:
         return _open(Ends.of_socket(sock), str(about["hostname"]), library, settings)
     except LinkError:
@@ -157,7 +160,7 @@ def _try(sock: socket.socket, about: Noted, library: Path, settings: KubernetesS
 
 
 def _open(ends: Ends, name: str, library: Path, settings: KubernetesSettings) -> Link:
-    # `folder` is that of `boot`, so that the agent finds the library in the place where each pod has unpacked it.
+    # With the `folder` of `boot`, the agent finds the library that each pod has unpacked there.
     return Link.over(ends, name=name, library_dir=library, folder=TOP, timeout_s=_LINK_S, silence_s=settings.silence_s)
 
 
@@ -181,7 +184,7 @@ def _nodes(links: Mapping[int, Link], told: Mapping[int, Noted], job: Job, setti
 
 
 def _shell(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return this pod's environment without the supervisor's own variables."""
+    """Return this pod's environment without the variables that only the supervisor needs."""
     kept = {name: value for name, value in environment.items() if name not in _OWN_VARIABLES}
     del kept["PYTHONPATH"]
     theirs = kept.pop("PACELINE_SHELL_PYTHONPATH", "")

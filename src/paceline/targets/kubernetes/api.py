@@ -33,7 +33,7 @@ from paceline.targets.kubernetes.settings import Json, KubeContext, KubernetesSe
 
 T = TypeVar("T")
 
-#: Kind -> path of its API. ObjectNames of the namespace and the object follow.
+#: Kind of object -> path in the API, before the names of the namespace and the object.
 _PATHS = {
     "jobs": "apis/batch/v1",
     "pods": "api/v1",
@@ -47,7 +47,7 @@ _PATHS = {
 }
 _TIMEOUT_S = 10.0
 _PAGE = 500
-#: Seconds for a credential plug-in to answer where no terminal lets it ask a person.
+#: Time limit in seconds of a credential plug-in without a terminal, on which it can't ask a person.
 _PLUGIN_S = 60.0
 
 
@@ -79,13 +79,13 @@ class Cluster:
         return _unless_missing(lambda: self._json("GET", self.path(kind, name)))
 
     def annotations(self, kind: str, name: str) -> dict[str, str] | None:
-        """Return an object's annotations without its content, or None if it does not exist."""
+        """Return an object's annotations, without fetching its content; None if the object does not exist."""
         accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
         found = _unless_missing(lambda: self.request("GET", self.path(kind, name), {}, headers={"accept": accept}))
         return None if found is None else dict(found.json().get("metadata", {}).get("annotations") or {})
 
     def items(self, kind: str, **params: str) -> list[Json]:
-        """Return all objects of a kind that the selectors in `params` select."""
+        """Return all objects of a kind that match the selectors in `params`."""
         found: list[Json] = []
         params = {**params, "limit": str(_PAGE)}
         while True:
@@ -104,7 +104,7 @@ class Cluster:
         """
         params = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
         response = self.request("POST", self.path(kind), params, body)
-        # A warning is `299 - "text"`, RFC 7234.
+        # A header Warning has the form `299 - "text"` (RFC 7234).
         warnings = [text.partition(' "')[2].rstrip('"') for text in response.headers.get_list("warning")]
         return cast("Manifest", response.json()), warnings
 
@@ -117,7 +117,7 @@ class Cluster:
         return self.request("GET", f"{self.path('pods', pod)}/log", {"container": container}).content
 
     def may(self, verb: str, resource: str, group: str = "") -> bool:
-        """Return whether the user may do this in the namespace; every user may ask."""
+        """Return whether the user has a right in the namespace."""
         resource, _, sub = resource.partition("/")
         attributes: Manifest = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
         attributes["subresource"] = sub
@@ -141,7 +141,7 @@ class Cluster:
         """
         request = self._http.build_request("GET", path, params=dict(params))
         if isinstance(self._http.auth, httpx2.Auth):
-            next(self._http.auth.sync_auth_flow(request))  # adds the login's headers
+            next(self._http.auth.sync_auth_flow(request))  # sets the headers that log the user in
         given = {name: request.headers[name] for name in ("authorization",) if name in request.headers}
         url = str(request.url)
         try:
@@ -166,13 +166,13 @@ class Cluster:
         return f"/{_PATHS[kind]}/namespaces/{self.namespace}/{kind}{f'/{name}' if name else ''}"
 
     def patiently(self, call: Callable[[], T], limit_s: float, tell: Callable[[str], None] = lambda text: None) -> T:
-        """Repeat a call while the API is away, for `limit_s`."""
+        """Repeat a call for `limit_s` while the API can't be reached."""
         deadline, pause_s, was_away = time.monotonic() + limit_s, 0.5, False
         while True:
             try:
                 return call()
             except (EngineError, ApiRefusedError) as error:
-                # An API server that has just started refuses requests until it knows all Roles.
+                # An API server that has just started refuses valid requests until it has loaded all Roles.
                 was_away = was_away or isinstance(error, EngineError)
                 is_final = isinstance(error, ApiRefusedError) and (error.code != 403 or not was_away)
                 if is_final or time.monotonic() + pause_s > deadline:
@@ -189,7 +189,7 @@ class Cluster:
         body: Manifest | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> httpx2.Response:
-        """Make a request. Wait if the API has too many.
+        """Send a request. Wait and repeat it if the API is busy.
 
         Raises:
             EngineError: The API does not answer.
@@ -200,7 +200,7 @@ class Cluster:
                 response = self._http.request(method, path, params=dict(params), json=body, headers=headers)
             except (httpx2.HTTPError, OSError) as error:
                 raise self._away(error) from error
-            # 429 comes from priority and fairness, 503 from an API server that begins or ends.
+            # 429: the API limits the number of requests. 503: the API server is starting or ending.
             if response.status_code != 429 or not left:
                 break
             time.sleep(min(float(response.headers.get("retry-after", "1")), 5.0))
@@ -249,7 +249,7 @@ def _unless_missing(call: Callable[[], T]) -> T | None:
 
 @functools.lru_cache(maxsize=8)
 def cluster_of(settings_json: str) -> Cluster:
-    """Return the process's client for these settings (`key_of`): its connections and login are shared."""
+    """Return this process's client for these settings (`key_of`), whose connections and login all callers share."""
     return Cluster(KubernetesSettings(**json.loads(settings_json)))
 
 
@@ -260,7 +260,7 @@ def key_of(settings: KubernetesSettings) -> str:
 
 
 def _proxy(server: str, context: KubeContext) -> str | None:
-    """Return the proxy of the kubeconfig, else of the environment."""
+    """Return the proxy that the kubeconfig names, or else the environment."""
     host = httpx2.URL(server).host
     if given := context.cluster.get("proxy-url"):
         return str(given)
@@ -270,7 +270,7 @@ def _proxy(server: str, context: KubeContext) -> str | None:
 def _client(title: str, context: KubeContext, proxy: str | None) -> tuple[httpx2.Client, ssl.SSLContext]:
     plugin = context.user.get("exec")
     user: dict[str, Json] = {key: value for key, value in context.user.items() if key not in ("exec", "auth-provider")}
-    # lightkube's own support of login programs knows neither certificates nor version v1.
+    # lightkube runs login programs too, but lacks their certificates and version v1 of their protocol.
     login = _Login(title, plugin) if isinstance(plugin, dict) else None
     try:
         config = SingleConfig(
@@ -287,7 +287,7 @@ def _client(title: str, context: KubeContext, proxy: str | None) -> tuple[httpx2
 
 
 class _Login(httpx2.Auth):
-    """Credentials of a program that the kubeconfig names, https://kubernetes.io/docs/reference/access-authn-authz."""
+    """Credentials from a login program in the kubeconfig, https://kubernetes.io/docs/reference/access-authn-authz."""
 
     def __init__(self, title: str, plugin: Manifest) -> None:
         self._title, self._plugin = title, plugin
@@ -295,7 +295,7 @@ class _Login(httpx2.Auth):
         self._status: dict[str, Json] = {}
 
     def certificate(self) -> dict[str, Json]:
-        """Return the login's certificate as entries of a kubeconfig's user."""
+        """Return the program's client certificate as entries of a kubeconfig's user."""
         self._ask()
         keys = {"client-certificate-data": "clientCertificateData", "client-key-data": "clientKeyData"}
         return {
@@ -305,7 +305,7 @@ class _Login(httpx2.Auth):
         }
 
     def sync_auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
-        """Add the token to a request. Renew a refused token."""
+        """Add the token to a request. Fetch a new token after a refusal."""
         for again in (False, True):
             with self._lock:
                 if again or not self._status:
@@ -329,7 +329,7 @@ class _Login(httpx2.Auth):
         if shutil.which(words[0]) is None:
             raise TargetError(f"{where} is not installed.{hint}")
         try:
-            # Its standard error is ours: it may ask a person to open a page.
+            # The program writes to our standard error: it may ask a person to open a web page.
             done = subprocess.run(
                 words,
                 env={**os.environ, **variables},

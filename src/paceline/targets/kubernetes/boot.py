@@ -1,6 +1,6 @@
 """The first program of a pod, in a Python of any version: unpack the library, then run `pod`.
 
-It comes as a file of the run's Secret, beside `ticket.json`; other Secrets have the library's parts.
+This file and `ticket.json` are in the run's own Secret; other Secrets have the library's parts.
 """
 
 import io
@@ -28,7 +28,7 @@ def main() -> int:
     except OSError as error:
         print("paceline: the library can't be unpacked: " + str(error))
         return 70
-    # The folder of this file comes first on sys.path, and its modules would shadow others.
+    # Python has put this file's folder first on sys.path, where its modules would shadow others.
     sys.path[0] = library
     from paceline.targets.kubernetes.pod import main
 

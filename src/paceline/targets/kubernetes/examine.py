@@ -1,4 +1,4 @@
-"""What the cluster lets this user do, its nodes, and links to pods for `paceline compute doctor`."""
+"""Query a user's rights and the nodes of a cluster, and open links to pods for `paceline compute doctor`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paceline.targets.kubernetes.settings import Json, KubernetesSettings, bytes
 from paceline.targets.kubernetes.ticket import PodTicket
 from paceline.targets.status import NodeStatus, Status
 
-#: The smallest Role: API group, resources and verbs. The last rule is only for live logs, `exec` and large files.
+#: The smallest Role: API group, resources, verbs. Only live logs, `exec` and large files need the last rule.
 RULES = (
     ("batch", ("jobs",), ("create", "get", "list", "watch", "delete")),
     ("", ("pods", "pods/log", "events"), ("get", "list", "watch")),
@@ -56,7 +56,7 @@ def missing_rights(granted: Sequence[Json]) -> list[str]:
 
 
 def role_text(namespace: str) -> str:
-    """Return the smallest Role as YAML, to hand to an administrator."""
+    """Return the Role with `RULES` as YAML, for the administrator."""
     lines = [
         "apiVersion: rbac.authorization.k8s.io/v1",
         "kind: Role",
@@ -70,10 +70,10 @@ def role_text(namespace: str) -> str:
 
 
 def status_of(cluster: Cluster) -> Status:
-    """Return the cluster's nodes, or one entry for the namespace of a user who may not list nodes.
+    """Return the cluster's nodes; one entry for the namespace if the user may not list nodes.
 
     Raises:
-        TargetError: The user lacks a right; the message has them and the Role to ask for.
+        TargetError: The user lacks rights; the message has these rights, and the Role to ask for.
     """
     body: dict[str, Json] = {
         "apiVersion": "authorization.k8s.io/v1",
@@ -158,7 +158,7 @@ def examined(cluster: Cluster, settings: KubernetesSettings, count: int, workspa
                 )
             )
         for link in links:
-            # Pods reach each other by routes, whatever their subnets.
+            # Give all pods one network of every address: they reach each other by routes, even in different subnets.
             routed = {name: (address, 0) for name, (address, _) in link.hello.interfaces.items()}
             link.hello = replace(link.hello, interfaces=routed)
         yield links
@@ -170,7 +170,7 @@ def examined(cluster: Cluster, settings: KubernetesSettings, count: int, workspa
 
 
 def _started(cluster: Cluster, name: str, count: int) -> list[str]:
-    """Return the names of a Job's pods once all run."""
+    """Wait until all pods of a Job run. Return their names."""
     deadline = time.monotonic() + _PLACE_S
     while True:
         pods = cast("list[Pod]", cluster.items("pods", labelSelector=f"batch.kubernetes.io/job-name={name}"))
@@ -188,7 +188,7 @@ def _started(cluster: Cluster, name: str, count: int) -> list[str]:
 
 
 def _connected(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
-    """Return a connection to a pod, whose first process may not listen yet."""
+    """Return a connection to a pod. Retry, since the pod's first process may not listen yet."""
     deadline = time.monotonic() + _LINK_S
     while True:
         try:

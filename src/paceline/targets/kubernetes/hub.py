@@ -1,4 +1,4 @@
-"""The port of index 0: other pods become agents of the supervisor, and readers fetch changes, run commands and cancel.
+"""Serve the port of index 0: other pods become agents of the supervisor; readers fetch changes, run commands, cancel.
 
     other pods  ── TCP ──> hub ── Unix socket, passed descriptors ──> supervisor (`allocate`)
     readers     ── port-forward ──> hub ── files of the run's folder
@@ -39,9 +39,9 @@ _MESSAGE_BYTES = 1 << 20
 
 
 class Pulled:
-    """The changes of a run's folder since the last call, as frames.
+    """A source of the changes of a run's folder since the last call, as frames.
 
-    known: Name -> stamp of the other side's copy.
+    known: Name -> stamp of the files in the reader's copy.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -52,13 +52,13 @@ class Pulled:
         self._changes.known = known
 
     def skip_present(self) -> None:
-        """Treat existing files, except the user's and the record, as known."""
+        """Never yield the files that exist now, except the record and the user's files."""
         self._changes.skip(list(small_names(self._top)))
 
     def frames(self, *, is_final: bool, with_files: bool = True) -> Iterator[bytes]:
-        """Yield frames of changes, the record last. The user's files precede a final record.
+        """Yield frames of changes, the record last; user's files before a final record.
 
-        is_final: Whether all processes have ended, so that a final record counts.
+        is_final: Whether all processes have ended, so that the files no longer change.
         """
         try:
             header, data, has_ended = self._changes.record(states.TERMINAL)
@@ -79,33 +79,33 @@ class Pulled:
 
 
 class Hub:
-    """The port of index 0, served by threads."""
+    """The server at the port of index 0."""
 
     def __init__(self, ticket: PodTicket, folder: RunFolder) -> None:
         self._ticket, self._folder = ticket, folder
         self._key = bytes.fromhex(ticket.key)
-        #: Grows with each replacement of the pod, whose start is at least 10 s later.
+        #: Number of this pod of index 0. Its replacement has a larger number, since it starts at least 10 s later.
         self._incarnation = time.time_ns()
         self._guard = threading.Lock()
-        #: Rank -> connection and description of a pod that waits for the supervisor.
+        #: Rank -> connection and description of a pod that waits until the supervisor takes it.
         self._agents: dict[int, tuple[Connection, Noted]] = {}
         self._supervisor: socket.socket | None = None
         self._answer: dict[str, object] | None = None
-        #: Ranks of the pods that have got the answer.
+        #: Ranks of the pods that have received `_answer`.
         self._told: set[int] = set()
         self._readers = 0
         self._is_copied = threading.Event()
-        #: Set once the run has ended, so that readers get its final record.
+        #: Set once the run has ended. Before, readers don't receive a final record.
         self._final = threading.Event()
         self._has_run = threading.Event()
         self._archive: tuple[Path, int] | None = None
-        #: Whether the supervisor gives all pods back.
+        #: Whether the supervisor has asked to end all pods, because some did not start in time.
         self.gives_back = False
         listener = listen(ticket.port)
         threading.Thread(target=listening.accept_each, args=(listener, self._greet), daemon=True).start()
 
     def begin(self) -> None:
-        """Serve readers, and the supervisor, from now on."""
+        """Start to serve readers and the supervisor."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(HUB_SOCKET)
         local = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -115,7 +115,7 @@ class Hub:
         threading.Thread(target=listening.accept_each, args=(local, self._serve_supervisor), daemon=True).start()
 
     def attempts(self, limit_s: float) -> tuple[int, int]:
-        """Return how many attempts and preemptions the other pods remember."""
+        """Return the numbers of attempts and preemptions that the other pods report."""
         deadline = time.monotonic() + limit_s
         while not self._agents and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
@@ -124,7 +124,7 @@ class Hub:
         return max(told, default=(0, 0))
 
     def end(self, *, is_over: bool, is_preempted: bool = False) -> None:
-        """Send the other pods away: their exit code tells Kubernetes whether to replace them."""
+        """Tell the other pods to exit, with a code that tells Kubernetes whether to replace them."""
         with self._guard:
             self._answer = {"over": True} if is_over else {"give_back": True} if self.gives_back else None
             if self._answer is None and is_preempted:
@@ -136,7 +136,7 @@ class Hub:
             self._dismiss(rank, connection)
 
     def wait_for_others(self, limit_s: float) -> None:
-        """Wait until all other pods know the answer of `end`."""
+        """Wait until all other pods have received the answer of `end`."""
         deadline = time.monotonic() + limit_s
         while len(self._told) < self._ticket.node_count - 1 and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
@@ -152,7 +152,7 @@ class Hub:
             time.sleep(_LOOK_S)
 
     def wait_for_copy(self, limit_s: float, stop: Callable[[], bool]) -> None:
-        """Wait until a reader has fetched all files."""
+        """Wait until a reader has fetched all files, or `stop` returns True."""
         deadline = time.monotonic() + limit_s
         while not self._is_copied.wait(0.2) and not stop() and time.monotonic() < deadline:
             pass
@@ -160,7 +160,7 @@ class Hub:
     # --- other pods, and the supervisor
 
     def _greet(self, sock: socket.socket) -> None:
-        # Not `settimeout`, which would make the descriptor non-blocking for the connection that takes it over.
+        # `settimeout` would make the descriptor non-blocking, also for the connection that takes it over.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _HELLO_S, 0))
         try:
             connection = prove_as_server(sock, self._key)
@@ -198,7 +198,7 @@ class Hub:
                 self._told.add(rank)
 
     def _deliver(self) -> None:
-        """Pass the connections of waiting pods to the supervisor, if it is there."""
+        """Pass the connections of waiting pods to the supervisor, if one is connected."""
         with self._guard:
             while self._supervisor is not None and self._agents:
                 rank, (connection, request) = self._agents.popitem()
@@ -294,7 +294,7 @@ class Hub:
 
 
 def listen(port: int) -> socket.socket:
-    """Return a listener for IPv4 and IPv6, as far as the pod has them."""
+    """Return a socket that listens on IPv6 and IPv4, or on the one that the pod has."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512)

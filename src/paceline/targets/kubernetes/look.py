@@ -1,4 +1,4 @@
-"""Look at a run in the cluster: fetch its changes, and say why it waits or how it ended."""
+"""Query the status of a run in the cluster: fetch its changes, and explain why it waits or how it ended."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
 Note = Callable[..., None]
 _WAITING = (states.NOT_STARTED, states.QUEUED)
-#: Prefix of an attempt's reason, by the supervisor.
+#: Prefix of the reason that the supervisor records for a preempted attempt.
 _PREEMPTED = "preempted: "
-#: Seconds for which the answer about one run counts, while it is new and later.
+#: Seconds for which an answer about a run is reused: for a new run, and for one submitted more than `_OLD_S` ago.
 _NEW_S, _FRESH_S, _OLD_S = 0.3, 3.0, 60.0
 
 
@@ -47,16 +47,16 @@ _answers: dict[str, tuple[float, SeenJob]] = {}
 
 
 def forget(folder: RunFolder) -> None:
-    """Close the connection to a run's pod."""
+    """Close the connection to a run's pod, if this process has one."""
     readers.keep_mirror(folder, None)
 
 
 def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobStatus:
-    """Return the status of a run, after an update of its folder here.
+    """Update the run's folder here, and return the run's status.
 
     Raises:
         EngineError: The cluster does not answer.
-        TargetError: It refuses the request.
+        TargetError: The cluster refuses the request.
     """
     if (mirror := readers.kept_mirror(folder)) is not None:
         try:
@@ -78,7 +78,7 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
         _update(cluster, folder, pod, noted)
     ended = reasons.ended_index_0(pods)
     if ended is not None and pod is None and not readers.has_all(folder):
-        with contextlib.suppress(PacelineError):  # its node may be gone, and its log with it
+        with contextlib.suppress(PacelineError):  # the pod's node may be gone, and the log with it
             readers.read_log(cluster, folder, ended)
     if readers.has_all(folder):
         return JobStatus(state=RUNNING)
@@ -86,7 +86,7 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
 
 
 def _note_ends(noted: Noted, pods: Sequence[Pod], note: Note) -> None:
-    """Record how pods ended before Kubernetes forgets it."""
+    """Record how pods have ended, since Kubernetes later deletes them."""
     ends = dict(noted.get("ends") or {})
     for pod in pods:
         uid, end = pod["metadata"]["uid"], reasons.ended(pod)
@@ -97,7 +97,7 @@ def _note_ends(noted: Noted, pods: Sequence[Pod], note: Note) -> None:
 
 
 def explain(folder: RunFolder, noted: Noted) -> None:
-    """Add the ends of pods, which pods can't know, to an ended run."""
+    """Add to an ended run's record how its pods ended, by Kubernetes' report."""
     record, ends = stored(folder), list((noted.get("ends") or {}).values())
     if not record.is_terminal or not ends:
         return
@@ -111,11 +111,11 @@ def explain(folder: RunFolder, noted: Noted) -> None:
 
 
 def _explained(attempts: Sequence[Attempt], ends: list[str]) -> Iterator[Attempt]:
-    """Yield attempts with the reasons of preemptions. Each of `ends` explains one."""
+    """Yield the attempts, preempted ones with a reason from `ends`. Each reason is used once."""
     names: tuple[str, ...] = ()
     for attempt in attempts:
         if (attempt.reason or "").startswith(_PREEMPTED):
-            # A pod's name is that of its node, which is its hostname, and a random suffix.
+            # A pod's name is its hostname, which Paceline uses as the node's name, and a random suffix.
             said = next((one for one in ends if one.startswith(tuple(f"Pod {name}-" for name in names))), None)
             if said is not None:
                 ends.remove(said)
@@ -175,14 +175,14 @@ def _without_job(folder: RunFolder, noted: Noted) -> JobStatus:
 
 
 def _update(cluster: Cluster, folder: RunFolder, pod: Pod, noted: Noted) -> None:
-    """Update the run's folder here from a running pod, if possible."""
+    """Update the run's folder here from a running pod, if the pod can be reached."""
     try:
         if not noted.get("forwards"):
             readers.read_log(cluster, folder, pod)
             return
         mirror = readers.PodMirror(_connected(cluster, folder, pod))
     except (PacelineError, OSError):
-        return  # its first process does not listen yet, or the API is away
+        return  # the pod's first process does not listen yet, or the API can't be reached
     try:
         mirror.pull(folder)
         readers.keep_mirror(folder, mirror)
@@ -191,7 +191,7 @@ def _update(cluster: Cluster, folder: RunFolder, pod: Pod, noted: Noted) -> None
 
 
 def cancel_in_pod(cluster: Cluster, folder: RunFolder, noted: Noted, request: Noted) -> bool:
-    """Write a cancel request into the pod. Return False if impossible."""
+    """Write a cancel request into the run's pod. Return False if it can't be reached."""
     if not (noted.get("forwards") and noted.get("submitted")):
         return False
     try:
@@ -206,7 +206,7 @@ def cancel_in_pod(cluster: Cluster, folder: RunFolder, noted: Noted, request: No
 
 
 def upload(cluster: Cluster, folder: RunFolder, noted: Noted, archive: Path) -> bool:
-    """Send the run's files to its pod. Return False if the pod does not run yet."""
+    """Send the run's archive to its pod. Return False if the pod does not run yet."""
     pod = reasons.running_index_0(_seen(cluster, str(noted["job_id"]), 0.0).pods)
     if pod is None:
         return False

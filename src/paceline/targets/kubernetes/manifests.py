@@ -1,9 +1,9 @@
 """The manifests of a run's objects: pure functions of its job and the target's settings.
 
-Job NAME            one pod a node; index 0 has the supervisor. Owns all others: its deletion removes them
+Job NAME            one pod for each node; index 0 has the supervisor. Owns the next two: its deletion removes them
 Service NAME        headless, so that pods find index 0 as NAME-0.NAME
-Secret NAME         the run: its folder, the ticket, the first program
-Secrets by content  Paceline's library and the source, which runs share
+Secret NAME         the run's folder, the ticket, the first program
+Secrets by content  parts of Paceline's library and of the source, named by a hash, which runs share
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from typing import cast
 from paceline.job.job import Job
 from paceline.targets.kubernetes.settings import Json, KubernetesSettings, Manifest, bytes_of
 
-#: The name of our container in each pod.
+#: The name of the container that runs the workers, in each pod.
 CONTAINER = "paceline"
 #: Folder of the run and its workspace in a pod, and folders of the Secrets.
 TOP, START, CODE = "/paceline", "/etc/paceline/start", "/etc/paceline/code"
-#: Seconds after the workers' grace period for the supervisor to write the end.
+#: Seconds after the workers' grace period that the supervisor has to write the end of the run.
 END_S = 30
-#: The most bytes of a Secret's data: the API's limit of 1 MiB includes names.
+#: The most bytes of a Secret's data, below the API's limit of 1 MiB, which includes names.
 SECRET_BYTES = 900 << 10
-#: Labels: the workspace of a run, and the kind of a Secret by content. Annotations: the run's id, and its Secrets by content.
+#: Labels: a run's workspace, a Secret's kind. Annotations: a run's id, its Secrets by content, their number.
 WORKSPACE_LABEL, KIND_LABEL = "paceline/workspace", "paceline/kind"
 RUN_ANNOTATION, SECRETS_ANNOTATION, PARTS_ANNOTATION = "paceline/run-id", "paceline/secrets", "paceline/parts"
 
-#: Variables of a pod with its address, and with the number of its index's pods that have failed before.
+#: Variables with the pod's address, and with the number of earlier pods of its index that have failed.
 ADDRESS_VARIABLE, FAILURES_VARIABLE = "PACELINE_POD_IP", "PACELINE_POD_FAILURES"
 
 _NO_EVICTION = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
 }
-#: Injectors of sidecars that would keep an ended pod running.
+#: Annotations against sidecar containers, which would keep an ended pod running.
 _NO_SIDECARS = {
     "sidecar.istio.io/inject": "false",
     "linkerd.io/inject": "disabled",
     "kuma.io/sidecar-injection": "disabled",
 }
-#: Seconds to tolerate a lost node; Kubernetes' default is 300.
+#: Seconds after the loss of a node until Kubernetes replaces its pods; the default is 300.
 _LOST_S = 5
 _PORTS = range(20000, 30000)
 
@@ -79,7 +79,7 @@ def workspace_label(path: str) -> str:
 
 
 def port_of(run_id: str) -> int:
-    """Return the port of a run's index 0. Pods may share a host's network."""
+    """Return a port for index 0, different for each run, since pods may share a host."""
     return _PORTS[zlib.crc32(run_id.encode()) % len(_PORTS)]
 
 
@@ -106,13 +106,13 @@ def job_manifest(job: Job, settings: KubernetesSettings, names: ObjectNames) -> 
             "completions": job.node_count,
             "parallelism": job.node_count,
             "completionMode": "Indexed",
-            # Kubernetes replaces lost pods for as long as the run lasts; the supervisor counts attempts.
+            # Kubernetes always replaces lost pods: the supervisor limits the number of attempts.
             "backoffLimitPerIndex": 1000,
-            # No podFailurePolicy: with one, Kubernetes never replaces a pod on a node that is cut off.
+            # Without podFailurePolicy, since it would keep Kubernetes from replacing a pod on an unreachable node.
             "podReplacementPolicy": "TerminatingOrFailed",
             "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
             "ttlSecondsAfterFinished": settings.keep_s,
-            # Kueue starts the Job once it has room for all pods.
+            # Kueue resumes the Job once there is room for all pods.
             "suspend": bool(settings.queue),
             "template": _merged(_pod(job, settings, names), dict(settings.template)),
         },
@@ -136,7 +136,7 @@ def start_manifest(
 def content_manifest(
     settings: KubernetesSettings, name: str, kind: str, workspace: str, data: bytes, count: int
 ) -> Manifest:
-    """Return the manifest of a Secret with one of `count` parts."""
+    """Return the manifest of a Secret by content, with one of `count` parts."""
     annotations = {**settings.annotation, PARTS_ANNOTATION: str(count)}
     labels = {**_labels(settings, workspace), KIND_LABEL: kind}
     return _secret({"name": name, "labels": _json(labels), "annotations": _json(annotations)}, {"part": data})
@@ -148,7 +148,7 @@ def _secret(metadata: Manifest, files: Mapping[str, bytes]) -> Manifest:
 
 
 def parts_of(data: bytes) -> Sequence[bytes]:
-    """Split data into parts that fit into a Secret each."""
+    """Split data into parts, each of which fits into a Secret."""
     return [data[at : at + SECRET_BYTES] for at in range(0, len(data), SECRET_BYTES)] or [b""]
 
 
@@ -188,7 +188,7 @@ def _pod(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Manifest
                 ]
             },
         },
-        # The default of 64 MB is too small for workers of a DataLoader.
+        # /dev/shm in memory: the default of 64 MB is too small for workers of a DataLoader.
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": amounts["memory"]}},
     ]
     tolerations: list[Json] = [
@@ -215,14 +215,14 @@ def _pod(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Manifest
                 "image": settings.image,
                 "args" if settings.keep_entrypoint else "command": command,
                 "env": [
-                    # A user number without an entry in /etc/passwd has `/` as its home, where it may write nothing.
+                    # A user without an entry in /etc/passwd has the home `/`, and can't write there.
                     {"name": "HOME", "value": f"{TOP}/home"},
                     _from_pod(ADDRESS_VARIABLE, "status.podIP"),
                     _from_pod(FAILURES_VARIABLE, "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"),
                 ],
                 "resources": {"requests": amounts, "limits": amounts},
                 "volumeMounts": mounts,
-                # A short log explains a pod that never began, even to users who may not read logs.
+                # The pod's status gets the log's last lines, for users without the right to read logs.
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "securityContext": {
                     "allowPrivilegeEscalation": False,
@@ -237,7 +237,7 @@ def _pod(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Manifest
         **({"runtimeClassName": settings.runtime_class} if settings.runtime_class else {}),
     }
     annotations = {**_NO_EVICTION, **_NO_SIDECARS, **settings.annotation, RUN_ANNOTATION: names.run_id}
-    # Istio reads a label, earlier versions an annotation.
+    # Istio reads this label; earlier versions read the annotation.
     labels = {**_labels(settings, names.workspace), "sidecar.istio.io/inject": "false"}
     return {"metadata": {"labels": _json(labels), "annotations": _json(annotations)}, "spec": spec}
 
@@ -271,7 +271,7 @@ def _json(values: Mapping[str, str]) -> dict[str, Json]:
 
 
 def _merged(ours: Json, theirs: Json) -> Json:
-    """Return our manifest with a template's values, merged by key or name."""
+    """Return our manifest, changed by the user's template. Items of lists are matched by name."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         return {
             key: _merged(ours.get(key), theirs.get(key, ours.get(key))) for key in (*ours, *(set(theirs) - set(ours)))

@@ -34,7 +34,7 @@ class ContainerReason(TypedDict, total=False):
 
 
 class ContainerState(TypedDict, total=False):
-    """The state of a container, under one of these keys."""
+    """The state of a container; one of these keys exists."""
 
     waiting: ContainerReason
     running: dict[str, str]
@@ -67,7 +67,7 @@ class Pod(TypedDict, total=False):
 
 
 class BatchJobSpec(TypedDict, total=False):
-    """The size of a Job, and whether it is suspended."""
+    """The specification of a Job: its size, and whether it is suspended."""
 
     completions: int
     suspend: bool

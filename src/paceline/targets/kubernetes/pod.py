@@ -3,7 +3,7 @@
     index 0     the run's supervisor as its child, and a port (`hub`) for the other pods and the submitting machine
     others      connect to index 0, and become an agent for each attempt
 
-A pod exits with 0 only if the run has ended. Kubernetes replaces any other one.
+A pod exits with 0 only if the run has ended. After any other exit, Kubernetes replaces the pod.
 """
 
 from __future__ import annotations
@@ -46,21 +46,20 @@ from paceline.targets.kubernetes.ticket import Noted, PodTicket
 
 _TICK_S = 0.1
 _LIVE_S = 1.0
-#: Seconds for connected readers to fetch the end, or for other pods to hear of a preemption; and for a reader to come if the
-#: log can't hold the files.
+#: Seconds to wait at the end for connected readers and other pods; and for a reader of files that exceed the log.
 _LAST_S, _LINGER_S = 5.0, 1800.0
 _PAUSE_S = 0.3
-#: The longest examination, after which a forgotten pod ends.
+#: Seconds after which a pod of `paceline compute doctor` ends, if it was not deleted.
 _EXAMINED_S = 900.0
-#: Seconds for another pod to connect to a new index 0.
+#: Seconds in which a new index 0 waits for a connection of another pod.
 _MEET_S = 20.0
-#: Seconds beyond `gang_wait_s` after which a pod without index 0 gives its place back.
+#: Seconds after `gang_wait_s` until a pod that can't reach index 0 exits, which frees its node.
 _LONELY_S = 60.0
 
 
 def main(path: str, library: str) -> int:
     ticket, index = PodTicket.read(path), int(os.environ.get("JOB_COMPLETION_INDEX", "0"))
-    # Workers get the environment of the image, without these.
+    # Workers inherit this process's environment, but not these variables.
     about = {name: os.environ.pop(name, "") for name in (ADDRESS_VARIABLE, FAILURES_VARIABLE)}
     processes.become_subreaper()
     os.makedirs(f"{TOP}/home", exist_ok=True)
@@ -125,7 +124,7 @@ class PodLeader:
         for packed in (open(archive, "rb"), *([io.BytesIO(b"".join(parts))] if parts else ())):  # noqa: SIM115
             _extract(packed, incoming)
         archive.unlink()
-        # The run's folder comes last: once it exists, everything is here. Sources and trees are named by content.
+        # Move the run's folder last: if it exists, all folders exist. Keep existing trees, named by content.
         for name in ("snapshots", "carried", "runs"):
             (self._workspace / name).mkdir(exist_ok=True)
             for path in (incoming / name).iterdir() if (incoming / name).is_dir() else ():
@@ -135,9 +134,9 @@ class PodLeader:
         return True
 
     def _note_lost_attempts(self) -> None:
-        """Record the attempts of earlier pods of index 0, whose records were lost with them.
+        """Record the attempts that earlier pods of index 0 supervised: their records were lost with the pods.
 
-        A pod that gave its place back began no attempt, so the other pods count attempts and preemptions: they outlive index 0.
+        Not every failed pod had an attempt, so the other pods, which outlive index 0, report how many there were.
         """
         failures, preempted = int(self._about[FAILURES_VARIABLE] or 0), 0
         if failures and self._ticket.node_count > 1:
@@ -165,7 +164,7 @@ class PodLeader:
             words, env=environment, cwd=self._folder.path, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
         os.close(log)
-        process.returncode = 0  # `_watch` reaps it, and Popen must not
+        process.returncode = 0  # keep Popen from reaping the process, which `_watch` does
         return process.pid
 
     def _watch(self, pulled: Pulled) -> None:
@@ -184,7 +183,7 @@ class PodLeader:
             time.sleep(_TICK_S)
 
     def _print(self, frames: Iterable[bytes], most: float = math.inf) -> bool:
-        """Print frames as one part. Return False if it exceeds `most` bytes."""
+        """Print frames as one part of the log. Return False if it exceeds `most` bytes."""
         packing, packed, size = zlib.compressobj(1), [], 0
         for one in frames:
             packed.append(packing.compress(one))
@@ -199,9 +198,9 @@ class PodLeader:
         return True
 
     def _print_rest(self, pulled: Pulled) -> None:
-        """Print the remaining changes for readers of the ended pod's log.
+        """Print the remaining changes, for readers of the ended pod's log.
 
-        If they don't fit, wait for a reader to fetch them.
+        If the changes don't fit, wait until a reader fetches them.
         """
         over = frame({"over": True})
         if self._print((*pulled.frames(is_final=True), over), messages.LOG_BYTES):
@@ -228,15 +227,15 @@ class PodLeader:
 
 
 class PodFollower:
-    """The first process of another pod."""
+    """The first process of a pod other than index 0."""
 
     def __init__(self, ticket: PodTicket, index: int, address: str) -> None:
         self._ticket, self._index, self._address = ticket, index, address
         self._agent: int | None = None
         self._told_to_end = False
-        #: The highest incarnation of index 0 that was met: an older one may still run beside its replacement.
+        #: The largest incarnation of index 0 so far, to ignore an older pod that still runs beside its replacement.
         self._incarnation = 0
-        #: How often this pod was an agent, and the numbers of the attempts that a preemption of index 0 ended.
+        #: Number of attempts in which this pod was an agent, and which of them a preemption of index 0 ended.
         self._attempts, self._preempted = 0, set[int]()
 
     def run(self) -> int:
@@ -260,7 +259,7 @@ class PodFollower:
         return messages.EXIT_AGAIN
 
     def _connections(self, request: Noted) -> Iterator[Connection]:
-        """Yield a connection with a request to each address of index 0, which has two while it is replaced."""
+        """Yield a connection with a request to each address of index 0: two during a replacement."""
         host = f"{self._ticket.job}-0.{self._ticket.job}"
         with contextlib.suppress(OSError):
             for address in {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}:
@@ -269,7 +268,7 @@ class PodFollower:
 
     def _connect(self, address: str, request: Noted) -> Connection:
         sock = socket.create_connection((address, self._ticket.port), timeout=5)
-        # A timeout makes the descriptor non-blocking, which the connection takes over.
+        # Clear the timeout, since it makes the descriptor non-blocking, also for the connection that takes it over.
         sock.settimeout(None)
         keep_alive(sock)
         connection = prove_as_client(sock, bytes.fromhex(self._ticket.key))
@@ -287,7 +286,7 @@ class PodFollower:
         }
 
     def _wait(self, connection: Connection) -> Noted:
-        """Return the answer of index 0, or {} without one."""
+        """Return the answer of index 0, or {} if the connection breaks."""
         with contextlib.suppress(OSError, EOFError, ValueError):
             while not self._told_to_end:
                 if not connection.poll(_PAUSE_S):
@@ -318,7 +317,7 @@ class PodFollower:
     def _leave(self, number: int, frame: object) -> None:
         self._told_to_end = True
         if self._agent is not None:
-            # The supervisor lets the workers write a checkpoint, and closes the agent's link.
+            # The supervisor then lets the workers write a checkpoint, and closes the link to the agent.
             threading.Thread(target=self._tell_leaving, daemon=True).start()
 
     def _tell_leaving(self) -> None:
@@ -346,11 +345,11 @@ def serve_agents(ticket: PodTicket) -> int:
 
 def _extract(packed: IO[bytes], folder: Path) -> None:
     with packed, tarfile.open(fileobj=packed) as archive:
-        # The submitting machine made it, whose user owns this pod.
+        # Trust the archive: the user who owns this pod made it.
         archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
         archive.extractall(folder)
 
 
 def has_reaped(awaited: int | None) -> bool:
-    """Reap all ended children, orphans among them. Return whether `awaited` is among them."""
+    """Reap all ended children, also orphans. Return whether `awaited` was one of them."""
     return any(pid == awaited for pid, _ in processes.reap())

@@ -1,4 +1,4 @@
-"""The submitting machine's side of a run: connect to its pod, mirror its folder, run commands in it, send large files.
+"""Connect the submitting machine to a run's pod: mirror the run's folder, run commands in the pod, send large files.
 
 <run folder>/mirrored.json    {"known": stamps of the arrived files, "pod": uid of the pod whose log was read, "part": N}
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #: Seconds for which a mirrored folder counts as up to date.
 _FRESH_S = 0.5
 _STATE, _LOCK = "mirrored.json", "mirror.lock"
-#: The subprotocol of kubectl, and the most bytes of one of its messages.
+#: The WebSocket subprotocol that kubectl uses, and the most bytes that we send in one of its messages.
 _PROTOCOL, _CHUNK = "v4.channel.k8s.io", 1 << 16
 _MESSAGE_BYTES = 1 << 30
 _PIECE = 1 << 20
@@ -76,7 +76,7 @@ def _from_pod(sock: socket.socket, opened: ClientConnection) -> None:
     with contextlib.suppress(OSError, WebSocketException):
         for data in opened:
             assert isinstance(data, bytes), "the subprotocol has no texts"
-            # The first message of each of both channels has the port. Channel 1 carries errors.
+            # Skip the first message of each channel, which has the port. Channel 0 carries data, channel 1 errors.
             if data[0] not in started:
                 started.add(data[0])
             elif data[0] == 0:
@@ -88,7 +88,7 @@ def _from_pod(sock: socket.socket, opened: ClientConnection) -> None:
 
 
 def has_all(folder: RunFolder) -> bool:
-    """Return whether the final record, and so every file, has arrived."""
+    """Return whether the final record has arrived, which comes after all files."""
     return is_over(folder) or store.has_ended(folder)
 
 
@@ -124,7 +124,7 @@ class PodMirror:
 
 
 def read_log(cluster: Cluster, folder: RunFolder, pod: Pod) -> None:
-    """Update the run's folder here by the parts in a pod's log.
+    """Update the run's folder here from the parts in a pod's log.
 
     Raises:
         EngineError, ApiRefusedError: The log can't be read.
@@ -146,7 +146,7 @@ def read_log(cluster: Cluster, folder: RunFolder, pod: Pod) -> None:
 
 @contextlib.contextmanager
 def _updating(folder: RunFolder) -> Iterator[dict[str, Any] | None]:
-    """Hold a run's mirror. The value is its state, or None if it is fresh."""
+    """Lock the run's folder for an update. Yield `mirrored.json`; None if nothing is to do."""
     with locks.locked(folder.path / _LOCK):
         told: dict[str, Any] = read_json(folder.path / _STATE) or {"known": {}}
         if 0 <= time.time() - told.get("time", 0.0) < _FRESH_S or has_all(folder):
@@ -161,7 +161,7 @@ def _updating(folder: RunFolder) -> Iterator[dict[str, Any] | None]:
 @contextlib.contextmanager
 def _applying(folder: RunFolder, told: dict[str, Any]) -> Iterator[Replica]:
     replica = Replica(folder.path, lambda record: take_record(folder, record), told["known"])
-    replica.known.pop(folder.state.name, None)  # the state may have changed here
+    replica.known.pop(folder.state.name, None)  # always fetch the state, which may have changed here
     try:
         yield replica
     except (ReplicaError, WireError) as error:
@@ -177,7 +177,7 @@ def _apply(replica: Replica, header: Header, data: bytes) -> bool:
         return True
     known = replica.known.get(header.get("file", ""))
     if header.get("how") == "append" and known is not None and known[2] in (0, header["ino"]):
-        # A log repeats lines that have come by a connection; a copy here may have some of them.
+        # The pod's log repeats lines that have already arrived through a connection: drop those.
         done = min(len(data), max(0, known[0] - header["at"]))
         header, data = {**header, "at": header["at"] + done}, data[done:]
     replica.apply(header, data)
@@ -185,10 +185,10 @@ def _apply(replica: Replica, header: Header, data: bytes) -> bool:
 
 
 def send_archive(connection: Connection, archive: Path) -> None:
-    """Send the run's files to a pod, after the bytes that it has already.
+    """Send the run's archive to a pod, from the first byte that the pod lacks.
 
     Raises:
-        OSError, EOFError: The connection is broken; another call goes on at the same byte.
+        OSError, EOFError: The connection is broken; another call continues where this call stopped.
     """
     connection.send_bytes(message({"what": "put"}))
     have = int(json.loads(connection.recv_bytes(_MESSAGE_BYTES))["have"])
@@ -202,7 +202,7 @@ def send_archive(connection: Connection, archive: Path) -> None:
 
 
 def request_cancel(connection: Connection, request: Noted) -> None:
-    """Write a request to cancel into the run's folder in its pod."""
+    """Let index 0 write a cancel request into the run's folder."""
     connection.send_bytes(message({"what": "cancel", "request": request}))
     connection.recv_bytes(_MESSAGE_BYTES)
 
@@ -237,7 +237,7 @@ class PodChannel:
             self._connection.close()
 
 
-#: Run folder -> this process's connection to its index 0, kept between reads.
+#: Run folder -> this process's connection to the run's index 0, kept between reads.
 _mirrors: dict[str, PodMirror] = {}
 _guard = threading.Lock()
 
@@ -248,7 +248,7 @@ def kept_mirror(folder: RunFolder) -> PodMirror | None:
 
 
 def keep_mirror(folder: RunFolder, mirror: PodMirror | None) -> None:
-    """Keep a connection for later reads, or with None close and forget it."""
+    """Keep a connection for later reads; with None close and forget it."""
     with _guard:
         earlier = _mirrors.pop(os.fspath(folder.path), None)
         if mirror is not None:

@@ -1,6 +1,6 @@
-"""Why a run waits and how its pods ended, in words: pure functions of the cluster's objects.
+"""Describe why a run waits and how its pods ended, by pure functions of the cluster's objects.
 
-The texts of conditions and events are Kubernetes', which people can search for; only their first sentence is for people.
+Descriptions quote the first sentence of Kubernetes' own messages, which people can search for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.targets.kubernetes.objects import (
 )
 from paceline.targets.kubernetes.ticket import COMPLAINT, EXIT_AGAIN
 
-#: Reasons of a container that can't start until somebody changes the image's name or rights.
+#: Reasons why a container can't start before somebody corrects the image's name or the access to the image.
 _PULLS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _NEVER = re.compile(
     r"not found|does not exist|InvalidImageName|invalid reference|not present with pull policy", re.IGNORECASE
@@ -39,7 +39,7 @@ _DISRUPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The end of a pod: a key of `paceline.runs.failure.CAUSES`, and one or two sentences."""
+    """The end of a pod: a key of `paceline.runs.failure.CAUSES`, and a message."""
 
     cause: str
     message: str
@@ -55,7 +55,8 @@ def first_sentence(text: str) -> str:
 def waits_for(job: BatchJob, pods: Sequence[Pod], events: Sequence[ClusterEvent], queue: str = "") -> str:
     """Return why a run that has not begun waits, such as "3 of 4 pods, 0/3 nodes have nvidia.com/gpu".
 
-    events: Of the Job, oldest first. queue: the text of Kueue's Workload.
+    events: Events of the Job, oldest first.
+    queue: Message of Kueue's Workload.
     """
     if job["metadata"].get("deletionTimestamp"):
         return "its Job is being deleted"
@@ -94,7 +95,7 @@ def refused(events: Sequence[ClusterEvent]) -> str | None:
 
 
 def hopeless(pods: Sequence[Pod]) -> End | None:
-    """Return why pods that wait can never start, or None."""
+    """Return why waiting pods can never start, or None if they can."""
     for pod in pods:
         waiting = container_of(pod, CONTAINER).get("waiting", {})
         reason, text = waiting.get("reason", ""), waiting.get("message", "")
@@ -107,7 +108,7 @@ def hopeless(pods: Sequence[Pod]) -> End | None:
 
 
 def ended(pod: Pod) -> End | None:
-    """Return how a pod ended, or None if it lives or ended well."""
+    """Return how a pod ended, or None if it lives or has succeeded."""
     status, state = pod.get("status", {}), container_of(pod, CONTAINER)
     name = pod["metadata"].get("name", "?")
     done = state.get("terminated")
@@ -172,14 +173,14 @@ def _waits(pod: Pod) -> str | None:
 
 
 def _no_room(text: str) -> str:
-    """Return the scheduler's message in short."""
+    """Return a shortened message of the scheduler."""
     said = first_sentence(text)
     match = re.fullmatch(r"(0/\d+ nodes) are available: (\d+ )?Insufficient ([^\s,]+)", said)
     return f"{match[1]} have enough free {match[3]}" if match else said
 
 
 def _pull_text(text: str) -> str:
-    """Return the message of a failed pull without its prefixes."""
+    """Return the message of a failed image pull without its prefixes."""
     plain = " ".join(text.split())
     for prefix in (r"Back-off pulling image ", r"rpc error: code = \w+ desc = "):
         plain = re.sub(prefix, "", plain)

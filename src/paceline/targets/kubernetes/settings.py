@@ -14,7 +14,7 @@ from paceline.errors import TargetError
 from paceline.remote.wire import SILENCE_S
 from paceline.targets.options import PRICES, SILENCE, Option, SettingValues, check_settings
 
-#: JSON of the Kubernetes API, such as a manifest.
+#: A JSON value of the Kubernetes API, such as a part of a manifest.
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Manifest: TypeAlias = "dict[str, Json]"
 
@@ -64,10 +64,10 @@ _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15
 }
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-#: Name of the context of a pod's own service account.
+#: Name that stands for the service account of the pod around this process, instead of a context.
 IN_CLUSTER = "in-cluster"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-#: Keys of a kubeconfig with paths that are relative to the file's folder.
+#: Keys of a kubeconfig whose values are paths relative to the kubeconfig's folder.
 _PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 
 
@@ -142,7 +142,7 @@ def read_settings(name: str, given: SettingValues) -> tuple[dict[str, object], K
 
 
 def bytes_of(text: str, what: str) -> float:
-    """Return the number that a quantity such as 4Gi or 500m names.
+    """Return the number for a quantity such as 4Gi or 500m.
 
     Raises:
         TargetError: The text is not a quantity; the message begins with `what`.
@@ -164,7 +164,7 @@ def _pairs(title: str, key: str, words: list[str] | None) -> dict[str, str]:
 
 
 def _template(title: str, path: str) -> Manifest:
-    """Return the metadata and spec of a pod in a file."""
+    """Read the metadata and spec of a pod template from a file."""
     import yaml
 
     try:
@@ -182,16 +182,13 @@ def _template(title: str, path: str) -> Manifest:
         )
     containers = spec.get("containers")
     if isinstance(containers, list) and containers and isinstance(containers[0], dict):
-        containers[0]["name"] = "paceline"  # the template's first container is that of the run
+        containers[0]["name"] = "paceline"  # the template's first container describes the run's container
     return {key: cast("Json", json.loads(json.dumps(found[key]))) for key in ("metadata", "spec") if key in found}
-
-
-# The kubeconfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class KubeContext:
-    """A context of a kubeconfig: its cluster's and its user's entries."""
+    """A context of a kubeconfig, with the entries of its cluster and its user."""
 
     name: str
     namespace: str
@@ -267,7 +264,7 @@ def _entries(part: Mapping[str, Json], group: str) -> list[dict[str, Json]]:
 
 
 def _named(parts: list[Mapping[str, Json]], group: str, key: str, name: str) -> Mapping[str, Json] | None:
-    """Return the first entry of this name, as kubectl does."""
+    """Return the first entry of this name: kubectl ignores later ones too."""
     for part in parts:
         for entry in _entries(part, group):
             inner = entry.get(key)

@@ -1,6 +1,6 @@
 """Create a run's objects in the cluster: the Secrets by content, the Job, then the objects that the Job owns.
 
-As a program, upload the files of a run that are too large for Secrets; it outlives the submitting program.
+Run as a program, this module uploads a run's files that are too large for Secrets, and outlives the submitting program.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 #: The most Secrets for a source. A larger one is uploaded to the run's pod.
 _SOURCE_PARTS = 3
 _PAUSE_S = 1.0
-#: Room in the run's own Secret for the ticket and the first program.
+#: Bytes of the run's own Secret that are reserved for the ticket and the first program.
 _RUN_BYTES = manifests.SECRET_BYTES - (32 << 10)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """The result of a submission; `upload_bytes` is 0 without an upload."""
+    """The result of a submission. `upload_bytes` is 0 if everything is in Secrets."""
 
     names: manifests.ObjectNames
     uid: str
@@ -62,7 +62,7 @@ def submit(
 ) -> Sent:
     """Create all objects of a run.
 
-    live: Whether the pod's log carries the run's changes, since the user may not forward ports.
+    live: Whether the pod writes the run's changes into its log, since the user may not forward ports.
 
     Raises:
         EngineError, TargetError: The cluster does not answer, or refuses an object.
@@ -100,7 +100,7 @@ def submit(
     program, run = Path(boot.__file__).read_bytes(), b"" if is_uploaded else archive
     uid = create(cluster, job, settings, names, {"boot.py": program, "run": run}, ticket)
     cluster.create("services", manifests.service_manifest(settings, names, uid))
-    folder.secrets.unlink(missing_ok=True)  # only the supervisor needs them, and it runs elsewhere
+    folder.secrets.unlink(missing_ok=True)  # the supervisor in the pod has the secrets now
     return Sent(names=names, uid=uid, upload_bytes=ticket.upload_bytes)
 
 
@@ -112,8 +112,8 @@ def create(
     files: Mapping[str, bytes],
     ticket: PodTicket,
 ) -> str:
-    """Create a Job and its own Secret with `files` and the ticket. Return the Job's uid."""
-    # The Job comes first, since its uid makes it the owner of the others: its deletion then leaves nothing.
+    """Create a Job, and its Secret with `files` and the ticket. Return the Job's uid."""
+    # Create the Job first: with its uid it can own the other objects, which are then deleted together with the Job.
     created, _ = cluster.create("jobs", manifests.job_manifest(job, settings, names))
     metadata = created["metadata"]
     uid = str(metadata["uid"]) if isinstance(metadata, dict) else ""
@@ -123,12 +123,12 @@ def create(
 
 
 def upload_path(folder: RunFolder) -> Path:
-    """Return the archive to upload, which exists until the pod has it."""
+    """Return the path of the archive to upload, which is removed afterwards."""
     return folder.path / ".upload.tar.gz"
 
 
 def preview(job: Job, settings: KubernetesSettings) -> list[Manifest]:
-    """Return the manifests of a run, with names in capitals for values that only a submission has."""
+    """Return a run's manifests for --dry-run, with placeholders in capitals for values that a submission determines."""
     names = manifests.ObjectNames(job="JOB", run_id="RUN_ID", workspace="WORKSPACE", secrets={"library.0": "LIBRARY"})
     return [manifests.job_manifest(job, settings, names), manifests.service_manifest(settings, names, "UID")]
 
@@ -141,7 +141,7 @@ def library_secrets(cluster: Cluster, settings: KubernetesSettings, library: Pat
 
 def _source(cluster: Cluster, settings: KubernetesSettings, snapshot: Path, workspace: str) -> dict[str, str] | None:
     """Create the Secrets of a source; None if it is too large."""
-    # Each workspace has its own names, so that it can remove them.
+    # Include the workspace in the names: no other workspace uses these Secrets, so this one can delete them.
     name = f"paceline-source-{workspace[:10]}-{snapshot.name[:20].lower()}"
     return _ensured(cluster, settings, name, workspace, lambda: _packed_source(snapshot), most=_SOURCE_PARTS)
 
@@ -149,9 +149,9 @@ def _source(cluster: Cluster, settings: KubernetesSettings, snapshot: Path, work
 def _ensured(
     cluster: Cluster, settings: KubernetesSettings, name: str, workspace: str, pack: Callable[[], bytes], *, most: int
 ) -> dict[str, str] | None:
-    """Create the Secrets of some content unless they exist.
+    """Create the Secrets for the parts of some data. Return {file in the pod: Secret}.
 
-    Return None if more than `most` would be necessary.
+    Return None if there are more than `most` parts.
     """
     kind = name.split("-")[1]
     about = cluster.annotations("secrets", f"{name}-0")
@@ -162,7 +162,7 @@ def _ensured(
         count = len(parts)
         if count > most:
             return None
-        # The first part comes last: if it exists, all exist.
+        # Create the first part's Secret last: if it exists, all others exist.
         for number in reversed(range(count)):
             body = manifests.content_manifest(settings, f"{name}-{number}", kind, workspace, parts[number], count)
             try:
@@ -176,7 +176,7 @@ def _ensured(
 @functools.lru_cache(maxsize=2)
 def _packed_source(snapshot: Path) -> bytes:
     packed = io.BytesIO()
-    # Without times, equal sources are equal archives.
+    # Clear the times, so that equal sources give equal archives.
     with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as file, tarfile.open(fileobj=file, mode="w|") as archive:
         archive.add(snapshot, f"snapshots/{snapshot.name}")
     return packed.getvalue()
@@ -223,7 +223,7 @@ def main(argv: list[str]) -> int:
             if look.upload(api.cluster_of(api.key_of(settings)), folder, engine(folder), archive):
                 archive.unlink()
         except (PacelineError, OSError, EOFError):
-            pass  # the pod has not begun, or the connection broke: go on at the same byte
+            pass  # the pod has not begun, or the connection broke: retry later, from the same byte
         time.sleep(_PAUSE_S)
     archive.unlink(missing_ok=True)
     return 0

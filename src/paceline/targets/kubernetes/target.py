@@ -35,23 +35,23 @@ if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
     from paceline.targets.status import Status
 
-#: Seconds to wait for an API that is away, before a submission fails.
+#: Seconds for which a submission waits for an API that can't be reached.
 _PATIENCE_S = 120.0
-#: Seconds for which the answer whether the user may forward ports counts.
+#: Seconds for which the answer whether the user may forward ports is reused.
 _RIGHTS_S = 3600.0
 #: Seconds after which a run without a Job counts as never submitted.
 _SUBMIT_S = 180.0
 
 
 class KubernetesTarget:
-    """A namespace of a Kubernetes cluster. One object serves one run."""
+    """A namespace of a Kubernetes cluster as a compute target. One object serves one run."""
 
     kind: ClassVar[str] = "kubernetes"
     OPTIONS: ClassVar[tuple[Option, ...]] = OPTIONS
 
     def __init__(self, name: str = "kubernetes", settings: SettingValues | None = None) -> None:
         self.name = name
-        # `add` stores these: the context of now, and not of the time of a run.
+        # `paceline compute add` stores these settings, with the context that is current now.
         self.settings, self._checked = read_settings(name, settings or {})
         self._gathering: PodGathering | None = None
 
@@ -71,7 +71,7 @@ class KubernetesTarget:
         cluster = self._cluster()
         _, warnings = cluster.patiently(lambda: cluster.create("jobs", manifest, dry_run=True), 20.0)
         for warning in warnings:
-            # The API accepts a Job whose pods it will refuse, with this warning only.
+            # The API accepts a Job although it will refuse the Job's pods, and only warns.
             if "would violate PodSecurity" in warning:
                 raise TargetError(
                     f"{settings.title}: the namespace {settings.namespace!r} would refuse the pods: {warning}. Change "
@@ -88,7 +88,7 @@ class KubernetesTarget:
         return Preview(nodes=nodes, ports=preview_ports(job))
 
     def script(self, job: Job) -> str:
-        """Return the manifests of a run, with names in capitals for values that only a submission has."""
+        """Return the manifests of a run, with placeholders in capitals for values that a submission determines."""
         import yaml
 
         from paceline.targets.kubernetes.submission import preview
@@ -110,7 +110,7 @@ class KubernetesTarget:
         folder, cluster, settings = RunFolder(run_dir), self._cluster(), self._checked
         forwards = self._may_forward(cluster, run_dir.parent.parent)
         workspace = _workspace(run_dir.parent.parent)
-        # A repetition after an answer that was lost finds its own Job and fails, which `release` then deletes.
+        # If an answer was lost, the repeated request fails because the Job exists; `release` then deletes the Job.
         note_engine(folder, self.kind, job_id=job_name(folder.run_id), server=cluster.server, forwards=forwards)
         sent = cluster.patiently(
             lambda: submit(cluster, self._job, settings, folder, library_dir, workspace, live=not forwards),
@@ -168,7 +168,7 @@ class KubernetesTarget:
         cluster = self._cluster()
         request = read_json(folder.cancel_request) or {}
         if not look.cancel_in_pod(cluster, folder, noted, request):
-            # Its pods have not begun, or can't be reached: the deletion ends them within their grace period.
+            # The pods have not begun, or can't be reached: deleting the Job ends them, after their grace period.
             self._remove(folder, noted)
 
     def channel(self, folder: RunFolder) -> Channel | None:
@@ -222,7 +222,7 @@ class KubernetesTarget:
         return cluster_of(key_of(self._checked))
 
     def _may_forward(self, cluster: Cluster, workspace_dir: Path) -> bool:
-        """Return whether the user may forward ports. Newer servers ask for two rights."""
+        """Return whether the user may forward ports. Newer API servers require two rights for this."""
         path = answers_dir(workspace_dir) / f"{self.name}.rights.json"
         found = kept(path)
         told = float(str(found.get("told") or 0))
@@ -243,7 +243,7 @@ class KubernetesTarget:
         )
 
     def _remove(self, folder: RunFolder, noted: Noted) -> None:
-        """Delete the run's objects that no other run uses."""
+        """Delete the run's Job, and Secrets that no other run uses."""
         from paceline.targets.kubernetes.look import forget, remove_sources
 
         forget(folder)

@@ -2,15 +2,16 @@
 
 Connections to index 0 begin with proofs of the run's key (`paceline.system.handshake`), then a JSON request:
 
-    {"what": "agent", "rank": 1, ...}    of another pod, with "attempts": how often it was an agent, and "preempted": how often
-                                         a preemption of index 0 ended that. Answers: {"incarnation": N}, later {"go": true},
-                                         after which the connection is that of an agent, or {"over": true}, {"give_back": true},
-                                         or {"preempted": true}: Kubernetes takes index 0 away
+    {"what": "agent", "rank": 1, ...}    another pod offers to become an agent. "attempts": how often it was one;
+                                         "preempted": how many of these a preemption of index 0 ended.
+                                         Answers: {"incarnation": N}, later {"go": true}: the connection is now an
+                                         agent's link; or the pod has to exit: {"over": true}: the run has ended,
+                                         {"give_back": true}: pods are missing, {"preempted": true}: index 0 is ended
     {"what": "leaving", "rank": 1}       Kubernetes ends the pod of this rank
-    {"what": "pull"}                     of a reader. Then for each {"known": ...}: frames of changes, the last has "over"
-    {"what": "exec", "request": ...}     of `paceline exec`. Then lists of messages both ways
-    {"what": "cancel", "request": ...}   write the request to cancel. Answer: {}
-    {"what": "put", "size": N}           a run's files that are too large for Secrets. Answer: {"have": bytes}
+    {"what": "pull"}                     a reader then sends {"known": ...}, each answered by frames; the last has "over"
+    {"what": "exec", "request": ...}     `paceline exec`, followed by lists of messages both ways
+    {"what": "cancel", "request": ...}   write a cancel request. Answer: {}
+    {"what": "put", "size": N}           the run's files that are too large for Secrets. Answer: {"have": bytes}
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-#: Variable of the supervisor with the path of its ticket, and path of the socket to the pod's first process.
+#: The variable with the path of the supervisor's ticket, and the path of the hub's socket in the pod of index 0.
 TICKET_VARIABLE = "PACELINE_KUBERNETES_TICKET"
 HUB_SOCKET = "/paceline/hub.sock"
-#: Exit code of a pod that Kubernetes shall replace; with 0 it would count as done.
+#: Exit code of a pod that Kubernetes has to replace: a pod that exits with 0 counts as done.
 EXIT_AGAIN = 75
-#: Prefix of a line that says why a pod could not begin, and its exit code.
+#: Prefix of a line in the log that says why a pod could not begin, and the exit code of this pod.
 COMPLAINT, EXIT_COMPLAINT = "paceline: ", 70
 
-#: The most bytes of files that a pod writes to its log: kubelets rotate logs at 10 MiB, and base64 adds a third.
+#: The most bytes of files that a pod writes to its log: a kubelet rotates logs at 10 MiB, and base64 adds a third.
 LOG_BYTES = 6 << 20
-#: JSON of a connection's message, or of the notes in `engine.json`.
+#: A JSON object: a message on a connection, or the content of `engine.json`.
 Noted: TypeAlias = "Mapping[str, Any]"
 _MARK = "PACELINE-PART"
 _LINE = 8000
@@ -44,12 +45,12 @@ class PodTicket:
     """The description of a run for its pods.
 
     Attributes:
-        workspace: Name of the workspace's folder, with the folder above if that has the name.
-        key: Secret of the run, in hexadecimal, which pods and the submitting machine prove to each other.
+        workspace: Path of the workspace below its folder in a pod: one name, or two.
+        key: Secret in hexadecimal by which the run's pods and the submitting machine authenticate to each other.
         library: Digest of the library, whose parts are files `library.N`.
-        source_parts: Number of files `source.N`, the parts of a tar.gz with the source.
+        source_parts: Number of files `source.N`, which together are a tar.gz of the source.
         upload_bytes: Size of the archive with the run's folder that a reader uploads; 0 if the file `run` is this archive.
-        live: Whether changes go to the pod's log while the run lasts, for readers without the right to forward ports.
+        live: Whether the pod writes changes into its log during the run, for readers who may not forward ports.
     """
 
     run_id: str
@@ -74,7 +75,7 @@ class PodTicket:
 
 
 def log_lines(number: int, packed: bytes) -> Iterator[str]:
-    """Yield the lines of a pod's log for a part, packed by zlib."""
+    """Yield the lines of a pod's log for a part that zlib has compressed."""
     text = base64.b64encode(packed).decode()
     for at in range(0, len(text), _LINE):
         yield f"{_MARK} {number} {text[at : at + _LINE]}"

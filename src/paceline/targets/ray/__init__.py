@@ -5,11 +5,11 @@
     target.py             the compute target (both sides)
     entry.py              the script of a Ray job: finds interpreters, starts the supervisor (cluster)
     demand.py             the resources of each node, and whether a cluster can ever provide them
-    placement_group.py    a placement group, held by a driver beside the supervisor (cluster)
-    listener.py           the port to which its nodes connect
-    allocate.py           its nodes, as links to agents (cluster)
-    driver_process.py     the process of that driver
-    driver.py             the only module that loads Ray: a process beside the supervisor (cluster)
+    placement_group.py    the placement group of a run, held through a driver process (cluster)
+    listener.py           the port to which the group's nodes connect (cluster)
+    allocate.py           the group's nodes, as links to agents (cluster)
+    driver_process.py     start, adopt and end the driver process (cluster)
+    driver.py             the driver process beside the supervisor, the only module that loads Ray (cluster)
     remote_supervisor.py  the job's program without a shared folder (cluster)
     object_sync.py        run folders and snapshots through a datastore, without a shared folder
     store_objects.py      the datastore's objects: whole, encrypted, checked

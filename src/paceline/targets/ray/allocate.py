@@ -32,7 +32,7 @@ def gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes |
         try:
             return _gather(asked, port_count, waiting)
         except LostError as error:
-            # The next attempt creates a new placement group, for which Ray chooses among living nodes.
+            # Try again with a new placement group, for which Ray chooses living nodes.
             if not left:
                 raise EngineError(f"{_TRIES} times in a row, Ray gave nodes that died at once: {error}") from error
     raise AssertionError
@@ -56,7 +56,7 @@ def _gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes 
 
 
 class RayNodes(AgentNodes):
-    """Nodes with links, whose loss Ray also reports, perhaps earlier than the link."""
+    """Nodes with links whose loss Ray may report earlier than the link."""
 
     holding: Holding
     #: Ray's node ids by rank, and the ids of the nodes that were lost before `close`.
@@ -67,8 +67,8 @@ class RayNodes(AgentNodes):
         return {**self.holding.lost(), **super().lost()}
 
     def spare(self) -> int:
-        """Return how many more nodes an elastic run could get now."""
-        self.holding.lost()  # reads the driver's messages
+        """Return how many further nodes an elastic run could get now."""
+        self.holding.lost()  # this also reads new messages of the driver
         return self.holding.spare
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ def _nodes(
                 gpus=tuple(told["gpus"]),
             )
         )
-    # AgentNodes closes the links before `on_close`: Ray kills a task's processes without warning.
+    # `on_close` runs after the links are closed, since Ray kills a task's processes without warning.
     on_close: Callable[[], None] = holding.close
     python = script_python(asked.python, asked.submitter, links) or str(taken[0].told["python"])
     found = RayNodes(links, tuple(nodes), port_count, folder=asked.folder, python=python, on_close=on_close)

@@ -9,7 +9,7 @@ of the run, which is in the job's ticket and in a private file of the submitting
 commands, and readers learn nothing. Only the empty object is plain; as first answer it means that the cluster's Python has no
 `cryptography`.
 
-The submitting machine may reach only the dashboard and the datastore, so only a channel of objects always works.
+Objects always work: the submitting machine may be able to reach only the dashboard and the datastore.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from paceline.targets.ray.store_objects import can_encrypt, decrypted, encrypted
 _KNOCK_S = 2.0
 #: Seconds between polls of both sides while a command runs.
 _LOOK_S = 0.15
-#: Seconds until a command is announced again: the cluster's side may have missed the first announcement.
+#: Seconds after which an unanswered command is announced again, since the cluster's side may have missed it.
 _AGAIN_S = 6.0
 _ALIVE_S = 5.0
 #: Seconds for which a store may be slow or unreachable before the other side counts as gone.
@@ -69,7 +69,7 @@ class Sealed:
         """Return and remove the next object, or return None if it does not exist.
 
         Raises:
-            PacelineError: The store fails, or another writer has created the object.
+            PacelineError: The store fails, or a writer without the key has created the object.
         """
         name = self._name(self.count)
         data = get(self._store, name)
@@ -90,7 +90,7 @@ class Sealed:
         return messages
 
     def refuse(self) -> None:
-        """Report to the client, by an empty object, that this Python can't encrypt."""
+        """Report to the client that this Python can't encrypt, by a plain, empty object."""
         put(self._store, self._name(0), b"")
 
     def is_full(self) -> bool:
@@ -101,7 +101,7 @@ class Sealed:
         return f"{self._top}/{self._way}_{number:06d}"
 
 
-#: Seconds to wait until the cluster's side has closed a refused command.
+#: Seconds to wait until the cluster's side has closed the channel of a refused command.
 _REFUSED_S = 5.0
 
 
@@ -168,7 +168,7 @@ class StoreChannel:
         self._is_closed = True
         deadline = time.monotonic() + _REFUSED_S
         while self._is_refused and not self.is_over and time.monotonic() < deadline:
-            # Read until the other side has closed: a {"gone"} message would stay in the store until the run's end.
+            # Wait until the other side has closed the channel: it would not remove a {"gone"} message any more.
             self.receive()
             time.sleep(0.02)
         # Send {"gone"} only while the run lives, since later no process would read the message.
@@ -312,7 +312,7 @@ def names(store: Store, run_id: str) -> list[str]:
 def clear(store: Store, run_id: str, name: str, *, keep: int | None = None) -> None:
     """Remove a command's objects.
 
-    keep: The number of an input object to keep, which the cluster has not read yet; None to remove all.
+    keep: The number of the input object to keep, because the cluster has still to read it; None to remove all.
     """
     top = f"{run_prefix(run_id)}/exec/{name}"
     kept = f"in_{keep:06d}" if keep is not None else None

@@ -59,7 +59,7 @@ class RayJob:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RayJob:
-        # Any program may have submitted the job, with metadata of its own.
+        # The job may be another program's, whose metadata has other types.
         metadata = data.get("metadata") or {}
         return cls(
             run_id=str(metadata.get("paceline_run_id") or ""),
@@ -123,7 +123,7 @@ class RayClient:
         try:
             self._call("POST", "/api/jobs/", body)
         except _AnswerError as error:
-            # If the connection broke after Ray had received an earlier request, Ray answers the repetition with 500.
+            # If an earlier request arrived but its answer was lost, the job exists now, and Ray answers with HTTP 500.
             if "already exists" not in error.text and self.job(submission_id) is None:
                 raise
 
@@ -185,7 +185,7 @@ class RayClient:
             status = self._call("GET", "/api/cluster_status")["data"]["clusterStatus"]
             return dict(status["loadMetricsReport"]["usageByNode"])
         except (_AnswerError, KeyError, TypeError):
-            return {}  # this cluster has no monitor process
+            return {}  # a cluster without a monitor process
 
     # Packages
 
@@ -351,7 +351,7 @@ def all_jobs(workspace_dir: Path, address: str, ask: Callable[[], list[RayJob]],
 
 
 def _asked(ask: Callable[[], list[RayJob]], prefix: str) -> dict[str, object]:
-    # Use the time before the call, since the answer may lack events during the call.
+    # Use the time before the call, since the answer may lack what happens during the call.
     asked = time.time()
     try:
         jobs = {job.submission_id: asdict(job) for job in ask() if job.submission_id.startswith(prefix)}

@@ -3,7 +3,7 @@
 A part is a list of frames (`paceline.remote.wire`) with the changes of `paceline.remote.replica.changes`. The last part is
 {"over": true}. No data is stored twice: of a log, each part has only the new bytes.
 
-A run's record follows all changes that preceded its reading. The final record is in the last part but one.
+A run's record comes after all changes made before it was read. The final record is in the part before the last.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DeltaRecorder:
     def __init__(self, top: Path, part_bytes: int = 16 << 20) -> None:
         self._top, self._part_bytes = os.fspath(top), part_bytes
         self._changes = Changes(self._top, {})
-        #: A pass over the user's files, which may take many parts, and whether it began after the last change.
+        #: The current pass over the user's files, over many parts; and whether it began after the last change.
         self._pass: Iterator[Frame | None] | None = None
         self._pass_is_final = False
 
@@ -38,9 +38,9 @@ class DeltaRecorder:
     def part(self, *, is_final: bool = False) -> bytes | None:
         """Return a part with changes since the last part, limited by `part_bytes`; None without changes.
 
-        is_final: Whether the files no longer change. Then None means that all changes are recorded, the run's end last.
+        is_final: Whether the files no longer change. Then None means that all changes are recorded.
         """
-        record = self._record()  # read first: later changes may be newer than the record, never older
+        record = self._record()  # read the record first, so that it is never newer than the changes
         pieces = [frame(*found) for found in self._changes.small(small_names(self._top))]
         is_through = self._take_large(pieces, is_final)
         if record is not None:

@@ -49,7 +49,7 @@ class ClusterDemand:
     def fits(self, nodes: Sequence[Mapping[str, float]]) -> bool:
         """Return whether the nodes can hold all bundles, each on a different node.
 
-        There are at most two sizes, and nodes for the large one also hold the small one: so counting suffices.
+        Counting suffices: bundles have at most two sizes, and a node that holds the large one also holds the small one.
         """
         first, last = self.bundles[0], self.bundles[-1]
         large = sum(bundle == first for bundle in self.bundles)

@@ -35,11 +35,11 @@ from typing import Any
 _WAIT_S = 1.0
 #: Seconds to wait for more nodes, since Ray frees returned resources with a delay.
 _SETTLE_S = 3.0
-#: Seconds after which chosen nodes without a bundle count as used by others or lost.
+#: Seconds after which a chosen node without its bundle counts as lost, or as used by other programs.
 _PLACE_S = 5.0
 #: Seconds for which Ray may list a lost node as alive, since its health checks take a minute.
 _AVOID_S = 90.0
-#: Modules that take a quarter of the time of `import ray` and are not used here.
+#: Modules that `import ray` loads and this program never uses; they take a quarter of the time.
 _LOADED_ON_USE = ("requests", "jsonschema")
 
 
@@ -57,7 +57,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
     import sys
 
     ray: Any = importlib.import_module("ray")
-    # The environment of `ray start` on this node, without Ray's changes for its workers.
+    # Use the environment of the raylet, as at `ray start`, which lacks Ray's changes for worker processes.
     environment = dict(os.environ)
     with (
         contextlib.suppress(OSError, KeyError, ValueError),
@@ -67,7 +67,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
         found = dict(word.split("=", 1) for word in words if "=" in word)
         environment = found or environment
     if "LD_PRELOAD" not in os.environ:
-        environment.pop("LD_PRELOAD", None)  # the raylet's own allocator
+        environment.pop("LD_PRELOAD", None)  # the raylet's memory allocator, not for workers
     environment = {name: value for name, value in environment.items() if not name.startswith(("RAY_", "__RAY"))}
     devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
     told = {
@@ -83,7 +83,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
         link = socket.create_connection((host, port), timeout=20)
         link.settimeout(None)
         link.sendall(json.dumps(told).encode() + b"\n")
-        # If Ray kills this worker, for example for memory, the kernel kills the guardian, and then the agent ends.
+        # If Ray kills this worker, as for lack of memory, the kernel kills the guardian, and the agent ends.
         die_with_ray = f"import ctypes,os;ctypes.CDLL(None).prctl(1,9,0,0,0);os.getppid()=={os.getpid()} or os._exit(1)"
         words = [
             *(sys.executable, "-S", "-c"),
@@ -99,7 +99,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
 
 
 class Driver:
-    """A holder of one placement group. `say` is a callback for events."""
+    """A holder of one placement group. `say` is a callback that receives its events."""
 
     def __init__(self, ray: Any, request: dict[str, Any], say: Any) -> None:
         self._ray = ray
@@ -164,7 +164,7 @@ class Driver:
     def _place_some(self) -> list[dict[str, float]]:
         """Return as many bundles as nodes are free now, at least `least`, once they are placed.
 
-        Each bundle is bound to a chosen node, since Ray might choose nodes whose loss it has not detected.
+        Bind each bundle to a chosen node: otherwise Ray might choose a lost node that it still lists as alive.
         """
         wanted, least = self._request["bundles"], self._request["least"]
         since = told = time.monotonic()
@@ -221,7 +221,7 @@ class Driver:
         try:
             free = importlib.import_module("ray._private.state").available_resources_per_node()
         except (ImportError, AttributeError):
-            free = {}  # another version of Ray
+            free = {}  # the module has another name in this version of Ray
         return [
             {
                 "node_id": node["NodeID"],
@@ -236,11 +236,10 @@ class Driver:
 
 
 def main() -> int:
-    # Running by path puts this folder on sys.path, where its modules could shadow those of Ray.
+    # Python has put this file's folder first on sys.path, where its modules could shadow Ray's.
     if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]
-    # Ray signals all processes of a stopped job. The supervisor needs the nodes during the workers' grace period;
-    # this process ends with the supervisor.
+    # Ray signals all processes of a stopped job, but the workers need the nodes during their grace period.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -260,8 +259,7 @@ def main() -> int:
         os._exit(0)
 
     held: dict[str, Driver] = {}
-    # Drop variables for the supervisor's interpreter: with them, each task would start a new process instead of using one
-    # that Ray keeps ready.
+    # Drop the supervisor's variables: with these, no task could use a process that Ray keeps ready.
     told = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
     os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps({**told, "runtime_env": {}})
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
@@ -272,7 +270,7 @@ def main() -> int:
         if not request:
             return 0
         ray.init(address=os.environ.get("RAY_ADDRESS") or "auto", log_to_driver=False, configure_logging=False)
-        # Ignore SIGTERM again, since ray.init has installed a handler.
+        # `ray.init` has installed a handler for SIGTERM, so ignore the signal again.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         say({"is": "connected", "python": sys.executable, "version": ray.__version__})
         held["driver"] = Driver(ray, request, say)

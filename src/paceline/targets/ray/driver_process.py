@@ -1,7 +1,7 @@
 """Start the driver process, or adopt the driver that the job's script has started.
 
-Loading Ray is the slowest step before a run's first line, so the script starts the first driver in parallel with the
-supervisor. The supervisor inherits its pipes as open files:
+Loading Ray is the slowest step of a run's start, so the job's script starts the first driver in parallel with the
+supervisor. The supervisor inherits the driver's pipes as open files:
 
     3    the driver's input        4    the driver's output
 """
@@ -44,7 +44,7 @@ class DriverProcess:
 
     def end(self) -> None:
         """Let the driver return its nodes and end, and wait for its end."""
-        # Other processes hold the first driver's pipe open, so closing it is not enough.
+        # Closing the pipe may not be enough: the job's script holds the first driver's pipe open too.
         self.tell(b"end")
         with contextlib.suppress(OSError):
             self.reads.close()
@@ -80,7 +80,7 @@ def _adopted() -> DriverProcess | None:
             return None
         if not all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in (READS, SAYS)):
             return None
-        # The job's script opened them. Child processes must not keep the driver's pipes open.
+        # Make the pipes that the job's script has opened non-inheritable, so that child processes don't keep them open.
         for fd in (READS, SAYS):
             os.set_inheritable(fd, False)
         return DriverProcess(int(pid), os.fdopen(READS, "wb"), os.fdopen(SAYS, "rb"), None)

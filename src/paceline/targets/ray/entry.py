@@ -16,11 +16,11 @@ from paceline.targets.ray.driver_process import DRIVER_VARIABLE, READS, SAYS
 
 #: Ray's interpreter, with which the supervisor starts the driver.
 RAY_PYTHON_VARIABLE = "PACELINE_RAY_PYTHON"
-#: The address in Ray of the node that runs the script; "" if the script can't find it.
+#: Ray's address of the node that runs the script; "" if the script can't find the address.
 ADDRESS_VARIABLE = "PACELINE_RAY_ADDRESS"
 #: The folder with `paceline`, as the cluster sees it.
 LIBRARY_VARIABLE = "PACELINE_RAY_LIBRARY"
-#: The submitting program's interpreter.
+#: The variable with the submitting program's interpreter.
 SUBMITTER_VARIABLE = "PACELINE_RAY_SUBMITTER"
 
 #: Prefix of an output line that says why the run could not start.
@@ -53,7 +53,7 @@ export PACELINE_SHELL_PYTHONPATH="$PYTHONPATH" PYTHONPATH="$library"
 export {RAY_PYTHON_VARIABLE}="$ray" {ADDRESS_VARIABLE}="$address" {LIBRARY_VARIABLE}="$library"
 """
 _LET_GO = f"exec {READS}>&- {SAYS}<&-"
-# Stopping the job sends SIGTERM to all of its processes: this shell has to outlive the supervisor.
+# Ignore SIGTERM, which all processes of a stopped job receive: this shell has to outlive the supervisor.
 _STAY = "trap : TERM INT\n"
 _END = """
 grep -q '"status": "Completed"' state.json

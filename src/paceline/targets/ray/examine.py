@@ -60,7 +60,7 @@ def examined(client: RayClient, settings: RaySettings, bundles: list[dict[str, f
     finally:
         for link in links:
             link.close()
-        # The links have ended first: stopping the job kills its tasks and agents.
+        # Stop the job only after the links have ended, since this kills its tasks and their agents.
         reception.close()
         with contextlib.suppress(TargetError, EngineError):
             client.stop(job_id)
@@ -71,8 +71,7 @@ def own_address(address: str) -> str:
     parts = urlsplit(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # connect on a datagram socket sends nothing, but selects the local address of the route.
-            probe.connect((parts.hostname or "", parts.port or 80))  # sends nothing
+            probe.connect((parts.hostname or "", parts.port or 80))  # sends nothing, but selects an address
         except OSError as error:
             raise EngineError(f"the Ray cluster at {address} can't be reached from here: {error}.") from error
         return str(probe.getsockname()[0])

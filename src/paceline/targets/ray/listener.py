@@ -69,10 +69,10 @@ class Reception:
             # Any process may connect, so check the token, in constant time.
             if not hmac.compare_digest(str(told["token"]).encode(), self.token.encode()):
                 raise ValueError
-            # From here on the link sets its own timeouts.
+            # Clear the timeout, since the link sets its own timeouts.
             sock.settimeout(None)
             with self._guard:
-                # Each rank connects once; a second connection is foreign.
+                # Each rank connects once, so a second connection is not from our task.
                 if self._closed or rank in self.taken:
                     raise ValueError
                 self.taken[rank] = Taken(sock=sock, told={**told, "token": None})

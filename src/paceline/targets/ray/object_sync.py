@@ -46,10 +46,10 @@ from paceline.targets.ray.entry import travel_entrypoint
 from paceline.targets.ray.settings import RaySettings
 from paceline.targets.ray.store_objects import decrypted, encrypted, exists, get, put, remove, tree_sha256
 
-#: Files for the submitting machine only, or sent by other means.
+#: Files of a run's folder that are not in `start.tar.gz`: the cluster does not need them, or gets them otherwise.
 _NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json", "secrets.json", "exec_key"})
 _LOOK_S = 1.0
-#: Seconds to wait for the last part after the final record: readers don't return to an ended run.
+#: Seconds to wait for the last part after the final record, since readers never fetch an ended run again.
 _END_S = 2.0
 
 
@@ -97,7 +97,7 @@ def snapshot_name(snapshot_id: str) -> str:
     return f"paceline/snapshots/{snapshot_id}.tar.gz"
 
 
-# Up
+# From the submitting machine to the cluster
 
 
 def send_run(
@@ -149,7 +149,7 @@ def send_run(
 def _seal(store: Store, folder: RunFolder) -> str | None:
     """Store the run's secrets encrypted. Return the key in hexadecimal, or None without secrets.
 
-    Other users may read the datastore, or Ray's list of jobs with the ticket: neither alone reveals a value.
+    Other users may be able to read the datastore, or Ray's list of jobs with the key: neither alone reveals a secret.
     """
     values = read_json(folder.secrets)
     if not values:
@@ -157,7 +157,7 @@ def _seal(store: Store, folder: RunFolder) -> str | None:
     key = secrets.token_bytes(32)
     name = sealed_name(folder.run_id)
     put(store, name, encrypted(json.dumps(values).encode(), key, name))
-    folder.secrets.unlink(missing_ok=True)  # only the supervisor needs them, and it runs elsewhere
+    folder.secrets.unlink(missing_ok=True)  # the supervisor on the cluster gets the secrets
     return key.hex()
 
 
@@ -225,11 +225,11 @@ def _pack_run(folder: RunFolder, workspace: Path, path: Path, carried: dict[str,
             archive.add(workspace / "datastores", arcname="datastores")
 
 
-# Back
+# From the cluster to the submitting machine
 
 
 def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
-    """Update the run's folder here from the datastore, at most once a second, in one process at a time.
+    """Update the run's folder here from the datastore, at most once a second.
 
     Return whether another process is updating it, so that more changes may come.
 
@@ -249,8 +249,7 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
                 f"written below {run_prefix(folder.run_id)!r} there?"
             ) from error
 
-    # Two readers would replay a part into each other's half-written files. The lock is among processes of this machine and
-    # ends with its holder.
+    # Two processes that apply the same part would write the same files, so lock. The lock ends with its process.
     fd = locks.take(folder.path / ".travel.lock")
     if fd is None:
         return True
@@ -261,10 +260,9 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
         with Store(store_record(settings, folder.path.parent.parent)) as store:
             while (signed := _next_part(store, folder, told)) is not None:
                 part = _unsigned(store, folder, told["next"], signed)
-                # After the end of the record only the last part can follow, or the same one again after a kill.
+                # After the final record only the last part may follow, or the same part after a kill.
                 told["ended"] = delta.ends(part) if _has_end(folder) else replay(part)
-                # Replay, note, remove, in this order: after a kill in between, the part is replayed again, or stays in the
-                # store until the run's end removes all objects.
+                # Apply, record, remove, in this order: after a kill in between, the part is applied again.
                 told["next"] += 1
                 write_json(state, told)
                 _name_canceler(folder)
@@ -313,7 +311,7 @@ def _unsigned(store: Store, folder: RunFolder, number: int, signed: bytes) -> by
 
 
 def _next_part(store: Store, folder: RunFolder, told: Mapping[str, Any]) -> bytes | None:
-    """Return the next part, or None if it is not stored. Wait briefly for the last part, after the final record."""
+    """Return the next part, or None if it is not stored. Wait briefly for the last."""
     deadline = time.monotonic() + _END_S
     while True:
         part = get(store, part_name(folder.run_id, told["next"]))
@@ -327,7 +325,7 @@ def _has_end(folder: RunFolder) -> bool:
 
 
 def _name_canceler(folder: RunFolder) -> None:
-    """Add the canceling user to the run's record, since the cluster only sees a signal."""
+    """Add the canceling user to the run's record: the cluster only got a signal."""
     state, request = read_json(folder.state) or {}, read_json(folder.cancel_request) or {}
     if state.get("status") != states.CANCELED:
         return

@@ -33,7 +33,7 @@ class GroupRequest:
 
     Attributes:
         ray_python: An interpreter that has Ray.
-        python: The interpreter for scripts that name none. If None, `submitter` if all nodes have it, else Ray's.
+        python: The interpreter for jobs that name none. None means: `submitter` if all nodes have it, else Ray's.
         patience_s: Seconds to wait if the cluster is too small; None for no limit, for autoscaling clusters.
         silence_s: As in `Link.open`.
         address: This node's address for other nodes; "" if only Ray knows it.
@@ -57,7 +57,7 @@ class GroupRequest:
 
     @property
     def needed(self) -> ClusterDemand:
-        """The smallest acceptable demand."""
+        """The demand with the fewest nodes that the run accepts."""
         return self.demand if self.least is None else ClusterDemand(bundles=self.demand.bundles[: self.least])
 
 
@@ -82,7 +82,6 @@ class Holding:
         self._too_large_since: float | None = None
         self._too_large = ""
         #: Set on each message of the driver and each connection of a node.
-        # The driver's reader and the listener set it; one thread waits for it.
         self._news = threading.Event()
         self._reception = _reception(self._news.set, asked.address)
         try:
@@ -102,13 +101,13 @@ class Holding:
             TargetError: The cluster can't hold the run.
         """
         placed_at: float | None = None
-        # An elastic run's number of nodes is known after placement.
+        # The number of an elastic run's nodes is known only after the placement.
         while len(self._reception.taken) < self._count or (self._asked.least is not None and not self._placed):
-            # Clear the event before reading messages: later ones set it again, and the wait below returns at once.
+            # Clear the event before reading messages, so that a message after this sets it again.
             self._news.clear()
             self._hear()
             if self._lost:
-                # Check this first: once all nodes are lost, the driver ends and reports that.
+                # Check `_lost` before `_failed`: after the loss of all nodes, the driver fails too.
                 rank, why = min(self._lost.items())
                 raise LostError(f"node {rank} of the run: {why}.")
             if self._failed is not None:
@@ -141,7 +140,7 @@ class Holding:
         if self._closed:
             return
         self._closed = True
-        # Close the port first: a task that connects now would not be served.
+        # Close the port first, since nothing uses a task that connects now.
         self._reception.close()
         self._driver.end()
 
@@ -207,6 +206,6 @@ class Holding:
 
 def _reception(on_taken: Callable[[], None], address: str) -> Reception:
     if address:
-        with contextlib.suppress(OSError):  # of another machine, which forwards connections to this one
+        with contextlib.suppress(OSError):  # the address of another machine, which forwards connections to this machine
             return Reception(on_taken, address)
     return Reception(on_taken)

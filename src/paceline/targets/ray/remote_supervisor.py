@@ -33,13 +33,13 @@ from paceline.targets.ray.store_objects import get, put, tree_sha256, unpack
 
 _TICK_S = 0.1
 _PART_S = 1.0
-#: Seconds to retry a failing store at the run's end, before the run's last files are lost.
+#: Seconds for which to retry if the store fails at the run's end; after this, the run's last files are lost.
 _PATIENCE_S = 120.0
 
 
 def main(argv: list[str]) -> int:
     ticket = Ticket.from_word(argv[0])
-    # Stopping the job signals all of its processes: the supervisor handles it, and its last changes are stored.
+    # Ignore SIGTERM, which all processes of a stopped job receive: this program outlives the supervisor.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     top = Path(ticket.folder or own_folder()) / "away" / ticket.run_id
@@ -108,8 +108,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
     _let_go_of_driver()
     listener = StoreListener(ticket.record, folder, ticket.exec_key)
     stored = 0.0
-    # Parts are numbered without gaps, since readers look for the next number. While a part waits for the store, nothing is
-    # recorded: the next part has those changes.
+    # While a part waits to be stored, don't record another part: the next part will have the changes since then.
     while supervisor.poll() is None:
         time.sleep(_TICK_S)
         if time.monotonic() - stored >= _PART_S:
@@ -124,7 +123,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
         journal.add(part)
         _insist(journal, deadline)
     status = (read_json(folder.state) or {}).get("status")
-    # Everything is stored. Remove the folder before announcing the end: readers of the announcement find nothing here.
+    # Everything is stored. Remove the folder before announcing the end, so that nothing is left here afterwards.
     shutil.rmtree(top, ignore_errors=True)
     journal.add(end_part())
     _insist(journal, deadline)

@@ -85,7 +85,7 @@ class RaySettings:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the cluster should see the workspace; checked before a run starts."""
+        """Whether the cluster is expected to see the workspace, which is checked before a run starts."""
         return self.datastore is None
 
 

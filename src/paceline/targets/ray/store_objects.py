@@ -79,7 +79,7 @@ def unpack(data: bytes, folder: Path) -> None:
             archive.extract(member, folder, **options)
             if member.issym():
                 linked.append(member)
-    # `_wrong_with` prevents writes through links, so it is enough to check here where the links lead.
+    # `_wrong_with` has refused entries below links, so only the links' targets remain to be checked.
     top = os.path.realpath(folder)
     for member in linked:
         if not f"{os.path.realpath(folder / member.name)}/".startswith(f"{top}/"):
@@ -92,7 +92,7 @@ def unpack(data: bytes, folder: Path) -> None:
 def tree_sha256(folder: Path) -> str:
     """Return a hash of a folder's names, contents, links and executable bits, in hexadecimal.
 
-    The archive itself is not hashed, since any run may create the archive that all runs of a snapshot share.
+    Don't hash the archive instead: archives of the same folder by different runs may differ.
     """
     digest = hashlib.sha256()
     top = os.path.realpath(folder)
@@ -107,7 +107,7 @@ def tree_sha256(folder: Path) -> str:
                 with open(path, "rb") as file:
                     while data := file.read(1 << 20):
                         content.update(data)
-            # A NUL can't be in a name, so it ends the name.
+            # Separate by NUL, which no name can have.
             about = f"\0{stat.S_IFMT(mode)} {mode & 0o100} {content.hexdigest()}\0"
             digest.update(os.fsencode(os.path.relpath(path, top)) + about.encode())
     return digest.hexdigest()
@@ -159,7 +159,7 @@ def decrypted(data: bytes, key: bytes, name: str) -> bytes | None:
 
     try:
         return cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], name.encode())
-    except (InvalidTag, ValueError):  # changed, or too short
+    except (InvalidTag, ValueError):  # the data was changed, or is too short
         return None
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from paceline.targets.ray.allocate import RayNodes
 
 _PREFIX = "paceline-"
-#: Recorded as canceling user of a run whose Ray job was stopped, since Ray does not know the user.
+#: The name recorded for the user who has canceled a run by stopping its Ray job, whom Ray does not report.
 _BY_RAY = "Ray (ray job stop)"
 #: Seconds for which Ray may list a lost node as alive, since its health checks take a minute.
 _AVOID_S = 90.0
@@ -64,7 +64,7 @@ class RayTarget:
     def __init__(self, name: str = "ray", settings: SettingValues | None = None) -> None:
         self.settings: RaySettings = read_settings(name, settings or {})
         self._client = RayClient(self.settings)
-        #: The run's current or last nodes; and {Ray's id of a lost node: time when the loss was noted}.
+        #: The run's current or last nodes; and {Ray's id of a lost node: time when the loss was detected}.
         self._held: RayNodes | None = None
         self._avoided: dict[str, float] = {}
 
@@ -93,7 +93,7 @@ class RayTarget:
         return Preview(nodes=tuple(nodes), ports=preview_ports(job))
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Do nothing, because a run queues in Ray by its placement group."""
+        """Do nothing, because a run's placement group waits in Ray's queue."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         folder = RunFolder(run_dir)
@@ -103,7 +103,7 @@ class RayTarget:
             **{"sigterm": "cancel", "by": _BY_RAY},
             **({} if self.settings.is_shared else {"mirrored": True}),
         }
-        # Write the file before the submission, so that readers of the record know which engine to query.
+        # Write `engine.json` before the submission, so that readers of the run know which engine to query.
         write_json(folder.engine, {**told, "time": time.time()})
         if self.settings.is_shared:
             script = shared_entrypoint(run_dir, library_dir, python)
@@ -134,7 +134,7 @@ class RayTarget:
         """Submit a sweep's controller, as a job without resources on the cluster's head."""
         self.check_controller()
         folder = RunFolder(run_dir)
-        # Ray keeps ended jobs, so a resumed controller needs a new job id.
+        # Ray keeps the ids of ended jobs, so a resumed controller needs a new id.
         job_id = f"{_PREFIX}{folder.run_id}-{time.time_ns() // 1_000_000}"
         told = {"engine": "ray", "job_id": job_id, "address": self.settings.address}
         write_json(folder.engine, {**told, "time": time.time()})
@@ -165,14 +165,14 @@ class RayTarget:
         if job is None and known.time < float(told.get("time") or 0.0) + 1.0:
             return JobStatus(state=QUEUED, message="Ray has just been given the run")
         if job is not None and job.status == "PENDING" and record.status != states.NOT_STARTED:
-            return JobStatus(state=RUNNING)  # the supervisor's report is newer
+            return JobStatus(state=RUNNING)  # the supervisor has started since: Ray's answer is old
         found = self._told(job)
         if found.state == GONE and told.get("has_secrets"):
             from paceline.targets.ray.object_sync import remove_sealed
 
             remove_sealed(self.settings, folder)
             write_json(folder.engine, {**told, "has_secrets": False})
-        # Another process may be fetching the run's last files, for minutes if outputs are large.
+        # Don't report the end while another process fetches the run's last files, which may take minutes.
         return JobStatus(state=RUNNING) if more_comes and found.state == GONE else found
 
     def channel(self, folder: RunFolder) -> Channel | None:
@@ -258,7 +258,7 @@ class RayTarget:
         return len(nodes.nodes) + (self._held.spare() if self._held is not None else 0)
 
     def _settled(self, folder: RunFolder) -> bool:
-        """Store outputs of an ended run here. Return whether the run has ended but is not yet marked as ended."""
+        """Store outputs of an ended run here. Return whether only its final record is missing."""
         from paceline.remote.staging.stage_out_local import settle
 
         return not self.settings.is_shared and settle(folder)
@@ -276,7 +276,7 @@ class RayTarget:
             return JobStatus(state=GONE, cause="canceled", by=_BY_RAY, message=f"Its job was stopped in {where}.")
         cause = _CAUSES.get(job.error_type or "", "engine")
         assert cause in CAUSES, cause
-        # Ray writes the command into the log after it has started it, so the command may be all that the message quotes.
+        # Read the log too: the message quotes only a part of it, perhaps only the job's command.
         if complaints := _complaints(job.message) or _complaints(self._client.logs(job.submission_id)):
             return JobStatus(state=GONE, cause="engine", message=f"{complaints[-1][len(COMPLAINT) :]}.")
         said = " ".join(job.message.split())[:500].rstrip(".")

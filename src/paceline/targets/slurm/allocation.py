@@ -3,8 +3,8 @@
     batch step on the first node     agent as a child of the supervisor: needs no step and no wait
     every other node                 srun --overlap -N1 -n1 -w NODE agent: a step that takes nothing from other steps
 
-srun takes options from its environment, so the batch step's variables about the whole job are kept from it. The variables of
-a step are kept from the workers: a framework that sees SLURM_NTASKS=1 would make each worker a world of its own.
+srun reads options from its environment, so it does not get the batch step's variables about the whole job. Workers do
+not get variables of a step: with SLURM_NTASKS=1, a framework would assume a world of one process.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ from paceline.targets.slurm.mpi import starter
 from paceline.targets.slurm.settings import SlurmSettings
 from paceline.targets.slurm.states import counts, expand
 
-#: Time limit for a step to begin. slurmd on a busy node takes seconds, a prolog more; for a node that is down srun waits
-#: forever.
+#: Time limit for a step to begin: slurmd and a prolog take seconds; for a node that is down, srun waits forever.
 OPEN_S = 60.0
-#: Time limit for a step to begin on a node that had one before.
+#: Time limit for a step to begin on a node that has already run a step.
 AGAIN_S = 8.0
 
 #: Seconds after which a run reports that a node is slow. Agents usually start within 2 s.
@@ -82,7 +81,7 @@ class Allocation:
     def extended(self, names: Sequence[str], job_id: str, cores: int) -> Allocation:
         """Return this allocation extended by the nodes of another job."""
         more = [name for name in names if name not in self.nodes]
-        # The other job may have got a node that this job has lost.
+        # The other job may have a node that this job had and has lost.
         return replace(
             self,
             nodes=(*self.nodes, *more),
@@ -170,13 +169,13 @@ def open_nodes(
 def link_words(allocation: Allocation, node: str, *, python: str | None = None) -> list[str]:
     """Return the command line that starts the agent of a node."""
     agent = [python or sys.executable, "-S", "-c", _AGENT]
-    # The batch step runs on the first node, so its agent is a child of this process and needs no step.
+    # On the node of the batch step, the agent is a child of this process and needs no step.
     job_id = allocation.owners.get(node, allocation.job_id)
     return agent if node == allocation.here else [*srun_words(job_id, node), *agent]
 
 
 def srun_words(job_id: str, node: str) -> list[str]:
-    """Return an srun of one task on a node that overlaps other steps: all cores and GPUs, no memory of its own."""
+    """Return the srun of an overlapping step of one task, with all cores and GPUs."""
     return [
         *("srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0"),
         # Frames need unbuffered output: by default srun forwards complete lines only.
@@ -209,10 +208,10 @@ def _open_all(
 ) -> list[Link] | None:
     """Open links to all nodes in parallel. If `waiting` returns True, close all links and return None.
 
-    least: The number of links after which to wait for the other links only `AGAIN_S` longer.
+    least: Once so many links are open, wait only `AGAIN_S` for the other links.
     """
     found: dict[str, Link] = {}
-    # `deciding` guards the decision which links to use. Links that open after it are closed.
+    # `deciding` guards `found` and `is_over`. Links that open after `is_over` is set are closed.
     is_over, deciding = threading.Event(), threading.Lock()
     errors: dict[str, PacelineError] = {}
 
@@ -229,8 +228,7 @@ def _open_all(
         if is_late:
             link.close()  # the run starts without this node
 
-    # Each node has a thread, which writes one key of `found` or `errors`. Daemons: a hanging srun must not keep
-    # this process alive.
+    # Each node has a thread, a daemon, so that a hanging srun does not keep this process alive.
     threads = [threading.Thread(target=open_one, args=(name,), daemon=True) for name in names]
     for thread in threads:
         thread.start()

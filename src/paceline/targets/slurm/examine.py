@@ -52,7 +52,7 @@ def _allocate(scheduler: Scheduler, node_count: int) -> str:
     settings = scheduler.settings
     argv = [
         *("salloc", "--no-shell", "--job-name=paceline-doctor", f"--nodes={node_count}", "--ntasks-per-node=1"),
-        # Without --immediate, salloc waits in the queue indefinitely.
+        # --immediate, since salloc would otherwise wait in the queue without a limit.
         *(f"--immediate={_WAIT_S}", f"--cpus-per-task={settings.cpus_per_process}"),
         *(option for option in selecting_options(settings, settings.gres) if not option.startswith("--time=")),
         f"--time={_MINUTES}",
@@ -60,7 +60,7 @@ def _allocate(scheduler: Scheduler, node_count: int) -> str:
     try:
         done = scheduler.call(argv, timeout_s=_WAIT_S + 30.0)
     except AwayError as error:
-        # If no nodes became free in time, Slurm's message is that of a connection timeout, so check the text.
+        # If no node becomes free in time, Slurm reports a connection timeout, which would be misleading.
         if "waiting for resources" not in str(error):
             raise
         raise TargetError(f"{scheduler.title}: {_busy(node_count)}") from error

@@ -4,8 +4,8 @@
     there    <folder>/runs/<run id>            the original, where the supervisor and the workers write
              <folder>/snapshots, <folder>/lib, <folder>/carried    stored by content, sent once
 
-Each call is one ssh over a shared connection; `login_helper` runs at its other end and keeps no state, so `mirrored.json` in
-the run's folder here records what has arrived.
+Each call is one ssh over a shared connection, which runs `login_helper` on the login host. The helper keeps no state:
+`mirrored.json` in the run's folder here records which files have arrived.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Login:
 
         pushed = self._ask({"op": "push", "folder": there.folder, "run_id": folder.run_id}, write)
         write_json(folder.path / _STATE, {"time": 0.0, "known": pushed["known"]})
-        folder.secrets.unlink(missing_ok=True)  # only the supervisor needs them, and it runs elsewhere
+        folder.secrets.unlink(missing_ok=True)  # the supervisor on the cluster has the secrets now
         return there
 
     def pull(self, folder: RunFolder, run_dir: str) -> None:
@@ -157,8 +157,7 @@ class Login:
         assert process.stdin is not None
         with process:
             try:
-                # Write everything before reading: the far side only sends its mark until then. If it ends early (disk full),
-                # the pipe breaks, and the reason is read below.
+                # Write everything first: `login_helper` answers afterwards, with a reason if the pipe breaks.
                 with contextlib.suppress(BrokenPipeError):
                     if write is not None:
                         write(process.stdin)
@@ -200,7 +199,7 @@ class Login:
             TargetError: The request failed on the login host.
         """
         stdout = cast(io.BufferedReader, process.stdout)
-        for line in stdout:  # skip output of the host's shell, which comes first
+        for line in stdout:  # skip output of the login host's shell, which comes before the answer
             if line.strip() == mark.encode():
                 break
         frames, where = wire.Frames(), f"{self._title}: the login host {self._settings.login}"
@@ -277,7 +276,7 @@ class LoginChannel:
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()  # the login host's program ends the command then
-        # Empty the queue: the reading thread may wait for room in it, and then sees `_is_closed`.
+        # Empty the queue, in case the reading thread waits for room in it; the thread then sees `_is_closed`.
         with contextlib.suppress(queue.Empty):
             while True:
                 self._came.get_nowait()

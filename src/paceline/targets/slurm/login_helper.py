@@ -8,7 +8,7 @@ Python 3.6 and its standard library only, since login hosts may have nothing els
 
     have    {"folder", "names"} -> which names are missing below the folder, its full path, the uid
     push    {"folder", "run_id"} and an archive of lib/, snapshots/, carried/ and runs/; existing folders stay
-            -> "known", the state of the run's folder that both sides have
+            -> "known", stamps of the files that both sides have
     pull    {"run_dir", "known", "final"} -> changes (`changes`); the user's files only at the end of the run
     put     {"path", "text"}: write a small file
     remove  {"path"}: remove a file, if it exists
@@ -37,7 +37,7 @@ LOOK_S = 0.02
 
 def main(mark: str, stdin: IO[bytes], stdout: IO[bytes]) -> None:
     request = json.loads(stdin.readline().decode())
-    # Begin a new line, since a login shell may have printed an unfinished line.
+    # Begin a new line, in case the login shell has printed an unfinished line.
     stdout.write(("\n" + mark + "\n").encode())
     try:
         todo = {"have": have, "push": push, "pull": pull, "put": put, "remove": remove, "exec": execute}
@@ -47,7 +47,7 @@ def main(mark: str, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         stdout.write(frame({"error": str(error)}))
     stdout.flush()
     if request["op"] == "exec":
-        os._exit(0)  # a thread still waits for standard input, which would block the interpreter's exit
+        os._exit(0)  # a normal exit would wait for the thread that reads standard input
 
 
 def have(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> "Header":
@@ -68,8 +68,7 @@ def push(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> "Header":
                 if item.name.startswith("/") or ".." in parts:
                     raise OSError("the archive has a name that leaves its folder: " + item.name)
                 archive.extract(item, beside)
-        # Rename within one file system, so that an interrupted call leaves nothing incomplete. The run's folder last, since
-        # it links to the others.
+        # Rename folders, so that a killed call leaves none incomplete; the run's folder last, since it has links.
         for name in PARTS:
             if not os.path.isdir(os.path.join(beside, name)):
                 continue
@@ -160,7 +159,7 @@ class Passing:
         try:
             write_beside(os.path.join(self._folder, name), text)
         except FileNotFoundError:
-            pass  # the folder is gone, since the command has ended
+            pass  # the folder was removed after the command's end
 
 
 def give_back(run_dir: str, folder: str, passing: Passing, stdout: IO[bytes]) -> None:

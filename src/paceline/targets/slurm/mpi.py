@@ -79,10 +79,10 @@ def starter(
     return Starter(
         argv=(
             *(srun, f"--jobid={job_id}", "--overlap", "--mem=0", f"--mpi={settings.mpi}", "--cpu-bind=none"),
-            # Nodes may have different numbers of workers, which only the arbitrary distribution allows.
+            # Only --distribution=arbitrary allows different numbers of workers on the nodes.
             *(f"--nodes={len(nodes)}", f"--ntasks={len(planned)}", "--distribution=arbitrary"),
             f"--nodelist={','.join(nodes[place.node_rank] for place in planned)}",
-            # Don't kill other workers when one ends: workers report their exits themselves, and may end hours apart.
+            # Don't let srun kill all workers when one ends: Paceline handles failures, and workers may end hours apart.
             *("--wait=0", "--kill-on-bad-exit=0", "--input=none", "--export=ALL", "--immediate=30"),
             "--job-name=paceline-workers",
         ),

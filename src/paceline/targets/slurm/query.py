@@ -133,7 +133,7 @@ _ENDED = {
     ),
     **dict.fromkeys(("COMPLETED", "FAILED", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"), ("engine", "")),
 }
-#: The signal, which does not exist, that Slurm reports for a batch script that could not start.
+#: The number, of no existing signal, that Slurm reports for a batch script that could not start.
 _LAUNCH_SIGNAL = 53
 
 
@@ -155,8 +155,8 @@ class Query:
     def job(self, job_id: str, since: float) -> JobState | None:
         """Return the state of a job, at most `FRESH_S` old, or None if the engine does not know it.
 
-        since: When it was submitted, in seconds since the epoch. An older answer lacks the job without being a reason to
-            query again, or hundreds of submissions would cause as many queries: until then the job is pending.
+        since: Time of the job's submission in seconds since the epoch. If the cached answer is older, the job is
+        pending: hundreds of submissions must not cause hundreds of queries.
 
         Raises:
             AwayError: The engine does not answer.
@@ -191,7 +191,7 @@ class Query:
         return JobState.from_json(found[-1]) if found else None
 
     def remember(self, *job_ids: str) -> None:
-        """Include these jobs in later queries, so that one query serves all whose end is unknown."""
+        """Include these jobs in later queries, so that one query serves all jobs whose end is unknown."""
         with polling.locked(self._path):
             data = self._read()
             data["known"] = [*data["known"], *job_ids][-_KEPT:]
@@ -234,7 +234,7 @@ class Query:
         except AwayError as error:
             return {**data, "time": now, "told": self._clock(), "error": str(error)}
         return {
-            # The answer describes the time of the query, but its age counts from the end: some take longer than `FRESH_S`.
+            # "time": when the query began; "told": when it ended, since a query may take longer than `FRESH_S`.
             "time": now,
             "told": self._clock(),
             "error": None,
@@ -275,7 +275,7 @@ class Query:
         return done.stdout.strip() if done.returncode == 0 else f"user {uid}"
 
     def _best(self, listed: JobState | None, told: JobState | None) -> JobState | None:
-        """Return the end of a job with the most details, from squeue or from accounting, which may lag by seconds."""
+        """Return the more detailed end of a job: squeue's, or accounting's, which may lag by seconds."""
         if told is not None and has_ended(told) and (listed is None or listed.state == told.state):
             return told
         if listed is not None and listed.state == "FAILED":
@@ -290,7 +290,7 @@ class Query:
 
 
 def _unsigned(ended: Mapping[str, JobState], listed: Mapping[str, JobState]) -> set[str]:
-    """Return ids of canceled jobs whose canceling user is unknown, since accounting lags behind squeue."""
+    """Return ids of canceled jobs for which accounting has not yet reported who canceled the job."""
     return {key for key, job in ended.items() if key in listed and job.state == "CANCELLED" and job.by is None}
 
 
@@ -311,7 +311,7 @@ def has_ended(job: JobState) -> bool:
 def waits_for(job: JobState) -> str:
     """Return why a job waits, Slurm's own reason first."""
     reason = job.reason or "None"
-    # squeue has spaces where scontrol has underscores; names of nodes follow a comma.
+    # squeue prints spaces where scontrol prints underscores, and adds names of nodes after a comma.
     plain = reason.strip("()").replace("_", " ").split(",")[0]
     shown = "" if plain == "None" else f" ({reason})"
     if plain in _NEVER:
@@ -383,7 +383,7 @@ def _how_ended(job: JobState, python: str, run_dir: str) -> str:
     if job.exit_code in (126, 127) and python:
         return f"{what} could not run {python!r}{where}. Set python on the target to one that its nodes have."
     if job.exit_code == 1 and run_dir:
-        # Slurm 20.11's only message for an output file that it can't open; and the script's message for a missing folder.
+        # Slurm 20.11's message for an output file that it can't open, and our script's for a missing folder.
         return (
             f"{what} ended (exit code 1){where} without a word of the run's supervisor. If the run's driver.log is empty, "
             f"the node can't open files in {run_dir!r}: the workspace has to lie where all nodes see it at the same path."

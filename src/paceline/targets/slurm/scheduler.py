@@ -23,7 +23,7 @@ CALL_S = 40.0
 PATIENCE_S = 120.0
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 
-#: Messages that blame the controller, not the request. After a timeout the outcome of the call is unknown.
+#: Messages about an unreachable controller. After a timeout, the request may have succeeded or not.
 _AWAY = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection refused|Connection timed out|No route to host"
     r"|Transport endpoint is not connected|Zero Bytes were transmitted|Communication connection failure"
@@ -32,7 +32,7 @@ _AWAY = re.compile(
     r"|Munge encode failed",
     re.IGNORECASE,
 )
-#: Message on a machine without a cluster; a temporary DNS failure says "Host name lookup failure".
+#: Slurm's message on a machine without a cluster. (A temporary failure of DNS is "Host name lookup failure".)
 _UNCONFIGURED = re.compile(r"res_nsearch error: Unknown host.*DNS SRV lookup failed", re.DOTALL)
 #: Variables that change the output format of Slurm's programs.
 _FORM_VARIABLES = re.compile(r"(SQUEUE|SACCT|SINFO|SCONTROL|SCANCEL)_|SLURM_(TIME_FORMAT|BITSTR_LEN|DEBUG)\b")
@@ -146,7 +146,7 @@ class Scheduler:
             try:
                 return call()
             except AwayError as error:
-                # Failing over takes minutes. The pauses grow, since hundreds of runs may be waiting.
+                # Let the pauses grow: a controller's failover takes minutes, and hundreds of runs may be waiting.
                 pause = _PAUSES_S[min(attempt, len(_PAUSES_S) - 1)]
                 if time.monotonic() + pause > deadline:
                     raise AwayError(f"{error} Tried for {patience_s:.0f} s. `scontrol ping` says more.") from error
@@ -160,7 +160,7 @@ class Scheduler:
         """Return the command line of a program, wrapped in ssh if the target has a login host."""
         if self.settings.login is None:
             return list(argv)
-        # Variables of the login host's shell apply there, except those that change the format of answers.
+        # On the login host, variables of its shell apply. Drop those that change the format of answers.
         return self.ssh_words(shlex.join(["env", "-u", "SLURM_TIME_FORMAT", *argv]))
 
     def ssh_words(self, command: str) -> list[str]:

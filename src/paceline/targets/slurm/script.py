@@ -21,20 +21,20 @@ _FINALIZE_S = 30
 _CONTROLLER_MIB = 1024
 #: Seconds before the time limit at which Slurm warns a controller, which is requeued. Slurm may be a minute early.
 _REQUEUE_S = 60
-# Set the trap first: an untrapped signal ends bash.
+# Set the traps before starting the controller, since a signal without a trap ends bash.
 _CONTROLLER_TRAPS = """\
 controller= asked=
 trap 'scontrol requeue "$SLURM_JOB_ID"' USR2
 trap 'asked=1; [ -z "$controller" ] || kill -TERM $controller' TERM
 """
-# The controller's state is in its children's records only, so it may be killed at any moment.
+# The controller may be killed at any moment: it has no state except its trials' records.
 _CONTROLLER_GOES_ON = """\
 controller=$!
 [ -z "$asked" ] || kill -TERM $controller
 while kill -0 $controller 2>/dev/null; do wait $controller; code=$?; done
 exit $code
 """
-# squeue fails for a forgotten job, and while the controller is away: a quarter of an hour of failures also counts as the end.
+# squeue fails for a forgotten job, but also while Slurm's controller is away: end after 15 minutes of failures.
 _EXTENSION = """\
 failed=0
 while sleep 15; do
@@ -152,16 +152,16 @@ def _text(
 
 
 def _begin(options: list[str], settings: SlurmSettings, run_id: str, run_dir: str, library_dir: PurePosixPath) -> str:
-    """Return the script up to its command. run_id and run_dir are shell words; run_id is evaluated in the run's folder."""
+    """Return the script before its command. run_id and run_dir are shell words."""
     lines = [
         *_head(options),
         "",
         *settings.setup,
         f"cd {run_dir} || exit 1",
-        # The PYTHONPATH of the workers, which that of the supervisor replaces here.
+        # Keep the workers' PYTHONPATH in another variable, since the supervisor needs a different one.
         'export PACELINE_SHELL_PYTHONPATH="${PYTHONPATH-}"',
         f"export PYTHONPATH={shlex.quote(str(library_dir))} PACELINE_SUPERVISOR={run_id}",
-        # A worker that submits must not look like a process of the new run.
+        # If a worker of another run submits this job, don't inherit variables by which processes belong to that run.
         "unset PACELINE_RUN_DIR PACELINE_RUN_ID",
     ]
     return "\n".join(lines) + "\n"
@@ -173,7 +173,7 @@ def _head(options: list[str]) -> list[str]:
 
 
 def warning_s(job: Job, settings: SlurmSettings) -> int:
-    """Return how many seconds before the time limit to warn the supervisor. Slurm may be a minute early."""
+    """Return how many seconds before the time limit to warn the supervisor."""
     wanted = math.ceil(job.grace_period_seconds) + _FINALIZE_S
     limit = settings.time_s
     # At most a third of a short job's time: a warning at the start would be useless.
@@ -187,7 +187,7 @@ def _literal(path: PurePosixPath) -> str:
             f"the run's folder {str(path)!r} has a backslash in its path, which Slurm takes out of names of output "
             "files. Use a workspace elsewhere."
         )
-    # %% is a %; a single one begins a pattern such as the job's number.
+    # Write % as %%, since a single % begins a pattern, such as %j for the job's number.
     return str(path).replace("%", "%%")
 
 
@@ -195,7 +195,7 @@ def _options_of_job(job: Job, settings: SlurmSettings) -> Iterator[str]:
     yield "--open-mode=append"
     yield f"--nodes={'-'.join(map(str, job.node_range or (job.node_count,)))}"
     if job.node_range:
-        # A job that has lost a node keeps the others. If it loses the first, with the supervisor, it is requeued.
+        # With --no-kill, a job that has lost a node keeps the others. After the loss of the first node, it is requeued.
         yield "--no-kill"
         yield from _cpus_of_node(job, settings)
     else:
@@ -272,12 +272,12 @@ class Array:
 
     @property
     def name(self) -> str:
-        """The part of a run id in the job's name."""
+        """The part of the run ids that is in the job's name."""
         return f"{self.parent}_{self.first}-{self.last}"
 
     @property
     def tasks(self) -> range:
-        """The numbers of its tasks, in the order of the runs."""
+        """The numbers of the array's tasks, in the order of the runs."""
         return range(self.first % SPAN, self.last % SPAN + 1)
 
     @property
@@ -288,13 +288,13 @@ class Array:
 
     @property
     def file_pattern(self) -> str:
-        """The run's id in sbatch's patterns of output files."""
+        """The id of a task's run, in the syntax of sbatch's output file names."""
         thousands = self.first // SPAN
         return f"{self.parent.replace('%', '%%')}_{f'{thousands}%3a' if thousands else '%a'}"
 
     @property
     def shell_word(self) -> str:
-        """The run's id in bash, for use within double quotes."""
+        """The id of a task's run, as bash code for use within double quotes."""
         return f"{self.parent}_$(({self.first // SPAN * SPAN} + SLURM_ARRAY_TASK_ID))"
 
 

@@ -90,7 +90,6 @@ def parse_squeue(text: str) -> list[JobState]:
 def parse_sacct(text: str) -> list[JobState]:
     """Parse `sacct -n -P -X -o SACCT_FORMAT`. Of a job that ran several times, return the last."""
     found = [_of_account_line(line) for line in text.splitlines() if line.count("|") >= 5]
-    # A requeued job has one line for each time that it was queued; the last line counts.
     return list({job.job_id: job for job in found}.values())
 
 
@@ -102,7 +101,7 @@ def parse_job(text: str) -> JobState | None:
         return None
 
     def value(name: str) -> str:
-        # The first value of each name: a job's comment comes last.
+        # Keep the first value of each name: the job's comment, which is free text, comes last.
         found = re.search(rf"\b{name}=(.*?)(?= [A-Z][\w/:]*=|$)", text, re.MULTILINE)
         return found[1].strip() if found else ""
 
@@ -150,7 +149,7 @@ def sinfo_words() -> str:
 
 def gpu_count(gres: str) -> int:
     """Count GPUs in generic resources: `gpu:a100:4(S:0-1),shard:8` has 4, `gpu:2(IDX:0-1)` has 2."""
-    # Sockets and indices are in parentheses, with commas.
+    # Drop parentheses, in which commas separate sockets or indices.
     plain = re.sub(r"\([^)]*\)", "", gres)
     total = 0
     for item in plain.split(","):

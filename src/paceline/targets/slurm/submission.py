@@ -22,7 +22,7 @@ _NOT_NOW = re.compile(
     re.IGNORECASE,
 )
 _UNAVAILABLE = "Requested node configuration is not available"
-#: Seconds after which a call of sbatch must have waited for the controller.
+#: A call of sbatch that took longer than this has waited for the controller.
 _SLOW_S = 3.0
 #: Variables of the submitting shell that sbatch takes for options; the script has its own.
 _SBATCH_VARIABLES = frozenset(
@@ -51,8 +51,8 @@ _FORMAT = "%i|%T|%N"
 def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool] = lambda: False) -> None:
     """Let Slurm check a script without submitting it.
 
-    lacks_nodes: Whether some nodes are down or reserved. Then Slurm reports needed nodes as nonexistent, but accepts the
-        job.
+    lacks_nodes: Whether some nodes are down or reserved. Slurm's check then reports that nodes don't exist, but sbatch
+    accepts the job.
 
     Raises:
         TargetError: Slurm would refuse the job; the message has Slurm's error and the request.
@@ -61,8 +61,8 @@ def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool
     try:
         done = scheduler.call(argv, input=script, environment=environment(os.environ, scheduler.settings))
     except AwayError:
-        return  # the submission will wait
-    # A restarted controller does not know its nodes yet, and reports them missing.
+        return  # the submission will wait for the controller
+    # A controller that has just restarted does not know its nodes yet, and reports that they don't exist.
     was_away = time.monotonic() - begun > _SLOW_S
     if done.returncode == 0 or was_away or _NOT_NOW.search(done.stderr):
         return
@@ -85,7 +85,7 @@ def submit(
 
     def once() -> CommandResult:
         if tried:
-            # The last call may have succeeded, with its answer lost.
+            # The last call may have succeeded although its answer was lost.
             found = _find(scheduler, name, user)
             if found is not None:
                 return CommandResult(returncode=0, stdout=found, stderr="")
@@ -120,12 +120,12 @@ def _find(scheduler: Scheduler, name: str, user: str) -> str | None:
     if done.returncode != 0:
         raise AwayError(f"squeue can't say whether the job is there: {done.said}.")
     jobs = [job for job in parse_squeue(done.stdout) if job.name == name]
-    # Arrays are listed as tasks.
+    # squeue lists an array's tasks, such as 123_4.
     return jobs[-1].job_id.partition("_")[0] if jobs else None
 
 
 def _refusal(title: str, done: CommandResult, script: str) -> str:
-    """Return an error message with Slurm's error and the request, in which the user can find the mistake."""
+    """Return an error message that has Slurm's error and the options of the request."""
     said = re.sub(r"^(Batch job submission failed|allocation failure): ", "", done.said)
     said = re.sub(r"; (Batch job submission failed|allocation failure): ", "; ", said)
     asked = re.findall(r'^#SBATCH "?(--[^\n]*?)"?$', script, re.MULTILINE)
@@ -149,7 +149,7 @@ class Extension:
     Slurm can't give a running job more nodes, and requeuing with a larger request would lose the current ones for at least
     two minutes. So another job waits in the queue, and the run takes over its nodes at its next checkpoint.
 
-    Without a job, or while it waits, job_id or nodes are empty.
+    job_id is empty without a second job; nodes is empty while the second job waits.
     """
 
     scheduler: Scheduler
@@ -181,7 +181,7 @@ class Extension:
         return len(more)
 
     def begin(self) -> None:
-        """Reset the state for another attempt."""
+        """Forget the second job before another attempt."""
         self._began, self._gave_up = 0.0, False
 
     def current(self) -> tuple[str, ...]:
@@ -215,7 +215,7 @@ class Extension:
         return self.nodes
 
     def _of_main(self, found: dict[str, tuple[str, tuple[str, ...]]], held: Collection[str]) -> list[str]:
-        """Return living nodes of the run's own job that it does not hold: their agent was killed or cut off."""
+        """Return living nodes of the run's own job that are not in `held`: their agent was killed or cut off."""
         left = [name for name in found.get(self.main_id, ("", ()))[1] if name not in held]
         if not left:
             return []

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 #: Pause between queries for further nodes of an elastic run.
 _LOOKOUT_S = 5.0
-#: Most jobs whose users a status has.
+#: The most jobs that a status lists with their users.
 _MOST_JOBS = 1_000
 _DOWN = ("down", "drain", "fail", "maint", "unk", "error", "no_respond", "not_responding", "power_down", "powered_down")
 
@@ -59,7 +59,7 @@ class SlurmTarget:
         self._title = f"compute target {name!r}"
         self._scheduler = Scheduler(self._title, self.settings)
         self._had_nodes = False
-        #: In the supervisor of an elastic run: the job with additional nodes, and the poller of its nodes.
+        #: In an elastic run's supervisor: the second job, which has additional nodes, and the poller of their number.
         self._extension: Extension | None = None
         self._lookout: Lookout[int] | None = None
 
@@ -95,7 +95,7 @@ class SlurmTarget:
         library_dir: str = "/LIBRARY",
         python: str | None = None,
     ) -> str:
-        """Return the batch script, with names in capitals for values that only a submission has."""
+        """Return the batch script for --dry-run, with placeholders in capitals for values of a submission."""
         return sbatch_text(
             job,
             self.settings,
@@ -106,7 +106,7 @@ class SlurmTarget:
         )
 
     def _python(self, submitting: str | None = None) -> str:
-        # A cluster behind a login host does not have this machine's interpreters.
+        # Behind a login host, the nodes do not have this machine's interpreters.
         return self.settings.python or ("python3" if self.settings.login else submitting or sys.executable)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
@@ -174,7 +174,7 @@ class SlurmTarget:
         """
         self.check_controller()
         folder, user = RunFolder(run_dir), submission.user_here()
-        # Replace the record of an earlier job of this sweep.
+        # Overwrite the note about an earlier job of this sweep.
         write_json(folder.engine, {"engine": self.kind, "user": user, "submitting": time.time()}, sync=True)
         script = controller_text(
             self.settings,
@@ -188,7 +188,7 @@ class SlurmTarget:
     def _submit(self, folder: RunFolder, script: str, user: str) -> None:
         """Submit a script, and record the job's number."""
         job_id = submission.submit(self._scheduler, script, name=job_name(folder.run_id), user=user, tell=_tell)
-        # If the submitter is killed before this line, the job is found by its name (`_look_by_name`).
+        # If this process is killed before the next line, `_look_by_name` finds the job by its name.
         note_engine(folder, self.kind, job_id=job_id, submitted=time.time())
         self._query(folder, user).remember(job_id)
 
@@ -202,7 +202,7 @@ class SlurmTarget:
         return there.user, there.run_dir, there.library_dir
 
     def release(self, run_dir: Path) -> None:
-        """Cancel a job whose submission failed. A supervisor's own job ends with it."""
+        """Cancel the job of a failed submission. In a supervisor, do nothing."""
         noted = engine(RunFolder(run_dir))
         if self._extension is not None:
             self._extension.cancel()
@@ -221,7 +221,7 @@ class SlurmTarget:
         if not job_id:
             return self._look_by_name(folder, query, noted)
         job = query.job(str(job_id), float(noted.get("submitted") or 0.0))
-        # A pending run has written nothing: hundreds of them would cost an ssh each at each query.
+        # Don't fetch files of pending runs, which have none: hundreds of such runs would each cost an ssh.
         has_begun = bool(record.attempts) or job is None or look_of(job).state != QUEUED
         if self.settings.login is not None and "run_dir" in noted and has_begun:
             self._login().pull(folder, str(noted["run_dir"]))
@@ -236,12 +236,12 @@ class SlurmTarget:
                 message=f"Slurm knows nothing of job {job_id} any more, and keeps no account of how it ended.",
             )
         if not has_ended(job) and _is_newer(folder.state, query.answered_at):
-            # The answer is some seconds old, and the supervisor has written since.
+            # Since Slurm's answer, the supervisor has written the state.
             return JobStatus(state=RUNNING)
         return look_of(job, python=self._python(), run_dir=str(noted.get("run_dir") or folder.path))
 
     def _remove_secrets(self, folder: RunFolder, noted: Mapping[str, Any]) -> None:
-        """Remove a run's secrets from the cluster behind the login host, if its supervisor may not have done so."""
+        """Remove a run's secrets from the cluster, if its supervisor may not have done so."""
         if self.settings.login is not None and noted.get("has_secrets"):
             self._login().remove(f"{noted['run_dir']}/{folder.secrets.name}")
             note_engine(folder, self.kind, has_secrets=False)
@@ -256,8 +256,7 @@ class SlurmTarget:
             self._login().put(f"{noted['run_dir']}/cancel.json", read_json(folder.cancel_request) or {})
         if noted.get("job_id"):
             if "task" in noted:
-                # Pending tasks are one job to Slurm, and scancel with a state would end all of them. A change to one task,
-                # such as this, separates it.
+                # Hold the task, to separate it from its array: scancel --state cancels all pending tasks.
                 self._scheduler.call(["scontrol", "hold", str(noted["job_id"])])
             # Cancel the job if it is pending. A running job is not affected, since its supervisor ends it.
             done = self._scheduler.call(["scancel", "--state=PENDING", str(noted["job_id"])])
@@ -280,14 +279,14 @@ class SlurmTarget:
         from paceline.targets.slurm.allocation import AGAIN_S, OPEN_S, Allocation, LinkError, open_nodes
 
         allocation, job_id = Allocation.of(os.environ), listed_id(os.environ)
-        # Inside the cluster no login host is needed.
+        # This process runs inside the cluster, so call Slurm without the login host.
         self._scheduler = Scheduler(self._title, replace(self.settings, login=None))
         folder = RunFolder(run_dir)
         if engine(folder).get("job_id") != job_id:
             note_engine(folder, self.kind, job_id=job_id, submitted=time.time())
         workspace = run_dir.parent.parent
         try:
-            # Give a lost node a brief chance: perhaps only its agent was killed.
+            # In a later attempt, wait only briefly for a lost node: perhaps only its agent was killed.
             limit_s = AGAIN_S if self._had_nodes else OPEN_S
             if job.node_range:
                 allocation = self._extended(allocation, job, folder.run_id)
@@ -319,7 +318,7 @@ class SlurmTarget:
         return len(nodes.nodes) + self._lookout.found()
 
     def _requeue(self, job_id: str, error: EngineError, waiting: Waiting) -> None:
-        """Requeue the job, which ends this program; another supervisor continues elsewhere.
+        """Requeue the job, which ends this program. Another supervisor continues the run on other nodes.
 
         Raises:
             EngineError: Slurm refuses.
@@ -327,11 +326,11 @@ class SlurmTarget:
         # The agent's output comes last in the error, without a full stop.
         why = f"{str(error).rstrip('.')}."
         done = self._scheduler.call(["scontrol", "requeue", job_id])
-        # A signal comes from Slurm, which may end the job's processes, also this one, before scontrol returns.
+        # A negative code is a signal of Slurm, which ends the job's processes, perhaps before scontrol returns.
         if done.returncode > 0:
             raise EngineError(f"{why} The job can't be requeued to get other nodes: {done.said}.") from error
         say(f"{why} So Slurm was asked to put the job back into the queue, where it gets other nodes.")
-        # Slurm now ends this batch script by SIGTERM, as in a preemption; `waiting` detects that.
+        # Slurm now sends SIGTERM, as in a preemption. Wait until `waiting` returns True because of this.
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if waiting("requeued by Slurm"):
@@ -354,7 +353,7 @@ class SlurmTarget:
         nodes = parse_sinfo(done.stdout)
         if not nodes and self.settings.partition:
             self._check_partition(self.settings.partition)
-        # All jobs, one per line: both numbers and the users from one call.
+        # One call gives the numbers of queued and running jobs, and the users.
         jobs = self._scheduler.call(["squeue", "-h", *where, "-t", "PENDING,RUNNING", "-o", QUEUE_FORMAT])
         lines = jobs.stdout.splitlines() if jobs.returncode == 0 else None
         words = [line.split("|", 2)[1] for line in lines if "|" in line] if lines is not None else None
@@ -390,7 +389,7 @@ class SlurmTarget:
     # --- helpers
 
     def _check_partition(self, wanted: str) -> None:
-        # Check this only now: for an unknown partition sinfo lists no nodes and exits with 0.
+        # For an unknown partition sinfo lists no nodes, but exits with 0.
         done = self._scheduler.call(["sinfo", "-h", "-o", "%R"])
         there = sorted(set(done.stdout.split()))
         missing = [name for name in wanted.split(",") if name not in there]

@@ -1,9 +1,9 @@
 """Allocate hosts to a run: all or none, in order of submission, without deadlocks between runs.
 
-A run first takes free shares on any hosts. If these are not enough, it returns them and queues on one host after the other,
-in an order that all submitters share, each only once it holds those before. So among runs that want the same hosts, the first
-host in the order decides, and no two runs wait for each other. On each host the older submission goes first. A waiting run
-polls whether enough has become free elsewhere.
+A run first takes free shares on any hosts. If these are not enough, it returns them and queues on one host after the
+other, in an order that is the same for all submitters: on the next host only once it holds a share of the one before.
+So no two runs wait for each other. On each host the older submission goes first. A waiting run also polls whether
+enough other hosts have become free.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from paceline.targets.ssh.members import HostMember, Opening
 if TYPE_CHECKING:
     from paceline.targets.leases import LeaseAnswer
 
-#: Seconds to wait for further hosts after the first answer, and at most, before the hosts that answered are used.
+#: Seconds to wait for further hosts: after the first answer, and at most in all.
 _TOGETHER_S = 1.5
 _LONGEST_S = 4.0
 _POLL_S = 0.1
 _SLOWEST_POLL_S = 1.0
-#: Seconds between attempts of a waiting run to use other hosts, and to reach hosts that were down.
+#: Seconds after which a waiting run tries again to use other hosts, and to reach hosts that were down.
 _LOOK_AROUND_S = 5.0
 _TRY_AGAIN_S = 30.0
 
@@ -87,8 +87,7 @@ class Gathering:
         """
         if waiting("reaches for the hosts"):
             return None
-        # Don't connect to more hosts than needed while these suffice. As described above: first take free shares, then queue
-        # in the common order.
+        # Connect to more hosts than needed only if these don't suffice. First take free shares, then queue (see above).
         self._opening.open(self._hosts[: self._demand.most])
         self._opening.wait_for_those_alike(_LONGEST_S, _TOGETHER_S)
         held = self._take_at_once(self._fit(), [])
@@ -109,7 +108,7 @@ class Gathering:
     # --- reachable hosts
 
     def _fit(self) -> list[HostMember]:
-        """Return the hosts that are up and can hold the job, in the order of the list."""
+        """Return the hosts that are up and large enough, in the list's order."""
         found: list[HostMember] = []
         for member in self._opening.members(self._hosts):
             why = self._misfit(member, found)
@@ -132,7 +131,7 @@ class Gathering:
         return None
 
     def _enough(self, waiting: Waiting) -> list[HostMember] | None:
-        """Return the hosts that can hold the job once they are enough, or None if `waiting` returns True."""
+        """Wait for enough suitable hosts, and return these; None if `waiting` returns True."""
         count = self._demand.count
         while True:
             fit = self._fit()
@@ -166,7 +165,7 @@ class Gathering:
         while left and len(held) < self._demand.most:
             missing = self._demand.most - len(held)
             tried, left = left[:missing], left[missing:]
-            # Leaving the pool waits for its calls, which have the link's time limit.
+            # The end of this block waits for all calls, which have the link's time limit.
             with concurrent.futures.ThreadPoolExecutor(len(tried)) as pool:
                 answers = list(pool.map(lambda member: self._take(member, at_once=True), tried))
             held = held + [answer for answer in answers if isinstance(answer, HeldHosts)]
@@ -186,7 +185,7 @@ class Gathering:
                 if enough is None:
                     return None
                 plan = sorted(self._least_wanted(enough), key=lambda member: member.identity)
-            # Queue on one host at a time, the one after the held hosts: so no cycle of waiting runs.
+            # Queue only on the next host of the plan, so that no two runs wait for each other.
             queued = plan[len(held)]
             answer = self._take(queued, at_once=False)
             if isinstance(answer, HeldHosts):
@@ -202,13 +201,13 @@ class Gathering:
                 self._give_back([*held, queued])
                 return None
             time.sleep(pause)
-            # Poll fast at first, since a share often becomes free at once; later once a second.
+            # Poll fast at first, since a share often becomes free soon; later once a second.
             pause = min(pause * 1.2, _SLOWEST_POLL_S)
             if time.monotonic() - looked_at > _LOOK_AROUND_S:
                 looked_at = time.monotonic()
                 self._try_again(after_s=_TRY_AGAIN_S)
                 others = [member for member in self._fit() if member not in plan]
-                # Try without giving up the queue position. If not enough is free, return the new shares at once.
+                # Try other hosts while keeping the queue position. If too few are free, return their shares at once.
                 found = self._take_at_once(others, held)
                 if len(found) >= self._demand.count:
                     self._give_back([queued])
@@ -273,14 +272,14 @@ def too_few(count: int, hosts: Sequence[SshHost], reasons: dict[SshHost, str]) -
 
 
 def _waits_for(name: str, answer: LeaseAnswer) -> str:
-    """Return the status text of a run that waits for others on a host, with since when one of them hangs."""
+    """Return the status text of a run that waits for other runs, perhaps hanging ones."""
     ahead, holders = answer.get("ahead", []), answer.get("holders", [])
     others = ahead or holders
     if "why" in answer:
         return f"waits on {name}: {visible(answer['why'])}"
     if not others:
         return f"waits for room on {name}"
-    # Other users' runs are shown with their owner.
+    # Name the owner of another user's run.
     named = (
         f"{other['run_id']}" + (f" of {other['user']}" if other.get("uid") != answer.get("uid") else "")
         for other in others[:3]

@@ -1,9 +1,9 @@
 """Command lines of the system's own `ssh`, so that ~/.ssh/config, an agent and jump hosts apply.
 
-Connections are shared where this saves a person logins: the first command (a check at submission, a status query, the doctor)
-leaves a connection open for a few seconds, and others use it, so a second factor is asked for once. A run's own links never
-leave a connection behind. If the user's configuration shares connections, it takes precedence. A shared connection that dies
-takes its users along: for a run this is the loss of a node.
+The first command of a user (a check at submission, a status query, the doctor) leaves its connection open for a few
+seconds, and further commands share it, so that the user types a second factor once. A run's links never leave a
+connection open. If the user's own configuration shares connections, it applies. If a shared connection breaks, all of
+its commands end: for a run this is the loss of a node.
 """
 
 from __future__ import annotations
@@ -27,23 +27,22 @@ from paceline.remote.wire import SILENCE_S
 from paceline.system import processes
 from paceline.targets.ssh.hosts import SshHost
 
-#: Seconds that an idle connection stays open for the user's next command; the second if the user had to log in.
+#: Seconds that an idle connection stays open for the next command: usually, and if the user had to log in.
 PERSIST_S = 30
 PERSIST_ASKED_S = 60
 CONNECT_S = 8
-#: Number of unanswered probes after which ssh ends a connection.
+#: Number of unanswered keep-alive messages after which ssh ends a connection.
 _ALIVE_COUNT = 3
-#: A socket's path has at most 104 characters; ssh temporarily appends 17.
+#: The longest path for a socket: the limit is 104 characters, of which ssh temporarily needs 17.
 _LONGEST_FOLDER = 45
 
-#: Parts of errors that a person can fix by logging in once.
+#: Parts of ssh's error messages for problems that a person can fix by logging in once.
 MENDED_BY_LOGIN = ("it does not let", "its key is not known here yet")
 
-#: Part of an error that may be temporary: a server drops connections when too many arrive at once.
+#: Part of an error message that may be temporary: sshd drops connections if too many arrive at once.
 PASSING = "it has closed the connection"
 
-#: ssh's message -> its meaning; the first match counts. ssh also says "verification failed" of a changed key, so the order
-#: matters.
+#: ssh's message -> its meaning. The first match counts: for a changed key ssh prints "verification failed" too.
 _MEANINGS = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for \S+ has changed",
@@ -169,8 +168,7 @@ class Ssh:
         return program
 
     def _common(self) -> Iterator[str]:
-        """Yield options of all connections: no terminal, and an end when the host is silent."""
-        # ssh itself also detects a cut link.
+        """Yield options of all connections, such as: no terminal, and an end when the host is silent."""
         yield f"ServerAliveInterval={math.ceil(self.silence_s / _ALIVE_COUNT)}"
         yield f"ServerAliveCountMax={_ALIVE_COUNT}"
         yield from ("ForwardX11=no", "RemoteCommand=none", "RequestTTY=no", "EscapeChar=none")
@@ -182,18 +180,18 @@ class Ssh:
         if self.port is not None:
             words += ["-p", str(self.port)]
         if self.identity:
-            # Don't offer the dozen keys of an agent first: servers disconnect after a few.
+            # Offer only the configured key: servers disconnect after a few wrong keys, and an agent may have a dozen.
             words += _words(f'IdentityFile="{_escaped(self.identity)}"', "IdentitiesOnly=yes")
         return [*words, *_words(*self.options)]
 
     def _sharing(self, host: SshHost, leave_open: bool, persist_s: int) -> list[str]:
-        """Return options for connection sharing. Runs' links open no shared connection: others would end with it."""
+        """Return options for connection sharing. Runs' links leave no connection open: it would end with the run."""
         if any(option.lower().startswith("controlpath") for option in self.options) or self._is_shared(host):
             return [] if leave_open else _words("ControlMaster=no")
         folder = sockets_dir()
         if folder is None:
             return _words("ControlMaster=no", "ControlPath=none")
-        # Another key for the same host needs another connection.
+        # Hash the options too: with another key, the same host needs another connection.
         kind = hashlib.sha256(repr(self).encode()).hexdigest()[:6]
         path = f"ControlPath={str(folder).replace('%', '%%')}/{kind}-%C"
         if not leave_open:
@@ -269,7 +267,7 @@ def explain(host: SshHost, text: str, exit_code: int | None, login: list[str], p
 
 
 def _forget(text: str, host: SshHost) -> str:
-    """Return the command that forgets the host's key: ssh's own advice, or the plain command."""
+    """Return the command that removes the host's old key: the one in ssh's output, or `ssh-keygen -R`."""
     advised = re.search(r"^\s*(ssh-keygen .*-R .*)$", text, re.MULTILINE)
     if advised:
         return advised[1].strip()
@@ -278,6 +276,6 @@ def _forget(text: str, host: SshHost) -> str:
 
 
 def _said(text: str) -> str:
-    """Return the last line that has words; ssh's banners are stars and at signs."""
+    """Return the last line with a letter: ssh prints lines of at signs too."""
     lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
     return lines[-1][:300].removeprefix("ssh: ").rstrip(".") if lines else ""

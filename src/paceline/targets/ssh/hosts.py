@@ -18,9 +18,9 @@ from pathlib import Path
 from paceline.errors import TargetError
 from paceline.job.secret_values import credentials_in
 
-#: Characters of names and addresses. ssh itself passes others to the shell of a ProxyCommand.
+#: Characters that may be in names and addresses. Others could do harm in the shell of a ProxyCommand.
 _NAME = re.compile(r"[A-Za-z0-9_.%][A-Za-z0-9_.%:-]*")
-#: As OpenSSH's valid_ruser.
+#: The rule for user names in OpenSSH (valid_ruser).
 _BAD_IN_USER = re.compile(r"""[\s'`"$;&<>|(){}\x00-\x1f\x7f]""")
 _FORM = "Write one host a line: 'gpu1 slots=4', 'gpu1:4', 'alice@gpu1' or 'gpu1'."
 
@@ -103,14 +103,14 @@ def _parse(line: str, where: str) -> SshHost:
         if key == "slots":
             slots = _count(value, line, where)
         elif key.replace("-", "_") == "max_slots":
-            _count(value, line, where)  # limit for oversubscription by mpirun: never used here
+            _count(value, line, where)  # mpirun's limit for oversubscription, which Paceline ignores
         else:
             raise TargetError(f"{where}: {line!r} has {word!r}, of which only slots=N is known. {_FORM}")
     user, at, rest = name.rpartition("@")
     if at:
         check_user(user, f"{where}: {line!r}")
     name = rest
-    # As in a URL: IPv6 addresses contain colons.
+    # An IPv6 address contains colons, so it is in brackets, as in a URL.
     if name.startswith("["):
         name, bracket, count = name[1:].partition("]")
         if not bracket or (count and not count.startswith(":")):

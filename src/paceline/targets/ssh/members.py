@@ -35,12 +35,12 @@ class HostMember:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """A sort key that is the same for all users, and for two names of one machine."""
+        """A sort key of the machine, equal for all users and names of it."""
         return self.link.hello.boot_id, self.link.hello.host
 
     @property
     def offered(self) -> int:
-        """The cores that the host offers to runs."""
+        """The number of cores that the host offers to runs."""
         return self.host.slots or self.link.hello.cores
 
     def ask(self, verb: str, given: Ticket) -> LeaseAnswer:
@@ -86,7 +86,7 @@ class Opening:
 
     def __init__(self, ssh: Ssh, *, python: str, library_dir: Path, folder: str) -> None:
         self._ssh, self._python, self._library_dir, self._folder = ssh, python, library_dir, folder
-        # Guards all fields below. Each host has a thread that opens it and notifies waiters.
+        # Guards all fields below. Each host has a thread that starts the agent, and then notifies waiting threads.
         self._changed = threading.Condition()
         self._asked: dict[SshHost, bool] = {}
         self._members: dict[SshHost, HostMember] = {}
@@ -100,7 +100,7 @@ class Opening:
         """Start agents on hosts that have none. Return at once."""
         with self._changed:
             for host in hosts:
-                # Created with the first host: its ssh configuration determines how many connections sshd accepts at once.
+                # The first host's ssh configuration determines how many connections may be opened at once.
                 self._slots = self._slots or threading.Semaphore(self._ssh.at_once(host))
                 if self._asked.get(host) or (host in self._members and not self._members[host].link.lost):
                     continue
@@ -115,7 +115,7 @@ class Opening:
             return self._changed.wait_for(lambda: not any(self._asked.values()), timeout_s)
 
     def wait_for_those_alike(self, longest_s: float, more_s: float) -> None:
-        """Wait for the first host, then for the others as long as it took, at least `more_s`, at most `longest_s`."""
+        """Wait for the first host, then for others as long again, from `more_s` to `longest_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._first_s is not None, longest_s)
             first_s = self._first_s if self._first_s is not None else longest_s
@@ -130,7 +130,7 @@ class Opening:
         """Return the members of these hosts whose agents live, in the order of the hosts."""
         with self._changed:
             found = [self._members[host] for host in hosts if host in self._members]
-            # Links may break at any time; this is where it is detected.
+            # Detect links that have broken since.
             for member in found:
                 if member.link.lost:
                     self.failures[member.host] = member.link.lost

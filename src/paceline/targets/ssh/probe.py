@@ -27,11 +27,11 @@ from paceline.targets.ssh.settings import SshSettings
 if TYPE_CHECKING:
     from paceline.targets.leases import LeaseAnswer, SharesAnswer, Ticket
 
-#: Time limit of an answer; nvidia-smi is slow where no driver stays loaded.
+#: Time limit of a host's answer. nvidia-smi is slow on hosts that load the driver for each call.
 TIMEOUT_S = 15.0
 GPUS_S = 25.0
 _AGAIN_S = 1.0
-#: Extra time for further hosts once enough have answered.
+#: Seconds to wait for further hosts once enough hosts have answered.
 _MORE_S = 1.0
 
 
@@ -61,7 +61,7 @@ class HostProbe:
 
     @property
     def answer(self) -> LeaseAnswer:
-        """The host's answer, with the cores that it offers."""
+        """The host's answer, with the number of cores reduced to those that the host offers."""
         return {
             "cores": self.offered,
             "gpus": list(self.gpus),
@@ -101,19 +101,19 @@ def look_at(
             if (look.failure or "").startswith(PASSING):
                 time.sleep(_AGAIN_S)
                 look = _ask(ssh, host, python, with_gpus, timeout_s, leave_open)
-        # Each key of `found` has one writer; the only reader waits for `changed`.
+        # No lock for `found`: each key has one writer, and the only reader waits for `changed`.
         with changed:
             found[host] = look
             changed.notify_all()
 
     for host in hosts:
         threading.Thread(target=ask, args=(host,), name=f"paceline-look-{host.name}", daemon=True).start()
-    # The threads have a shorter time limit of their own; abandon one that exceeds this.
+    # Abandon a thread that exceeds this limit, although ssh has a shorter one.
     deadline, was_enough = time.monotonic() + timeout_s + 5, False
     with changed:
         while len(found) < len(hosts) and (left := deadline - time.monotonic()) > 0:
             well = sum(look.failure is None for look in found.values())
-            # Hosts that are not needed get a moment more: they may be better, or say why they are down.
+            # Once enough hosts have answered, wait a moment for the others, which may be better.
             if enough is not None and well >= enough and not was_enough:
                 was_enough, deadline = True, min(deadline, time.monotonic() + _MORE_S)
                 continue
@@ -138,11 +138,11 @@ def login(ssh: Ssh, host: SshHost) -> list[str]:
 
 def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float, leave_open: bool) -> HostProbe:
     command = ssh.words(host, [shlex.join(foreign_python.words(python, "look"))], leave_open=leave_open)
-    # Files, not pipes: a connection that stays open may hold on to a pipe.
+    # Use files instead of pipes: a connection that stays open may keep a pipe open.
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         stdin.write(host_program("look", {"with_gpus": with_gpus}))
         stdin.seek(0)
-        # When a worker submits, the connection that stays open must not look like a leftover of its run.
+        # If a worker submits, the connection that stays open must not count as a leftover process of the worker's run.
         environment = processes.of_no_run(os.environ)
         process = subprocess.Popen(
             command, stdin=stdin, stdout=out, stderr=err, start_new_session=True, env=environment
@@ -150,7 +150,7 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
         try:
             code: int | None = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            # This kills the ssh client only. A shared background connection is not its child.
+            # This kills only the ssh client, not a shared connection in the background.
             process.kill()
             process.wait()
             code = None
@@ -197,7 +197,7 @@ def spare_hosts(settings: SshSettings, job: Job, held: Collection[str], machines
     left = [host for host in settings.hosts if host.name not in held]
     if not left:
         return 0
-    # Don't keep connections: a run's link that shares one would end with it.
+    # Leave no connection open, since a run's link could share it and would end with it.
     looks = look_at(settings.ssh, left, python=settings.own_python, with_gpus=job.use_gpu, leave_open=False)
     return len({(look.boot_id, look.hostname) for look in looks if _takes(look, job)} - set(machines))
 

@@ -59,7 +59,7 @@ class SshSettings:
 
     @property
     def own_python(self) -> str:
-        """The interpreter for Paceline's own programs on the hosts."""
+        """The interpreter that runs Paceline's own programs on the hosts."""
         return self.python or "python3"
 
 

@@ -35,13 +35,13 @@ log = logging.getLogger(__name__)
 
 #: Seconds that a run waits for a lost host if too few other hosts are up.
 _PATIENCE_S = 60.0
-#: Seconds that an elastic run waits if fewer hosts than its minimum are up. torchrun and Horovod wait as long.
+#: Seconds that an elastic run waits if fewer hosts than its minimum are up, as in torchrun and Horovod.
 _ELASTIC_PATIENCE_S = 600.0
-#: Pause between queries of the hosts that an elastic run does not hold. Each query is a login on each.
+#: Pause between queries of the hosts that an elastic run does not hold. Each query logs in to all of these hosts.
 _LOOKOUT_S = 10.0
-#: Pause between the questions whether an urgent run needs the hosts.
+#: Pause between two queries whether an urgent run needs the hosts.
 _LEAVE_S = 1.0
-#: Modules that a supervisor needs for `wait_for_nodes`.
+#: Modules that a supervisor imports in advance, since `wait_for_nodes` needs them.
 _LOADED = (__name__, "paceline.remote.link.nodes", "paceline.targets.ssh.allocate")
 
 
@@ -94,7 +94,7 @@ class SshTarget:
         if len(hosts) - len(reasons) < least:
             from paceline.targets.ssh.allocate import too_few
 
-            # If all failures are silent hosts, waiting may help; otherwise not.
+            # Waiting may help only if the failed hosts did not answer.
             failed = EngineError if down else TargetError
             raise failed(f"compute target {self.name!r}: {too_few(least, hosts, reasons)}")
         for host, why in down.items():
@@ -120,9 +120,9 @@ class SshTarget:
         return Preview(nodes=tuple(nodes), ports=preview_ports(job))
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Load a supervisor while the hosts are probed.
+        """Start to load a supervisor while the hosts are probed.
 
-        `start_supervisor` begins it, `release` ends it, and otherwise it ends with this program.
+        After `start_supervisor` it supervises the run. `release`, or the end of this program, ends it.
         """
         supervisors.load(run_dir, library_dir, python, _LOADED)
 
@@ -176,13 +176,13 @@ class SshTarget:
                 raise TargetError(f"compute target {self.name!r}: {error}") from error
             raise
         finally:
-            # End all agents of hosts that are not held. After an error, `held` is None, so end all agents.
+            # End the agents of all hosts that are not held; of all hosts if `held` is None, as after an error.
             opening.close(but=[item.member for item in held or ()])
         links = [item.member.link for item in held]
 
         def note_hang(since: str | None) -> None:
             for item in held:
-                with contextlib.suppress(TargetError, EngineError, OSError):  # the host is lost, or its lock is taken
+                with contextlib.suppress(TargetError, EngineError, OSError):  # the host is lost, or its lock is held
                     item.member.ask("note", {"key": demand.key, "hangs_since": since})
 
         def leave_reason() -> str:
@@ -206,9 +206,9 @@ class SshTarget:
         return script_python(self._set.python, sys.executable, links)
 
     def release(self, run_dir: Path) -> None:
-        """Drop a supervisor that was loaded early.
+        """End a supervisor that was loaded early.
 
-        A share of a host ends with the agent there, which ends with the supervisor.
+        The run's shares need no release: they end with the agents, which end with the supervisor.
         """
         supervisors.drop(run_dir)
 

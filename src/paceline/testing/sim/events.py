@@ -9,7 +9,7 @@
         {"at": 30, "exit": 1, "error": "ValueError: bad batch", "ranks": [3]},
     ]
 
-`at`, `every` and `until` are seconds since the worker's start. An event without `ranks` is one of every rank. A worker
+`at`, `every` and `until` are seconds since the worker's start. An event without `ranks` happens on every rank. A worker
 without an `exit` runs until a signal ends it.
 """
 
@@ -41,7 +41,7 @@ class WorkerEvent:
         value: The metric's value, or the exit code.
         every_s: Seconds between repetitions; 0 for a single event.
         error: The exception of an exit, as "Type: text".
-        ranks: The ranks that it concerns; None for all.
+        ranks: The ranks on which it happens; None for all.
     """
 
     action: str

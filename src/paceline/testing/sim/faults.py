@@ -10,7 +10,7 @@ from paceline.errors import TargetError
 from paceline.remote.wire import LEAST_SILENCE_S
 from paceline.targets.options import SILENCE, Option, SettingValues, check_settings
 
-#: Seconds after which TCP resends a lost packet, at first (RFC 6298 allows less than its 1 s; Linux waits 0.2 s).
+#: Seconds after which TCP first resends a lost packet, as in Linux.
 RESEND_S = 0.2
 #: The most connections that a simulating process gets in one message: Linux passes at most 253.
 BATCH = 200
@@ -59,7 +59,7 @@ class NodeBehavior:
 
 @dataclass(frozen=True, kw_only=True)
 class SimSettings:
-    """The settings of a simulated cluster, the options' values."""
+    """The settings of a simulated cluster: the values of `OPTIONS`."""
 
     nodes: int
     cores: int
@@ -82,7 +82,7 @@ class SimSettings:
         """Return the checked settings.
 
         Raises:
-            TargetError: A setting is unknown or wrong, or more nodes have faults than there are.
+            TargetError: A setting is unknown or wrong, or there are more faults than nodes.
         """
         values = check_settings(kind, OPTIONS, settings, name)
         values["processes"] = values["processes"] or -(-values["nodes"] // 500)
@@ -98,7 +98,7 @@ class SimSettings:
         return found
 
     def behaviors(self, names: Sequence[int], *, has_faults: bool = True) -> dict[int, NodeBehavior]:
-        """Return the behavior of each of these nodes. Without `has_faults`, only the slow ones differ."""
+        """Return the behavior of each of these nodes. Without `has_faults`, nodes may be slow, but never fail."""
         order = list(range(self.nodes))
         chance = random.Random(f"paceline sim {self.seed}")
         chance.shuffle(order)

@@ -1,7 +1,7 @@
 """Simulate some hundred nodes in this process: `python -m paceline.testing.sim.host JSON`.
 
-Standard input is a socket, on which the supervisor's target sends the connections of the nodes. The process ends when all
-connections have ended, and removes the nodes' disks.
+Through the socket on standard input the supervisor passes the file descriptors of the nodes' connections. When all
+connections have ended, the process removes the folders of the nodes' disks, and exits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.testing.sim.node import Loop, SimNode
 
 def main(argv: list[str]) -> int:
     settings = json.loads(argv[0])
-    # A signal to the supervisor's group must not end the nodes before their runs.
+    # Ignore signals to the supervisor's process group: the nodes must outlive their run.
     for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(stop, lambda *_: None)
     raise_open_files()
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
 def _serve(loop: Loop, poll: select.epoll, nodes: dict[int, SimNode]) -> None:
     while True:
         left_s = loop.work_off()
-        # A closed descriptor leaves the poll by itself.
+        # epoll forgets a closed descriptor by itself.
         for fd in [fd for fd, node in nodes.items() if node.is_over]:
             del nodes[fd]
         if not nodes:

@@ -20,11 +20,11 @@ from paceline.remote.wire import PING, Header, frame, ping_s
 from paceline.testing.sim.faults import RESEND_S, NodeBehavior
 from paceline.testing.sim.worker import SimCommands
 
-#: The prefix of paths that all nodes share, which stands for a folder of each node.
+#: Prefix of the paths on the simulated disks. Each node replaces it by its own folder.
 DISK = "/paceline-sim"
 #: Requests that write to the node's disk.
 _WRITES = ("file", "tree", "mkdirs", "link")
-#: Seconds in which frames leave as one message.
+#: Seconds in which frames are collected and sent as one message.
 _TOGETHER_S = 0.0005
 #: Seconds after which the loop looks at the connections again, however much work is late.
 _SLICE_S = 0.05
@@ -33,7 +33,7 @@ _DISK_BYTES = 10**12
 
 
 class Loop:
-    """A clock, and the work that is due at times of it."""
+    """A clock with functions to call at given times."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
@@ -42,11 +42,11 @@ class Loop:
         self._count = itertools.count()
 
     def after(self, delay_s: float, work: Callable[[], None], *, urgent: bool = False) -> None:
-        """Call `work` after so many seconds, urgent work before late other work."""
+        """Schedule a call of `work` after this delay. Urgent calls precede other calls that are late."""
         heapq.heappush(self._due[not urgent], (self.now() + delay_s, next(self._count), work))
 
     def work_off(self) -> float | None:
-        """Do due work for a while. Return the seconds until the next, or None."""
+        """Call due functions for a while. Return the seconds until the next, or None."""
         until = self.now() + _SLICE_S
         while (now := self.now()) <= until:
             for due in self._due:
@@ -61,7 +61,8 @@ class Loop:
 class SimNode:
     """One node with its connection to the supervisor.
 
-    folder: The node's disk. on_want: called with whether the connection has bytes that it could not write yet.
+    folder: The folder of the node's disk.
+    on_want: Called with whether bytes wait until the socket is writable again.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class SimNode:
         self._chance = random.Random(f"{seed} {number}")
         self._on_want = on_want
         self._unsent = bytearray()
-        #: Frames that leave together, and the times at which the last message arrives in each direction.
+        #: Frames of the message that is being collected; arrival times of the last message to and from the supervisor.
         self._outgoing: list[bytes] = []
         self._last_out = self._last_in = 0.0
         self._heard = self._sent = loop.now()
@@ -105,7 +106,7 @@ class SimNode:
     # --- the network
 
     def receive(self) -> None:
-        """Read from the socket, and deliver the bytes to the agent after the network's delay."""
+        """Read bytes from the supervisor, and deliver them to the agent after the network's delay."""
         try:
             data = self._sock.recv(1 << 18)
         except BlockingIOError:
@@ -119,7 +120,7 @@ class SimNode:
             self._last_in = self._deliver(self._last_in, lambda: self._take(data))
 
     def send(self, data: bytes) -> None:
-        """Send bytes to the supervisor, together with others that leave at this moment."""
+        """Send bytes to the supervisor, in one message with other bytes of the same moment."""
         now = self._loop.now()
         if not self._outgoing or now - self._sent > _TOGETHER_S:
             batch: list[bytes] = []
@@ -129,7 +130,7 @@ class SimNode:
         self._outgoing.append(data)
 
     def flush(self) -> None:
-        """Write what the socket has not taken before."""
+        """Write the bytes that did not fit into the socket before."""
         if self.is_over or self.is_silent:
             return
         try:
@@ -149,7 +150,7 @@ class SimNode:
             self._sock.close()
 
     def _deliver(self, last: float, work: Callable[[], None]) -> float:
-        """Do `work` after the network's delay, and return the time of arrival."""
+        """Call `work` when a message sent now arrives. Return this time."""
         behavior = self._behavior
         delay_s = behavior.latency_s * (1 + self._chance.random() / 2)
         if behavior.resent and self._chance.random() < behavior.resent:
@@ -224,7 +225,7 @@ class SimNode:
             self._loop.after(delay_s, do)
 
     def load(self) -> dict[str, object]:
-        """Return the node's load, and that of its workers, by the same random numbers for each seed."""
+        """Return a made-up load of the node and its workers, the same for equal seeds."""
         workers = self.commands.ranks()
         ranks = {
             str(rank): {"pid": pid, "cpu_percent": round(90 + 10 * self._chance.random(), 1)} for rank, pid in workers
@@ -253,7 +254,7 @@ class SimOut(SendQueue):
 
 
 class SimMirror(Mirror):
-    """A mirror without a thread: the node calls `step`."""
+    """A mirror without a thread, whose `step` the node calls."""
 
     def __init__(self, header: Header, out: SendQueue, node: SimNode) -> None:
         super().__init__(
@@ -273,10 +274,10 @@ class SimMirror(Mirror):
 
 
 class SimAgent(Agent):
-    """The real agent, except for requests that concern processes and the machine."""
+    """The real agent with simulated answers to requests about processes and the machine."""
 
     def __init__(self, out: SimOut, settings: dict[str, Any], node: SimNode) -> None:
-        # The guardian's end of a socket pair is not used: there is no folder to remove.
+        # The agent needs a socket to its guardian; here it leads nowhere.
         super().__init__(out, socket.socket(socket.AF_UNIX), settings)
         self._guardian.close()
         self._node, self._commands = node, node.commands

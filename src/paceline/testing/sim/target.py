@@ -33,7 +33,7 @@ _HELLO_S, _END_S = 120.0, 10.0
 
 
 class SimTarget:
-    """Nodes that a few processes of this machine simulate. Each run has nodes of its own, so no run waits."""
+    """A target with simulated nodes. Each run gets new nodes, so no run waits."""
 
     kind: ClassVar[str] = "sim"
     OPTIONS: ClassVar[tuple[Option, ...]] = OPTIONS
@@ -41,7 +41,7 @@ class SimTarget:
     def __init__(self, name: str = kind, settings: SettingValues | None = None) -> None:
         self.name, self.settings = name, dict(settings or {})
         self._set = SimSettings.read(self.kind, name, self.settings)
-        #: Numbers of nodes that failed in earlier attempts, and stay away while there are others.
+        #: Numbers of nodes that failed in earlier attempts. They are used again only if too few others are left.
         self._gone: set[int] = set()
         self._round = 0
 
@@ -64,7 +64,7 @@ class SimTarget:
         return Preview(nodes=self._nodes(range(job.node_count)), ports=preview_ports(job))
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Do nothing: no run waits for another."""
+        """Do nothing, since no run waits for nodes."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         return supervisors.start(run_dir, lock_fd, library_dir, python)
@@ -135,7 +135,7 @@ class SimTarget:
 
 
 def _simulate(told: dict[str, object]) -> tuple[subprocess.Popen[bytes], list[socket.socket]]:
-    """Start a process that simulates nodes. Return it, and this side of each node's connection."""
+    """Start a process that simulates nodes. Return it, and the supervisor's end of each node's connection."""
     numbers = told["numbers"]
     assert isinstance(numbers, list)
     ours, theirs = socket.socketpair()
@@ -144,7 +144,7 @@ def _simulate(told: dict[str, object]) -> tuple[subprocess.Popen[bytes], list[so
             [sys.executable, "-m", "paceline.testing.sim.host", json.dumps(told)],
             stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
-            # Without the run's variables, so that Paceline does not end the process as an orphan of a run.
+            # Drop variables that name a run, so that Paceline does not kill the process as an orphan of this run.
             env=processes.of_no_run(os.environ),
             start_new_session=True,
         )

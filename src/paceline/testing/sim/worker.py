@@ -24,22 +24,22 @@ _TERM_S = 0.05
 
 
 class WorkersNode(Protocol):
-    """A simulated node, as its processes see it."""
+    """The part of a simulated node that its processes use."""
 
     name: str
     is_full: bool
 
     def after(self, delay_s: float, work: Callable[[], None]) -> None:
-        """Call `work` after so many seconds."""
+        """Schedule a call of `work` after this delay."""
 
     def start_delay(self) -> float:
-        """Return the seconds until the next process has started."""
+        """Return how many seconds the next worker takes to start."""
 
     def note_written(self) -> None:
-        """Note that a file has grown, which the mirror will send at its next look."""
+        """Let the mirror look soon for a file that has grown."""
 
     def note_end(self) -> None:
-        """Note that a process has ended."""
+        """Let the agent reap a process that has ended."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -64,11 +64,11 @@ class SimCommands(Commands):
         self._ended: list[Header] = []
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str) -> int:
-        """Play a command: a worker, or at once a program of Paceline."""
+        """Simulate a command: a worker, or a program of Paceline, which ends at once."""
         self._next_pid += 1
         pid = self._next_pid
         names = [word.rpartition("/paceline/")[2] for word in argv]
-        # A warm spare has the worker's program too, and no rank.
+        # A command without a rank is a warm spare, not a worker.
         if "worker/__main__.py" in names and "PACELINE_RANK" in env:
             worker = SimWorker(self._host, pid, list(argv), env, log, functools.partial(self._note_end, pid, tag))
             self._workers[pid] = worker
@@ -141,7 +141,7 @@ def _prepare(verb: str, folder: RunFolder, rank: int) -> None:
         rank
     )
     path.parent.mkdir(exist_ok=True)
-    # Write what the program would find: the node's Python, and neither an environment nor data.
+    # Write what `paceline.node` writes for the node's Python, without an environment and data.
     path.write_text(json.dumps({"prepared": NodeSetup(python=sys.executable).to_json(), "inputs": [], "outputs": []}))
 
 
@@ -185,7 +185,7 @@ class SimWorker:
                 self._host.after(event.at_s, functools.partial(self._play, event, 0))
 
     def end(self, code: int, error: str = "") -> None:
-        """End the worker once."""
+        """End the worker. Further calls do nothing."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -198,7 +198,7 @@ class SimWorker:
         self._on_end(code)
 
     def facts(self) -> dict[str, object]:
-        """Return where the worker is, as a stack dump of one frame and as samples of it."""
+        """Return the worker's simulated stack, as a dump of one frame and as a sampling profile."""
         place, _, function = self._stack.partition(" ")
         file, _, line = (place or f"{self._script}:1").rpartition(":")
         number = int(line) if line.isdigit() else 1

@@ -1,4 +1,4 @@
-"""The interface of runners: named tensors in, named tensors out."""
+"""The interface of runners, which map named input tensors to named output tensors."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class _TorchRunner:
         self.inputs = inputs
         self.outputs = [TensorInfo("output", "FP32", None)]
         self.default = ["output"]
-        # The number of threads applies to the calling thread, which also runs the model.
+        # Set the number of threads in this thread, to which it applies and which runs the model.
         torch.set_num_threads(max(1, torch.get_num_threads()))
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Outputs:
@@ -66,7 +66,7 @@ class _TorchRunner:
             for name, value in named.items()
         }
         if list(wanted) == self.default and set(arrays) != set(self.default):
-            # Only the first call shows how many outputs the model has.
+            # The number of outputs is known only after the first call.
             self.outputs = [TensorInfo(name, "FP32", None) for name in arrays]
             self.default = list(arrays)
             return arrays
@@ -115,7 +115,7 @@ class ExportedRunner(_TorchRunner):
 
 
 def _said(reason: Exception) -> str | None:
-    """Return the message of an error of the model; for TorchScript, only its last line."""
+    """Return the message of a model's error; for TorchScript, only the last line."""
     lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
     if len(lines) > 1 and "TorchScript" in str(reason):
         return blamed(type(reason)(lines[-1]))
