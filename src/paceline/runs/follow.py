@@ -68,7 +68,7 @@ class Show:
         self._follower = LogFollower(folder, ranks, start, last)
 
     def to_the_end(self) -> RunRecord:
-        """Follow the run to its end, and return the final record. May be called again after an interruption."""
+        """Follow the run to its end, and return the final record. May be called again."""
         pause = _FAST_S
         while True:
             record = self._watch.look()

@@ -90,7 +90,7 @@ def begin(folder: RunFolder) -> None:
 
 
 def end(folder: RunFolder, status: str, details: object = None, code: str | None = None) -> None:
-    """Write the run's end and release its lock. For a submitted run do nothing: its supervisor writes the end.
+    """Write the run's end and release its lock. Do nothing for a submitted run.
 
     Raises:
         RunStateError: Another live process owns the run.

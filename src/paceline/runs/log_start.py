@@ -184,7 +184,7 @@ class _Notes:
             self._file.close()
 
     def cut(self, ends: Mapping[int, int], rank: int, offset: int) -> dict[int, int]:
-        """Drop the notes behind a byte of a rank's log. Return the size that each log had before this byte.
+        """Drop the notes behind a byte of a rank's log. Return all logs' sizes before it.
 
         ends: rank -> size of its log.
         """

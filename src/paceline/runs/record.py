@@ -24,7 +24,7 @@ STATE_FIELDS = (
 
 
 class Owner(TypedDict, total=False):
-    """The process that writes a record, and the engine's job around it. starts: how many controllers were started."""
+    """The process that writes a record, and its engine's job. starts: how many controllers."""
 
     pid: int
     host: str
@@ -61,7 +61,7 @@ TrialEntry = TypedDict(
 
 
 class StepEntry(TypedDict, total=False):
-    """A step's entry in the record of its run, with its cache key and the run whose outputs it reuses."""
+    """A step's entry in its run's record: its cache key, and the reused run."""
 
     number: int
     name: str

@@ -276,7 +276,7 @@ def note_engine(folder: RunFolder, kind: str, **values: Any) -> None:
 
 
 class ExecRequest(TypedDict, total=False):
-    """A request to a run's supervisor: run a command beside a rank's worker, or dump or profile the stacks."""
+    """A request to run a command beside a worker, or to dump or profile stacks."""
 
     argv: list[str]
     rank: int

@@ -66,7 +66,7 @@ class Place:
 
 
 def place(record: Any, *, is_shared: bool = True) -> Place:
-    """Return the position of a run's copy of the source. is_shared: whether this machine has the user's folders."""
+    """Return the position of a run's source. is_shared: whether this machine has the user's folders."""
     told = record if isinstance(record, dict) else {}
     source, within = str(told.get("source_directory") or "."), (told.get("job") or {}).get("working_directory")
     if within is None:

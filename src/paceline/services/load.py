@@ -144,7 +144,7 @@ class ServiceLoad:
         return self._samples[-1] if self._samples else None
 
     def points(self, record: ServiceRecord) -> list[LoadPoint]:
-        """Take a sample if one is due. Return the load: the history, and finer points of the times with samples."""
+        """Take a sample if one is due. Return the history, with finer points where sampled."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _PAUSE_S
             try:
@@ -278,7 +278,7 @@ class ModelReplica:
 
 
 def replicas(folder: ServiceFolder, sample: ServerSample | None) -> list[ModelReplica]:
-    """Return the model processes that the server's state lists. A server on another machine has no state here."""
+    """Return the model processes that the state of a server on this machine lists."""
     state = read_state(folder.server)
     memory: Mapping[int, int] = sample.memory_bytes if sample is not None else {}
     found: object = state.get("workers") if state is not None else ()

@@ -152,7 +152,7 @@ def _of_others(space: Space, known: Declared, given: Sequence[str]) -> Iterator[
 
 
 def _may_be(name: str, option: DeclaredOption) -> bool:
-    """Return whether argparse may match a name to this option. Names may be abbreviated, and `-d5` is `-d 5`."""
+    """Return whether argparse may match a name, such as an abbreviation, to this option."""
     return any(other.startswith(name if name.startswith("--") else name[:2]) for other in option.names)
 
 

@@ -221,7 +221,7 @@ class Controlling(Protocol):
         """
 
     def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Submit `python -m paceline.sweeps RUN_DIR` to the engine. `look` and `cancel` then treat the sweep as a run.
+        """Submit `python -m paceline.sweeps RUN_DIR` to the engine, like a run.
 
         Raises:
             TargetError: The engine refuses the submission.

@@ -205,7 +205,7 @@ def remove(workspace_dir: Path, name: str) -> None:
 
 
 def keep_copy(run_dir: Path, configured: Configured) -> None:
-    """Store a target's description in a run's folder, where readers and cancel requests of the run find it."""
+    """Store a target's description in a run's folder, for readers of the run."""
     write_json(RunFolder(run_dir).target, configured.to_json(), mode=OWNED)
 
 

@@ -375,7 +375,7 @@ class Queue:
     # --- files
 
     def write(self, ticket: "Ticket") -> None:
-        """Write a ticket atomically and readable for all users, into a folder that only this user can write to."""
+        """Write a ticket atomically, readable for all users, into this user's folder."""
         write(os.path.join(self.own, ticket["key"] + ".ticket"), ticket)
 
     def remove(self, key: str) -> None:
@@ -532,7 +532,7 @@ def _is_amount(value: object) -> bool:
 
 
 def read(path: str, uid: "int | None") -> "Ticket | None":
-    """Return the ticket at `path`, or None if it is invalid or its file's owner is not `uid` (None: any owner)."""
+    """Return the ticket at `path`; None if it is invalid or not owned by `uid`."""
     found = read_json(path, uid)
     if found is None:
         return None

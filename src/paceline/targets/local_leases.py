@@ -90,7 +90,7 @@ def is_shared() -> bool:
 
 
 def lease_key(run_dir: Path) -> str:
-    """Return the key of a run in the queue of all users of a host: its time of submission, and its id."""
+    """Return a run's key in the queue of all users: time of submission and id."""
     record = read_json(RunFolder(run_dir).job)
     created = record.get("created_utc", "") if isinstance(record, dict) else ""
     return f"{created}_{run_dir.name}"

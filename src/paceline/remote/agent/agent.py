@@ -223,7 +223,7 @@ class Agent:
         return {"left": self._kill(lambda: [pid for pid in self._ours() if pid not in self._commands.spares])}
 
     def _op_adopt(self, header: Header, data: bytes) -> Header:
-        """Manage processes that an engine will start for a run on this node. Kill those of an earlier agent."""
+        """Manage processes that an engine will start for a run. Kill earlier ones."""
         self._run_id = header["run_id"]
         return {"left": self._kill(self._adopted)}
 

@@ -41,7 +41,7 @@ _REMOVED: dict[str, set[str]] = {}
 
 
 class Copies:
-    """The copies of a run's folder on its nodes, at the same path on all nodes. Some nodes may share a folder.
+    """The copies of a run's folder on its nodes, at one path. Nodes may share a folder.
 
     Nodes that share a folder are a group, named by its lowest rank. One node per group sends checkpoints and outputs.
 
@@ -87,7 +87,7 @@ class Copies:
         self._send_carried()
 
     def _clear(self, link: Link) -> None:
-        """Fetch and remove run copies that killed agents and supervisors left on a node, and log the results."""
+        """Fetch and remove run copies that killed agents and supervisors left on a node."""
         runs_dir, own = self._folder.path.parent, self._folder.run_id
         for left in clear_node(link, self._top, runs_dir, but=own, most_bytes=_IN_PASSING_BYTES):
             if not left.is_foreign:

@@ -44,7 +44,7 @@ class StartedEnd(NamedTuple):
 
 
 class Link(LinkFiles):
-    """A link to one agent. Thread-safe. Calls raise `LinkError` if the node is lost, and OSError for the agent's errors."""
+    """A thread-safe link to one agent. Calls raise `LinkError` for a lost node, OSError for other errors."""
 
     hello: Hello
 

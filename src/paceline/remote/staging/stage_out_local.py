@@ -247,7 +247,7 @@ def _check_cancel(folder: RunFolder) -> None:
 
 
 def _end(folder: RunFolder, now: RunRecord, end: RunRecord, failure: FailureReport | None, *, canceled: bool) -> None:
-    """Write the final record: the run's own result, or for a completed run the result of storing its outputs."""
+    """Write the final record: the run's result, or that of storing its outputs."""
     changes: dict[str, object] = {"failure": end.failure, "exit_code": end.exit_code, "ended_utc": end.ended_utc}
     status = end.status
     if status == states.COMPLETED and canceled:

@@ -50,7 +50,7 @@ class RunGroup:
 
 
 def spread(values: Iterable[FieldValue]) -> MeanSpread | None:
-    """Return the mean, the deviation of a sample and the count of numbers; None without numbers, or with a text.
+    """Return mean, sample deviation and count of numbers; None without numbers, or with a text.
 
     Missing values and NaN do not count.
 

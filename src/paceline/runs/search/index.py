@@ -314,7 +314,7 @@ def find_runs(
 
 
 def facts_of(runs_dir: Path, ids: Sequence[str]) -> dict[str, RunFacts]:
-    """Return the facts of these runs by id, without those whose record is unreadable, and without reading other runs.
+    """Return the facts of these runs by id, except of those with unreadable records.
 
     Examples:
         >>> facts_of(workspace.runs_dir, ["digits_1700000000_00000001"])["digits_1700000000_00000001"].params["lr"]

@@ -460,7 +460,7 @@ def _seconds(value: str, at: int) -> float:
 
 
 def _times(field: RunField, value: str, now: float, at: int) -> tuple[float, float]:
-    """Return the begin and end of a time in seconds, which are equal unless the time is a whole day."""
+    """Return begin and end of a time in seconds, equal unless it is a day."""
     text = value.lower()
     try:
         today = dt.datetime.fromtimestamp(now).date()

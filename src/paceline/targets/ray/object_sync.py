@@ -55,7 +55,7 @@ _END_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Ticket:
-    """The location of a run for its job on the cluster. Credentials are names of variables or files, never values.
+    """The location of a run for its job on the cluster, without values of credentials.
 
     Attributes:
         start_sha256: SHA-256 of `start.tar.gz`, in hexadecimal, so that writers of the datastore can't replace the job.

@@ -215,7 +215,7 @@ class Extension:
         return self.nodes
 
     def _of_main(self, found: dict[str, tuple[str, tuple[str, ...]]], held: Collection[str]) -> list[str]:
-        """Return living nodes of the run's own job that are not in `held`: their agent was killed or cut off."""
+        """Return living nodes of the run's own job that are not in `held`."""
         left = [name for name in found.get(self.main_id, ("", ()))[1] if name not in held]
         if not left:
             return []

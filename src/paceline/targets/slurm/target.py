@@ -412,7 +412,7 @@ class SlurmTarget:
         return Login(self._scheduler)
 
     def _look_by_name(self, folder: RunFolder, query: Query, noted: Mapping[str, Any]) -> JobStatus:
-        """Return the status of a run without a job number: it is being submitted, or the submitter was killed."""
+        """Return the status of a run without a job number, which may be in submission."""
         since = float(noted.get("submitting") or 0.0)
         waits = JobStatus(state=QUEUED, message="is being given to Slurm")
         if locks.is_held(folder.lock):

@@ -302,7 +302,7 @@ class SshTarget:
 
 
 def _leave_reason(member: HostMember, gpus: Sequence[str], key: str) -> str:
-    """Ask a host why a run has to leave it; return "" if the run may stay, or the host does not answer."""
+    """Return why a run has to leave a host; "" if it may stay, or without an answer."""
     if member.link.lost:
         return ""
     asked = {"key": key, "all_cores": member.offered, "all_gpus": list(member.link.hello.gpus) if gpus else []}
