@@ -1,4 +1,4 @@
-"""No module is below another and above it: the circles of imports, those in functions, for type checkers and by name counted."""
+"""No module imports another in a circle; imports in functions, for type checkers and by name count."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
     """The strongly connected components of more than one module (Kosaraju): first by end of a walk, then back along arrows."""
 
     def walk(start: str, along: Mapping[str, set[str]], seen: set[str]) -> list[str]:
-        """What is reached from `start` and was not seen, each behind all that is reached from it."""
+        """Return the unseen modules that `start` reaches, each behind all that it reaches."""
         order, open_ = [], [(start, iter(sorted(along[start])))]
         seen.add(start)
         while open_:

@@ -1,4 +1,4 @@
-"""Reruns with changes: the options of the script get other values, and a wrong change is named before anything starts."""
+"""Reruns with changes: the script's options get other values, and a wrong change is refused before anything starts."""
 
 from __future__ import annotations
 

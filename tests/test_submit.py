@@ -17,7 +17,7 @@ from tests.helpers import make_job, write_program, write_tree
 
 
 def refused(tmp_path, job, files=None, experiment="digits", **source):
-    """The refusal of this job; that no run came of it is checked here."""
+    """Return the error that refuses this job. Fail if a run was made."""
     directory = write_tree(tmp_path / "code", files if files is not None else {"train.py": ""})
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - its text is looked at by the caller
         submit(job, SourceCopy(directory=directory, **source), tmp_path / "ws", experiment)
@@ -132,7 +132,7 @@ def test_supported_interpreter_is_accepted(tmp_path, version):
 
 
 class Asked:
-    """A target that would look after the run from here, and refuses it."""
+    """A target that would supervise the run from this machine, and refuses it."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -217,7 +217,7 @@ def test_earlier_outputs_are_refused_as_a_link(tmp_path):
 
 
 def test_temporary_source_folder_is_copied_whole(tmp_path, monkeypatch):
-    # Its large files were linked, and gone with it: a service's model on another machine.
+    # Story: the large files were links, and were lost with the folder: the model of a service on another machine.
     scan = importlib.import_module("paceline.snapshot.scan")  # the package has a function of that name
     monkeypatch.setattr(scan, "_DATA_BYTES", 10)
     monkeypatch.setattr(scan, "MAX_BYTES", 20)

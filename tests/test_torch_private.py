@@ -1,4 +1,4 @@
-"""What is used of torch without being public, signatures included: one of these fails where a release of torch has moved it."""
+"""Private parts of torch that Paceline uses, with signatures: a test fails if a release of torch has changed one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CALLED = [
     ("torch.distributed.tensor.DTensor.__create_chunk_list__", ["self"]),
     ("c10d._get_default_store", []),
     ("c10d._new_process_group_helper", ["group_size", "group_rank", "global_ranks_in_group", "backend", "timeout"]),
-    # What is public, but was not always called so.
+    # Public functions with other names or parameters in older releases.
     ("fsdp.FSDPModule.set_is_last_backward", ["self", "is_last_backward"]),
     ("fsdp.FSDPModule.set_reshard_after_backward", ["self", "reshard_after_backward"]),
     ("fsdp.FSDPModule.set_requires_gradient_sync", ["self", "requires_gradient_sync"]),
@@ -57,7 +57,7 @@ CALLED = [
 
 
 def named(path):
-    """What `torch.a.b` or `torch_private.a` stands for."""
+    """Return the object that `torch.a.b` or `torch_private.a` names."""
     first, *names = path.split(".")
     found = globals()[first]
     for name in names:

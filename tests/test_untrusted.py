@@ -1,4 +1,4 @@
-"""Nothing that somebody else could have written is opened in a way that runs what is in it: pickles above all.
+"""No file that another user could have written is opened in a way that runs its content, as pickles do.
 
 The source is read for every call that can; each that there is stands here, with the reason why it is safe. A new one needs
 a reason, and a line in docs/security.md.

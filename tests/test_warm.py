@@ -1,4 +1,4 @@
-"""The programs that have libraries loaded outlive those who ask them, and are replaced where something has killed them."""
+"""Programs with loaded libraries outlive the processes that use them, and are replaced if they are killed."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_no_workspace_is_made_among_sources(tmp_path: Path) -> None:
     with pytest.raises(WorkspaceError, match=r"\(\.git, train\.py\), among which .* such as '.*/\.paceline'"):
         Workspace(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".git", "train.py"]
-    # One that is there is one, whatever has come into its folder since.
+    # An existing workspace stays one, whatever files its folder gets.
     (tmp_path / "runs").mkdir()
     Workspace(tmp_path)
 
@@ -203,7 +203,7 @@ def test_workspace_of_another_user_is_refused_until_it_is_trusted(foreign, monke
     monkeypatch.chdir(foreign)
     with pytest.raises(WorkspaceError, match=r"belongs to user 12345.*paceline trust .*\.paceline"):
         Workspace.from_config(create=False)
-    # By the variable it is named.
+    # The variable names the workspace.
     monkeypatch.setenv("PACELINE_WORKSPACE", str(foreign / ".paceline"))
     assert Workspace.from_config(create=False).path == foreign / ".paceline"
     monkeypatch.delenv("PACELINE_WORKSPACE")

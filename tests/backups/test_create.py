@@ -229,7 +229,7 @@ def test_keep_removes_old_backups_but_no_content_that_others_need(filled, lab, t
     table.write_text("a,b,c\n")
     second = create(filled.path, LAB, keep=1)
     assert second.removed == (first.backup.id,)
-    # The list of files of the first one alone was not needed any more: another file still has its content.
+    # Only the first backup's list of files is removed: another file still has the content of the removed file.
     assert second.freed_bytes == first.backup.manifest_bytes
     (filled.path / "data/again.csv").unlink()
     third = create(filled.path, LAB, keep=1)

@@ -31,7 +31,7 @@ class Cli:
         self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
-            # As `own_folder` has it: a workspace that a test makes is the command's own.
+            # As in `own_folder`: the command trusts a workspace that a test makes.
             "XDG_STATE_HOME": str(folder / "state"),
             "LANG": "C.UTF-8",
             "TERM": "xterm",
@@ -41,9 +41,9 @@ class Cli:
     def __call__(
         self, *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None, code: int = 0
     ) -> subprocess.CompletedProcess[str]:
-        """What the command answers; fails unless it exits with `code`."""
+        """Return the command's output. Fail unless it exits with `code`."""
         argv, environment, folder = self.argv(*words), {**self.environment, **(env or {})}, cwd or self.folder
-        # Python reads its variables at its start, and a fork starts no Python.
+        # Python reads its environment variables only at its start, and a forked process starts no Python.
         if any(name.startswith("PYTHON") and name != "PYTHONPATH" for name in environment):
             options: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 100}
             done = subprocess.run(argv, env=environment, cwd=folder, check=False, **options)
@@ -54,7 +54,7 @@ class Cli:
         return done
 
     def json(self, *words: object) -> Any:
-        """The value that the command prints with `--json`. Fails unless it has the documented type."""
+        """Return the value that the command prints with `--json`. Fail unless it has the documented type."""
         found = json.loads(self(*words, "--json").stdout)
         kind = type_of([*map(str, words)])
         assert kind is None or not [*misfits(found, kind)], [*misfits(found, kind)]
@@ -75,14 +75,14 @@ class Cli:
         return name
 
     def submit(self, text: str, *words: object) -> str:
-        """The id of a run of this script, which goes on."""
+        """Start a run of this script, and return its id while it goes on."""
         return str(self("submit", *words, self.script(text)).stdout.strip())
 
     def run_folder(self, run_id: str) -> Path:
         return self.folder / ".paceline" / "runs" / run_id
 
     def wait(self, run_id: str, *states: str) -> str:
-        """The run's state, once it is one of these, or an end."""
+        """Return the run's state as soon as it is one of these or the run has ended."""
         wanted = {*states, "Completed", "Failed", "Canceled"}
         deadline = time.monotonic() + 90
         while (status := self._stored(run_id)) not in wanted:
@@ -95,7 +95,7 @@ class Cli:
 
     def run_ids(self) -> list[str]:
         runs = self.folder / ".paceline" / "runs"
-        # One that is being made has a name with a dot, until it is complete.
+        # The folder of an incomplete run has a name with a dot.
         return sorted(name for name in os.listdir(runs) if name[0] != ".") if runs.exists() else []
 
     @staticmethod
@@ -117,7 +117,7 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 
 
 class Gallery(Cli):
-    """Runs that have ended, for what only reads. `good`: one worker, with all there can be. `bad`: two, of which rank 1 fails."""
+    """Ended runs for tests that only read. `good`: one worker, every kind of data. `bad`: two workers, rank 1 fails."""
 
     good = bad = ""
 

@@ -16,7 +16,7 @@ from typing import Any, Union
 from paceline.cli import outputs
 
 _PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
-#: Strings that stand for numbers that JSON does not have.
+#: Strings for the numbers that JSON does not have.
 _NUMBERS = ("NaN", "Infinity", "-Infinity")
 
 

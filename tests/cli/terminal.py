@@ -16,7 +16,7 @@ from tests.cli.conftest import Cli
 
 def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    # Whoever runs the tests under nohup has it ignored, and all below with it.
+    # Under nohup the signal is ignored, by the tests and all processes that they start.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
@@ -25,7 +25,7 @@ class Terminal:
 
     def __init__(self, cli: Cli, *words: str) -> None:
         self._master, slave = pty.openpty()
-        # Else each Ctrl-C throws away what was printed and not read yet.
+        # Otherwise each Ctrl-C discards printed text that is not yet read.
         modes = termios.tcgetattr(slave)
         modes[3] |= termios.NOFLSH
         termios.tcsetattr(slave, termios.TCSANOW, modes)
@@ -46,7 +46,7 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def read_until(self, text: str) -> None:
-        """Read until this comes after what was read before."""
+        """Read until this text appears behind the text that was read before."""
         seen, deadline = len(self.text), time.monotonic() + 90
         while text not in self.text[seen:]:
             ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
@@ -58,7 +58,7 @@ class Terminal:
             while data := self._read():
                 self.text += data
         except OSError:
-            pass  # Linux's way to say that the other side of a terminal is closed
+            pass  # on Linux: the other side of the terminal is closed
         return self.process.wait(timeout=180)
 
     def hang_up(self) -> None:

@@ -51,7 +51,7 @@ def test_cancel_of_an_ended_run_reports_its_state(cli: Cli) -> None:
 
 
 def test_run_with_a_killed_ray_head_ends_only_by_cancel_with_force(cli: Cli) -> None:
-    # Nothing listens at the head's address any more: the run was NotResponding for ever.
+    # Story: when nothing listened at the head's address any more, the run stayed NotResponding for ever.
     folder, fd = make_run(Workspace(".paceline").runs_dir, "lab_1_5eed", states.RUNNING, target="ray")
     os.close(fd)
     write_json(folder.target, Configured(name="ray", kind="ray", settings={"address": "http://127.0.0.1:9"}).to_json())
@@ -112,7 +112,7 @@ def test_interrupting_logs_follow_does_not_cancel_the_run(cli: Cli) -> None:
 
 @pytest.fixture
 def terminal(cli: Cli, request: pytest.FixtureRequest) -> Iterator[Terminal]:
-    """`paceline run` of a script that sleeps, once it is there."""
+    """`paceline run` of a script that sleeps, as soon as its run exists."""
     text = getattr(request, "param", SLEEP)
     terminal = Terminal(cli, "run", "--grace", "600" if text == SLEEP else "2", cli.script(text))
     terminal.read_until("there")
@@ -171,7 +171,7 @@ def test_enter_keeps_following_and_the_next_ctrl_c_cancels_unasked(cli: Cli, ter
 
 @pytest.mark.parametrize("terminal", [DEAF], indirect=True)
 def test_held_down_ctrl_c_cancels_like_two_presses(cli: Cli, terminal: Terminal) -> None:
-    # Each of them may come in the middle of what the one before has begun.
+    # Each Ctrl-C may come in the middle of what the previous one has begun.
     terminal.press("\x03")
     terminal.read_until(QUESTION)
     for number in range(300):

@@ -96,7 +96,7 @@ for batch in par.epoch(0):
 """
 MEAN = "torch.nn.functional.cross_entropy(output, target)"
 ADAM = "optimizer = torch.optim.Adam(model.parameters())"
-#: It computes in bfloat16 by itself; the comparison lets it compute in float64.
+#: The model computes in bfloat16; the comparison lets it compute in float64.
 MUON = """
 optimizer = torch.optim.Muon([param for param in model.parameters() if param.dim() == 2], lr=0.1)
 """
@@ -130,7 +130,7 @@ def _script(cli: Any, *, loss: str = MEAN, strategy: str = "DataParallel()", epo
 
 
 def _checked(cli: Any, *words: str) -> tuple[int, str]:
-    # Each starts three to five processes that would load torch and what its first optimizer loads.
+    # Each test starts three to five processes, each of which would load torch and the modules of its first optimizer.
     process = cli.start("check", *words, env=forking_variables())
     out, error = process.communicate(timeout=900)
     assert "Traceback" not in error
@@ -153,7 +153,7 @@ def test_check_passes_an_equal_script_and_reports_an_unequal_one(cli: Any) -> No
     assert told["layout"] == "data 2"
     runs = cli.json("list")
     assert {run["run_id"] for run in runs} >= set(told["runs"])
-    # What was compared is as large as the model, and goes.
+    # The compared tensors are as large as the model, and are deleted.
     assert not list(cli.folder.glob(".paceline/runs/*/outputs/check"))
 
 

@@ -12,7 +12,7 @@ from tests.cli.conftest import PROGRAM, Cli, Gallery
 
 
 def completed(cli: Cli, words: str, position: int) -> list[str]:
-    """What bash is offered for these words, of which it completes the one at `position`."""
+    """Return the completions that bash gets for the word at `position` of these words."""
     variables = {"_PACELINE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(position)}
     lines = cli(env=variables).stdout.splitlines()
     return [word for kind, _, word in (line.partition(",") for line in lines) if kind == "plain"]

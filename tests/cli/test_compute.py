@@ -116,7 +116,7 @@ def test_existing_target_is_replaced_only_with_replace(compute, cli):
 
 
 def test_add_reports_nodes_that_are_down_with_the_reason(compute):
-    # Story: `0 of 1 nodes up` was all that a misspelled host was told as.
+    # Story: for a misspelled host the only message was `0 of 1 nodes up`.
     told = compute(
         "add", "lab", "--kind", "toy", "--label", "x", "--nodes", "5", "--broken", "down"
     ).stderr.splitlines()

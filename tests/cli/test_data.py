@@ -115,7 +115,7 @@ def test_the_commands_of_the_page_on_data_run(data, cli):
         for line in block.text.splitlines():
             program, *words = shlex.split(line.removeprefix("$ "))
             assert program == "paceline"
-            # A folder of the test's own in the place of the page's.
+            # A folder of the test in place of the one on the page.
             shown.append(cli(*[str(cli.folder / "mnt") if word == "/mnt/lab" else word for word in words]).stdout)
     assert len(shown) == 9
     assert shown[2] == "      1 B  train/sub/a.png\n"

@@ -1,4 +1,4 @@
-"""`--input` and `--output`: what the words come to, and what is refused."""
+"""`--input` and `--output`: the references that they make, and the values that are refused."""
 
 from __future__ import annotations
 

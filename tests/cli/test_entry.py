@@ -117,7 +117,7 @@ def test_installed_program_runs_in_a_copy_of_the_working_directory(
 
 
 def test_program_is_looked_up_in_the_runs_environment(cli: Cli) -> None:
-    """Elsewhere, or in an environment yet to be made, it may be there; what is a mistyped script is not."""
+    """On another machine or in an environment yet to be built, the program may exist; a mistyped script may not."""
     for name, said in (
         (
             "trian",
@@ -132,7 +132,7 @@ def test_program_is_looked_up_in_the_runs_environment(cli: Cli) -> None:
         assert said in cli("run", name, code=2).stderr
         assert cli.run_ids() == []
     assert "neither a program on the PATH" in cli("run", "trian", "--dry-run", code=2).stderr
-    # In the source folder a file of that name counts, which is no program here.
+    # A file of that name in the source folder is found, although it is no program here.
     cli.script("text", "cat")
     assert "or a binary" in cli("run", "cat", code=2).stderr
     own = cli.script("#!/bin/sh\necho own", "tools/own-tool")

@@ -61,7 +61,7 @@ def test_file_removed_during_the_copy_is_not_listed(gallery, tmp_path, monkeypat
     gone = dataclasses.replace(chosen[0], name="outputs/gone.pt", path=folder.outputs / "gone.pt")
     monkeypatch.setenv("PACELINE_WORKSPACE", str(gallery.folder / ".paceline"))
     monkeypatch.setattr(downloads, "files", lambda folder, patterns: [gone, *chosen])
-    for count in (3, 3):  # the second time they are there already
+    for count in (3, 3):  # the second time the files exist already
         files.download(run_id=gallery.good, names=[], to=tmp_path / "to", overwrite=False, as_json=True)
         listed = json.loads(capsys.readouterr().out)
         assert [one["name"] for one in listed] == [file.name for file in chosen]

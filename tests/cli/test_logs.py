@@ -1,4 +1,4 @@
-"""logs: what the workers print, from the start, followed live, of all or of one, whole or by a pipe that is cut."""
+"""logs: the output of all workers or of one, from the start or followed live, on a pipe that may be closed early."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_logs_follow_shows_all_attempts_from_the_start(cli: Cli) -> None:
     (outputs / "go1").touch()
     assert early.stdout.readline() == "went on 1\n"
     assert early.stdout.readline() == "attempt 2\n"
-    # One that comes late sees the same.
+    # A reader that comes late sees the same lines.
     late = cli.start("logs", "-f", run_id)
     (outputs / "go2").touch()
 
@@ -329,7 +329,7 @@ def test_a_tags_control_characters_are_shown(nasty: Gallery) -> None:
 
 
 def test_run_with_json_escapes_terminal_output(nasty: Gallery) -> None:
-    """Story: it went by where standard output goes, a pipe to jq, but the lines go to standard error."""
+    """Story: the command looked at standard output, a pipe to jq, but the lines go to standard error."""
     ours, theirs = os.openpty()
     with nasty.start("rerun", nasty.good, "--json", stderr=theirs) as process:
         os.close(theirs)

@@ -31,7 +31,7 @@ SOME = (
 
 
 def read(*words: str) -> dict[str, Any]:
-    """Return what a verb with the options `SOME` gets for these words."""
+    """Return the values that a verb with the options `SOME` gets for these words."""
     taken: dict[str, Any] = {}
 
     @takes(*SOME)

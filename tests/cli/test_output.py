@@ -1,4 +1,4 @@
-"""Output whose reader goes away, and other pipes, which are no reason to end."""
+"""Output whose reader closes the pipe ends the command; other closed pipes do not."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_run_uses_the_supervisor_loaded_ahead(cli: Cli) -> None:
 
     words = seen.read_text().split("\0")
     assert words[1:4] == ["-m", "paceline.supervisor", str(cli.run_folder(run_id))]
-    # It was handed a socket and the modules of this machine, so it was started before its run was there.
+    # It got a socket and this machine's modules, so it was started before its run existed.
     assert words[5:-1] == [*supervisors.FOR_THIS_MACHINE]
 
 
@@ -98,7 +98,7 @@ def test_no_supervisor_is_loaded_ahead_without_a_valid_workspace(
 
 
 def test_refused_run_leaves_no_early_supervisor(cli: Cli) -> None:
-    """No run, and no process: the fixture looks for those."""
+    """No run is left, and no process: the fixture looks for processes."""
     cli("run", "-q", cli.script(""))
     before = cli.run_ids()
     for words in (["--backend", "smoke"], ["--python", "nopython"], ["--restart-on-exception"]):

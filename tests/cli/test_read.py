@@ -1,4 +1,4 @@
-"""status, list and show: what they say in words, and the keys of their JSON, which only ever grow."""
+"""status, list and show: their text, and the keys of their JSON, to which versions only add."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""rm, prune, list --long: what runs take, and how it is given back."""
+"""rm, prune, list --long: the disk space of runs, and how it is freed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def runs(cli: Cli) -> list[str]:
 
 
 def answered(cli: Cli, answer: str, *words: object) -> tuple[int, str]:
-    """The exit code, and what the command writes to a terminal on which somebody answers so."""
+    """Return the exit code and the output of a command on a terminal, on which a user gives this answer."""
     ours, theirs = os.openpty()
     process = cli.start(*words, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)

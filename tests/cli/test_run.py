@@ -1,4 +1,4 @@
-"""run, submit and rerun: what they start, what they print where, and what they exit with."""
+"""run, submit and rerun: what they start, where they print, and their exit codes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_arguments_after_two_dashes_go_to_the_script(cli: Cli) -> None:
         (["bash", "-c", "echo $PACELINE_RANK of $#", "name", "a b"], "0 of 1"),
         # One word is a line for the shell.
         (["cd src && ls"], "go.sh"),
-        # A program of the machine's by its path: its folder is nothing to copy.
+        # A program of the machine, named by its path: its folder is not copied.
         (["/bin/echo", "a b"], "a b"),
         # Run in the current folder, not in the program's.
         (["./src/go.sh", "c"], "c beside"),
@@ -233,7 +233,7 @@ def test_the_experiment_is_named_after_the_folder(cli: Cli, folder: str, experim
 
 
 def test_parameter_servers_are_labeled_in_run_and_logs(cli: Cli) -> None:
-    # The workers wait for the server's word: it is ended as soon as they are done.
+    # The workers wait for the server's message: it is ended as soon as they have finished.
     script = cli.script(
         """
         import json, os, time
@@ -329,7 +329,7 @@ def test_run_reports_attempts_and_logs_shows_each(cli: Cli) -> None:
 def test_dry_run_prints_the_engines_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A class of its own: what a protocol has once said of a class it says again, also when the methods are gone.
+    # A new class, because a protocol remembers its answer for a class even when the methods are gone.
     class LocalQueue(local.ThisMachine):
         def script(self, job: Job) -> str:
             return f"#!/bin/sh\nrun {job.entry_script}\n"

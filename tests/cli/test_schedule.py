@@ -179,7 +179,7 @@ def test_schedule_list_warns_if_the_timer_never_ran(lab: Cli) -> None:
 def test_tick_after_a_killed_tick_starts_the_due_run(lab: Cli) -> None:
     add(lab, "0 3 1 1 *", "job.yaml")
     make_old(lab)
-    # Half of the kills fall into the submission of the run, which takes the last part of a look.
+    # Half of the kills come during the submission of the run, the last part of a look.
     chance = random.Random(7)
     began = time.monotonic()
     lab("schedule", "list")

@@ -1,4 +1,4 @@
-"""Values that are handed over without being recorded: where they arrive, and where they are never to be found."""
+"""Secret values arrive where they are needed, and are recorded nowhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 VALUE = "hf_t0p\"secret ${x}'é"
 TOLD = hashlib.sha256(VALUE.encode()).hexdigest()
-#: Says that it has the value without saying it, and waits until it is let go.
+#: Reports that it has the value without printing it, and waits for permission to end.
 SCRIPT = """
     import hashlib, os, time
     print(hashlib.sha256(os.environ["HF_TOKEN"].encode()).hexdigest(), flush=True)
@@ -35,7 +35,7 @@ SCRIPT = """
 
 
 def holders(folder: Path) -> list[str]:
-    """Files below the folder that have the value in them, as it is or as JSON has it."""
+    """Files below the folder that contain the value as it is or as JSON writes it."""
     wanted = (VALUE.encode(), json.dumps(VALUE)[1:-1].encode(), b"t0p")
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     found = [path for path in files if any(w in path.read_bytes() for w in wanted)]
@@ -225,12 +225,12 @@ def test_secret_search_takes_linear_time_on_a_long_line(text: str) -> None:
     assert not credentials_in(text)
 
 
-#: All printable characters between two words that are looked for: whoever writes a part of it writes one of them.
+#: All printable characters between two words that the test looks for: any written part of the value has one of the words.
 PLANTED = f"PLANTED{''.join(map(chr, range(32, 127)))}DETNALP"
 
 
 class Told:
-    """`paceline` and its page, and all that they have said, in which the planted secret must not be."""
+    """`paceline` and its page, and all their output, which must not contain the planted secret."""
 
     def __init__(self, cli: Cli) -> None:
         self.cli = cli
@@ -263,7 +263,7 @@ class Told:
             *(f"/runs/{run_id}/look/{name}" for run_id in ids for name in names_of(self.cli.run_folder(run_id))),
             *(f"/runs/{run_id}/file/{name}" for run_id in ids for name in names_of(self.cli.run_folder(run_id))),
         }
-        # One event loop for all requests: streams of events wait for an event of the server's.
+        # One event loop for all requests: streams of events wait for an event of the server.
         with client:
             self._get(client, sorted(paths), ids, services)
 

@@ -68,7 +68,7 @@ def test_a_registered_model_is_served_until_ctrl_c(registered: Cli) -> None:
 def test_serve_check_prints_success_or_the_fault(registered: Cli) -> None:
     done = registered("serve", "digits", "--entry", "src/score.py", "--check", "[1]")
     assert re.fullmatch(r'script: loaded in .* s; the sample was answered 200 in .* ms:\n"the model"\n', done.stdout)
-    # The file lies one folder higher in a model that is not registered.
+    # In a model that is not registered, the file lies one folder higher.
     words = ("serve", "./model", "--entry", "score.py", "--source", "src", "--check", "@sample.json", "--json")
     found = json.loads(registered(*words, code=1).stdout)
     assert found["problem"].startswith("FileNotFoundError: ")

@@ -1,4 +1,4 @@
-"""What `show` says of a run's environment and data."""
+"""What `show` prints about a run's environment and data."""
 
 from __future__ import annotations
 

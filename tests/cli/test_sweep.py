@@ -23,7 +23,7 @@ paceline.Run.get_context().log("loss", x * x)
 
 @pytest.fixture
 def cli(cli: Cli) -> Cli:
-    """Without PNGs of the sweeps, which nobody looks at here."""
+    """Without PNGs of the sweeps: no test here reads them."""
     hide_matplotlib(cli.folder / ".paceline")
     return cli
 
@@ -70,7 +70,7 @@ def test_sweep_dry_run_run_show_and_best_agree(cli: Any) -> None:
     assert f"Sweep {sweep}" in (cli.folder / "drawn.html").read_text()
     assert "can't be written" in cli("sweep", "show", sweep, "--html", "nowhere/drawn.html", code=2).stderr
     assert "is a folder" in cli("sweep", "show", sweep, "--html", ".", code=2).stderr
-    # The latest sweep, where none is named; and every verb as JSON.
+    # Without a name, a verb takes the latest sweep; and every verb can print JSON.
     assert cli("sweep", "best").stdout == best.stdout
     assert cli("sweep", "show").stdout == cli("sweep", "show", sweep).stdout
     assert f"is a sweep. Ask for further trials, paceline sweep more {sweep}" in cli("rerun", sweep, code=1).stderr
@@ -250,7 +250,7 @@ def test_sweep_show_includes_resumed_trials(cli: Any) -> None:
             ),
         },
     )
-    # Each trial is told at first that its end is at the first rung.
+    # Each trial is first told to end at the first rung.
     dry = cli("sweep", "run", "sweep.yaml", "--dry-run").stdout.splitlines()
     assert dry == ["train.py --x 0.4 --epochs 2", "train.py --x 0.3 --epochs 2"]
     done = cli("sweep", "run", "sweep.yaml", "-e", "tuned")

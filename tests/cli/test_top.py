@@ -1,4 +1,4 @@
-"""top and profile: what a run's workers take, and where their time goes, at a shell."""
+"""top and profile in a shell: the load of a run's workers, and how they spend their time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_top_and_profile_work_on_running_and_refuse_ended_runs(cli: Cli) -> None
         terminal.read_until("RANK  NODE")
         terminal.press("\x03")
         assert terminal.exit_code() == 130
-        # The cursor and the screen that was there before are back, and the last of it stays.
+        # The cursor and the previous screen are restored, and the last table stays.
         assert "\x1b[?25l" in terminal.text
         _, _, after = terminal.text.rpartition("\x1b[?25h\x1b[?1049l")
         assert "RANK  NODE" in after

@@ -49,7 +49,7 @@ def test_version_option_does_not_load_the_parser(cli: Cli) -> None:
     modules = modules_after(cli, "--version")
     assert not modules & {"click", "rich", "logging", "typing", "re", "importlib.metadata"}
     assert of_verbs(modules) == set()
-    # Beside something else the parser says the same.
+    # Together with other words, the parser prints the same.
     assert cli("--version", "status").stdout == cli("--version").stdout
 
 
@@ -60,7 +60,7 @@ def test_help_and_each_verb_load_no_other_verb(cli: Cli) -> None:
     assert of_verbs(modules) == {"paceline.cli.read"}
     modules = modules_after(cli, "run", "--help")
     assert of_verbs(modules) == {"paceline.cli.quick"}
-    # What takes long to import, and which only other verbs use.
+    # Modules that take long to import and that only other verbs use.
     assert not modules & {"rich", "yaml", "asyncio", "importlib.metadata", "paceline.environments.store"}
 
 
@@ -93,7 +93,7 @@ def test_help_of_a_long_verb_has_sections(cli: Cli, verb: str, options: tuple[Ve
     text = cli(*verb.split(), "--help").stdout
     titles = [option.section for option in options if option.section]
     assert re.findall(r"^(\S.*):$", text, re.M) == ["Example", "Arguments", *titles]
-    # Short enough to be found in: no section has more than a third of the options.
+    # Sections are short, so that readers find an option: none has more than a third of the options.
     sizes = [len(re.findall(r"^  -", part, re.M)) for part in re.split(r"^\S.*:$", text, flags=re.M)]
     assert max(sizes) <= sum(sizes) / 3
 
@@ -102,7 +102,7 @@ def test_help_of_a_long_verb_has_sections(cli: Cli, verb: str, options: tuple[Ve
 @pytest.mark.parametrize("words", [("run", "--help"), ("--help",), ("service", "--help"), ("list", "--help")])
 def test_help_fits_into_a_narrow_terminal(cli: Cli, words: tuple[str, ...]) -> None:
     wide = [line for line in cli(*words, env={"COLUMNS": "40"}).stdout.splitlines() if len(line) > 40]
-    # What can't be broken: one option's own words.
+    # Words that can't be split over lines: those of one option.
     assert [line for line in wide if not line.lstrip().startswith("--")] == []
 
 

@@ -130,7 +130,7 @@ def test_unpacked_workspace_of_another_machine_is_shown_but_starts_no_program(cl
         assert "you have not made the workspace" in cli(*words, cwd=cli.folder / "unpacked", code=2).stderr
     assert not (cli.folder / "ran").exists()
 
-    # Without this rule they are started: the records are whole.
+    # Without this rule the programs are started: the records are valid.
     cli("trust", cli.folder / "unpacked/.paceline")
     cli("list", cwd=cli.folder / "unpacked")
     assert (cli.folder / "ran").exists()
@@ -147,7 +147,7 @@ def test_workspace_of_a_moved_project_is_still_trusted(cli: Cli, moved: str) -> 
     # A copy is another folder.
     shutil.copytree(cli.folder / moved, cli.folder / "copy", symlinks=True)
     assert "an archive, a clone or a copy" in cli("rm", "train", cwd=cli.folder / "copy", code=2).stderr
-    # A person's word counts.
+    # A workspace that the user has named is trusted.
     cli("list", cwd=cli.folder / "copy", env={"PACELINE_WORKSPACE": ".paceline"})
     cli("run", "-q", cli.folder / "src/train.py", cwd=cli.folder / "copy", env={"PACELINE_WORKSPACE": ".paceline"})
 

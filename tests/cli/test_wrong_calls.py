@@ -22,7 +22,7 @@ InProcess: TypeAlias = Callable[..., str]
 
 @pytest.fixture
 def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> InProcess:
-    """Call the command line in this process, where starting another one for each call would take long; its error message."""
+    """Call the command line in this process, which is faster than a new one for each call, and return its error message."""
     main = importlib.import_module("paceline.cli.main")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PACELINE_WORKSPACE", raising=False)
@@ -350,7 +350,7 @@ def test_misspelled_choice_suggests_the_nearest(in_process: InProcess, line: str
 
 
 def text_options() -> list[tuple[str, ...]]:
-    """Return each option that takes a text, behind the words of its verb."""
+    """Return each option that takes a text, together with the words of its verb."""
     found: list[tuple[str, ...]] = []
     for name in VERBS:
         verb = app.load(name)
@@ -437,7 +437,7 @@ def test_help_of_each_verb_fits_80_columns(cli: Cli, verb: str) -> None:
     text = cli(*verb.split(), "--help").stdout
 
     assert text.startswith(f"Usage: paceline {verb}".rstrip())
-    # Each option in words, and wrapped for a terminal that is not there.
+    # The text is wrapped although no terminal is there.
     assert "--help" in text
     assert max(map(len, text.splitlines())) <= 80
     if not verb:

@@ -23,7 +23,7 @@ def behave(x: object) -> object:
 
 
 def lines(tmp_path, values, function=behave, **options):
-    """The lines of these calls, and the error of the run."""
+    """Return the lines of these calls and the error of the run."""
     given = [{"args": [value], "kwargs": {}} for value in values]
     error = None
     try:
@@ -82,7 +82,7 @@ def test_no_more_calls_run_at_a_time_than_asked_for(tmp_path):
     def count(x):
         mine = tmp_path / "live" / str(x)
         mine.touch()
-        # The first two wait for company: two calls do run at a time.
+        # The first two calls wait for each other: two calls do run at a time.
         deadline = time.monotonic() + 5
         while (there := len(list((tmp_path / "live").iterdir()))) < 2 and x < 2 and time.monotonic() < deadline:
             time.sleep(0.005)

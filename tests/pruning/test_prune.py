@@ -27,7 +27,7 @@ DAY = 86400
 def make(
     workspace: Path, number: int, *, days: float = 0, status: str = states.COMPLETED, size: int = 0, **values
 ) -> str:
-    """The id of a run that ended so long ago, with a file of this size; its lock is free unless it lives."""
+    """Make a run that ended so long ago, with a file of this size, and return its id. Its lock is free unless it lives."""
     experiment = values.pop("experiment", "digits")
     run_id = f"{experiment}_{1_700_000_000 + number}_0000000{number % 10}"
     when = dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=days)
@@ -87,7 +87,7 @@ def test_keep_last_keeps_the_newest_runs_of_each_experiment(tmp_path):
     assert gone(prune(tmp_path, PrunePolicy(experiment="other"), ["runs"], dry_run=True)) == [
         "other_1700000005_00000005"
     ]
-    # All criteria have to let it.
+    # A run is removed only if all criteria allow it.
     assert len(gone(prune(tmp_path, PrunePolicy(keep_last=1, older_than_s=7.5 * DAY), ["runs"], dry_run=True))) == 2
 
 
@@ -316,7 +316,7 @@ def test_run_that_made_a_model_is_kept_with_its_snapshot(tmp_path):
 @pytest.mark.promise("pruning-never-takes-version-nor")
 def test_prune_removes_unused_model_content_and_killed_registrations_but_no_version(tmp_path, monkeypatch):
     first, second = registered(tmp_path, "1" * 500), registered(tmp_path, "2" * 300)
-    # As a process that was killed between the two steps of a removal leaves it, and one that was killed while it copied.
+    # The files after a kill between the two steps of a removal, and after a kill during a copy.
     registry.versions_of(tmp_path).take_away("digits", first.version, registry.parts_dir(tmp_path) / "gone-1")
     write_tree(registry.parts_dir(tmp_path), {"0000aaaa-1/files/part": "p" * 7})
     monkeypatch.setattr(staging, "_ABANDONED_S", -1.0)

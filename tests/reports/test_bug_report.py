@@ -1,4 +1,4 @@
-"""What is sent with a fault: enough to look into it, and nothing of the user's."""
+"""The report of a fault is enough to examine it, and has nothing private of the user."""
 
 from __future__ import annotations
 

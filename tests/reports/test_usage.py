@@ -1,4 +1,4 @@
-"""What runs have held, and what was lost of it."""
+"""The GPU and core time of runs, and the part of it that was lost."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_each_lost_hour_counts_once_under_its_cause(tmp_path: Path) -> None:
 def test_usage_is_summed_by_user_and_week(tmp_path: Path) -> None:
     ended(tmp_path, 1, states.FAILED, attempt(1, 1, 2, cores=4, gpus=0), submitted_by="ann")
     ended(tmp_path, 2, states.CANCELED, attempt(1, 1, 2, cores=4, gpus=0), submitted_by="bob")
-    # An attempt of an earlier version: a core a worker.
+    # An attempt recorded by an earlier version: one core for each worker.
     ended(tmp_path, 3, states.COMPLETED, attempt(1, 1, 9), submitted_by="bob", job=make_job())
     # On its last day, another week.
     ended(tmp_path, 4, states.COMPLETED, attempt(1, 1, 2, cores=1, gpus=1), submitted_by="bob", created_utc=at(-1))
@@ -91,7 +91,7 @@ def test_usage_has_idle_gpu_hours_and_data_waits(tmp_path: Path) -> None:
     )
     lines = [{"time_utc": at(hour), "status": status} for status, hour in (("Preparing", 0), ("Starting", 1))]
     folder.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    # Two inputs on one node, one on another that was ready before: half an hour is what both have waited.
+    # Two inputs on one node, one on another node that was ready earlier: both have waited half an hour.
     inputs = [{"node_rank": 0, "fetch_s": 600}, {"node_rank": 0, "fetch_s": 1200}, {"node_rank": 1, "fetch_s": 60}, {}]
     folder.data.write_text(json.dumps({"inputs": inputs}))
     log = MetricLog(folder.node_log(0))

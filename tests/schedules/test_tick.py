@@ -59,13 +59,13 @@ class Lab:
             self.end(run_id)
 
     def tick(self, *, minutes: float = 0.0) -> list[str]:
-        """What has started since the last look."""
+        """Return what has started since the last look."""
         before = len(self.started)
         self.problems = ticking.tick(self.schedules.workspace_dir, self.start, NOW + dt.timedelta(minutes=minutes))
         return self.started[before:]
 
     def states(self, name: str = "job") -> list[tuple[str, str, str]]:
-        """Status, text and reason of each occurrence, the newest first."""
+        """Return status, text and reason of each occurrence, the newest first."""
         return [(one.status, one.what, one.reason) for one in self.schedules.occurrences(name).latest(50)]
 
 
@@ -243,7 +243,7 @@ def test_removed_schedule_leaves_nothing_to_one_of_the_same_name(lab: Lab) -> No
         lab.add(cron="0 * * * *", time_zone="UTC")
     lab.schedules.remove("job")
     assert len(lab.schedules) == 0
-    # As a removal leaves it that was killed.
+    # The files after a removal that was killed.
     (lab.schedules.folder("job") / "done").mkdir(parents=True)
     (lab.schedules.folder("job") / "done" / "time-20260110T120000Z.json").write_text("{}")
     lab.end_all()
@@ -278,7 +278,7 @@ def test_second_process_does_not_take_an_occurrence_again(lab: Lab) -> None:
         assert lab.tick() == [], "another look goes on"
 
 
-#: Kills a look before and after each of its changes of files, one after another, and the next look as well; then counts the runs.
+#: Kill a look before and after each of its changes of files in turn, and also the next look; then count the runs.
 KILLED = """
 import datetime as dt, os, signal, sys
 from pathlib import Path

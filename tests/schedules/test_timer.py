@@ -128,7 +128,7 @@ def test_systemd_timer_without_lingering_gives_advice(home: Path) -> None:
 
 @pytest.fixture
 def cron() -> Iterator[None]:
-    """A running cron. The crontab of this user is afterwards as before."""
+    """A running cron. In the end the crontab of this user is restored."""
     if not shutil.which("crontab") or not shutil.which("cron", path=f"{os.environ['PATH']}:/usr/sbin"):
         pytest.skip("cron is not installed: apt install cron")
     runs = subprocess.run(["pgrep", "-x", "cron"], capture_output=True, check=False).returncode == 0

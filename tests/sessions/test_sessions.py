@@ -24,7 +24,7 @@ from tests.helpers import write_tree
 
 __all__ = ["cli"]
 
-#: Stands in for JupyterLab: answers the requests of a session with the token, at the port that it is given.
+#: Stands in for JupyterLab: answers a session's requests that have the token, at the given port.
 JUPYTERLAB = """
 import http.server, json, os, sys
 
@@ -96,7 +96,7 @@ def test_ssh_config_of_a_session_connects_through_paceline_exec():
 
 
 def open_session(cli: Cli, *words: object) -> tuple[subprocess.Popen[str], str, str]:
-    """Start `paceline dev`; the process, the session's run, and the address that it printed."""
+    """Start `paceline dev`. Return the process, the session's run, and the address that it printed."""
     process = cli.start("dev", *words)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -118,7 +118,7 @@ def test_session_serves_keeps_its_notebook_and_resumes(cli: Cli) -> None:
     write_tree(cli.folder, {"jupyterlab/__init__.py": "", "jupyterlab/__main__.py": JUPYTERLAB})
     process, run_id, url = open_session(cli, "--idle", "0")
     assert fetched(url) == "/lab"
-    # The address without the token, of a process of another user, is of no use.
+    # Without the token the address is useless for a process of another user.
     with pytest.raises(urllib.error.HTTPError, match="403"):
         fetched(url.partition("?")[0])
     assert "token" not in (cli.run_folder(run_id) / "job.json").read_text().lower().replace("jupyter_token", "")

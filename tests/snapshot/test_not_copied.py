@@ -1,4 +1,4 @@
-"""What a run's snapshot leaves out, and which of it the working folder links to."""
+"""Files that a run's snapshot leaves out, and the links to some of them in the working folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.helpers import write_tree
 
 
 def left(top: Path, *opened: str, wanted: str = "", out: tuple[Path, ...] = ()) -> dict[str, str]:
-    """Return path -> why of what is not copied; "-" stands before the reason where it is not linked either."""
+    """Return path -> reason of the files that are not copied; "-" before the reason if there is no link either."""
     tree = scan(top, top / "none", top.parent / "ws", out, frozenset(opened), frozenset({wanted} - {""}))
     found = {one.path: f"{'' if one.is_linked else '-'}{one.why}" for one in tree.not_copied}
     assert not found.keys() & (tree.files.keys() | tree.links.keys() | set(tree.directories))
@@ -183,7 +183,7 @@ def test_list_of_an_older_or_newer_paceline_is_read(tmp_path: Path) -> None:
 def sent(
     top: Path, *send: str, limit: int | None = None, monkeypatch: pytest.MonkeyPatch | None = None
 ) -> dict[str, str]:
-    """What is not copied -> "" where it is sent, else why not."""
+    """Return files that are not copied -> "" if sent, else the reason why not."""
     if limit is not None and monkeypatch is not None:
         monkeypatch.setattr(linked, "SEND_BYTES", limit)
     tree = scan(top, top / ".none", top / ".ws", (), frozenset(), frozenset(send))
@@ -207,13 +207,13 @@ def test_secrets_results_environments_and_hidden_folders_are_never_sent_unasked(
     (top / ".gitignore").write_text("\n".join({"/data", "/nested", *(f"/{name.split('/')[0]}" for name in ignored)}))
     found = sent(top)
     assert {name for name, why in found.items() if not why} == {"data", "nested"}
-    # Of a folder that is sent, such names stay as well.
+    # Files of such names are left out of a sent folder as well.
     assert dict(linked.sent_files(top, "nested", named=False)) == {}
     write_tree(
         top / "data", {".env": "", "sub/.git/config": "", "sub/.cache/a": "", "sub/a.bin": "", "kaggle.json": ""}
     )
     assert {name for name, _ in linked.sent_files(top, "data", named=False)} == {"x.txt", "y.txt", "sub/a.bin"}
-    # What the user names is sent; what lies below and is a secret, a repository or an environment is not.
+    # A folder that the user names is sent, without the secrets, repositories and environments below it.
     assert {name for name, _ in linked.sent_files(top, "data", named=True)} == {
         "x.txt",
         "y.txt",
@@ -308,7 +308,7 @@ SECRETS = (
 @pytest.mark.promise("snapshot-holds-file-secret-s")
 @pytest.mark.parametrize("repository", ["none", "own", "above", "amlignore"])
 def test_untracked_secrets_are_linked_and_listed_first(top: Path, repository: str) -> None:
-    # They were copied into the snapshot without a word, and kept there.
+    # Story: they were copied into the snapshot without a message, and kept there.
     for name in (*SECRETS, "secrets.py", "key.py", "tracked.pem"):
         (top / name).parent.mkdir(exist_ok=True)
         (top / name).write_text("x")

@@ -37,7 +37,7 @@ def test_relative_link_inside_the_tree_is_included(tmp_path, target):
 
 
 def test_an_absolute_link_inside_the_tree_becomes_relative(tmp_path):
-    # As it is, it would lead from the copy back to the original.
+    # Unchanged, the link would lead from the copy back to the original.
     top = write_tree(tmp_path / "code", {"a": "", "d/b": ""})
     (top / "d/l").symlink_to(top / "a")
     assert scanned(top).links == {"d/l": "../a"}

@@ -26,7 +26,7 @@ def snap(top: Path, workspace: Path | None = None) -> Snapshot:
 
 
 def contents(top: Path) -> dict[str, object]:
-    """path -> its bytes and mode, its link's target, or None for a folder; all that a snapshot is to keep."""
+    """Return path -> bytes and mode, target of a link, or None for a folder: all that a snapshot must keep."""
     found: dict[str, object] = {}
     for path in top.rglob("*"):
         name = os.fspath(path.relative_to(top))
@@ -95,7 +95,7 @@ def test_links_in_a_snapshot_point_into_the_snapshot(tmp_path):
     top = write_tree(tmp_path / "code", {"a": "old", "d/x": ""})
     (top / "relative").symlink_to("a")
     (top / "d/absolute").symlink_to(top / "a")
-    # The story: a relative link that goes out of the tree by its name and in again was copied as it is, and led nowhere.
+    # The story: a relative link that leaves the tree by name and enters it again was copied unchanged, and led nowhere.
     (top / "d/roundabout").symlink_to("../../code/a")
     copy = snap(top).path
     (top / "a").write_text("new")

@@ -1,4 +1,4 @@
-"""Names that go away, and experimental names, as the page on stability promises them."""
+"""Names that will be removed, and experimental names, as promised by the page on stability."""
 
 from __future__ import annotations
 

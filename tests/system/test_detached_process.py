@@ -13,7 +13,7 @@ from tests.helpers import run_python, start_python, wait_until, write_tree
 
 
 def test_ended_process_is_reaped_at_the_next_start(tmp_path: Path) -> None:
-    """A program that submits many sweeps, such as a notebook's, would else collect one of each."""
+    """Otherwise a program that submits many sweeps, such as a notebook, would collect a zombie of each."""
     write_tree(tmp_path, {"library/ends.py": "", "x_1/here": ""})
 
     def start() -> int:
@@ -23,7 +23,7 @@ def test_ended_process_is_reaped_at_the_next_start(tmp_path: Path) -> None:
             ).pid
 
     first = start()
-    # Waited for and left where it is: WNOWAIT takes nothing off the system.
+    # Wait for the process, but leave it as it is: WNOWAIT does not collect it.
     wait_until(lambda: os.waitid(os.P_PID, first, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None, "it has ended")
     second = start()
     try:

@@ -174,7 +174,7 @@ def test_make_own_creates_a_private_folder_or_accepts_an_existing_one(tmp_path):
 
 @pytest.mark.promise("folder-somebody-else-may-write")
 def test_folder_writable_by_others_is_refused(tmp_path):
-    # It was taken as it was found: whoever had made it in /tmp before could read and change what lay in it.
+    # Story: an existing folder was used: another user who had made it in /tmp could read and change its files.
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "link").symlink_to(tmp_path)
@@ -216,12 +216,12 @@ def test_a_folder_is_walked_through_links_but_never_in_a_circle(tmp_path):
     for path in (top / "a", top / "own" / "b", tmp_path / "else" / "c"):
         path.write_text("")
     (top / "linked").symlink_to(tmp_path / "else")
-    # Back to where they lie: to the top, to a folder above it, and by way of another link.
+    # Links back to their own place: to the top, to a folder above it, and through another link.
     (top / "own" / "up").symlink_to(top)
     (top / "above").symlink_to(tmp_path)
     (tmp_path / "else" / "again").symlink_to(top / "linked")
     (top / "nowhere").symlink_to(tmp_path / "no")
-    # A listing of a datastore was ended by one of these: the kernel gives up on it with an error of its own.
+    # Story: one of these ended the listing of a datastore: for it the kernel has a separate error.
     (top / "itself").symlink_to("itself")
     os.mkfifo(top / "pipe")
 

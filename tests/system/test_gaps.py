@@ -1,4 +1,4 @@
-"""Logs that are kept within a limit while somebody writes them: what stays, what readers see, what it takes of the disk."""
+"""Logs that are kept within a limit while a process writes them: what stays, what readers see, how much disk they take."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def lines(first: int, last: int) -> bytes:
 
 
 def append(log: Path, data: bytes) -> None:
-    """As a worker does, which has its log open all the time: at the end, wherever that is."""
+    """Write as a worker does, which keeps its log open: at the end, wherever that is."""
     with open(log, "ab", buffering=0) as file:
         file.write(data)
 
@@ -45,7 +45,7 @@ def test_log_within_its_limit_is_not_truncated(log):
 
 @pytest.mark.promise("long-log-first-last-part")
 def test_first_and_last_lines_of_a_long_log_are_kept(log):
-    # A worker that printed for ever filled the disk, and every run on it failed.
+    # Story: a worker that printed for ever filled the disk, and every run on it failed.
     keeper, written = gaps.Keeper(str(log), LIMIT), 0
     for _ in range(200):
         append(log, lines(written, written + 1000))

@@ -1,4 +1,4 @@
-"""A module of Python's own that is loaded when something of it is first asked for."""
+"""A module of the standard library that is loaded at its first use."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_loaded_module_is_not_replaced(statement):
 
 
 def imported(folder: Path, triton: str | None, script: str) -> list[str]:
-    """Return what the stand-ins print while this script runs. triton: the stand-in's source; None where it is not installed."""
+    """Return what the stand-ins print while this script runs. triton: source of its stand-in; None if it is not installed."""
     (folder / "tensorflow.py").write_text("print('tensorflow')")
     (folder / "other.py").write_text("print('other')")
     if triton is not None:

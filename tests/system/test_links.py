@@ -1,4 +1,4 @@
-"""What links among a run's files stand for, and that none leads out."""
+"""The targets of links among a run's files; none leads out of the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def link(top: Path, name: str, target: str | Path) -> None:
 
 
 def told(top: Path, start: str, *, follow: bool = False) -> dict[str, str]:
-    """name -> what it is, in a word or two."""
+    """Return name -> kind, in a word or two."""
     return {
         entry.name: (entry.target and f"-> {entry.target}") or entry.why or f"{entry.kind} {entry.real}"
         for entry in entries(str(top), start, follow=follow)
@@ -150,7 +150,7 @@ def test_received_symlink_target_is_normalized_or_refused(name: str, target: str
 
 
 def test_chain_of_received_links_stays_inside(top: Path) -> None:
-    # By its name this one stays inside; `hop` is a link, so in truth it would lead four folders up from checkpoints.
+    # By its name this link stays inside; but `hop` is a link, so it would lead four folders up from checkpoints.
     for name, target in {"outputs/a/b/hop": "../../../checkpoints", "outputs/a/b/l": "hop/../../../outputs/x"}.items():
         made = target_in(name, target)
         assert made is not None

@@ -40,7 +40,7 @@ def test_silent_client_does_not_block_others_or_close():
 
 
 def test_aborted_connection_does_not_end_accepting():
-    """The rank that shares mini-batches out took nobody in any more after it, and the other ranks waited for ever."""
+    """Story: after it, the rank that distributes mini-batches accepted no connection, and the other ranks waited for ever."""
 
     class Breaking:
         tries = 0

@@ -100,7 +100,7 @@ def test_lock_readers_do_not_mistake_each_other_for_the_holder(path):
 
 
 def test_lock_file_mode_follows_the_folders_group_permission(tmp_path):
-    # It was readable for everybody, which is enough to hold it: another user could keep a dead run "Running".
+    # Story: the lock was readable for everybody, which is enough to hold it: another user could keep a dead run "Running".
     for mode, expected in ((0o755, 0o600), (0o777, 0o660), (0o2775, 0o660), (0o700, 0o600)):
         folder = tmp_path / f"{mode:o}"
         folder.mkdir()
@@ -131,7 +131,7 @@ print(locks.take(Path(sys.argv[1])))
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
 def test_unreadable_lock_reports_whether_it_is_held(tmp_path):
     os.chmod(tmp_path, 0o755)
-    fd = os.open(tmp_path, os.O_RDONLY)  # the folders above are closed to others
+    fd = os.open(tmp_path, os.O_RDONLY)  # other users can't enter the folders above
     path = tmp_path / "lock"
     taken = locks.take(path)
     try:

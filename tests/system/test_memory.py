@@ -1,4 +1,4 @@
-"""The memory that may still be taken, by what the kernel and the control groups say."""
+"""The memory that a program may still use, by the kernel's count and the control groups' limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_memory_without_cgroup_limits_is_read(monkeypatch):
         (
             "0::/job/step\n",
             {
-                # The step has no limit of its own: the job above it has.
+                # The step has no limit, but the job above it has one.
                 "/sys/fs/cgroup/job/step/memory.max": "max",
                 "/sys/fs/cgroup/job/memory.max": str(8 * GIB),
                 "/sys/fs/cgroup/job/memory.current": str(6 * GIB),
@@ -47,7 +47,7 @@ def test_memory_without_cgroup_limits_is_read(monkeypatch):
             },
         ),
         (
-            # A container's own view: the path leads above what it sees.
+            # The view of a container: the path leads above the groups that it sees.
             "0::/../../docker/abc\n",
             {
                 "/sys/fs/cgroup/memory.max": str(8 * GIB),

@@ -14,7 +14,7 @@ OWN = {"own": "collections:OrderedDict"}
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """A package that brings a plug-in `theirs`, and one by a name that Paceline has itself."""
+    """A package with a plug-in `theirs`, and with one whose name Paceline uses itself."""
     points = "[paceline.test]\ntheirs = bakery:Bread\nown = bakery:Bread\nbroken = nowhere:Bread\n"
     write_tree(
         tmp_path / "site",

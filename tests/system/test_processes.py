@@ -43,7 +43,7 @@ def test_descendants_are_children_and_their_children():
 
 
 def test_childless_process_is_recognized_without_reading_the_process_table():
-    """A machine may have thousands of processes, and a run's end asks four times."""
+    """A machine may have thousands of processes, and a run's end searches them four times."""
     code = """
 import os
 from paceline.system import processes
@@ -71,7 +71,7 @@ time.sleep(60)
 
 @linux
 def test_process_between_fork_and_exec_is_a_descendant():
-    """Between fork and exec it has the supervisor's own environment: it was passed over, and its worker started."""
+    """Story: between fork and exec it has the supervisor's environment, so it was skipped, and its worker started."""
     code = """
 import os, signal
 from paceline.system import processes
@@ -95,7 +95,7 @@ def test_a_zombie_is_neither_alive_nor_a_descendant():
 
 @linux
 def test_children_of_a_process_with_a_dead_main_thread_are_found():
-    """Its first thread has ended, so it shows as a zombie; until the last one has, its children are nobody else's."""
+    """Its first thread has ended, so it looks like a zombie; it keeps its children until its last thread ends."""
     code = """
 import ctypes, os, subprocess, threading, time
 print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
@@ -185,7 +185,7 @@ def test_processes_are_found_by_a_variable_and_its_whole_value():
         wait_until(lambda: len(processes.with_variable("PL_TEST", "/runs/a")) == 2, "the processes")
         assert sorted(processes.with_variable("PL_TEST", "/runs/a")) == sorted([one.pid, two.pid])
         assert processes.with_variable("L_TEST", "/runs/a") == []
-        for process in (one, two):  # zombies of ours until they are waited for
+        for process in (one, two):  # our zombies until we wait for them
             process.kill()
             process.wait()
         assert processes.with_variable("PL_TEST", "/runs/a") == []

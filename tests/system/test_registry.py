@@ -78,7 +78,7 @@ def test_documents_round_trip(documents):
     assert documents.names() == ["b"]
 
 
-# A folder of a store that has no hard links refuses them in words of its own.
+# A folder of a store without hard links refuses them with a different error.
 @pytest.mark.parametrize("code", [None, errno.EPERM, errno.EOPNOTSUPP])
 def test_name_is_used_once(documents, monkeypatch, code):
     if code is not None:
@@ -137,7 +137,7 @@ def test_registry_without_a_counter_continues_after_its_highest_version(registry
 
 
 def test_writers_without_a_shared_lock_get_distinct_versions(registry, monkeypatch):
-    # Another machine has taken the number between the look and the link.
+    # Another machine has taken the number between the check and the link.
     def make(version):
         if version == 1:
             registry.of("mine").add("1", "theirs")
@@ -187,7 +187,7 @@ def test_added_folder_becomes_the_next_version_with_its_document(folders, tmp_pa
 
 
 def test_folder_never_replaces_another_writers(folders, tmp_path):
-    """As on a file system whose locks hold for one machine alone."""
+    """As on a file system whose locks hold within one machine only."""
     other = folders.path("mine", 1)
     other.mkdir(parents=True)
     (other / "file").write_text("theirs")

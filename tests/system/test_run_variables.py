@@ -29,7 +29,7 @@ OF_THE_RUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_R
         (SECOND_OF_TWO, None),
         (SECOND_OF_TWO | OF_THE_RUN, None),
         (SECOND_OF_TWO | OF_THE_RUN | {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, None),
-        # Below a worker of several: a number that no worker has, for each may start a rank 1.
+        # Below one of several workers: a number that no worker has, because each worker may start a rank 1.
         (SECOND_OF_TWO | OF_THE_RUN | {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "LOCAL_RANK": "0"}, (1, 2)),
         (SECOND_OF_TWO | OF_THE_RUN | {"TORCHELASTIC_RUN_ID": "none"}, (3, 2)),
         (SECOND_OF_TWO | OF_THE_RUN | {"PACELINE_NESTED_RANK": "1/2"}, (3, 2)),

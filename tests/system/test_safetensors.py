@@ -1,4 +1,4 @@
-"""The header of safetensors is written and read by one form."""
+"""The header of safetensors files: read and write agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's clock: what it counts, who reads it, and who is not counted."""
+"""A worker's clock: which time it counts, for which readers, and which processes have none."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def test_step_counts_are_read_from_another_process(made):
     counted, path, now = made
     since = counted.begin(DATA)
     now[0] += 2
-    # What is under way counts as far as it has come.
+    # Unfinished work counts up to now.
     assert read(path).data_s == pytest.approx(2)
-    # Inside of it nothing else counts.
+    # Nothing else counts inside it.
     assert counted.begin(WAIT) == 0.0
     counted.end(DATA, since)
     since = counted.begin(WAIT)
     now[0] += 3
     counted.end(WAIT, since)
     counted.waited(0.5)
-    # One that was only tried before counts for nothing.
+    # An earlier optimizer that was only tried does not count.
     other, optimizer = object(), object()
     for one in (other, optimizer, optimizer):
         counted.step(one)

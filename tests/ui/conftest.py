@@ -1,4 +1,4 @@
-"""A workspace with runs in every shape, and a browser's view of its server, without a server."""
+"""A workspace with runs of every kind, and its pages as a browser gets them, without a server."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.cli.conftest import cli  # noqa: F401 - a fixture
 from tests.helpers import make_job, make_run
 
 with warnings.catch_warnings():
-    # It prefers httpx's successor, which nothing else here needs.
+    # Starlette prefers httpx's successor, which no other test needs.
     warnings.simplefilter("ignore")
     from starlette.testclient import TestClient
 
-#: Text that is a page to a browser that takes it for one, and control characters that a terminal obeys.
+#: Text that a browser may interpret as HTML, with control characters that a terminal obeys.
 HOSTILE = "<script>document.title='owned'</script>\"'&\x1b]0;owned\x07\u202e"
 
 
@@ -103,7 +103,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def hostile(place: Place) -> RunFolder:
-    """A run all of whose words are somebody else's."""
+    """A run with hostile text in every field."""
     folder = place.run(
         status=states.FAILED,
         job=make_job(arguments=(HOSTILE,)),

@@ -14,7 +14,7 @@ PATIENCE_S = 60.0
 
 
 class Watcher:
-    """A page: what it was told so far."""
+    """A page, with the events that it has received."""
 
     def __init__(self, stream: AsyncIterator[bytes]) -> None:
         self.stream = stream
@@ -22,7 +22,7 @@ class Watcher:
         self.place = ""
 
     async def until(self, wanted: Callable[[str, Any], bool]) -> Any:
-        """Read on to the first event of this kind; what it says."""
+        """Read up to the first event of this kind, and return its data."""
 
         async def look() -> Any:
             async for data in self.stream:
@@ -47,7 +47,7 @@ class Watcher:
 
 @contextlib.asynccontextmanager
 async def opened(app: Starlette, cookie: str, path: str) -> AsyncIterator[Watcher]:
-    """A stream of the application, which its reader leaves in the end."""
+    """A stream of the application; in the end its reader closes it."""
     told: asyncio.Queue[bytes | None] = asyncio.Queue()
     gone = asyncio.Event()
     route, _, query = path.partition("?")

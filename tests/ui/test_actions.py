@@ -1,4 +1,4 @@
-"""Cancel, tag, rename and rerun from a page: by the command line's functions, and for nobody else's forms."""
+"""Cancel, tag, rename and rerun from a page: by the command line's functions, and only by forms of the page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.ui.conftest import HOSTILE, Place, log_values, say
 
 
 def key_of(place: Place, folder: RunFolder) -> str:
-    """The key that the run's own page carries."""
+    """Return the key in the forms of the run's page."""
     found = re.search(r'name="form_key" value="([^"]+)"', place.client().get(f"/runs/{folder.run_id}").text)
     assert found
     return found[1]
@@ -338,7 +338,7 @@ def test_page_of_a_run_with_many_tags_shows_the_first_and_their_number(
         assert ">tag199<" in text
         assert "tag200" not in text
         assert len(text) < 1_000_000
-    # Of the pages one has read the notes; the page of details compares them with those of other runs.
+    # One page shows the notes; the page of details compares them with those of other runs.
     assert reads <= 2
     row = client.get("/").text
     assert "and 980 more" in row

@@ -1,4 +1,4 @@
-"""Every page, with runs of every shape; and that what scripts write is never more than text."""
+"""Every page, with runs of every kind; text from scripts stays text."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_hostile_text_is_escaped_on_every_page(place: Place, hostile: RunFolder)
     assert "&lt;script&gt;document.title" in text
     assert client.get(f"/runs/{hostile.run_id}/curves").json()["names"][0]["name"] == HOSTILE
     (line,) = client.get(f"/runs/{hostile.run_id}/log").json()["lines"]
-    # The title that a terminal would take is left out, what turns text round is shown.
+    # The sequence for a terminal's title is left out; characters that reverse the text's direction are shown.
     assert line[:2] == [1, 0]
     assert "\x1b" not in line[2]
 
@@ -236,7 +236,7 @@ def test_log_is_selected_by_rank_attempt_and_search(place: Place) -> None:
     assert len(lines()) == 500
     assert lines("rank=1") == [[1, 1, "hello from 1", 1, 0]]
     assert lines("search=LINE 77&rank=0")[0][:4] == [1, 0, "line 77", 1]
-    # Colours stay, what clears a screen does not.
+    # Colours stay; sequences that clear the screen are left out.
     assert lines("search=one")[0][2] == "\x1b[31mred\x1b[0m one"
     assert lines("of=driver") == [[0, 0, "driver says", 1, -1]]
     assert lines("of=prepare") == []
@@ -263,7 +263,7 @@ def test_static_files_of_the_page_are_cacheable(place: Place) -> None:
     assert address
     answer = client.get(f"/{address[1]}")
     assert "immutable" in answer.headers["cache-control"]
-    # Nothing of another host, and the licence with what is carried along.
+    # Nothing comes from another host, and libraries in the package have their licences.
     for name in ("ui.css", "ui.js", "charts.js", "uplot.js", "uplot.css"):
         text = client.get(f"/static/x/{name}").text
         assert not re.search(r"(import|fetch|url)\s*\(?\s*[\"']?https?://", text), name
@@ -286,7 +286,7 @@ def test_sweep_page_has_its_table_and_pictures(place: Place) -> None:
     for path in (f"/runs/{sweep.run_id}/sweep", f"/runs/{sweep.run_id}/sweep/live"):
         text = client.get(path, headers=PAGE).text
         if path.endswith("live"):
-            # Of a sweep that has ended the stream ends, too.
+            # The stream of an ended sweep ends, too.
             text = json.loads(re.findall(r"^data: (.*)$", text, re.M)[1])["html"]
         page = Elements(text)
         assert page.runs == []
@@ -296,7 +296,7 @@ def test_sweep_page_has_its_table_and_pictures(place: Place) -> None:
         places = re.search(r'<script type="application/json" id="places">(.*?)</script>', text)
         assert places
         assert len(json.loads(places[1])) == 12
-    # The sweep's own page leads there; a run that is none has none.
+    # The run page of a sweep links to its page of trials; other runs have no such page.
     assert "/sweep" in client.get(f"/runs/{sweep.run_id}").text
     assert client.get(f"/runs/{place.run('a_1700000001_00000001').run_id}/sweep").status_code == 404
     assert client.get("/runs/a_1700000001_00000001/sweep/live").status_code == 404

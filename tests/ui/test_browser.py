@@ -1,4 +1,4 @@
-"""The page as people have it: a real browser opens every view of real runs, by mouse and by keyboard, and sees what is new.
+"""The page in a real browser, which opens every view of real runs by mouse and keyboard and sees live changes.
 
 One session for all, for a browser and the runs take seconds to start. PACELINE_PICTURES names a folder for pictures of the views.
 """
@@ -36,9 +36,9 @@ _OPTIONS = (
     "--disable-background-networking",
     "--disable-sync",
 )
-#: Guards against hanging alone.
+#: Only a guard against hangs.
 PATIENCE_MS = 90_000
-#: Read before a fixture takes it away.
+#: Read before a fixture removes the variable.
 _PICTURES = os.environ.get("PACELINE_PICTURES")
 
 TRAIN = """
@@ -211,7 +211,7 @@ def test_every_view_in_a_browser_with_real_runs(cli: Cli, page: Any) -> None:
     outputs = cli.run_folder(live) / "outputs"
     session = Session(cli, page)
     try:
-        # Without the token a page asks for it, and takes it.
+        # Without the token a page asks for it, and accepts it.
         page.goto(f"{session.base}/")
         page.fill("#token", session.url.partition("token=")[2])
         page.keyboard.press("Enter")
@@ -410,7 +410,7 @@ def _live(session: Session, live: str, outputs: Path) -> None:
     page.wait_for_selector("#log-note:has-text('2 lines found')")
     page.fill("#log-search", "")
     page.wait_for_selector("#log .line:has-text('first line')")
-    # What there is of memory stands beside what is taken of it. The figures of nodes and workers are folded at first.
+    # The total memory is beside the used memory. The figures of nodes and workers are folded at first.
     for section in ("Nodes", "Workers"):
         page.locator("#system-charts summary", has_text=section).click()
     for title in ("memory GiB", "rank memory GiB"):
@@ -496,7 +496,7 @@ def _charts(session: Session, pair: str) -> None:
 
 
 def _piece_behind_a_proxy(session: Session) -> None:
-    """What is told anew leads to the same places as the page itself, below whatever path that lies."""
+    """Links in live updates lead to the same places as those of the page, below any path."""
     page, below = session.page, "/user/me/proxy/7223"
     page.route(f"**{below}/**", lambda route: route.continue_(url=route.request.url.replace(below, "")))
     session.open(f"{below}/models")
@@ -524,7 +524,7 @@ def _killed_and_started_again(session: Session, outputs: Path) -> None:
         "said 2",
         "said 3",
     ]
-    # What the browser says of a server that is away is no fault of the page's.
+    # The browser's message about a missing server is no fault of the page.
     session.page.problems[:] = [text for text in page.problems if "ERR_" not in text]
 
 
@@ -546,7 +546,7 @@ def _actions(session: Session, good: str, live: str) -> None:
     session.open(f"/runs/{live}")
     page.evaluate("window.confirm = () => true")
     page.click("button:has-text('Cancel')")
-    # The state changes under one's eyes, to the end.
+    # The state on the page changes live, up to the end.
     page.wait_for_selector("#head[data-status='Canceled']")
     session.open("/")
     assert "Canceled" in page.locator(f"tr[data-run='{live}']").text_content()

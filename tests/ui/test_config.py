@@ -1,4 +1,4 @@
-"""What the server may be told: an address beyond this machine only with TLS or a proxy."""
+"""Settings of the server: an address for other machines only with TLS or a proxy."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def test_ui_config_round_trips_through_json() -> None:
     config = UiConfig(workspace="/w", host="0.0.0.0", proxies=("hub.example.org",), port=0, read_only=True)
     assert UiConfig.from_json(config.to_json()) == config
     assert "hub.example.org" in config.host_names
-    # Not by any name: only a certificate says what a server is called.
+    # Not any host name is accepted: only a certificate verifies a server's name.
     assert not config.takes_any_host

@@ -1,4 +1,4 @@
-"""Curves as they are read, thinned and put together."""
+"""Curves: reading, thinning and joining them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_curves_contain_the_logged_numbers(place: Place) -> None:
 def test_fast_line_parser_equals_the_json_parser(
     place: Place, names: int, has_times: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # So that some pieces are all plain, and some are not.
+    # Some pieces have only plain values, and some do not.
     monkeypatch.setattr(curves_module, "_CHUNK", 1 << 12)
     folder, drawn = place.run(), random.Random(names)
     log = MetricLog(folder.metric_log(0))
@@ -102,7 +102,7 @@ def test_curve_of_a_second_attempt_starts_at_its_resume_step(place: Place) -> No
         together += zip(*thinned(curves.curves[key], 100, cuts=curves.cuts(key)), strict=True)
     read = series.read(folder.metrics)["loss"]
     assert together == [*zip(read.steps, read.values, strict=True)]
-    # All of it is there for who asks.
+    # A request can get all points.
     assert len(thinned(curves.curves[Key("loss", 0, 1)], 100)[0]) == 5
 
 

@@ -1,4 +1,4 @@
-"""Who is let in, and what every answer says to a browser."""
+"""Which requests are allowed, and the security headers of every answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_pages_without_the_token_show_nothing(place: Place) -> None:
             assert answer.status_code == 401, path
             assert "secret name" not in answer.text
     assert client.post(f"/runs/{folder.run_id}/cancel").status_code == 401
-    # What asks for the token has its own style sheet.
+    # The page that asks for the token has its own style sheet.
     assert client.get("/static/0/ui.css").status_code == 200
 
 
@@ -35,7 +35,7 @@ def test_link_sets_a_cookie_and_removes_the_token_from_the_address(place: Place)
     assert "samesite=lax" in cookie
     assert token.text not in answer.headers["set-cookie"]
     assert client.get("/").status_code == 200
-    # The same page asks for it where it is wrong.
+    # The same page asks again if the token is wrong.
     assert "This token is wrong" in place.client(cookie=False).get("/?token=wrong", headers=PAGE).text
 
 

@@ -1,4 +1,4 @@
-"""The rows of the list: kept where nothing changes, told where something does."""
+"""The rows of the list: only changed rows are sent."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_list_page_gets_changes_since_it_was_rendered(place: Place) -> None:
             assert rows["first"] is True
             assert rows["order"] == [done.run_id]
             assert watcher.place == stamp
-        # One that shows the same gets the first change alone.
+        # A page that shows the same gets only the first change.
         async with opened(app, cookie, f"/live?place={stamp}") as watcher:
             tags_and_properties.set_tags(done.notes, {"seen": "yes"})
             rows = await watcher.until(lambda event, _: event == "rows")

@@ -1,4 +1,4 @@
-"""Pieces of pages follow what they show: told once to each, made once for all."""
+"""Pieces of pages are updated: sent once to each page, made once for all."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_one_poll_serves_all_clients_with_the_changes_that_each_has_not_seen() -
             assert watcher.place == "a:1,b:2"
         assert made == ["1", "1", "2"]
         assert [value["html"] for _, value in watchers[2].told] == ["<p>2"]
-        # What was removed is said in its place, as text; and it may come back.
+        # The place of a removed piece says so as text; and the piece may come back.
         shown.clear()
         gone = await watchers[0].until(lambda event, value: "no run" in value["html"])
         assert "<script>" not in gone["html"]
@@ -96,7 +96,7 @@ def test_models_services_targets_files_and_sweeps_are_shown_as_they_change(
     async def does() -> None:
         async def told(path: str, change: Callable[[], object], text: str) -> None:
             async with opened(app, cookie, path) as watcher:
-                # What stands there first, as somebody gets it who has seen nothing.
+                # The first content, as a new page gets it.
                 await watcher.until(lambda *_: True)
                 await asyncio.to_thread(change)
                 assert text in (await watcher.until(lambda event, value: text in value.get("html", "")))["html"]

@@ -1,4 +1,4 @@
-"""A server of its own process: its line, its end, and the same token after a restart."""
+"""A server in a separate process: its first line, its end, and the same token after a restart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.ui.conftest import Place
 
 
 def started(config: UiConfig, **options: object) -> tuple[subprocess.Popen[str], dict[str, object]]:
-    """A server, and what its first line says."""
+    """A server and the content of its first line."""
     process = subprocess.Popen(  # type: ignore[call-overload]
         [sys.executable, "-m", "paceline.ui", config.to_json()],
         stdin=subprocess.PIPE,
@@ -46,7 +46,7 @@ def test_signal_ends_the_ui_server_and_its_token_is_kept(place: Place, number: s
         with httpx.Client(base_url=f"http://127.0.0.1:{said['port']}", follow_redirects=True) as client:
             assert client.get(str(said["url"])).status_code == 200
             assert folder.run_id in client.get("/").text
-            # A stream is open, which has no end of its own.
+            # A stream is open, which never ends by itself.
             with client.stream("GET", "/live") as stream:
                 next(stream.iter_raw())
                 first.send_signal(number)
@@ -85,7 +85,7 @@ def test_ui_command_prints_the_link_and_refuses_contradictory_options(cli: Cli) 
     said = json.loads(process.stdout.readline())
     assert said["url"] == f"http://127.0.0.1:{said['port']}/?token={said['token']}"
     assert said["pid"] == process.pid
-    # What the parser and the rest of the command line had loaded is gone.
+    # The modules of the parser and the rest of the command line are unloaded.
     assert "paceline.ui" in Path(f"/proc/{process.pid}/cmdline").read_text()
     assert said["token"] not in Path(f"/proc/{process.pid}/cmdline").read_text()
     with socket.create_server(("127.0.0.1", 0)) as taken:

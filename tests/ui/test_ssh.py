@@ -1,4 +1,4 @@
-"""The way to a workspace elsewhere: a `ssh` that runs its command here, with the socket led on by hand."""
+"""The page of a remote workspace: an imitated `ssh` runs its command here and forwards the socket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.ui import ssh
 from tests.cli.conftest import Cli
 from tests.helpers import write_program
 
-#: Leads a port on to a socket, and runs the command that is last, as ssh does it with a shell at the other end.
+#: Forwards a port to a socket, and runs the last word as a shell command, as ssh does on the other machine.
 SSH = """#!%s
 import json, os, socket, subprocess, sys, threading
 words = sys.argv[1:]

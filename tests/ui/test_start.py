@@ -35,7 +35,7 @@ def send(place: Place, path: str, form: Mapping[str, str]) -> Any:
 
 
 def error_of(text: str, field: str) -> str:
-    """The text at the field, by the connection that a screen reader follows."""
+    """Return the field's error text, found by the attribute that screen readers use."""
     found = re.search(rf'name="{re.escape(field)}" [^>]*aria-invalid="true" aria-describedby="([^"]+)"', text)
     assert found, f"{field} is not marked"
     said = re.search(rf'id="{found[1]}">([^<]*)<', text)
