@@ -42,7 +42,7 @@ FEATURES = {
     "schedules": (1_761, 11),
 }
 CEILINGS = {
-    "lines": 141_004 + sum(lines for lines, _ in FEATURES.values()),
+    "lines": 140_941 + sum(lines for lines, _ in FEATURES.values()),
     "files": 821 + sum(files for _, files in FEATURES.values()),
     "percent of code lines that import": 9.55,
     "Any per 1,000 lines": 9.0,
