@@ -113,7 +113,7 @@ class Preparation:
     def stop(self) -> None:
         """Kill the build, and release the lock on the environment."""
         if self._process is not None:
-            # First kill the package builders, which hold the environment's lock, while their parents lead to them.
+            # First kill the package builders, which hold the environment's lock: without parents they can't be found.
             processes.kill_descendants(self._process.pid)
             self._process.kill()
             self._process.wait()

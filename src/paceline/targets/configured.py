@@ -226,7 +226,7 @@ def target_of_run(run_dir: Path) -> Target:
 
 
 def _registry(workspace_dir: Path) -> Documents:
-    # Imported here because supervisors find a copy in the run's folder, and never get to this line.
+    # Imported late: supervisors find a copy in the run's folder, and never need this module.
     from paceline.system.registry import Documents
 
     return Documents(workspace_dir / "compute", _NAME)

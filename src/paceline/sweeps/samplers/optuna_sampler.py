@@ -193,7 +193,7 @@ def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] =
     class Joint(optuna.samplers.TPESampler):  # type: ignore[misc, name-defined]
         """A TPE sampler that models all parameters jointly.
 
-        It skips Optuna's search for the parameters that all trials have in common.
+        It knows the parameters of all trials, and skips Optuna's search for them.
         """
 
         def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, object]:
