@@ -22,9 +22,20 @@ UI = (
     VerbOption("--ssh", "Show a workspace on this host, by your own ssh.", "HOST"),
     VerbOption("--remote-folder", "With --ssh: working directory there; default: home.", "FOLDER"),
     VerbOption("--remote-program", "With --ssh: Paceline's program there; default: paceline.", "PROGRAM"),
-    VerbOption("--socket", "Listen at this path until standard input ends. Used by --ssh.", "PATH"),
+    VerbOption(
+        "--socket",
+        "With --members: listen at this path, where the kernel names each user. Without: used by --ssh.",
+        "PATH",
+        section="Members",
+    ),
+    VerbOption("--members", "File with a role for each member: lines such as ann = admin.", "FILE"),
+    VerbOption("--user-header", "Header in which a proxy names the user, at --socket.", "NAME"),
+    VerbOption("--proxy-user", "User who runs this proxy; default: you.", "USER"),
     JSON,
 )
+
+
+_NOT_OVER_SSH = ("host", "tls_cert", "tls_key", "proxy", "socket", "members", "user_header", "proxy_user")
 
 
 @takes(*UI)
@@ -35,7 +46,7 @@ def ui(**given: Any) -> int:
     """
     remote = given["remote_folder"] or given["remote_program"]
     if given["ssh"] is not None:
-        here = [name for name in ("host", "tls_cert", "tls_key", "proxy", "socket") if given[name]]
+        here = [name for name in _NOT_OVER_SSH if given[name]]
         if here or given["as_json"]:
             option = f"--{here[0].replace('_', '-')}" if here else "--json"
             raise UserError(f"{option} does not go with --ssh, which is reached from this machine alone.")
@@ -57,7 +68,10 @@ def ui(**given: Any) -> int:
         read_only=given["read_only"],
         opens=given["open"],
         as_json=given["as_json"],
-        socket=given["socket"],
+        socket=_absolute(given["socket"]),
+        members=_absolute(given["members"]),
+        user_header=given["user_header"],
+        proxy_user=given["proxy_user"],
     )
     sys.stdout.flush()
     sys.stderr.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import getpass
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict
 
@@ -294,7 +295,16 @@ def duration_s(started_utc: str | None, ended_utc: str | None) -> float | None:
     return max(0.0, (end - parse_utc(started_utc)).total_seconds())
 
 
+#: Name of the member on whose request the page's server acts in this context; "" for the process's own user.
+ACTS_FOR: ContextVar[str] = ContextVar("ACTS_FOR", default="")
+
+
 def user_name() -> str:
+    """Return the name of the user who acts: a member of the page, or the process's own user."""
+    return ACTS_FOR.get() or login_name()
+
+
+def login_name() -> str:
     """Return the login name, or "unknown" in a container whose user has no name."""
     try:
         return getpass.getuser()

@@ -50,7 +50,7 @@ from paceline.ui.views import (
     steps,
     sweep,
 )
-from paceline.ui.views.listing import RunRows
+from paceline.ui.visitors import ANYBODY, Visitor, Visitors
 
 #: Maximum number of bytes of a submitted form. The largest fields are notes and a pasted job file.
 _MOST_BODY = 1 << 18
@@ -58,12 +58,22 @@ _MOST_BODY = 1 << 18
 
 @dataclass(frozen=True)
 class Heading:
-    """The facts about the server in the heading of every page. is_shared: the reader has a share link, no token."""
+    """The facts about the server in the heading of every page, and the forms that its visitor sees.
+
+    Attributes:
+        read_only: The visitor may not change the page's subject.
+        can_start: The visitor may start runs.
+        can_share: The visitor may make share links.
+        is_shared: The reader has a share link, no token.
+    """
 
     workspace: str
     workspace_name: str
     read_only: bool
+    can_start: bool
+    can_share: bool
     is_shared: bool = False
+    visitor: Visitor = ANYBODY
 
 
 class _Static(StaticFiles):
@@ -84,6 +94,7 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
 
     Raises:
         WorkspaceError: The token can't be read or written.
+        UserError: The members file has an error.
     """
     workspace_dir = Path(config.workspace)
     token = token or Token(workspace_dir)
@@ -112,10 +123,11 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         *shares.routes(),
         Mount("/static", _Static(directory=render.STATIC)),
     ]
+    visitors = Visitors(config)
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(Guard, config=config, token=token, shares=SharedLinks(workspace_dir)),
+            Middleware(Guard, config=config, token=token, shares=SharedLinks(workspace_dir), visitors=visitors),
             Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5),
         ],
         exception_handlers={PacelineError: _failed, HTTPException: _failed, Exception: _broken},
@@ -128,12 +140,12 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
     app.state.workspace_dir = workspace_dir
     # Pages wait for a refresh, so read long metric logs in pieces.
     app.state.index = RunIndex(workspace_dir / "runs", metrics_s=0.5, cache=FactsCache(workspace_dir / "runs"))
-    app.state.rows = RunRows()
+    app.state.rows = listing.RunRows()
     app.state.feeds = RunFeeds(workspace_dir / "runs", curves)
     app.state.pieces = PieceStreams()
     app.state.targets, app.state.loads = places.TargetWatch(workspace_dir), {}
     name = workspace_dir.parent.name if workspace_dir.name == ".paceline" else workspace_dir.name
-    app.state.ui = Heading(str(workspace_dir), name, config.read_only)
+    app.state.ui = Heading(str(workspace_dir), name, config.read_only, not config.read_only, not config.read_only)
     return app
 
 

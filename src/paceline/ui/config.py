@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,8 +14,11 @@ from paceline.system.listening import is_loopback
 
 #: Default port: P-A-C-E on a telephone's keys. If it is taken, the server tries the next ports.
 PORT = 7223
+#: Kind of the client's address on a Unix socket with members; the address is the number of its user.
+UNIX = "unix"
 #: Number of ports to try if the user has named no port.
 _TRIED = 40
+_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,99}")
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 
 
@@ -23,7 +28,8 @@ class UiConfig:
 
     port: 0 for any free port, None for the first free port from `PORT` on. proxies: host names of a proxy with TLS before the
     server. read_only: only show runs. opens: open the page in this machine's browser. socket: path to listen at
-    instead, until standard input ends; the remote side of `paceline ui --ssh`.
+    instead; without members only until standard input ends, as the remote side of `paceline ui --ssh`.
+    members: path of the file with roles. user_header: header in which the user proxy_user names the visitor.
 
     Raises:
         UserError: Other machines reach the address without TLS or proxy, half a certificate, or an invalid address.
@@ -39,6 +45,9 @@ class UiConfig:
     opens: bool = False
     as_json: bool = False
     socket: str | None = None
+    members: str | None = None
+    user_header: str | None = None
+    proxy_user: str | None = None
 
     def __post_init__(self) -> None:
         if self.port is not None and not 0 <= self.port <= 65535:
@@ -57,6 +66,24 @@ class UiConfig:
                 "Give --tls-cert and --tls-key, or --proxy NAME if a proxy in front does TLS. "
                 "To see the page from another machine, call `paceline ui --ssh HOST` there."
             )
+        if (self.user_header or self.proxy_user) and not (self.members and self.socket and self.user_header):
+            raise UserError(
+                "--user-header NAME and --proxy-user USER go with --members FILE and --socket PATH: at a port, any user of this "
+                "machine could send the header."
+            )
+        if self.user_header and not _HEADER.fullmatch(self.user_header):
+            raise UserError(f"--user-header {self.user_header!r} must be a header's name, such as X-Forwarded-User.")
+        self.proxy_uid  # noqa: B018 - the user must exist
+
+    @property
+    def proxy_uid(self) -> int:
+        """Return the number of the proxy's user, by default the server's own."""
+        if self.proxy_user is None:
+            return os.geteuid()
+        try:
+            return int(self.proxy_user) if self.proxy_user.isdecimal() else pwd.getpwnam(self.proxy_user).pw_uid
+        except KeyError:
+            raise UserError(f"--proxy-user {self.proxy_user!r}: this machine has no such user.") from None
 
     @property
     def scheme(self) -> str:

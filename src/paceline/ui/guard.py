@@ -1,7 +1,7 @@
 """Access control: every request is checked here before any view sees it.
 
     Host        must be a name of this server, else another site could reach it by DNS rebinding
-    token       in the cookie, or once in the URL, which then sets the cookie
+    token       in the cookie, or once in the URL, which then sets the cookie; or a member (`visitors`)
     POST        only from pages of this server (Origin), with the key in its forms
 
 Every response gets headers that keep browsers from executing its content.
@@ -18,6 +18,7 @@ from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,6 +27,7 @@ from paceline.system.files import PRIVATE, write_whole
 from paceline.ui.config import UiConfig
 from paceline.ui.render import root_of
 from paceline.ui.shares import PREFIX, SharedLinks
+from paceline.ui.visitors import Visitor, Visitors, refusal, rule_of
 
 #: Content policy that allows only resources of this server: no inline script, no frame, no other host.
 POLICY = (
@@ -48,8 +50,9 @@ _LEAST = 32
 
 
 class Guard:
-    def __init__(self, app: ASGIApp, config: UiConfig, token: Token, shares: SharedLinks) -> None:
+    def __init__(self, app: ASGIApp, config: UiConfig, token: Token, shares: SharedLinks, visitors: Visitors) -> None:
         self._app, self._config, self._token, self._shares = app, config, token, shares
+        self._visitors = visitors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -64,9 +67,12 @@ class Guard:
                 there = {name.lower() for name, _ in message["headers"]}
                 added = [(b"content-security-policy", POLICY.encode()), (b"cache-control", b"no-store"), *_HEADERS]
                 message["headers"] = [*message["headers"], *(one for one in added if one[0] not in there)]
+            elif visitor is not None and not self._visitors.is_still(visitor):
+                raise ConnectionAbortedError("the member's role changed while a page was open.")
             await send(message)
 
         refused = self._refused(scope)
+        visitor: Visitor | None = scope.get("paceline.visitor")
         await (self._app if refused is None else refused)(scope, receive, guarded)
 
     async def _show_shared(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,12 +142,19 @@ class Guard:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = [value for name, value in query if name == "token"]
-        if given and scope["method"] == "GET" and self._token.is_right(given[0]):
+        try:
+            visitor = self._visitors.of(scope)
+        except HTTPException as error:
+            return PlainTextResponse(f"{error.detail}\n", error.status_code)
+        if visitor is None and given and scope["method"] == "GET" and self._token.is_right(given[0]):
             return self._welcome(scope, query)
-        if not self._token.is_cookie(self._cookie(headers.get("cookie", ""))):
+        if visitor is None and not self._token.is_cookie(self._cookie(headers.get("cookie", ""))):
             return _ask_for_token(scope, is_wrong=bool(given))
         if scope["method"] == "POST" and not self._is_own(headers, host):
             return PlainTextResponse("The request came from a page of another site, so Paceline did nothing.\n", 403)
+        visitor = scope["paceline.visitor"] = visitor or self._visitors.owner
+        if scope["method"] == "POST" and not visitor.may(rule_of(scope["path"])):
+            return PlainTextResponse(f"{refusal(visitor)}\n", 403)
         return None
 
     def _knows(self, host: str) -> bool:
@@ -244,17 +257,17 @@ class Token:
     def is_cookie(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.cookie_value.encode())
 
-    def form_key(self) -> str:
-        """Return a key for the page's forms, which forms of other sites lack.
+    def form_key(self, member: str = "") -> str:
+        """Return a key for the forms of a member's pages, which forms of other sites and members lack.
 
         The key differs on each page, to prevent compression attacks (BREACH).
         """
         nonce = secrets.token_hex(8)
-        return f"{nonce}.{self._sign('form ' + nonce)}"
+        return f"{nonce}.{self._sign(f'form {nonce}{member}')}"
 
-    def is_form_key(self, given: str) -> bool:
+    def is_form_key(self, given: str, member: str = "") -> bool:
         nonce, _, signature = given.partition(".")
-        return hmac.compare_digest(signature.encode("utf-8", "replace"), self._sign("form " + nonce).encode())
+        return hmac.compare_digest(signature.encode("utf-8", "replace"), self._sign(f"form {nonce}{member}").encode())
 
     def _sign(self, what: str) -> str:
         return hmac.new(self.text.encode(), what.encode("utf-8", "replace"), hashlib.sha256).hexdigest()

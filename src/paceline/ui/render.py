@@ -27,6 +27,7 @@ from paceline.runs.visible import visible
 from paceline.sweeps.pictures import draw as pictures
 from paceline.system.units import value_text
 from paceline.ui.markup import RENDERED, render_markdown
+from paceline.ui.visitors import may_change, shown_forms, visitor_of
 
 #: Name -> value for a template. Only the template knows the types.
 TemplateValues: TypeAlias = "dict[str, Any]"
@@ -80,12 +81,16 @@ def text(request: Request, template: str, **values: Any) -> str:
     Every template gets `root`, the relative path to the top, and `ui`, the `Heading` of the server.
     """
     root = root_of(request.scope["path"])
-    heading, by_link = request.app.state.ui, is_shared(request)
+    heading, by_link, visitor = request.app.state.ui, is_shared(request), visitor_of(request)
     if by_link:
         # People with a link see neither forms nor the place of the workspace.
-        heading = replace(heading, read_only=True, workspace=heading.workspace_name, is_shared=True)
+        heading = replace(heading, workspace=heading.workspace_name, is_shared=True)
+        heading = replace(heading, read_only=True, can_start=False, can_share=False)
+    else:
+        heading = replace(heading, visitor=visitor, **shown_forms(request, heading.read_only, values.get("record")))
     values |= {"root": root, "static": f"{root}static/{static_version()}/", "ui": heading}
-    key = "" if by_link else request.app.state.token.form_key()
+    values["may_change"] = partial(may_change, request)
+    key = "" if by_link else request.app.state.token.form_key(visitor.name)
     return _templates().get_template(template).render(form_key=key, **values)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from paceline.errors import UserError
 from paceline.runs.page_address import announce
@@ -25,7 +26,7 @@ from paceline.system.files import make_own
 from paceline.system.listening import listen_at
 from paceline.ui import render
 from paceline.ui.app import make_app
-from paceline.ui.config import UiConfig, ports
+from paceline.ui.config import UNIX, UiConfig, ports
 from paceline.ui.guard import Token
 
 #: Seconds that open requests have to end at shutdown.
@@ -51,11 +52,22 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _PeerProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """HTTP over a Unix socket. The client's address is `UNIX` and the number of the user, which the kernel names."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        # A copy, because the event loop's own object may lack getsockopt.
+        with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as copy:
+            peer = copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # pid, uid, gid
+            self.client = (UNIX, int.from_bytes(peer[4:8], sys.byteorder))
+
+
 def serve(config: UiConfig) -> int:
     """Serve the page until a signal. Return the exit code.
 
     Raises:
-        UserError: The port is taken.
+        UserError: The port is taken, or the members file has an error.
         WorkspaceError: The token can't be written.
     """
     token = Token(Path(config.workspace))
@@ -65,6 +77,7 @@ def serve(config: UiConfig) -> int:
     server = _Server(
         uvicorn.Config(
             app,
+            http=_PeerProtocol if config.members and config.socket else "auto",
             ws="none",
             lifespan="off",
             log_level="error",
@@ -82,7 +95,7 @@ def serve(config: UiConfig) -> int:
         # The address file stays locked until this process ends, so that readers ignore the address of an ended server.
         announce(Path(config.workspace), address(config, port))
     _say(config, token, port)
-    if config.socket:
+    if config.socket and not config.members:
         # A server that ssh has started learns only by the end of its standard input that it should end.
         threading.Thread(target=_end_with_input, daemon=True).start()
     # Switch threads more often: a thread that reads a long log would delay the event loop by 5 ms for each packet.
@@ -96,7 +109,8 @@ def serve(config: UiConfig) -> int:
         if config.socket:
             with contextlib.suppress(OSError):
                 os.unlink(config.socket)
-                os.rmdir(os.path.dirname(config.socket))
+                if not config.members:
+                    os.rmdir(os.path.dirname(config.socket))
     return server.exit_code
 
 
@@ -117,6 +131,11 @@ def _say(config: UiConfig, token: Token, port: int) -> None:
         url = "" if config.socket else link(config, token, port)
         print(json.dumps({"url": url, "port": port, "token": token.text, "pid": os.getpid()}), flush=True)
         return
+    if config.socket and config.members:
+        words = f"ssh -N -L 7223:{config.socket} {socket.gethostname()}"
+        print(f"The page of {config.workspace}, at http://127.0.0.1:7223 after\n\n    {words}\n", flush=True)
+        print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+        return
     address = link(config, token, port)
     print(f"The page of {config.workspace}:\n\n    {address}\n", flush=True)
     for name in config.proxies:
@@ -131,7 +150,7 @@ def _say(config: UiConfig, token: Token, port: int) -> None:
 
 def _listen(config: UiConfig) -> socket.socket:
     if config.socket:
-        return _listen_at(config.socket)
+        return _listen_at(config.socket, for_members=bool(config.members))
     tried = ports(config.port)
     for port in tried:
         try:
@@ -150,16 +169,26 @@ def _listen(config: UiConfig) -> socket.socket:
     raise AssertionError("the last port is either taken or refused")
 
 
-def _listen_at(path: str) -> socket.socket:
-    """Return a socket that listens at a path, in a folder that only this user can enter."""
+def _listen_at(path: str, *, for_members: bool) -> socket.socket:
+    """Return a socket that listens at a path, in a folder that only this user can enter, or where members may enter."""
     folder = Path(path).parent
     try:
-        make_own(folder)
+        if for_members:
+            folder.mkdir(mode=0o755, exist_ok=True)
+            found = os.stat(folder)
+            if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+                raise PermissionError(
+                    "others could put a server there. Take a folder of yours, and call chmod go-w on it"
+                )
+        else:
+            make_own(folder)
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISSOCK(os.lstat(path).st_mode):
                 os.unlink(path)
         made = socket.socket(socket.AF_UNIX)
         made.bind(path)
+        if for_members:
+            os.chmod(path, 0o666)  # the kernel names the user of each connection, and strangers are refused
         made.listen(512)
     except OSError as error:
         raise UserError(f"can't listen at the socket {path!r}: {error}.") from error

@@ -20,8 +20,8 @@ from paceline.system.files import PRIVATE, read_json, write_json
 PREFIX = "/shared/"
 #: Maximum days until a link ends, and maximum number of runs of a link and of links.
 MOST_DAYS, MOST_RUNS, _MOST = 365, 200, 1000
-#: Pages that no link shows: those that make links and start runs.
-_NEVER = ("/shares", "/new")
+#: Pages that no link shows: those that make links, start runs and name members.
+_NEVER = ("/shares", "/new", "/members")
 _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?)(:[0-9]{1,5})?")
 _ID = re.compile(r"[0-9a-f]{16}")
 

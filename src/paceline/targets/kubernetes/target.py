@@ -16,7 +16,7 @@ from paceline.job.job import Job
 from paceline.job.plan import Node, preview_ports
 from paceline.remote.staging.stage_out_local import is_over, settle
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import RunRecord, user_name
+from paceline.runs.record import RunRecord, login_name
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus, engine, is_copy, note_engine
 from paceline.system import locks
 from paceline.system.files import read_json
@@ -254,4 +254,4 @@ class KubernetesTarget:
 
 def _workspace(path: Path) -> str:
     """Return the label of a workspace's objects."""
-    return workspace_label(f"{user_name()}@{socket.gethostname()}:{path.absolute()}")
+    return workspace_label(f"{login_name()}@{socket.gethostname()}:{path.absolute()}")

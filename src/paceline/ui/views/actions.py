@@ -21,17 +21,8 @@ from paceline.runs.record import user_name
 from paceline.runs.visible import visible
 from paceline.ui import render
 from paceline.ui.pieces import stamp_of
-from paceline.ui.views.common import (
-    LONGEST_TAG,
-    as_json,
-    fields_of,
-    folder_of,
-    form_of,
-    refuse_unknown_fields,
-    runs_dir,
-    tag_of,
-    whole,
-)
+from paceline.ui.views import common
+from paceline.ui.visitors import permit_runs
 
 #: Maximum number of characters of notes, of runs of one request, and of runs on one page of the trash.
 _LONGEST_NOTES, _MOST_RUNS, _TRASH_ROWS = 20_000, 200, 100
@@ -59,7 +50,7 @@ def _changing(change: Callable[[RunFolder, Mapping[str, str]], object]) -> Calla
     """Return a view that changes one run."""
 
     async def view(request: Request) -> Response:
-        form, folder = await form_of(request), folder_of(request)
+        form, folder = await common.form_of(request), common.folder_of(request)
         try:
             await asyncio.to_thread(change, folder, form)
         except FileNotFoundError:
@@ -78,7 +69,7 @@ def _cancel(folder: RunFolder, form: Mapping[str, str]) -> None:
 
 def _tag(folder: RunFolder, form: Mapping[str, str]) -> None:
     """Set a tag (form fields `key`, `value`), or remove one (form field `remove`)."""
-    key, value, gone = tag_of(form)
+    key, value, gone = common.tag_of(form)
     if gone:
         tags_and_properties.remove_tags(folder.notes, [gone])
     else:
@@ -87,8 +78,8 @@ def _tag(folder: RunFolder, form: Mapping[str, str]) -> None:
 
 def _rename(folder: RunFolder, form: Mapping[str, str]) -> None:
     name = form.get("name", "").strip()
-    if len(name) > LONGEST_TAG:
-        raise HTTPException(400, f"A name has at most {LONGEST_TAG} characters.")
+    if len(name) > common.LONGEST_TAG:
+        raise HTTPException(400, f"A name has at most {common.LONGEST_TAG} characters.")
     tags_and_properties.set_name(folder.notes, "display_name", name)
 
 
@@ -137,12 +128,12 @@ async def _bulk(request: Request) -> Response:
 
     A run that refuses the change is named with its reason, and the others change.
     """
-    fields = await fields_of(request)
+    fields = await common.fields_of(request)
     form = {name: values[-1] for name, values in fields.items()}
     action, run_ids = form.get("action", ""), [*dict.fromkeys(fields.get("run", ()))]
     if action not in _BULK:
         raise HTTPException(400, f"action={action!r} is not a change of runs. There are {', '.join(_BULK)}.")
-    refuse_unknown_fields(form, ("action", "run", "key", "value"))
+    common.refuse_unknown_fields(form, ("action", "run", "key", "value"))
     if not 0 < len(run_ids) <= _MOST_RUNS:
         raise HTTPException(400, f"Choose 1 to {_MOST_RUNS} runs, got {len(run_ids)}.")
     changed, failed = await asyncio.to_thread(_change_all, request, action, run_ids, form)
@@ -157,7 +148,7 @@ async def _bulk(request: Request) -> Response:
         "key": form.get("key", "").strip(),
     }
     if "text/html" not in request.headers.get("accept", ""):
-        return as_json(result)
+        return common.as_json(result)
     if action == "restore" and len(run_ids) == 1 and not failed:
         return RedirectResponse(f"runs/{run_ids[0]}", 303)
     return render.page(request, "done.html", **result)
@@ -177,13 +168,13 @@ def _change_all(
         "rerun": lambda folder: rerun(folder, workspace_dir),
         "cancel": lambda folder: _cancel(folder, {}),
     }
+    run_ids, failed = permit_runs(request, action, run_ids)
     if action == "delete":
         # One call reads the parents of all runs once. If it refuses a run, find out below which.
         with contextlib.suppress(PacelineError, OSError):
-            folders = [RunFolder(runs_dir(request) / check_run_id(run_id)) for run_id in run_ids]
-            trash.delete(runs_dir(request), folders)
+            folders = [RunFolder(common.runs_dir(request) / check_run_id(run_id)) for run_id in run_ids]
+            trash.delete(common.runs_dir(request), folders)
     changed: list[str] = []
-    failed = []
     there = trash.deleted(workspace_dir) if action == "restore" else []
     for run_id in run_ids:
         try:
@@ -193,7 +184,7 @@ def _change_all(
                 trash.restore(workspace_dir, run_id, there)
             else:
                 # Only a complete id is accepted here: the runs were chosen in a list.
-                folder = RunFolder(runs_dir(request) / check_run_id(run_id))
+                folder = RunFolder(common.runs_dir(request) / check_run_id(run_id))
                 if not folder.path.is_dir():
                     raise RunNotFoundError("It was deleted meanwhile.")
                 change[action](folder)
@@ -226,7 +217,7 @@ def _gone(request: Request) -> Response:
 
     The response is HTML for the page, or empty (204).
     """
-    if (runs_dir(request) / check_run_id(request.path_params["run_id"])).is_dir():
+    if (common.runs_dir(request) / check_run_id(request.path_params["run_id"])).is_dir():
         return Response(status_code=204)
     return render.page(request, "gone_part.html", run=_deleted(request), run_id=request.path_params["run_id"])
 
@@ -235,6 +226,6 @@ def _trash(request: Request) -> Response:
     """Show the deleted runs. Query: `page`."""
     runs = trash.deleted(request.app.state.workspace_dir)
     pages = max(1, -(-len(runs) // _TRASH_ROWS))
-    number = whole(request, "page", 1, least=1, most=pages)
+    number = common.whole(request, "page", 1, least=1, most=pages)
     shown = runs[(number - 1) * _TRASH_ROWS : number * _TRASH_ROWS]
     return render.page(request, "trash.html", runs=shown, total=len(runs), page=number, pages=pages)

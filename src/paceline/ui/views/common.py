@@ -23,9 +23,11 @@ from starlette.types import Receive, Scope, Send
 from paceline.runs import store
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_run_id
-from paceline.runs.record import RunRecord
+from paceline.runs.record import ACTS_FOR, RunRecord
 from paceline.ui import render, run_page
+from paceline.ui.members import OWN
 from paceline.ui.pieces import Look, PagePiece, PiecesSeen, stamp_of
+from paceline.ui.visitors import need, permit, visitor_of
 from paceline.workspace import Workspace
 
 #: Maximum number of points of a curve that one response has.
@@ -61,7 +63,7 @@ def folder_of(request: Request) -> RunFolder:
 
 
 def number(request: Request, name: str) -> float | None:
-    """Return the number of this name in the query, or None if the query has none.
+    """Return the number of this name in the query, or None.
 
     Raises:
         HTTPException: The value is not a number (400).
@@ -170,9 +172,10 @@ def events(request: Request, stream: AsyncGenerator[bytes, None]) -> EventStream
 def pieces(request: Request, look: Look, look_s: float | None = None) -> EventStream:
     """Stream the changes of a page's pieces.
 
-    All readers of a page share one poll and its HTML, except that people with a link have their own: they see no forms.
+    All readers of a page share one poll and its HTML, except that people with a link, and each member, have their own: they
+    see other forms.
     """
-    key = f"{'shared' * render.is_shared(request)}{request.url.path}"
+    key = f"{'shared' * render.is_shared(request)}{visitor_of(request)}{request.url.path}"
     return events(request, request.app.state.pieces.follow(key, look, place_of(request), look_s))
 
 
@@ -198,6 +201,7 @@ def refuse_read_only(request: Request) -> None:
     Raises:
         HTTPException: The request may change nothing (403).
     """
+    need(request, OWN)
     if request.app.state.config.read_only:
         raise HTTPException(403, "This server only shows the workspace: it was started with --read-only.")
     if render.is_shared(request):
@@ -213,18 +217,22 @@ async def fields_of(request: Request) -> dict[str, list[str]]:
     """Return the values of each field of a form from this server.
 
     Raises:
-        HTTPException: The form comes from elsewhere, or the server is read-only (403).
+        HTTPException: The form comes from elsewhere, the server is read-only, or the member may not change this (403).
     """
     refuse_read_only(request)
     # Parse the form by hand: a few fields do not justify the dependency python-multipart.
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise HTTPException(415, "A form is sent as application/x-www-form-urlencoded.")
     fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
-    if not request.app.state.token.is_form_key(fields.get("form_key", [""])[-1]):
+    key, visitor = fields.get("form_key", [""])[-1], visitor_of(request)
+    if not visitor.is_script and not request.app.state.token.is_form_key(key, visitor.name):
         raise HTTPException(
             403,
             "This form belongs to another server, or to a page that was opened before the token changed. Reload the page.",
         )
+    folder = folder_of(request) if "run_id" in request.path_params else None
+    await asyncio.to_thread(permit, request, {name: values[-1] for name, values in fields.items()}, folder)
+    ACTS_FOR.set(visitor.name)
     return fields
 
 

@@ -1,4 +1,4 @@
-"""Links for people without the token: make, list and withdraw them, and the page that they embed."""
+"""Links for people without the token, with the page that they embed, and the page of members."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from starlette.routing import Route
 
 from paceline.runs import store
 from paceline.ui import render
+from paceline.ui.members import ADMIN, Accounts, last_changes
 from paceline.ui.shares import MOST_DAYS, PREFIX, Share, SharedLinks
 from paceline.ui.views import compare
 from paceline.ui.views.common import digits, fields_of, runs_dir
+from paceline.ui.visitors import ANYBODY, need, visitor_of
 
 #: Query parameters of the curves that a link stores.
 _SETTINGS = ("metric", "axis", "smooth", "scale", "ranks", "attempts", "from", "to")
 
+#: Most lines of the log of changes on one page.
+_CHANGES = 500
+
 
 def routes() -> list[Route]:
-    """Return the routes of links, and of the page for a frame."""
+    """Return the routes of links, of the page for a frame, and of members."""
     return [
         Route("/shares", page),
         Route("/shares", change, methods=["POST"]),
+        Route("/members", members),
         Route("/embed", embed),
         Route("/embed/curves", compare.curves),
     ]
@@ -79,3 +85,12 @@ def _rendered(request: Request, runs: list[str], made: Share | None = None, path
         most_days=MOST_DAYS,
         settings=urlencode(settings),
     )
+
+
+def members(request: Request) -> Response:
+    """Show service accounts and the log of changes to admins."""
+    if visitor_of(request) is ANYBODY:
+        raise HTTPException(404, "This page has no members. `paceline ui --members FILE` gives it some.")
+    need(request, ADMIN)
+    folder = request.app.state.workspace_dir
+    return render.page(request, "members.html", actions=last_changes(folder, _CHANGES), accounts=Accounts(folder).all())
