@@ -36,7 +36,7 @@ SHOWING = frozenset(
         ),
         *(
             f"{verb} {word}"
-            for verb in ("model", "service", "env", "data", "template", "schedule")
+            for verb in ("model", "service", "env", "data", "template", "schedule", "account")
             for word in ("list", "show")
         ),
         *("sweep show", "sweep best", "pipeline show", "service logs"),
@@ -67,6 +67,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "files": ("files.files", "List a run's files with their sizes: outputs, logs, uploads."),
     "download": ("files.download", "Copy files of a run to a folder."),
     "ui": ("ui.ui", "Show the workspace in a browser: runs, curves, logs, files."),
+    "account": ("account", "Make tokens for scripts, and print who changed what."),
     "report": ("report.report", "Write runs into one HTML file, which needs no server."),
     "export": ("export.export", "Export metrics of runs to CSV, Parquet, TensorBoard or MLflow."),
     "import": ("export.import_runs", "Import the runs of another tracker's store."),
