@@ -196,7 +196,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 
 class Durations:
-    """Adds up what the tests of each unit take, with what they set up and tear down, and writes it in the end."""
+    """Adds up the times of the tests of each unit, with their fixtures, and writes the sums in the end."""
 
     def __init__(self, config: pytest.Config) -> None:
         # Without a selection, every unit is run.
@@ -220,7 +220,7 @@ class Durations:
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working directory, the leases and the state folder of each test lie in its `tmp_path`."""
+    """The working directory, the leases and the state folder of each test are in its `tmp_path`."""
     for name in list(os.environ):
         if name in _NAMES or name.startswith(_PREFIXES):
             monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""Tests with several values or pairs of values, of which `make test` has those that differ in what they run, `make proof` all."""
+"""Tests with several values or pairs of values. `make test` has those that run different code, `make proof` all."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _KEPT = {
     "test_requirement_hashes_are_verified": ("uv",),
     "test_editable_folder_is_used_in_place": ("uv-False",),
     "test_newer_version_in_a_layer_overrides_the_base": ("uv",),
-    # What podman and docker are asked is one command line; each is asked it in the tests of containers that stay.
+    # podman and docker get the same command line; the tests of containers that stay run each of them.
     "test_container_killed_during_creation_leaves_nothing": ("podman",),
     "test_packages_on_top_of_an_image_are_there_beside_its_own": ("podman",),
     "test_container_of_a_killed_client_is_removed": ("docker",),

@@ -38,7 +38,7 @@ def make_record(run_id: str = RUN_ID, **values: Any) -> RunRecord:
 def make_run(
     runs_dir: Path, run_id: str = RUN_ID, status: str = states.NOT_STARTED, **values: Any
 ) -> tuple[RunFolder, int]:
-    """A run on disk in this state, and the open file that holds its lock: close it, and nobody looks after the run."""
+    """Make a run in this state. Return it with the open file of its lock: after a close, no process supervises the run."""
     record = make_record(run_id, **values)
     fd = store.create(runs_dir, record)
     folder = RunFolder(runs_dir / run_id)
@@ -99,7 +99,7 @@ def fill_disk(disk: Path) -> None:
 
 
 def old_python() -> str | None:
-    """A Python as old as those of login hosts, where there is one."""
+    """Return a Python as old as those of login hosts, if there is one."""
     places = [*Path.home().glob(".pyenv/versions/3.6.*/bin/python3"), Path("/usr/bin/python3.6")]
     return next((str(path) for path in places if path.exists()), None)
 

@@ -9,7 +9,7 @@ from typing import Any
 class _Late:
     """A module by its name; it is imported when something of it is first read or replaced."""
 
-    # No `__dict__` of its own: monkeypatch puts back what it has found in that of the module.
+    # No own `__dict__`: monkeypatch restores the value that it has found in that of the module.
     __slots__ = ("_name",)
 
     def __init__(self, name: str) -> None:

@@ -27,10 +27,10 @@ class Promise:
     """One promise.
 
     Attributes:
-        name: The name that marks carry.
+        name: The name in the marks of tests.
         text: The sentence on the page.
         benchmarks: Scripts and results below benchmarks/ that measure it.
-        tests: Single cells of parametrized tests, and tests of the conformance suites, which carry no marks.
+        tests: Single cells of parametrized tests, and tests of the conformance suites, which have no marks.
         proof: The variable with which `make proof` does the full number, as `NAME=VALUE`; "" for none.
     """
 

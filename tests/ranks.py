@@ -1,7 +1,7 @@
-"""Worlds of ranks that run checks one after the other; each test then reads what came of its own.
+"""Worlds of ranks that run checks in turn; each test then reads the result of its own check.
 
 A check is a function `check_*` of a module in a folder `checks/`. A program that is started on every rank of a world calls
-`run_checks`; a fixture keeps a `Worlds`, which starts each world once and reads what its ranks have written.
+`run_checks`; a fixture keeps a `Worlds`, which starts each world once and reads the files of its ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MPI = {
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without what says that it is a rank itself; for ranks, which have a thread each."""
+    """Return this process's environment without a launcher's variables; for ranks, which have one thread each."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     # mpirun itself ends at once without a home.
     return processes.with_home(clean) | {
@@ -61,9 +61,9 @@ def checks_in(folder: Path, module: str) -> list[str]:
 
 
 def run_checks(folder: Path, rank: int, checks: Iterable[tuple[str, Callable[[], object]]]) -> None:
-    """Run the checks on this rank, and write down what came of each, and how long it took, on the clock and of a processor.
+    """Run the checks on this rank, and write down the result of each, with its elapsed time and processor time.
 
-    One that fails ends the process at once: the other ranks may be waiting for this one, and can't be told to skip it.
+    A failed one ends the process at once: the other ranks may be waiting for this one, and can't be told to skip it.
     """
     for name, check in checks:
         failed, begin_s, begin_cpu_s = "", time.monotonic(), time.process_time()
@@ -83,7 +83,7 @@ def run_checks(folder: Path, rank: int, checks: Iterable[tuple[str, Callable[[],
 
 
 def read_checks(folder: Path, size: int) -> dict[tuple[int, str], str]:
-    """(rank, check) -> what failed, "" where nothing did; of the checks that the ranks have come to."""
+    """Return (rank, check) -> error, or "" if it passed; only of the checks that the ranks have reached."""
     found = {}
     for rank in range(size):
         path = folder / f"rank_{rank}.jsonl"
@@ -101,15 +101,15 @@ class Worlds:
         self._seen: dict[str, tuple[dict[tuple[int, str], str], str]] = {}
 
     def look(self, world: str, size: int, check: str, start: Callable[[Path], str]) -> None:
-        """Fail as the check did on any of the ranks, or if one did not come to it.
+        """Fail if the check failed on any rank, or if a rank did not reach it.
 
-        start: runs the program on so many ranks, with this folder for the reports; returns what it has printed.
+        start: runs the program on so many ranks, with this folder for the reports; returns its output.
         """
         if world not in self._seen:
             folder = self._folders.mktemp(world)
             try:
                 end = start(folder)
-            except subprocess.TimeoutExpired as error:  # it would be waited for once more at each of its checks
+            except subprocess.TimeoutExpired as error:  # otherwise each of its checks would wait for it once more
                 end = str(error)
             self._seen[world] = read_checks(folder, size), end[-6000:]
         found, end = self._seen[world]

@@ -1,6 +1,6 @@
-"""Which tests may run at the same time, where pytest runs with several processes (`-n 4`): units, the longest first.
+"""Decides which tests may run at the same time if pytest runs with several processes (`-n 4`): units, the longest first.
 
-A unit is a folder: its tests share what is slow to start, such as engines, worlds of ranks and environments. Of
+A unit is a folder: its tests share things that are slow to start, such as engines, worlds of ranks and environments. Of
 `tests/engines/everywhere`, a test belongs to the unit of the target that its parameter names. So each engine is started
 once, by the process that has its unit. Two units never need a port, a network, a store of containers or a folder of the
 same name: each lab takes free ones. Two folders whose tests start the same programs are one unit.
@@ -20,9 +20,9 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import NodeManager
 
-#: Unit -> seconds that its tests took in the last run that was asked to keep them.
+#: Unit -> seconds that its tests took in the last measured run.
 DURATIONS = Path(__file__).with_name("durations.json")
-#: What a unit is taken to last that nobody has measured: after the engines, before what is known to be short.
+#: The assumed time of a unit that was never measured: after the engines, before units that are known to be short.
 _UNKNOWN_S = 60.0
 _ENGINES = "tests/engines"
 _EVERYWHERE = f"{_ENGINES}/everywhere"
@@ -76,7 +76,7 @@ def unit_of(nodeid: str) -> str:
 
 
 def longest_first(items: Iterable[pytest.Item], durations: Mapping[str, float]) -> list[pytest.Item]:
-    """The tests unit by unit, in a unit as they were."""
+    """Return the tests unit by unit, in the given order within a unit."""
     items = list(items)
     first: dict[str, int] = {}
     for number, item in enumerate(items):
@@ -102,7 +102,7 @@ def compile_own_share(config: pytest.Config) -> None:
     files = sorted(file for path in named for file in ([path] if path.is_file() else path.rglob("test_*.py")))
     number = int(worker["workerid"].removeprefix("gw"))
     for file in files[number :: worker["workercount"]]:
-        # Whatever it is, the module fails again when it is collected, where it is reported.
+        # On any error the module fails again when it is collected, where the error is reported.
         with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
 
@@ -113,7 +113,7 @@ def kept_durations() -> dict[str, float]:
 
 
 def keep_durations(path: Path, measured: Mapping[str, float], *, is_whole: bool) -> None:
-    """Write the seconds of units. is_whole: all were run, so that others in the file are units no more."""
+    """Write the seconds of units. is_whole: all were run, so that other names in the file are no longer units."""
     kept = {} if is_whole or not path.exists() else json.loads(path.read_text())
     kept.update({unit: round(seconds, 1) for unit, seconds in measured.items()})
     ordered = dict(sorted(kept.items(), key=lambda pair: (-pair[1], pair[0])))

@@ -1,4 +1,4 @@
-"""What stands in the package's own files, each parsed once for all tests that look at all of them."""
+"""The statements of the package's own files, each parsed once for all tests that read all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OLDEST = (3, 10)
 @dataclass(frozen=True)
 class ClassHead:
     name: str
-    #: As they are written.
+    #: Bases as they are written.
     bases: tuple[str, ...]
     #: Not in a class or a function.
     is_outer: bool
@@ -29,7 +29,7 @@ class ClassHead:
 class Source:
     """The few statements of a file that tests ask for: all trees together would take hundreds of MB."""
 
-    #: Wherever in the file.
+    #: At any place in the file.
     imports: tuple[ast.Import | ast.ImportFrom, ...]
     #: Those of them that do not stand under `if TYPE_CHECKING`, which is never run.
     at_run_time: tuple[ast.Import | ast.ImportFrom, ...]
@@ -60,7 +60,7 @@ def _statements(node: ast.AST, is_run: bool = True) -> Iterator[tuple[ast.stmt, 
     for part in ("body", "handlers", "cases", "orelse", "finalbody"):
         is_for_types = part == "body" and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for child in getattr(node, part, ()):
-            # Of `except` and `case`, which are none themselves, the statements below.
+            # For `except` and `case`, which are no statements, return the statements below.
             if isinstance(child, ast.stmt):
                 yield child, is_run and not is_for_types
             yield from _statements(child, is_run and not is_for_types)

@@ -18,7 +18,7 @@ def module_of(path: Path) -> str:
 
 
 def imported(module: str, code: bytes, known: Mapping[str, object], *, is_package: bool = False) -> set[str]:
-    """The modules among `known` that the code imports, wherever in it; a name of a package counts as the package."""
+    """Return the modules among `known` that the code imports, at any place; a name of a package counts as the package."""
     package = module if is_package else module.rpartition(".")[0]
     found: set[str] = set()
     by_name = [[name.decode()] for name in re.findall(rb'\bimport_module\(\s*"([\w.]+)"', code)]
@@ -31,7 +31,7 @@ def imported(module: str, code: bytes, known: Mapping[str, object], *, is_packag
 
 
 def _imported(code: bytes, package: str) -> Iterator[list[str]]:
-    """The names of each import statement, wherever in the code."""
+    """Yield the names of each import statement, at any place in the code."""
     for node in read(code).imports:
         if isinstance(node, ast.Import):
             yield [alias.name for alias in node.names]

@@ -20,7 +20,7 @@ from tests.helpers import write_program, write_tree
 
 MNIST = DataReference(name="mnist", sources=(Source(datastore="lab", path="mnist"),))
 
-# The Azure SDK's names and defaults, of what is taken over.
+# The Azure SDK's names and defaults of the parameters that exist here.
 OF_ALL = {
     "compute_target": None,
     "entry_script": None,

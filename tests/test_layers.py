@@ -1,4 +1,4 @@
-"""The arrows of DESIGN.md: who may import whom. The imports are read from the source, whenever they run."""
+"""The arrows of DESIGN.md: the allowed imports. They are read from the source, whenever they run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "compat.azureml": f"{UP_TO_SUBMIT} estimator workspace workspace_dir children sweeps pipelines models services compat "
     "trackers.export",
     "azureml": "compat",
-    # The frozen data, and what is made of it.
+    # The frozen data, and objects made of it.
     "job": "errors system",
     "containers": "errors system job",
     "runs": "errors system job containers",
@@ -57,11 +57,11 @@ MAY_IMPORT = {
     "supervisor": f"{UP_TO_TARGETS} trackers",
     # Versions of files that runs made. A run, an experiment and a workspace are given to it.
     "models": "errors system job runs data",
-    # Knows of all that lies in a workspace, and starts nothing.
+    # Knows all files of a workspace, and starts nothing.
     "pruning": "errors system runs environments data containers models",
-    # Knows of all that lies in a workspace, and starts nothing.
+    # Knows all files of a workspace, and starts nothing.
     "backups": "errors system job runs data models.keep",
-    # What workers do: on each node by the standard library alone, in the supervisor, and for readers of a run.
+    # Load and progress of workers: on each node by the standard library alone, in the supervisor, and for readers of a run.
     "observe": "errors system job runs launchers.environment targets",
     "observe.node": "errors system",
     "runs.run": "errors system job containers observe",
@@ -127,7 +127,7 @@ THIRD_PARTY = {
     "cloudpickle": "compat",
     "matplotlib": "serving parallel sweeps runs",
     "tensorflow": "data compat",
-    # In whatever process is about to load TensorFlow.
+    # In any process that is about to load TensorFlow.
     "triton": "system",
     **dict.fromkeys(("keras", "tf_keras"), "compat"),
     "pandas": "serving data runs sweeps trackers reports",
@@ -171,7 +171,7 @@ def imports(code: bytes | str, package: str) -> set[str]:
 
 
 def complaints(module: str, imported: set[str]) -> list[str]:
-    """What is wrong with these imports in `module` of Paceline."""
+    """Return the errors of these imports in `module` of Paceline."""
     layer, wrong = layer_of(module), []
     allowed = MAY_IMPORT.get(".".join(module.split(".")[:2]), MAY_IMPORT[layer]).split()
     for name in sorted(imported):

@@ -20,7 +20,7 @@ from paceline import checkpoint, parallel
 from paceline.services.record import ServingOptions
 from paceline.serving.config import ServerConfig
 
-#: Paceline calls these itself; they stand on exported classes, and a user's own policy may have some of them.
+#: Paceline calls these itself; exported classes have them, and a user's own policy may define some.
 OWN_CALLS = {
     *(
         "at_most",

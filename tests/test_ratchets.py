@@ -117,7 +117,7 @@ def prose_of(code: str) -> list[tuple[int, str]]:
 def _count(code: str) -> Counter[str]:
     counts = Counter(files=1, lines=code.count("\n"))
     lines = code.splitlines()
-    # Docstrings and comments don't count: a text that is deleted must not raise the share of what is left.
+    # Docstrings and comments don't count: a deleted text must not raise the share of the rest.
     for _, statement, _ in _docstrings(code):
         lines[statement.lineno - 1 : statement.end_lineno] = [""] * ((statement.end_lineno or 0) - statement.lineno + 1)
     counts["code lines"] = sum(bool(line.strip()) and not line.lstrip().startswith("#") for line in lines)

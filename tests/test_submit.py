@@ -1,4 +1,4 @@
-"""What is refused before anything starts. Submissions that start are proved in tests/engines."""
+"""Refusals before anything starts. Submissions that start are tested in tests/engines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.helpers import make_job, write_program, write_tree
 def refused(tmp_path, job, files=None, experiment="digits", **source):
     """Return the error that refuses this job. Fail if a run was made."""
     directory = write_tree(tmp_path / "code", files if files is not None else {"train.py": ""})
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - its text is looked at by the caller
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the caller checks its text
         submit(job, SourceCopy(directory=directory, **source), tmp_path / "ws", experiment)
     assert not (tmp_path / "ws/runs").exists() or os.listdir(tmp_path / "ws/runs") == []
     return caught.value

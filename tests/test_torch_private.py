@@ -28,7 +28,7 @@ torch, nn, fsdp = late("torch"), late("torch.nn"), late("torch.distributed.fsdp"
 c10d = late("torch.distributed.distributed_c10d")
 ROOT = Path(__file__).parents[1]
 
-# Callable -> the parameters by which it is called here, in order where they are given by position.
+# Callable -> the parameters with which it is called here, in order if they are given by position.
 CALLED = [
     ("torch_private.FakeTensorMode", ["allow_non_fake_inputs"]),
     ("torch_private.FakeTensorMode.from_tensor", ["self", "tensor"]),

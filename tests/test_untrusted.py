@@ -46,7 +46,7 @@ _OBJECTS_OF_MPI = frozenset(
     )
 )
 
-#: A file without any of these words has nothing of the kind; most have none, and are not parsed.
+#: A file without any of these words can't run what it opens; most have none, and are not parsed.
 _WORDS = re.compile(
     "|".join(
         (
@@ -97,7 +97,7 @@ ALLOWED = {
 
 
 def found_in(tree: ast.AST) -> Iterator[str]:
-    """What in a module can run what it opens, by name."""
+    """Yield the calls of a module that can run what they open, by name."""
     nodes = list(ast.walk(tree))
     connections = any(
         isinstance(node, ast.ImportFrom) and (node.module or "").startswith("multiprocessing") for node in nodes

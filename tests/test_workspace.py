@@ -10,7 +10,7 @@ from paceline.errors import JobError, RunNotFoundError, WorkspaceError
 from paceline.workspace import Experiment, Workspace
 from tests.helpers import make_job, write_tree
 
-# --- where it is
+# --- its place
 
 
 @pytest.mark.promise("workspace-found-variable-configuration-folder")

@@ -61,7 +61,7 @@ def test_however_often_the_controller_is_killed_each_trial_runs_once(
     deadline = time.monotonic() + PATIENCE_S
     while True:
         assert time.monotonic() < deadline, f"seed {SEED}: {kills} kills, and the sweep has not ended: {run.record()}"
-        # Whoever looks at it starts another controller, which is this process here.
+        # The first reader starts another controller, which is this process here.
         record = run.record()
         if record.is_terminal:
             assert record.status == states.COMPLETED, f"seed {SEED}: {record.failure}"
@@ -74,11 +74,11 @@ def test_however_often_the_controller_is_killed_each_trial_runs_once(
         if has_begun and killed_at is not None:
             went_on.append(time.monotonic() - killed_at)
             killed_at = None
-        # A controller that is killed three times before it can begin is taken for one that can't: two at most here.
+        # A controller that is killed three times before it begins counts as one that can't begin: at most two such kills here.
         is_victim = has_begun or (in_a_row < 2 and source.random() < 0.05)
         if kills < KILLS and is_victim and processes.is_alive(controller):
             in_a_row = 0 if has_begun else in_a_row + 1
-            # Most of what could go wrong lies in its first moments: it takes up what is there, and makes trials.
+            # Most faults are possible in its first moments, when it reads the existing trials and makes new ones.
             time.sleep(source.random() ** 3 if has_begun else 0)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(controller, signal.SIGKILL)

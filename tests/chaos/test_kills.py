@@ -1,7 +1,7 @@
-"""SIGKILL, at random, of any process that belongs to a run, in any of its states.
+"""SIGKILL, at random, of any process of a run, in any state.
 
-Whatever is killed: the run ends, in the state that is true, and says why; nothing of it is left running; what its
-workers had logged can be read. 4 kills here, 500 with `make chaos`. A failure prints the seed that repeats it
+After each kill the run ends in the true state with a reason, no process of it is left, and the logged lines of its
+workers can be read. 4 kills here, 500 with `make chaos`. A failure prints the seed that repeats it
 (PACELINE_CHAOS_SEED).
 """
 
@@ -58,7 +58,7 @@ for count in range(1, 31):
     time.sleep(0.01)
 """
 
-#: Submits and waits, as a user's program would; prints the run's id as soon as there is one.
+#: Submits and waits, as a user's program would; prints the run's id as soon as the run exists.
 SUBMITTER = """
 import sys, time
 import paceline as pl
@@ -77,7 +77,7 @@ run.wait_for_completion(raise_on_error=False)
 
 @dataclass
 class Kill:
-    """One round: what runs, what is killed, and when."""
+    """One round: the program, the killed process and the time of the kill."""
 
     backend: str
     victim: str
@@ -143,7 +143,7 @@ def test_run_ends_cleanly_whatever_process_is_killed(tmp_path: Path, monkeypatch
 
 
 def play(kill: Kill, source: Path, workspace: Path, wheel: Path | None) -> bool:
-    """Submit, kill, and check what is left. Whether there was a process to kill."""
+    """Submit, kill, and check what is left. Return whether there was a process to kill."""
     before = set(store.ids(workspace / "runs"))
     blocker = block_the_machine(workspace) if kill.queued else None
     submitter = subprocess.Popen([sys.executable, "-c", SUBMITTER, str(source), kill.backend, str(wheel or "")])
@@ -232,7 +232,7 @@ def is_one(victim: str, pid: int) -> bool:
 
 def wait_for_end(folder: RunFolder) -> RunRecord:
     deadline = time.monotonic() + PATIENCE_S
-    # Readers are told of the end as soon as the supervisor is gone; it is written once all else is.
+    # Readers see the end as soon as the supervisor is gone; the record is written last.
     while not ((record := read.record(folder)).is_terminal and store.stored(folder).is_terminal):
         assert time.monotonic() < deadline, f"the run is still {record.status}"
         time.sleep(0.03)

@@ -1,4 +1,4 @@
-"""What a save leaves in the process goes with the test: the handler of SIGTERM, and what was saved last."""
+"""Remove what a save leaves in the process: the handler of SIGTERM, and the last saved state."""
 
 from __future__ import annotations
 

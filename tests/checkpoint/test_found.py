@@ -36,7 +36,7 @@ def test_model_and_optimizer_resume_from_a_checkpoint(tmp_path):
     for number in range(3):
         step(first, number)
         checkpoint.save(first, number + 1, folder=tmp_path)
-    # What is saved is what it was at that moment, though the training goes on meanwhile.
+    # The saved state is that of the moment of the save, although the training goes on.
     step(first, 3)
     second = training(2)
     found = checkpoint.latest(tmp_path)

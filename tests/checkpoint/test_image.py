@@ -25,7 +25,7 @@ np = late("numpy")
 
 @pytest.fixture
 def forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small states are forked too, whatever this process has loaded."""
+    """Small states are forked too, with any modules loaded in this process."""
     monkeypatch.setattr(image, "_LEAST_FORKED", 0)
     monkeypatch.setattr(image, "_MOST_TIMES", 1 << 40)
     monkeypatch.setattr(image, "_danger", lambda mappings: "")

@@ -105,7 +105,7 @@ def test_resize_request_ends_the_worker_after_a_complete_checkpoint(tmp_path, st
     assert checkpoint.latest(tmp_path).step >= 3
 
 
-#: Its world's store is nearly always in C++ when it is asked, and rank 0 never leaves.
+#: The store of its world is nearly always in C++ code when it is asked, and rank 0 never leaves.
 ENDS_MEANWHILE = """
 import sys, time
 from datetime import timedelta

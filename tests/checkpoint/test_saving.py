@@ -284,7 +284,7 @@ def test_ranks_requested_to_end_leave_one_checkpoint_without_deadlock(tmp_path):
     try:
         for _, output in ranks[::2]:
             assert output.readline() == b"ready\n"
-        # All are asked at once: one that is gone before another is asked would end that one by an error.
+        # All ranks get the signal at once: a rank that ends before the signal to another would end that one by an error.
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):
             for process, _ in ranks:
                 process.send(number)
@@ -330,7 +330,7 @@ def test_rank_in_a_collective_ends_with_the_missing_rank(tmp_path):
 
 
 def start_ranks(folder, mode):
-    """Two ranks that have torch loaded, each with what it prints."""
+    """Start two ranks that have torch loaded. Return each with its output."""
     shared = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",

@@ -30,7 +30,7 @@ def test_state_values_round_trip():
         "groups": ((1, "a"), {3}, frozenset({"x"}), collections.OrderedDict(b=1, a=2), collections.Counter("aab")),
         7: {("a", 1): {None: 1.5}},
         "torch": [torch.Size([2, 3]), torch.bfloat16, torch.device("cpu")],
-        # What looks like an own word of ours is an ordinary dict.
+        # A dict whose keys look like our own markers is an ordinary dict.
         "$": {"$": "tensor", "at": "x"},
     }
     found = there_and_back(state)

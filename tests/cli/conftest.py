@@ -82,7 +82,7 @@ class Cli:
         return self.folder / ".paceline" / "runs" / run_id
 
     def wait(self, run_id: str, *states: str) -> str:
-        """Return the run's state as soon as it is one of these or the run has ended."""
+        """Return the run's state as soon as it is one of these states or the run has ended."""
         wanted = {*states, "Completed", "Failed", "Canceled"}
         deadline = time.monotonic() + 90
         while (status := self._stored(run_id)) not in wanted:

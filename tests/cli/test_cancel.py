@@ -104,7 +104,7 @@ def test_interrupting_logs_follow_does_not_cancel_the_run(cli: Cli) -> None:
     _, errors = following.communicate(timeout=180)
 
     assert (following.returncode, errors) == (130, "")
-    # A worker's first line may be there before its run is said to be running.
+    # A worker's first line may appear before the run's state is Running.
     cli.wait(run_id, "Running")
     assert cli.json("status", run_id)["status"] == "Running"
     cli("cancel", "--wait", run_id)

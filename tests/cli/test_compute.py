@@ -1,4 +1,4 @@
-"""`paceline compute`: targets, how they stand, and what is wrong with them, as a user types it."""
+"""`paceline compute`: targets, their state and their faults, as a user types it."""
 
 from __future__ import annotations
 

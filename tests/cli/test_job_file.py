@@ -1,4 +1,4 @@
-"""A job as a file: what it says is what the command line says, and `--dry-run --yaml` writes it."""
+"""A job file has the same meaning as the command line, and `--dry-run --yaml` writes it."""
 
 from __future__ import annotations
 

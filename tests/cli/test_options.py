@@ -1,4 +1,4 @@
-"""Tables of options: what the parser makes of them, and what verbs take."""
+"""Tables of options: the values that the parser makes, and the options that verbs accept."""
 
 from __future__ import annotations
 

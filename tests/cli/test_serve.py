@@ -1,4 +1,4 @@
-"""`paceline serve`: a model in the foreground, and a trial of one."""
+"""`paceline serve`: a model in the foreground, and its trial."""
 
 from __future__ import annotations
 

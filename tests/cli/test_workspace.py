@@ -170,7 +170,7 @@ def test_unwritable_home_allows_a_new_workspace_and_one_named_by_the_variable(cl
 @pytest.mark.promise("looking-group-s-workspace-starts")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to another user")
 def test_run_records_of_another_user_are_shown_but_start_no_program(cli: Cli, planted: Path) -> None:
-    # Story: in a group's workspace a member put a record with an interpreter of his own, and whoever listed the runs started it.
+    # Story: in a group's workspace a member stored a record with his interpreter, and each user who listed runs started it.
     records = [
         *planted.rglob("job.json"),
         *planted.rglob("state.json"),

@@ -455,7 +455,7 @@ def test_version_option_prints_the_package_version(cli: Cli) -> None:
 @pytest.mark.promise("exit-codes-table-124-time")
 def test_unreachable_cluster_has_its_own_exit_code(cli: Cli) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # nobody listens on it
+        taken.bind(("127.0.0.1", 0))  # no process listens on it
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
         cli("compute", "add", "far", "--kind", "ray", "--address", address, "--no-check")
         done = cli("run", "--compute", "far", cli.script(""), code=69)
@@ -467,7 +467,7 @@ def test_unreachable_cluster_has_its_own_exit_code(cli: Cli) -> None:
 def test_unreachable_store_has_its_own_exit_code(cli: Cli) -> None:
     pytest.importorskip("aiohttp")
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # nobody listens on it
+        taken.bind(("127.0.0.1", 0))  # no process listens on it
         cli("data", "add", "far", f"http://127.0.0.1:{taken.getsockname()[1]}")
         done = cli("data", "ls", "far", code=69)
 

@@ -31,7 +31,7 @@ def wanted_of(size: int, seed: int, shape: tuple[int, ...], dtype: str, op: str)
 
 def reductions(engine: collectives.Engine) -> None:
     cases = [(d, s, op) for d in DTYPES for s in SHAPES for op in ("sum", "min", "max", "product")]
-    # A long one is cut into pieces before anybody looks at what is done with them: each operation for one dtype.
+    # A long array is cut into pieces in the same way for all operations: each operation for one dtype.
     cases = [case for case in cases if case[1] != LONG or case[2] == "sum" or case[0] == "float32"]
     cases = [case for case in cases if not (case[0].startswith("complex") and case[2] in ("min", "max"))]
     order = list(range(len(cases)))
@@ -42,7 +42,7 @@ def reductions(engine: collectives.Engine) -> None:
         handles[i] = engine.allreduce(f"r{i}", value(engine.rank, i, shape, dtype), op=op)
     for i, (dtype, shape, op) in enumerate(cases):
         got, wanted = handles[i].wait(60), wanted_of(engine.size, i, shape, dtype, op)
-        # NumPy's own assertion takes several times as long, and says what differs.
+        # NumPy's own assertion takes several times as long, but names the difference.
         if not numpy.array_equal(got, wanted):
             numpy.testing.assert_array_equal(got, wanted, str(cases[i]))
             raise AssertionError(f"{cases[i]}: {numpy.shape(got)} in place of {wanted.shape}")

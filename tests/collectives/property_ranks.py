@@ -1,11 +1,11 @@
-"""The program that test_properties.py starts on each rank: carries out plans, which come over a socket, one a line.
+"""The program that test_properties.py starts on each rank: carries out plans, which come over a socket, one on each line.
 
     mpirun -n 3 python property_ranks.py <path of the socket>
 
 A plan is a dictionary:
 
-    settings    of the engine, which is started anew where they change
-    turns       how often all of it is done, under the same names
+    settings    of the engine, which is restarted when they change
+    turns       how often all operations are done, under the same names
     mode        shuffled: submitted in another order on each rank, waited for at the end
                 in_order: waited for at the end; at_once: each one right after it, with and without the engine
                 being told before; threads: that, by two threads

@@ -94,7 +94,7 @@ def check(operation: Operation, index: int, rank: int, turn: int, got: Array) ->
 
 
 def _wanted(operation: Operation, index: int, rank: int, turn: int) -> tuple[Array, Array | None]:
-    """What it has to give, and how far off it may be; None: not at all."""
+    """Return the expected result and the allowed difference; None: no difference."""
     ranks, kind = operation["ranks"], operation["kind"]
     member = operation["members"][index]
     given = [numbers(operation, index, other, turn) for other in ranks]

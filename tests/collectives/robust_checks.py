@@ -1,4 +1,4 @@
-"""What test_robust.py runs on several ranks: `python robust_checks.py <name>`; each rank says "ok" or what it was told."""
+"""The program that test_robust.py runs on several ranks: `python robust_checks.py <name>`; each rank prints "ok" or its error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.collectives import EngineSettings
 
 def different_process_sets_are_told_to_all() -> None:
     engine = collectives.start()
-    # Ranks that are right, on the last one others; then what can't be right on one rank alone.
+    # Valid ranks, with others on the last rank; then ranks that are invalid on one rank only.
     for ranks in ([0, engine.size - 1], [0, 99]):
         with pytest.raises(collectives.MismatchError, match=r"PROCESS_SET ranks .* rank 0 sent \[0\]"):
             engine.add_process_set(ranks if engine.rank == engine.size - 1 else [0])
@@ -26,7 +26,7 @@ def different_process_sets_are_told_to_all() -> None:
     number = engine.add_process_set([0, 1])
     with pytest.raises(collectives.MismatchError, match="operations"):
         engine.add_process_set([1]) if engine.rank else engine.remove_process_set(number)
-    # The engine goes on, and the sets are what they were.
+    # The engine goes on, and its sets are unchanged.
     assert sorted(engine.process_sets()) == [0, number]
     assert not engine.remove_process_set(77)
     with pytest.raises(collectives.ArgumentError, match="name each rank once"):
@@ -116,7 +116,7 @@ def an_engine_that_fails_alone_is_told_to_the_others() -> None:
         # As a lack of memory would end it.
         engine._sets.loops[0].negotiation.performer.perform = None
     try:
-        # Longer than what travels with the negotiation.
+        # Longer than the data that are sent with the negotiation.
         engine.allreduce("second", numpy.ones(1 << 16)).wait(20)
         engine.allreduce("third", numpy.ones(1 << 16)).wait(20)
     except collectives.ShutDownError as error:

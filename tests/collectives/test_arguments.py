@@ -1,4 +1,4 @@
-"""What can't be done is refused on the rank that asks for it, with words that say what can."""
+"""Impossible calls are refused on the rank that makes them, with a message that names the possible ones."""
 
 from __future__ import annotations
 

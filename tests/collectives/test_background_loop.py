@@ -88,7 +88,7 @@ def task(name: str, loop: BackgroundLoop) -> CollectiveTask:
 
 
 def test_creating_a_process_set_while_a_rank_dies_raises() -> None:
-    """The death went through the sets that there were; the new one waited for ever."""
+    """Story: the existing sets failed when the rank died; the new set waited for ever."""
     transport: Any = DeadTransport()
     places = [PeerPlace(host="here", pid=1, namespace="")] * 3
     engine = Engine(RankedWorld(name="gloo", transport=transport, places=places), EngineSettings())

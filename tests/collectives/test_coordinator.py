@@ -81,7 +81,7 @@ def test_slot_number_sent_before_a_new_epoch_is_still_resolved():
     agree_on(coordinator, "a", 3)
     slot = agree_on(coordinator, "a", 3)
     agree_on(coordinator, "b", 3)
-    # The cache is full: the next response starts the numbers anew.
+    # The cache is full: the next response restarts the numbers.
     assert agree_on(coordinator, "b", 3) == -1
     coordinator.receive(0, Message(0, (slot,)))
     coordinator.receive(1, Message(0, (), (request("b", 3),)))

@@ -92,7 +92,7 @@ def test_horovod_calls_reduce_on_the_device(tmp_path):
 
 
 class Streams:
-    """What `torch.cuda` has, as far as it is used; it notes the order."""
+    """The used part of `torch.cuda`; it records the order of calls."""
 
     def __init__(self):
         self.notes = []

@@ -45,7 +45,7 @@ except collectives.ShutDownError as error:
 """
 
 
-#: What several machines do, and what is larger than the memory that the ranks of one share.
+#: Operations between several machines, and arrays larger than the shared memory of the ranks of one machine.
 SHORT_INTEGERS = """
 import numpy
 from mpi4py import MPI

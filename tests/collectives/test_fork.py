@@ -1,4 +1,4 @@
-"""A process that an engine's process has forked ends by itself: neither the engine nor MPI is its own."""
+"""A process forked by an engine's process ends without help: it owns neither the engine nor MPI."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ print(os.waitstatus_to_exitcode(ended[1]))
 
 
 def test_forked_child_exits_without_deadlock() -> None:
-    """Also where other threads held the engine's locks when it was forked: the child waited for them for ever."""
+    """Story: if other threads held the engine's locks at the fork, the child waited for them for ever."""
     pytest.importorskip("mpi4py")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM], capture_output=True, text=True, timeout=180, check=False

@@ -1,4 +1,4 @@
-"""Sums of arrays that all ranks of a machine see, in the place of what is summed and elsewhere. Here ranks are threads."""
+"""Sums of arrays that all ranks of a machine see, in place and elsewhere. Here ranks are threads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def given(rank: int, dtype: str) -> Any:
     return array
 
 
-# Which ranks want the result in the place of what they give: nobody agrees on that.
+# The ranks that want the result in place: they need not agree.
 @pytest.mark.parametrize("in_place", [(True,) * 4, (False, True, False, True), (True, False, True, False)])
 @pytest.mark.parametrize("dtype", ["float32", "int16"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])

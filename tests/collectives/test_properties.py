@@ -1,4 +1,4 @@
-"""Whatever is asked of the engine, in whatever order, on 1 to 4 ranks: what NumPy gives comes out.
+"""Any operations of the engine, in any order, on 1 to 4 ranks, have NumPy's results.
 
 Hypothesis draws plans; one world of processes for each number of ranks carries them out (property_ranks.py), and each
 rank compares with NumPy (property_values.py). A plan that fails is made smaller, as Hypothesis does.
@@ -31,7 +31,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 COMPLEX = ("complex64", "complex128")
 ALL = (*FLOATS, *INTEGERS, "bool", *COMPLEX)
-#: The last two are longer than what is copied into a buffer, and than a piece of a reduction.
+#: The last two are longer than the data that are copied into a buffer, and than a piece of a reduction.
 SHAPES = ((1,), (), (0,), (7,), (3, 5), (2, 0, 3), (5, 2, 3), (9000,), (70000,), (300000,), (1100000,))
 ROWS = ((3,), (1,), (0,), (7, 2), (4, 0), (5, 2, 3), (2, 30000))
 KINDS = ("allreduce", "allreduce", "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier")

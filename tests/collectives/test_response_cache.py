@@ -9,7 +9,7 @@ def request(name: str) -> Request:
 
 
 def ask(coordinator: Coordinator, member: ResponseCache, *names: str) -> tuple[Response, list[str]]:
-    """What a rank that is alone asks for, and what it is told to do."""
+    """What a rank requests when it is alone, and the response that it gets."""
     requests = {asked.key: asked for asked in map(request, names)}
     coordinator.receive(0, member.message(list(requests.values())))
     response = coordinator.respond()

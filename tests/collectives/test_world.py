@@ -19,7 +19,7 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "
         ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, "gloo"),
         (TORCHRUN | {"OMPI_COMM_WORLD_SIZE": "2"}, "mpi"),
         ({"PMIX_RANK": "1"}, "mpi"),
-        # torchrun in a Slurm step or below an mpirun: its workers inherit what belongs to their parent.
+        # torchrun in a Slurm step or below an mpirun: its workers inherit variables of their parent.
         (TORCHRUN | {"PMI_SIZE": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}, "gloo"),
         (TORCHRUN | {"HOROVOD_CONTROLLER": "MPI"}, "mpi"),
         ({"OMPI_COMM_WORLD_SIZE": "2", "HOROVOD_CPU_OPERATIONS": "gloo"}, "gloo"),

@@ -24,7 +24,7 @@ from paceline.errors import EnvironmentBuildError
 from tests.containers import fakes
 from tests.helpers import write_tree
 
-#: Does what the container would: leaves the list of packages where it is told to. `$0.runs` counts.
+#: Imitates the container: writes the list of packages to its place. `$0.runs` counts the calls.
 INSTALLS = """\
 echo run >> "$0.runs"
 printf '%s\\n' "$@" > "$0.argv"

@@ -85,7 +85,7 @@ def s3(_s3: servers.S3, request: pytest.FixtureRequest, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def s3_once(_s3: servers.S3) -> servers.S3:
-    """The S3 server, for what does not depend on which library reads."""
+    """The S3 server, for tests that do not depend on the library that reads."""
     return _s3
 
 

@@ -148,7 +148,7 @@ class Proxy:
         self._thread.join()
 
     def gets(self, ending: str) -> list[str]:
-        """The Range ("" for none) of each GET of a path with this ending."""
+        """Return the header Range ("" for none) of each GET of a path with this ending."""
         return [ranges for method, path, ranges in self.requests if method == "GET" and unquote(path).endswith(ending)]
 
     def _pass(self, handler: http.server.BaseHTTPRequestHandler) -> None:

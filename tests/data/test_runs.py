@@ -1,4 +1,4 @@
-"""Whole runs against an S3 server: data arrives, secrets stay secret, what breaks is said before the workers start."""
+"""Whole runs against an S3 server: data arrives, secrets stay secret, and faults are reported before the workers start."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def register(workspace: Workspace, url: str, bucket: str) -> pl.Datastore:
 
 
 def spellings(secret: str) -> set[bytes]:
-    """A secret as it may stand in a file: plain, quoted for a URL or a shell or JSON, in base64."""
+    """Return a secret in each form in which a file may have it: plain, quoted for a URL or a shell or JSON, in base64."""
     plain = {secret, quote(secret), quote(secret, safe=""), quote_plus(secret)}
     return {text.encode() for text in plain} | {base64.b64encode(secret.encode()).rstrip(b"=")}
 

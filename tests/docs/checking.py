@@ -1,4 +1,4 @@
-"""What is looked up of blocks that can't be run here: options of commands, names and calls of Python."""
+"""Checks of blocks that can't be run here: options of commands, names and calls of Python."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ FOREIGN = frozenset(
 
 
 def parse_command(command: str) -> list[str]:
-    """Read a command as its program would, to the last option, and do nothing. Its words, without what goes into a file.
+    """Parse a command as its program would, up to the last option, without running it. Return its words without redirections.
 
     Raises:
-        AssertionError: there is no such program, verb or option.
+        AssertionError: the program, verb or option does not exist.
     """
     words = shlex.split(re.sub(r"\s>>?\s*\S+", "", command), comments=True)
     while re.match(r"[A-Z_]+=", words[0]):
@@ -65,7 +65,7 @@ def parse_command(command: str) -> list[str]:
 
 
 def extras() -> set[str]:
-    """What may stand in the brackets of `pip install 'paceline[...]'`."""
+    """Return the names that the brackets of `pip install 'paceline[...]'` may have."""
     return set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 
 
@@ -73,7 +73,7 @@ def extras() -> set[str]:
 
 
 class _Instance:
-    """An object of a class, of which no more is known."""
+    """An object of a known class and unknown state."""
 
     def __init__(self, cls: type) -> None:
         self.cls = cls
@@ -96,7 +96,7 @@ def check_python(text: str, names: dict[str, Any]) -> None:
 
 
 class _Looking(ast.NodeVisitor):
-    """Goes through the statements in their order, and keeps what is known of each name."""
+    """Visits the statements in order, and records what is known of each name."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self._names = names
@@ -183,7 +183,7 @@ class _Looking(ast.NodeVisitor):
             self._of(target)
 
     def _of(self, node: ast.expr) -> Any:
-        """What is known of an expression's value, which is looked through."""
+        """Return what is known of an expression's value, after checking the expression."""
         if isinstance(node, ast.Name):
             assert node.id in self._names or hasattr(builtins, node.id), (
                 f"line {node.lineno}: {node.id!r} is not there; the page has {sorted(self._names)}"
@@ -267,7 +267,7 @@ def _set_on_self(cls: type) -> set[str]:
 
 
 def _called(called: Any, node: ast.Call) -> Any:
-    """Bind the call, where it can be; what it returns, as far as that is said."""
+    """Check the arguments of the call if its signature is known, and return the type of its result if that is known."""
     function = called.function if isinstance(called, _Method) else called
     if not (inspect.isclass(function) or inspect.isroutine(function)):
         return _UNKNOWN

@@ -52,7 +52,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def lacking(needs: Iterable[str]) -> None:
-    """Skip, or fail where all engines are asked for, unless these packages and "Open MPI" are here."""
+    """Skip the test, or fail if all engines are required, unless these packages and "Open MPI" are here."""
     missing = [name for name in sorted(needs) if name != "Open MPI" and find_spec(name) is None]
     if "Open MPI" in needs:
         try:

@@ -1,4 +1,4 @@
-"""What becomes of a block of a page, by its language, its first line and the comment above it."""
+"""The kind of a block of a page, by its language, its first line and the comment above it."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ What a page supposes to be there is set up in tests/docs/scenes.py."""
 
 
 def kind_of(block: Block) -> Kind:
-    """What a test does with it.
+    """Return what a test does with the block.
 
     Raises:
-        AssertionError: nothing is known to do with such a block; what to write is said.
+        AssertionError: no kind fits the block; the message says what to write.
     """
     assert block.note in ("", _STAYS) or _NOT_RUN.fullmatch(block.note) or _CODE.fullmatch(block.note), (
         f"the comment {block.note!r} above a block. {HOW}"

@@ -13,7 +13,7 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGES = (README, *sorted(ROOT.glob("README.*.md")), ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")))
 
-#: An optional comment above, and the fence, with what it is indented by in a list.
+#: An optional comment above, and the fence, with its indent in a list.
 _FENCE = re.compile(
     r"(?:^[ ]*<!-- (?P<note>[^\n]*?) -->\n\s*?)?^(?P<indent>[ ]*)```(?P<info>[^`\n]*)\n(?P<text>.*?)^[ ]*```[ ]*$",
     re.MULTILINE | re.DOTALL,
@@ -28,8 +28,8 @@ _CODE = re.compile(r"`([^`]+)`")
 class Block:
     """A fenced block of code.
 
-    note: the comment above it, `<!-- not run: it needs a cluster -->` for one.
-    line: where it begins in its page.
+    note: text of the comment above it, such as `<!-- not run: it needs a cluster -->`.
+    line: the number of its first line in its page.
     """
 
     language: str
@@ -98,10 +98,10 @@ def tables(text: str) -> list[list[tuple[str, ...]]]:
 
 
 def code_words(text: str) -> list[str]:
-    """What stands in backticks."""
+    """Return the texts in backticks."""
     return _CODE.findall(text)
 
 
 def first_column(text: str) -> list[str]:
-    """What stands in backticks in the first column of all tables in the text."""
+    """Return the texts in backticks in the first column of all tables."""
     return [word for table in tables(text) for row in table for word in code_words(row[0])]

@@ -1,4 +1,4 @@
-"""What a page shows as printed, compared with what was printed."""
+"""Output as a page shows it, compared with the real output."""
 
 from __future__ import annotations
 

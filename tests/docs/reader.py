@@ -1,8 +1,8 @@
-"""Somebody who types a page, block after block, in a folder of their own.
+"""Acts as a reader who types a page, block after block, in a separate folder.
 
 page ── blocks ──> kind_of ──┬─ FILE ───── written
                              ├─ PYTHON ─── executed in this process, one namespace for the page
-                             ├─ CONSOLE ── a shell for each command, which leaves the next one its variables and its folder
+                             ├─ CONSOLE ── a shell for each command, whose variables and folder the next one takes over
                              └─ CHECKED ── parsed, bound; `compute add` and the plan of `run` are made all the same
 """
 
@@ -37,14 +37,14 @@ _SHELL = 'eval "$1"; code=$?; { pwd; env -0; } > "$2"; exit $code'
 
 @dataclass
 class Scene:
-    """What a page supposes to be there.
+    """The state that a page requires before its first block.
 
-    names: that its Python blocks find.
-    instead: what stands in its blocks -> what stands for it here, such as a folder outside of the test's.
-    elsewhere: what stands in a block -> the test that runs it, in the page's place.
-    by: of a page whose Python blocks are one script, what runs it: `python`, or `paceline run -j 2 --backend gloo`.
+    names: for its Python blocks.
+    instead: text in its blocks -> its replacement here, such as a folder of the test.
+    elsewhere: text in a block -> the test that runs this block in place of the page's test.
+    by: for a page whose Python blocks are one script, the command that runs it: `python`, or `paceline run -j 2 --backend gloo`.
     before: lines before that script.
-    later: how commands begin that are looked up and not run.
+    later: beginnings of commands that are checked and not run.
     """
 
     folder: Path
@@ -64,7 +64,7 @@ class Reader:
         self._scene = scene
         self._names = {"__name__": "__main__", **scene.names}
         self._directory = str(scene.folder)
-        # What is installed with this interpreter is what the reader has.
+        # The reader has the programs that are installed with this interpreter.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self._environment = {**os.environ, "PATH": path}
         #: What each command of a console block has printed.
@@ -73,10 +73,10 @@ class Reader:
         self.failures = 0
 
     def read(self) -> None:
-        """Every block, in the page's order.
+        """Run every block, in the page's order.
 
         Raises:
-            AssertionError: a block is wrong: where it is, and why.
+            AssertionError: a block is wrong; the message has its place and the reason.
         """
         found = [self._put_instead(block) for block in blocks(self._page)]
         found = [block for block in found if not any(word in block.text for word in self._scene.elsewhere)]
@@ -123,7 +123,7 @@ class Reader:
                 self._check(command)
 
     def _execute(self, block: Block) -> None:
-        """Statement by statement; what a `print` has in a comment behind it is what it has to print."""
+        """Execute it statement by statement; a comment behind a `print` is the expected output."""
         # With the page's own lines in a traceback.
         lines = ["", *[""] * block.line, *block.text.splitlines()]
         for statement in ast.increment_lineno(ast.parse(block.text), block.line).body:

@@ -1,4 +1,4 @@
-"""What pages suppose to be there before their first block: files, names, other machines. Most suppose nothing."""
+"""The state that pages require before their first block: files, names, other machines. Most require nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.sweeps.helpers import hide_matplotlib
 
 Maker = Callable[[Scene, pytest.MonkeyPatch], None]
 
-#: Page, without `.md` -> what sets its scene.
+#: Page, without `.md` -> the function that sets its scene.
 SCENES: dict[str, Maker] = {}
 
 
@@ -309,7 +309,7 @@ def a_model_of_scikit_learn(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     workspace = paceline.Workspace.from_config()
     for number in range(3):
-        # As small as what has a method `predict` can be, in a library that the server has.
+        # As small as an object with a method `predict` can be, of a library that the server has.
         joblib.dump(argparse.Namespace(predict=numpy.asarray, number=number), folder / "model.joblib")
         paceline.Model.register(workspace, "model/model.joblib", "digits")
     write_tree(scene.folder, {"sample.json": '{"data": [[0, 1, 2]]}'})

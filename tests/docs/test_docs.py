@@ -133,7 +133,7 @@ def test_measured_figures_of_the_readme_are_those_of_their_files() -> None:
 
 @by_page
 def test_shell_commands_of_pages_are_valid(page: Path) -> None:
-    """`make` and `pip` are not run: their targets and extras have to be there. Nothing else stands in such a block."""
+    """`make` and `pip` are not run: their targets and extras have to exist. Such a block has no other commands."""
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
     variables = {name for line in re.findall(r"^export (.+)", makefile, re.MULTILINE) for name in line.split()}
@@ -166,7 +166,7 @@ HERE = {block.text: block for block in COMMAND_BLOCKS if not is_elsewhere(block.
 @pytest.mark.slow
 @pytest.mark.parametrize("block", HERE.values(), ids=lambda block: block.text.splitlines()[0])
 def test_command_prints_what_the_page_says(checkout: Path, block: Block) -> None:
-    hide_matplotlib(checkout / ".paceline")  # of its sweeps the page is looked at, and no PNG
+    hide_matplotlib(checkout / ".paceline")  # the page shows its sweeps, but no PNG
     assert_prints_what_it_says(block)
 
 

@@ -1,4 +1,4 @@
-"""The list of promises: what it names is there, and nothing that has to be in it is left out."""
+"""The list of promises: each named test exists, and no promise is missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.conftest import COLLECTED
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "promises.md"
 BENCHMARKS = ROOT / "benchmarks"
-#: Variable -> the tests that do more where it is set: found in what the tests read.
+#: Variable -> the tests that do more if it is set, found in the tests' source.
 _FULL = re.compile(r"PACELINE_(?:CHAOS_KILLS|SWEEP_KILLS|ENDURANCE_STEPS|PLANS|LARGE|LOSSES)")
 
 
@@ -33,7 +33,7 @@ class Promise(NamedTuple):
 
 
 def read(text: str) -> list[Promise]:
-    """The promises of the page: sentences, then what keeps them in backquotes; code within a sentence is no such name."""
+    """Return the promises of the page: sentences, then names in backquotes; code within a sentence is no such name."""
     found = []
     for line in text.splitlines():
         if not line.startswith("- "):
@@ -60,7 +60,7 @@ def collected(request: pytest.FixtureRequest) -> set[str]:
     files = sorted({test.partition("::")[0] for promise in PROMISES for test in promise.tests})
     missing = [file for file in files if not (ROOT / file).exists()]
     assert not missing, f"no such files of tests: {missing}"
-    # All of them, where all tests are run; to collect them again would load what they load.
+    # All of them, if all tests are run; to collect them again would load their modules.
     ids = set(request.config.stash[COLLECTED]) if is_whole(request.config) else set()
     if others := sorted(set(files) - {name.partition("::")[0] for name in ids}):
         ids |= collect(others)
@@ -68,7 +68,7 @@ def collected(request: pytest.FixtureRequest) -> set[str]:
 
 
 def is_whole(config: pytest.Config) -> bool:
-    """Whether these tests were asked for by folders: of a file of which only some tests were, not all are known."""
+    """Return whether whole folders or files of tests were requested: otherwise not all tests are known."""
     return all("::" not in word for word in config.args)
 
 

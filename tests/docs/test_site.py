@@ -25,7 +25,7 @@ MODULES = sorted({module for module, _ in REFERENCE.values()})
 
 
 class _Reader(yaml.SafeLoader):
-    """Reads mkdocs.yml without loading what it names."""
+    """Reads mkdocs.yml without loading the names in it."""
 
 
 _Reader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)

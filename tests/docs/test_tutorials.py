@@ -73,7 +73,7 @@ def test_notebook_runs_and_prints_the_shown_output(page: Path, tmp_path: Path, m
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     fork_scripts(monkeypatch)
     take_the_kernel_from_what_is_loaded(tmp_path, monkeypatch)
-    hide_matplotlib(tmp_path / ".paceline")  # of its sweeps, whose PNG nobody looks at
+    hide_matplotlib(tmp_path / ".paceline")  # no test reads the PNGs of its sweeps
     executed = execute(shorter(notebook(page)), tmp_path)
     assert_outputs(notebook(page), executed)
     for block in blocks(page, "console"):
@@ -137,7 +137,7 @@ def take_the_kernel_from_what_is_loaded(folder: Path, monkeypatch: pytest.Monkey
 
 
 def execute(book: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The notebook with what its cells have printed, run in this folder by a kernel of this interpreter."""
+    """Run the notebook in this folder, by a kernel of this interpreter. Return it with the output of its cells."""
     import nbclient
     import nbformat
 

@@ -1,4 +1,4 @@
-"""docs/versions.md says of each release that is served what was run on it; `.ci/compat.py` makes that table."""
+"""docs/versions.md has for each supported release the tests that were run on it; `.ci/compat.py` makes that table."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_connected_nodes_are_reported_in_one_line(on_loopback):
 
 
 def test_pair_of_nodes_that_can_not_connect_is_named(on_loopback, two, monkeypatch):
-    # Nobody listens on node1.
+    # No process listens on node1.
     monkeypatch.setattr(connections, "_CONNECT_S", 1.0)
     two[1].wrong = lambda argv: answers('PACELINE-ANSWERS {"answered": 0}') if "listen" in argv else None
     list(check_network(on_loopback))

@@ -1,4 +1,4 @@
-"""The examination as a whole: its order, and what stops it."""
+"""The examination as a whole: its order, and the faults that stop it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def toy(examine, status=None):
 
 
 def after_status(findings):
-    """Those that come after what the engine says of itself, which is well."""
+    """Return the findings after the engine's own report, which has no fault."""
     first, *others = findings
     assert (first.check, first.node, first.level) == ("status", None, "ok")
     return others
@@ -45,7 +45,7 @@ def after_status(findings):
 
 @pytest.fixture
 def no_checks(monkeypatch):
-    """Only what comes before the checks on nodes."""
+    """Run only the checks before those on nodes."""
     monkeypatch.setattr(doctor, "_ON_NODES", ())
 
 
@@ -128,7 +128,7 @@ def test_refusal_of_the_target_is_quoted(tmp_path):
 
 
 def test_target_kind_without_examination_is_skipped(tmp_path):
-    # One half of `Examined` is none of it.
+    # An object with only one half of `Examined` does not count.
     (skipped,) = examine(SimpleNamespace(kind="plain", status=lambda: 1 / 0), tmp_path)
     assert (skipped.level, skipped.seen) == ("skipped", "targets of kind 'plain' can't be examined from within")
 

@@ -1,4 +1,4 @@
-"""What is installed: judged from facts that are made up."""
+"""Installed packages, judged from invented facts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MISSING = {"missing": True, "error": "ModuleNotFoundError: No module named 'torc
 
 @pytest.fixture
 def judged(examination):
-    """check -> [(node, level, what was seen)] for these facts of two nodes."""
+    """Return check -> [(node, level, observation)] for these facts of two nodes."""
 
     def judge(first, second):
         full = {"modules": {"torch": TORCH, "mpi4py": MPI}, "open_mpi": OPEN_MPI}

@@ -1,4 +1,4 @@
-"""Which nodes still live, what they answer, and what examinations share."""
+"""Which nodes still live, their answers, and what examinations share."""
 
 from __future__ import annotations
 

@@ -2,5 +2,5 @@
 
 import pytest
 
-# Modules of checks, whose failures are told as those of tests are.
+# Modules of checks, whose failures are reported like those of tests.
 pytest.register_assert_rewrite("tests.engines.beside", "tests.engines.conformance")

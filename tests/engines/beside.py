@@ -18,7 +18,7 @@ from paceline.runs.execute import Beside
 from tests.engines.lab import wait_for_end
 from tests.helpers import wait_until
 
-#: Two workers that wait to be told to stop, by a file that a command beside them makes.
+#: Two workers that wait for a file that a command beside them makes.
 WAITS = """
 import os, time
 print("up", flush=True)
@@ -59,14 +59,14 @@ def check_exec(run: pl.Run) -> None:
     _check_command_line(run)
     _check_stacks(run)
     _check_load(run)
-    # Whoever goes without a word leaves nothing running, and the run's end ends what is left.
+    # A client that leaves without a message leaves no process, and the run's end ends the rest.
     mark = f"6{os.getpid()}"
     with Beside(run.folder, ["sh", "-c", f"trap '' HUP; echo up; sleep {mark} & wait"], rank=1) as beside:
         wait_until(beside.heard, "it says something")
         wait_until(lambda: _count(run, f"sleep {mark}") == 1, "it runs")
     wait_until(lambda: _count(run, f"sleep {mark}") == 0, "nothing is left of it")
     with Beside(run.folder, ["sh", "-c", f"echo up; exec sleep {mark}"], rank=0) as beside:
-        # What has not begun yet when the worker ends is refused in other words.
+        # A command that has not begun when the worker ends is refused with another message.
         wait_until(beside.heard, "it says something")
         assert run.exec(STOP, rank=0).returncode == 0
         with contextlib.suppress(RunStateError):  # it may end with the run
@@ -116,7 +116,7 @@ def _check_stacks(run: pl.Run) -> None:
 
 
 def _check_load(run: pl.Run) -> None:
-    """Where both are is seen in samples of their stacks, and what they take is known."""
+    """Samples of their stacks show where both workers are, and their load is known."""
     for _ in range(3):
         profile = run.profile(seconds=1)
         if whole := all("<module>" in str(one.get("frames")) for one in profile.ranks.values()):
@@ -148,7 +148,7 @@ rests()
 
 
 def check_hang(run: pl.Run) -> None:
-    """A run of `STOPS` with a `hang_seconds` of a few is found to hang, for its second rank, by whoever looks from here."""
+    """A reader here finds that a run of `STOPS` with a small `hang_seconds` hangs, because of its second rank."""
     wait_until(lambda: run.record().hang is not None or run.status in states.TERMINAL, "it hangs", 120)
     record = run.record()
     assert record.hang is not None, record.failure

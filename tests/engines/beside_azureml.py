@@ -28,7 +28,7 @@ run.complete()
 
 
 def check_driver(lab: Lab, target: str) -> None:
-    """What drivers do: take the cluster or make it, submit, wait, read metrics, register the model."""
+    """The steps of a driver: take the cluster or make it, submit, wait, read metrics, register the model."""
     lab.write(SCRIPT)
     ws = Workspace("local", "local", "team", _folder=lab.workspace_dir)
     try:

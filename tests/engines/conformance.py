@@ -42,7 +42,7 @@ class Local(TargetUnderTest):
     def left(self, run: Run) -> list[str]:
         tickets = Path(os.environ["PACELINE_LEASES"]).glob("tickets/*.ticket")
         mine = [path for path in tickets if run.id in path.read_text()]
-        # One whose run nobody looks after counts no more; the next run that asks removes it.
+        # A run without a living supervisor no longer counts; the next run that asks removes it.
         return [*super().left(run), *(str(path) for path in mine if locks.is_held(run.folder.lock))]
 
 
@@ -128,7 +128,7 @@ _LEFT_TO_PROOF: Mapping[str, Mapping[str, Sequence[str]]] = {
 
 
 def is_left_to_proof(nodeid: str) -> bool:
-    """Whether a test of the suite repeats for a target or a backend what others are tested for."""
+    """Return whether the test repeats for a target or a backend what other tests check."""
     *_, suite, name = nodeid.split("::")
     check, _, backend = name.rstrip("]").partition("[")
     return backend in _LEFT_TO_PROOF.get(suite, {}).get(check, ())
@@ -136,7 +136,7 @@ def is_left_to_proof(nodeid: str) -> bool:
 
 @pytest.mark.timeout(240)
 class SameAsLocal(TargetConformance):
-    """The suite, and that a run is what it would be on `local`."""
+    """The suite, and that a run has the same result as on `local`."""
 
     @WAYS
     def test_run_equals_the_same_run_on_this_machine(
@@ -162,7 +162,7 @@ class SameAsLocal(TargetConformance):
 
 
 def files_of(run: Run) -> dict[str, str]:
-    """Name -> hash, of what the script has left; what each worker saw is compared by itself."""
+    """Return name -> hash of the script's files; the records of each worker are compared separately."""
     found = {}
     for top in (run.folder.outputs, run.folder.checkpoints, run.folder.artifacts):
         for path in top.rglob("*"):

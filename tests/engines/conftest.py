@@ -1,4 +1,4 @@
-"""Fixtures for real runs: scripts that are submitted to `local`, with whatever Open MPI this machine has."""
+"""Fixtures for real runs: scripts that are submitted to `local`, with any Open MPI of this machine."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def mpirun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.fixture
 def any_mpirun(monkeypatch: pytest.MonkeyPatch) -> str:
-    """One Open MPI, for what does not depend on which."""
+    """One Open MPI, for tests that do not depend on its release."""
     return use_mpirun(WHEEL if find_mpirun(WHEEL) else SYSTEM, monkeypatch)
 
 
@@ -111,7 +111,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Local:
 
 @pytest.fixture(scope="session")
 def ssh_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """Three hosts with sshd, and two GPUs each that are none."""
+    """Three hosts with sshd, and two imaginary GPUs each."""
     why = hosts.missing()
     require_engine(f"hosts in namespaces: {why}", why is None)
     private = hosts.apart(tmp_path_factory.getbasetemp())
@@ -128,7 +128,7 @@ def slurm_cluster() -> Iterator[SlurmLab]:
         yield found
 
 
-# Not until all tests end: a cluster at which nobody looks takes a processor 3.5 s a minute.
+# Not until all tests end: an idle cluster takes a processor 3.5 s a minute.
 @pytest.fixture(scope="package")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
     """A Ray cluster of a head and two nodes."""

@@ -35,7 +35,7 @@ IMAGE, WITH_MPI, ANOTHER_ENTRY, WITHOUT_PYTHON, OLD_PYTHON = (
 )
 _CHANGES = {
     IMAGE: ["ENV IMAGES_OWN=kept"],
-    # This Python, with what is installed for it, first on PATH.
+    # This Python, with its installed packages, first on PATH.
     WITH_MPI: ["ENV IMAGES_OWN=kept", f"ENV PATH={sysconfig.get_path('scripts')}:/usr/bin:/bin"],
     ANOTHER_ENTRY: ['ENTRYPOINT ["/usr/bin/false"]'],
     WITHOUT_PYTHON: ["ENV PATH=/nowhere"],
@@ -48,7 +48,7 @@ sys.version_info = (3, 8, 18, "final", 0)
 sys.argv = sys.argv[3:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-#: What containers need on a machine that lets nobody raise limits, with control groups of version 1.
+#: Options for containers on a machine where users may not raise limits, with control groups of version 1.
 _NARROW = {
     "containers": ['default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]'],
     "engine": ['runtime = "runc"', 'cgroup_manager = "cgroupfs"'],
@@ -56,7 +56,7 @@ _NARROW = {
 
 
 class Podman:
-    """A podman with a store of its own below `folder`. environment: what its client needs to use that store.
+    """A podman with its own store below `folder`. environment: variables by which its client uses that store.
 
     images: those that it is given; `of` another, by the same ids, else new ones.
     """
@@ -98,7 +98,7 @@ class Podman:
         return call("podman", words, self.environment)
 
     def containers(self) -> list[str]:
-        """The names of all that there are, in whatever state."""
+        """Return the names of all containers, in any state."""
         return self("ps", "--all", "--external", "--format", "{{.Names}}").stdout.split()
 
     def left_by_runtime(self) -> list[str]:
@@ -132,7 +132,7 @@ class Podman:
     def _configure(self, settings: Mapping[str, list[str]]) -> None:
         volumes = json.dumps([f"{path}:{path}:ro" for path in host_folders()])
         lines = ["[containers]", f"volumes = {volumes}", *settings.get("containers", ())]
-        # Locks and temporary files of its own too: nothing is shared with the podman of whoever runs the tests.
+        # It also has its own locks and temporary files: nothing is shared with the podman of the tests' user.
         lines += ["[engine]", 'events_logger = "none"', 'lock_type = "file"']
         lines += [f"tmp_dir = {json.dumps(str(self._folder / 'tmp'))}", *settings.get("engine", ())]
         (self._folder / "containers.conf").write_text("\n".join(lines) + "\n")
@@ -170,7 +170,7 @@ class Docker:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                # A test that kills what is below it must not take the daemon for a worker.
+                # A test that kills its descendants must not take the daemon for a worker.
                 env={**os.environ, processes.SUPERVISOR_VARIABLE: "tests"},
             )
         deadline = time.monotonic() + 30
@@ -285,7 +285,7 @@ def make_launch(
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Ports of this machine that nobody listens on."""
+    """Return ports of this machine on which no process listens."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return tuple(server.getsockname()[1] for server in sockets)
@@ -303,7 +303,7 @@ def command_lines() -> Iterator[str]:
 
 
 def words_of(pid: int) -> list[str]:
-    """The command line of a process; empty if there is none any more."""
+    """Return the command line of a process; empty if the process is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:

@@ -1,4 +1,4 @@
-"""Elastic runs as tests of each target watch them: a script that counts steps, and what its attempts have been."""
+"""Elastic runs as tests of each target observe them: a script that counts steps, and the facts about its attempts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def wait_for_attempt(run: pl.Run, number: int, world_size: int, timeout: float =
 
     def begun() -> bool:
         assert not run.record().is_terminal, run.record().failure
-        # A node apart sends what its workers print.
+        # A separate node sends the output of its workers.
         logs = [run.folder.rank_log(number, rank) for rank in range(world_size)]
         return len(run.record().attempts) >= number and all(log.exists() and log.read_text() for log in logs)
 
@@ -42,7 +42,7 @@ def wait_for_attempt(run: pl.Run, number: int, world_size: int, timeout: float =
 
 
 def wait_for_step(run: pl.Run, step: int) -> None:
-    """Return once rank 0 has counted so far, by what has come home."""
+    """Return as soon as rank 0 has counted so far, by the files that have arrived."""
     kept = run.folder.checkpoints
     wait_until(lambda: any(int(path.name[5:]) >= step for path in kept.glob("step_*")), f"step {step}", 60)
 

@@ -39,7 +39,7 @@ _FOR_ALL = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
 
 
 def missing() -> str | None:
-    """What this machine lacks for hosts, in words; None where they can be had."""
+    """Return what this machine lacks for hosts, in words; None if nothing is missing."""
     lacking = [name for name in _NEEDED if shutil.which(name) is None]
     if lacking:
         return f"the program{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}"
@@ -55,13 +55,13 @@ def apart(tests: Path) -> tuple[str, ...]:
 
 
 class Hosts:
-    """A handful of hosts, and this machine in the same network.
+    """A few hosts, and this machine in the same network.
 
     prefix: names are `<prefix>0`, `<prefix>1`, ...; letters and digits, 6 of them at most.
-    private: folders of which each host has its own; `/tmp` itself is left out where tests want nodes that see what lies
+    private: folders that each host has separately; `/tmp` itself is not among them if nodes have to see files
         in `tmp_path`.
     tmp_mib: the size of each host's /tmp, in memory; None: as large as the disk.
-    environment: what sshd gives to whoever logs in, such as GPUs that are none: {"PACELINE_GPUS": "0,1"}.
+    environment: what sshd gives to each login, such as imaginary GPUs: {"PACELINE_GPUS": "0,1"}.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Hosts:
             outer.wait()
 
     def boot(self, name: str, *, tmp_mib: int | None = None) -> None:
-        """Start a host that was killed, with empty /dev/shm and what it had in its private folders; or `tmp_mib`."""
+        """Start a host that was killed, with empty /dev/shm and its private folders; or with this size of /tmp."""
         assert name not in self._outer, f"{name} is up"
         self._start(name, tmp_mib)
         self._wait(name)
@@ -214,7 +214,7 @@ class Hosts:
         return self.folder / "ssh" / "known_hosts"
 
     def ssh_environment(self) -> Mapping[str, str]:
-        """The PATH with an `ssh` first that always reads `ssh_config`, for programs that can't be told."""
+        """Return variables whose PATH begins with an `ssh` that reads `ssh_config`, for programs without such an option."""
         folder = self.folder / "bin"
         folder.mkdir(exist_ok=True)
         program = folder / "ssh"
@@ -223,7 +223,7 @@ class Hosts:
         return {"PATH": f"{folder}:{os.environ['PATH']}"}
 
     def change_key(self, name: str) -> None:
-        """Give a host another host key, of which nobody has been told, from its next start on."""
+        """Give a host another host key, unknown to all others, from its next start on."""
         key = self.folder / "ssh" / f"host_{name}"
         for path in (key, key.with_suffix(".pub")):
             path.unlink()
@@ -258,7 +258,7 @@ class Hosts:
     def _start_switch(self, network: str) -> None:
         switch = _spawn(["unshare", "--net", "sleep", "3153600"], self.folder / "switch.log")
         self._switch = switch.pid
-        # Its end is waited for by pid in `down`.
+        # `down` waits for its end by its pid.
         switch.returncode = 0
         own = os.readlink("/proc/self/ns/net")
         _until(lambda: os.readlink(f"/proc/{switch.pid}/ns/net") != own, "the switch has its namespace")
@@ -271,7 +271,7 @@ class Hosts:
         _ip("link", "set", link, "up")
 
     def _seen_by_all(self) -> list[Path]:
-        """What lies in a private folder and is no host's own: this checkout and its environment, in a clone below /tmp."""
+        """Return folders inside private ones that all hosts share: this checkout and its environment, in a clone below /tmp."""
         tops = {Path(__file__).resolve().parents[2], Path(sys.prefix).resolve()}
         apart = [top for top in tops if not any(top != other and top.is_relative_to(other) for other in tops)]
         return [top for top in apart if any(top.is_relative_to(private) for private in self.private)]
@@ -319,7 +319,7 @@ class Hosts:
                     "mkdir -p /run/sshd",
                     "set +e",
                     f"/usr/sbin/sshd -D -e -f {config} 2>>{folder}/sshd.log &",
-                    # This shell is the host's init: it reaps whatever nobody waits for.
+                    # This shell is the host's init: it reaps orphans.
                     "while :; do sleep 31536000 & wait $!; done",
                     "",
                 ]

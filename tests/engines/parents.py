@@ -1,4 +1,4 @@
-"""For tests of what is the same code below each kind of parent: which of `parent`'s values they have in `make test`.
+"""Values of `parent` in `make test`, for tests whose code is the same below each kind of parent.
 
 The other one is left to `make proof`. Streams, signals and ends differ by the parent, and are tested below both.
 """
@@ -9,5 +9,5 @@ import pytest
 
 _PROOF = pytest.mark.proof
 BELOW_THE_SUPERVISOR = pytest.mark.parametrize("parent", ["single", pytest.param("mpi", marks=_PROOF)], indirect=True)
-#: Where several ranks are what matters.
+#: For tests that need several ranks.
 BELOW_MPIRUN = pytest.mark.parametrize("parent", [pytest.param("single", marks=_PROOF), "mpi"], indirect=True)

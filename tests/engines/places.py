@@ -1,4 +1,4 @@
-"""Each way for two nodes to be elsewhere, as a place to submit from: what they see of this machine differs."""
+"""Each way to reach two other nodes, as a place to submit from; each sees different files of this machine."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """name: among `WAYS`. lab: its workspace has compute target `there`. hosts: names of those that nodes may be.
+    """name: among `WAYS`. lab: its workspace has compute target `there`. hosts: names that the nodes may have.
 
-    folder: seen by the nodes under the same path, whatever they see of the workspace. address: this machine's, for nodes.
+    folder: has the same path on the nodes, shared or not. address: this machine's, for nodes.
     environments: how many of one kind two nodes have together. reached: a datastore that is a folder of this machine, and
     that of the target where runs travel through one.
     """
@@ -118,7 +118,7 @@ WAYS: dict[str, tuple[str, Callable[..., contextlib.AbstractContextManager[Place
     "ray": ("ray_cluster", ray),
 }
 
-#: Those whose nodes see the workspace where others of their engine do not: what reaches them then lies there already.
+#: Ways whose nodes see the workspace, unlike others of their engine: files for the nodes need no transfer.
 _SHARED = ("ssh, shared folder", "slurm", "ray, shared folder")
 #: `WAYS` as a fixture's parameters: of each engine the one that has to bring everything to its nodes and back. `make proof` does
 #: the others, on whose nodes the engines' own suites run.

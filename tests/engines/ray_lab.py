@@ -1,6 +1,6 @@
-"""A Ray cluster of a head and two nodes, each a host of its own, with token authentication.
+"""A Ray cluster of a head and two nodes, each on a separate host, with token authentication.
 
-The hosts see this machine's files except /tmp and a test's `tmp_path`, of which each has its own. So a workspace below
+The hosts see this machine's files except /tmp and a test's `tmp_path`, which each host has separately. So a workspace below
 `RayLab.folder` is shared with the cluster, and one below a `tmp_path` is not.
 
 A run on Ray on two nodes starts five processes that load Ray, of which four fifths of its time are what it imports. So on each
@@ -81,7 +81,7 @@ _LOADED = (
     ),
     *("tqdm", "uvloop", "wcwidth", "yaml"),
 )
-#: Ray's Python: the interpreter of the tests, but for the scripts that the host's program runs, if there is one.
+#: Ray's Python: the interpreter of the tests, except for scripts that the host's program runs, if there is one.
 _PYTHON = """\
 #!/bin/bash
 case $1 in
@@ -99,7 +99,7 @@ hand_over({socket!r}, sys.argv[2:], python=sys.argv[1], frees=False)
 
 
 def missing() -> str | None:
-    """What this machine lacks for a Ray cluster, in words; None where it can be had."""
+    """Return what this machine lacks for a Ray cluster, in words; None if nothing is missing."""
     if importlib.util.find_spec("ray") is None:
         return "Ray (ray[default])"
     return hosts_missing()
@@ -212,7 +212,7 @@ class RayLab:
             self.wait_for_nodes(3)
 
     def left(self) -> dict[str, list[str]]:
-        """Host -> command lines of what is none of Ray's own; `{}` once the runs have left nothing."""
+        """Return host -> command lines of processes that are not Ray's own; `{}` if the runs have left none."""
         found = {}
         # Ray's own processes name them too, and a clone or an environment may be called as the library is.
         folders = [str(folder) for folder in (self._python.parents[1], sys.prefix, _CLONE)]
@@ -255,7 +255,7 @@ class RayLab:
         write_program(self._python, _PYTHON.format(real=shlex.quote(sys.executable), asks=asks, socket=_SOCKET))
 
     def _start_program(self, name: str) -> None:
-        """Start a host's program, if it has none, and wait until it takes scripts."""
+        """Start a host's program if it has none, and wait until it accepts scripts."""
         if ended := self._programs.get(name):
             if ended.poll() is None:
                 return

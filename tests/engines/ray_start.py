@@ -7,7 +7,7 @@ from typing import Any
 # This folder has a `ray` of its own.
 del sys.path[0]
 for name in ("ray.serve", "ray.dashboard.modules.job.cli", "ray.util.state.state_cli"):
-    # To import it fails, as where it is not installed.
+    # Importing it fails, as if it were not installed.
     sys.modules[name] = None  # type: ignore[assignment]
 
 from ray.scripts import scripts  # noqa: E402

@@ -123,7 +123,7 @@ class Training:
 
 
 def assert_same(training: Training) -> None:
-    """The run has the losses and weights of a run that nobody disturbs."""
+    """Fail unless the run has the losses and weights of an undisturbed run."""
     ends, losses = training.finish()
     plain = training.marks.with_name("plain")
     expected, plain = Training(training.lab, plain, "fast", max_restarts=0, on_failure="restart").finish()

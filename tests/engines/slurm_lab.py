@@ -1,9 +1,9 @@
-"""A Slurm cluster for tests: its controller on this machine, a slurmd on each of a few `Hosts`, all of the test's own.
+"""A Slurm cluster for tests: its controller on this machine, and a slurmd on each of a few `Hosts`.
 
     this machine    munged, slurmctld, and with accounting: mariadbd, slurmdbd
     pb0, pb1, ...   slurmd
 
-Everything runs in the foreground as a child of the test, dies with it, and lies in the hosts' folder.
+Everything runs in the foreground as a child of the test, dies with it, and has its files in the hosts' folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SLURMD_S = 6
 
 
 def missing(*, accounting: bool = False) -> str | None:
-    """What this machine lacks for a cluster, in words; None where one can be had."""
+    """Return what this machine lacks for a cluster, in words; None if nothing is missing."""
     needed = (*_NEEDED, *(_NEEDED_FOR_ACCOUNTING if accounting else ()))
     lacking = [name for name in needed if _find(name) is None]
     if lacking:
@@ -41,7 +41,7 @@ def missing(*, accounting: bool = False) -> str | None:
 
 
 class SlurmLab:
-    """A cluster that is up. environment: what its programs need."""
+    """A cluster that is up. environment: variables for its programs."""
 
     def __init__(self, hosts: Hosts, *, accounting: bool = False, cores: int = 4, settings: str = "") -> None:
         self.hosts = hosts
@@ -126,7 +126,7 @@ class SlurmLab:
         return {"SLURM_CONF": str(self.folder / "impatient.conf")}
 
     def told(self) -> str:
-        """The last that its programs have written, and what it says of its nodes and jobs; short, as reports are cut off."""
+        """Return the last output of its programs, and its list of nodes and jobs; short, as reports are cut off."""
         logs = [self._daemons.tail(name, 3000) for name in ("slurmctld.log", "slurmd*.log")]
         asked = (
             ["scontrol", "-o", "show", "node"],
@@ -193,7 +193,7 @@ class SlurmLab:
         for path in (data, run):
             path.mkdir()
             shutil.chown(path, "mysql")
-        # A TMPDIR of whoever runs the tests may be nobody else's.
+        # A TMPDIR of the tests' user may be closed to others.
         environment = {**os.environ, "TMPDIR": str(run)}
         with (self.folder / "log" / "install-db").open("wb") as log:
             subprocess.run(

@@ -87,7 +87,7 @@ def channel(tmp_path_factory: pytest.TempPathFactory) -> Channel:
 
 @pytest.fixture
 def ensure(store: EnvironmentStore, base_python: str) -> Callable[..., tuple[Built, list[str]]]:
-    """Builds an environment of these values over `base_python`; what came of it, and what was said."""
+    """Build an environment of these values over `base_python`. Return it with the printed lines."""
 
     def build(**values: Any) -> tuple[Built, list[str]]:
         said: list[str] = []

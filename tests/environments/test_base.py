@@ -1,4 +1,4 @@
-"""What is known of an interpreter, and what it has installed."""
+"""Facts about an interpreter and its installed packages."""
 
 from __future__ import annotations
 

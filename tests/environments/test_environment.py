@@ -1,4 +1,4 @@
-"""The rules for an environment's values, and the record of one."""
+"""The rules for an environment's values, and its record."""
 
 from __future__ import annotations
 

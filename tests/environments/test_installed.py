@@ -1,4 +1,4 @@
-"""What distributions leave open of a list of requirements."""
+"""The requirements of a list that installed distributions do not satisfy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program of a build: its lines, its end, and what must not be seen."""
+"""A program of a build: its lines, its end, and the secrets that must not be shown."""
 
 from __future__ import annotations
 

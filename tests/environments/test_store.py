@@ -1,4 +1,4 @@
-"""One build for all that ask, whatever happens to those that build."""
+"""One build for all processes that ask, also if the building processes are killed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.helpers import fill_disk, start_python, wait_until
 
 pytestmark = pytest.mark.usefixtures("index")
 
-#: Another process that builds; it prints what is said, then the key.
+#: Another process that builds; it prints the messages, then the key.
 BUILD = """
 import json, sys
 from pathlib import Path
@@ -141,7 +141,7 @@ def test_build_log_is_removed_by_the_next_success(store, base_python, wheels, mo
 
 
 def killed_builds(store, base_python, environment):
-    """Kill a build again and again: when its folder appears, when its interpreter does, when uv is told what to install,
+    """Kill a build again and again: when its folder appears, when its interpreter appears, when uv gets the packages,
     and at moments by chance. Yields after each."""
     chance = random.Random(3)
     moments = [

@@ -1,4 +1,4 @@
-"""Wheels that the tests make, so that no index has to be asked."""
+"""Wheels that the tests make, so that no index is needed."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_local_path_is_split_into_path_extras_and_tail(text, path, extras, tail)
     assert found is not None
     assert (found.path, found.extras, found.tail) == (Path(path), extras, tail)
     assert found.is_editable is is_editable(text)
-    # What is made of it is read as the same again.
+    # The text made of it is read as the same value again.
     for again in (str(found), found.line()):
         assert local_path(again) == found
 
@@ -64,7 +64,7 @@ def test_missing_working_directory_is_no_error_if_the_path_is_found_elsewhere(tm
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    # That there is no working directory any more was an error, though the package is where it was said to be.
+    # Story: a missing working directory was an error, although the package is in its place.
     found = local_path("./pkg", tmp_path / "folder")
     assert found is not None
     assert found.path == tmp_path / "folder" / "pkg"

@@ -1,4 +1,4 @@
-"""Whom a run tells of its end, as it is written."""
+"""Receivers of a message at a run's end, as a job names them."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_elastic_job_has_its_maximum_node_count_until_an_attempt_has_fewer(tmp_p
     assert Job.from_json(made.to_json()) == made
     assert (made.resized(3).world_size, made.resized(3).node_range) == (6, (2, 4))
     assert (made.at_most(3).node_count, made.at_most(3).node_range) == (3, (2, 3))
-    # Not below the fewest, where it is no range any more.
+    # Not below the fewest: then it is no longer a range.
     assert (made.at_most(1).node_count, made.at_most(1).node_range) == (2, None)
     with pytest.raises(JobError, match="not among"):
         made.resized(5)

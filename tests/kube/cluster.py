@@ -3,7 +3,7 @@
     this machine        etcd, API server, controllers, scheduler, CoreDNS; with `start_kueue` Kueue
     pk0, pk1, pk2       containerd, kubelet, pods in a network of their own
 
-Everything lies in the hosts' folder and dies with the process that started it: a host is a pid namespace, which takes its
+Everything is in the hosts' folder and dies with the process that started it: a host is a pid namespace, which takes its
 containers, mounts and links along. What a SIGKILL can leave are empty control groups, which the next start removes.
 
     python -m tests.kube.cluster    start a cluster, print its kubeconfigs, and keep it until Ctrl-C
@@ -522,7 +522,7 @@ def _remove_tree(group: Path) -> None:
 
 
 def leavings(folder: Path) -> list[str]:
-    """Return what is alive of a cluster in this folder: processes, with those in its containers, and its network here."""
+    """Return the living parts of a cluster in this folder: processes, with those in its containers, and its network here."""
     found, mark = [], os.fsencode(folder)
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

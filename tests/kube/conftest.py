@@ -64,7 +64,7 @@ def access(request: pytest.FixtureRequest) -> Access:
     words = ["config", "view", f"--kubeconfig={file}", "--minify", "--output=json"]
     shown = subprocess.run([*programs.kubectl(), *words], capture_output=True, text=True, check=True).stdout
     namespace = json.loads(shown)["contexts"][0]["context"].get("namespace", "default")
-    # Its one user plays all parts: what differs between them is tested here.
+    # Its one user has all roles: their differences are tested here.
     return Access(dict.fromkeys((ADMIN, EDITOR, NARROW), file), namespace=namespace, image=_IMAGE)
 
 

@@ -1,4 +1,4 @@
-"""A workspace whose compute target is the cluster, and checks of what its runs leave there."""
+"""A workspace whose compute target is the cluster, and checks of the remains of its runs there."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Build the programs of a real Kubernetes and the images of its pods, once, into a cache folder.
 
-    python -m tests.kube.programs    build all that is missing; print what this machine lacks
+    python -m tests.kube.programs    build all missing programs; print what this machine lacks
 
-A first build takes about 12 minutes on two cores and 3 GB of Go's own caches, a later one no time. Everything comes from
+A first build takes about 12 minutes on two cores and 3 GB of Go's own caches; a later one takes no time. Everything comes from
 registries: Go's module proxy (API server, controllers, scheduler, kubelet, kubectl, CoreDNS, Kueue), PyPI (etcd) and Debian
 (containerd, runc, CNI plug-ins, and an image with Python). PACELINE_KUBE_CACHE names another cache folder.
 """
@@ -140,7 +140,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _kept(name: str, make: Callable[[Path], None]) -> Path:
-    """Return the cache's file of this name. Call `make` first if there is none; two processes make it once."""
+    """Return the cache's file of this name. Call `make` first if it is missing; two processes make it once."""
     path = _CACHE / name
     if path.exists():
         return path

@@ -51,7 +51,7 @@ class Kubernetes(TargetUnderTest):
             return [one for kind in kinds for one in self.access.names(kind) if name in one]
 
         # Kubernetes deletes what a Job owns a moment after the Job.
-        with contextlib.suppress(AssertionError):  # the suite says what is left
+        with contextlib.suppress(AssertionError):  # the suite reports the remains
             wait_until(lambda: not found(), f"the objects of {name} are gone", 60)
         return [*super().left(run), *found()]
 

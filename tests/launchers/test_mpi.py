@@ -268,7 +268,7 @@ def test_missing_mpirun_names_the_install_command(mpirun, tmp_path, none_of_our_
         ("echo 'Intel(R) MPI Library' >&2", "Intel(R) MPI Library"),
         ("echo 'mpirun (Open MPI) 3.1.4'", "mpirun (Open MPI) 3.1.4"),
         ("exit 1", "gives no version"),
-        # Of one in another encoding than UTF-8, what it says was no answer but an error of Python's.
+        # Story: output in another encoding than UTF-8 was no answer but an error of Python.
         (r"printf 'MPI der Universit\344t 3\n'", "MPI der Universit�t 3"),
     ],
 )
@@ -283,7 +283,7 @@ def test_other_mpirun_programs_are_named_in_the_error(mpirun, tmp_path, monkeypa
 
 
 def test_mpirun_version_is_read_without_a_home(tmp_path, mpirun, monkeypatch):
-    # Open MPI 5 without HOME: "Unable to get the user home directory", and was taken for no Open MPI.
+    # Story: without HOME, Open MPI 5 prints "Unable to get the user home directory", and was taken for no Open MPI.
     program = write_program(
         tmp_path / "needs/mpirun", "#!/bin/sh\ntest -n \"$HOME\" || exit 1\necho 'mpirun (Open MPI) 5.0.8'\n"
     )
@@ -329,7 +329,7 @@ def command(open_mpi=("/env/bin/mpirun", (5, 0)), gpus=(), container=None, **val
 
 
 def scopes(made) -> dict[str, list[str]]:
-    """What is set for which ranks: "0-1 n0" -> ["NODE_RANK=0", ...]."""
+    """Return the variables by ranks: "0-1 n0" -> ["NODE_RANK=0", ...]."""
     found: dict[str, list[str]] = {"all": []}
     scope = "all"
     words = made.argv[: made.argv.index("--")]

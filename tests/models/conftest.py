@@ -1,4 +1,4 @@
-"""Servers for what is pushed to stores."""
+"""Servers for versions that are pushed to stores."""
 
 from tests.data.conftest import _s3, bucket, proxied, s3_once, sshd
 

@@ -1,4 +1,4 @@
-"""Aliases: moved in one step by whoever, with who and when, and never onto a version that is not there."""
+"""Aliases are moved in one step, with user and time, and never to a missing version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file is told to be, by libraries' own files, and that no pickle is ever loaded."""
+"""The recognized format of files of libraries, and that no pickle is ever loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files kept by content: what space they take, and what becomes of them when others write, or are killed."""
+"""Files kept by content: their disk space, and their state when other processes write or are killed."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_modified_content_is_not_reused(kept, tmp_path):
 @pytest.mark.promise("content-disk-lost-handed-registration")
 @pytest.mark.parametrize("at", [3, LARGE // 2 - keep._SAMPLE], ids=["seen by a sample", "between the samples"])
 def test_silently_corrupted_content_is_not_reused(kept, tmp_path, at):
-    """Its size and time are as they were: a registration had linked it, and no number of further ones gave a whole version."""
+    """Story: with unchanged size and time, a registration linked it, and no number of further ones gave a whole version."""
     content = os.urandom(LARGE)
     _, rotten = kept(content)
     rotten.chmod(0o644)
@@ -202,7 +202,7 @@ def test_only_unreferenced_content_is_removed(kept, tmp_path):
 
 
 def test_file_is_cloned_if_the_file_system_supports_it(kept, monkeypatch):
-    """Tried on whatever the tests' disk is: what a clone does is done here by a copy, and the hash is that of the clone."""
+    """On any file system: here a copy does the work of a clone, and the hash is that of the clone."""
 
     def clone(fd, out):
         os.write(out, b"cloned")

@@ -60,7 +60,7 @@ def uri(made_once, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MLflow keeps artifacts beside its database
     shutil.copy(made_once, tmp_path)
     yield f"sqlite:///{tmp_path / 'mlflow.db'}"
-    # MLflow keeps its connections to the end of the process, and Python warns of those that nobody has closed.
+    # MLflow keeps its connections to the end of the process, and Python warns of unclosed ones.
     for one in gc.get_objects():
         if type(one).__module__ == "sqlalchemy.engine.base" and type(one).__name__ == "Engine":
             one.dispose()

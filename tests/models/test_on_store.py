@@ -1,4 +1,4 @@
-"""Versions on a datastore: pushed and pulled whole, broken off and gone on with, and refused where they are others."""
+"""Versions on a datastore: pushed and pulled whole, interrupted and continued, and refused if the contents differ."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_interrupted_push_resumes_within_a_large_file(
         on_store.push(workspace.path, model.record, LAB)
     assert on_store.listed(workspace.path, LAB) == []
     before, sent[:], is_down[:] = sent[:], [], []
-    # A part of other bytes is none of this file's.
+    # A part with other bytes is no part of this file.
     with Store(place_of(LAB, workspace.path)[0]) as there:
         to = {"Bucket": bucket, "Key": f"models/.blobs/{model.record.files[0].sha256}"}
         [begun] = there.fs.call_s3("list_multipart_uploads", Bucket=bucket)["Uploads"]
@@ -258,7 +258,7 @@ def test_pull_of_a_file_damaged_in_the_store_is_refused(near, model, workspace, 
     ):
         on_store.pull(other.path, LAB, "digits", 1)
     assert registry.versions_of(other.path).names() == []
-    # Its size is as it was, so that a push alone takes it for what it should be.
+    # Its size is unchanged, so a push alone takes it for intact.
     assert on_store.push(workspace.path, model.record, LAB).stored == 0
     assert on_store.push(workspace.path, model.record, LAB, verify=True).stored == 1
     assert blob.read_bytes() == b"w" * 100_000

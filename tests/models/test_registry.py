@@ -104,7 +104,7 @@ def test_killed_registration_leaves_no_version_and_no_files(workspace, tmp_path,
     whole(workspace)
     for record in [*registry.records(workspace)]:
         registry.remove(workspace, record)
-    # A copy that was whole, but no version's yet, is a content that nobody has.
+    # A complete copy that is not yet in a version is a content that no version needs.
     for blob, _ in [*keep.unneeded(registry.blobs_dir(workspace))]:
         keep.drop(blob)
     assert tree_size(workspace / "models") < 10_000

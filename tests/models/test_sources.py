@@ -1,4 +1,4 @@
-"""What may become a model, and what is refused: each with one clear sentence."""
+"""Objects that may become a model, and refusals, each in one clear sentence."""
 
 from __future__ import annotations
 

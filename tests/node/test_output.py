@@ -1,4 +1,4 @@
-"""What a node says while it prepares: lines, and a bar that is drawn over itself and never stands in the way of a line."""
+"""The output of a node while it prepares: lines, and a bar that is redrawn in place and never disturbs a line."""
 
 from __future__ import annotations
 

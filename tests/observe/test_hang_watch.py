@@ -46,7 +46,7 @@ class Looks:
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """(watch, its looks, its clock, what was noted, the run's folder); `go(s)` lets so many seconds pass."""
+    """(watch, its looks, its clock, its notes, the run's folder); `go(s)` lets so many seconds pass."""
     clock = Clock()
     monkeypatch.setattr(hang_watch, "time", clock)
     folder = RunFolder(tmp_path / "lab_1_2")

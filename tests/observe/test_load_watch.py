@@ -21,7 +21,7 @@ from tests.helpers import make_job, make_launch, make_run, wait_until
 
 
 class Nodes:
-    """Two nodes, of which what they say is set."""
+    """Two nodes whose answers the test sets."""
 
     def __init__(self) -> None:
         self.says: list[dict[int, dict[str, Any]] | Exception] = []
@@ -77,7 +77,7 @@ def test_each_node_has_its_own_load_log(tmp_path: Path, clock: Clock) -> None:
     watch = watched(folder, nodes)
     go(watch, clock, 5)
     watch.close()
-    # Of a worker that has not reported its start nothing is asked.
+    # A worker that has not reported its start is not measured.
     assert [list(one["ranks"].items()) for one in nodes.asked[0].values()] == [[("0", 11), ("1", 12)], [("2", 13)]]
     assert sorted(node_logs(folder.metrics)) == [0, 1]
     assert sorted(load_logs(folder.metrics)) == [0]
@@ -86,7 +86,7 @@ def test_each_node_has_its_own_load_log(tmp_path: Path, clock: Clock) -> None:
     assert list(curves.curves[Key("cpu_percent", 0, 1, True)].ys) == [50.0, 60.0]
     assert list(curves.curves[Key("memory_gib", 1, 1, True)].ys) == [2.0]
     assert list(curves.curves[Key("rank_cpu_percent", 0, 1, True)].ys) == [99.0]
-    # Times are steps: nodes that were asked at different moments have one axis.
+    # Times are steps: nodes that were measured at different moments have one axis.
     assert curves.curves[Key("cpu_percent", 0, 1, True)].steps[0] > 1.7e9
     assert metrics.read(folder.metrics) == {}
     found = read_loads.series(folder)
@@ -182,7 +182,7 @@ def test_load_of_this_machine_is_measured() -> None:
 
 
 class Driver:
-    """NVML with two devices, as far as it is called; each call sets what its last argument points at."""
+    """NVML with two devices, as far as it is used; each call sets the value behind its last argument."""
 
     def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802 - NVML's own names
         count._obj.value = 2

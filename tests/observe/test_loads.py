@@ -1,4 +1,4 @@
-"""What a run's nodes and workers took, from what its supervisor has left."""
+"""The load of a run's nodes and workers, from the files that its supervisor has left."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ WAITS = {
         (process(), process(cpu_s=10.6), "computes"),
         (process(), process(cpu_s=10.1), None),
         (process(), process(io_bytes=1_000_000), "reads or writes"),
-        # What it wrote was its answer to the look.
+        # It has written only its answer to the look.
         (process(answer_bytes=900_000), process(io_bytes=1_000_000), None),
         (process(line=20), process(line=21), "has come to another place"),
         (

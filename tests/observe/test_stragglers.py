@@ -1,4 +1,4 @@
-"""Who is slow, from what ranks have counted: named where it is sure, and never else."""
+"""Slow ranks by the counts of all ranks: they are named only if it is certain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NODES = {0: "node1", 1: "node1", 2: "node2", 3: "node2"}
 
 
 def windows(own, *, count=12, step_s=0.4, data=None, noise=0.0, seed=1, window_s=5.0):
-    """Windows of a training in step. own: rank -> seconds of its own for a step; who is done waits for the slowest."""
+    """Windows of a training in step. own: rank -> its own seconds for a step; fast ranks wait for the slowest."""
     drawn = random.Random(seed)
     found = []
     for _ in range(count):
@@ -73,7 +73,7 @@ def test_straggler_on_gpus_is_found_by_its_wait_for_data():
     "found",
     [
         windows({0: 0.2, 1: 0.21, 2: 0.2, 3: 0.2}, noise=0.05, step_s=0),
-        # All wait for messages alike: the network is slow, and nobody.
+        # All wait for messages equally: the network is slow, and no rank.
         windows(dict.fromkeys(NODES, 0.2), step_s=0.5),
         windows({0: 0.2, 1: 0.2, 2: 0.2, 3: 0.4}, count=5, step_s=0),
         # Another rank each time, as on a machine that is shared.
@@ -89,9 +89,9 @@ def test_straggler_on_gpus_is_found_by_its_wait_for_data():
             for w in windows({**dict.fromkeys(NODES, 0.2), 0: 0.6 if n % 4 == 0 else 0.2}, count=1, step_s=0)
         ],
         windows({0: 0.2}, step_s=0),
-        # Workers that are not in step wait for nobody.
+        # Workers that are not in step do not wait for each other.
         [{rank: Counted(5.0, 10 + 5 * rank, 0.0, 0.0) for rank in NODES} for _ in range(12)],
-        # Where the one or the other half is slow can't be told from where the other is fast; nobody is named.
+        # It can't be decided whether one half is slow or the other fast; no rank is named.
         windows({0: 0.2, 1: 0.4, 2: 0.4, 3: 0.4}, step_s=0),
         [],
     ],

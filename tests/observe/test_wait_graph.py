@@ -1,4 +1,4 @@
-"""Sentences on who waits for whom, from looks as plain values."""
+"""Sentences on ranks that wait for each other, from looks as plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is published: the wheel and the source archive are built, and installed as a user would on each Python that is here."""
+"""The published files: the wheel and the source archive are built, and installed as by a user on each Python of this machine."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def number(version: str) -> tuple[int, ...]:
 def test_wheel_installs_and_runs_a_script_on_each_python(built: Built, tmp_path: Path, only_ends: bool) -> None:
     found = interpreters()
     assert f"{sys.version_info[0]}.{sys.version_info[1]}" in found
-    if only_ends:  # what works on the oldest and on the newest works between them
+    if only_ends:  # versions between the oldest and the newest behave like these two
         found = {version: found[version] for version in (min(found, key=number), max(found, key=number))}
     (tmp_path / "hello.py").write_text("import paceline\npaceline.Run.get_context().log('loss', 0.5)\nprint('hello')\n")
     for version, interpreter in found.items():

@@ -58,7 +58,7 @@ def run_on_ranks(
 
 
 def run_alone(output: Path, *command: str, timeout_s: float = 280.0) -> str:
-    """What this Python program prints as a process that no launcher has started; it has to end well."""
+    """Return what this Python program prints as a process without a launcher. Fail unless it ends with 0."""
     with output.open("w") as file:
         process = program(also=LOADED).start(command, clean_environment(), file.fileno(), output.parent)
     try:
@@ -92,7 +92,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     def look(size: int, check: str) -> None:
         needed = lacking(check.partition(".")[0])
         require_engine(needed or "", needed is None)
-        # Those for which a test was asked.
+        # The checks of the requested tests.
         names = [
             one["check"] for one in asked if one.get("size") == size and not lacking(one["check"].partition(".")[0])
         ]

@@ -49,7 +49,7 @@ def batches(case: Case, dtype: torch.dtype, rows: Sequence[int], seed: int = 7) 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """What is trained, on one process or on many. model: the case's own where it is None."""
+    """A training, on one process or on many. model: None for the case's own."""
 
     dtype: torch.dtype = torch.float64
     microbatches: int = 1
@@ -112,9 +112,9 @@ def _alone(case: Case, **options: Any) -> Outcome:
 
 
 def together(case: Case, strategy: Any, **options: Any) -> Outcome:
-    """The same with Paceline, on the ranks of this world. options: those of `Steps`, the others of `parallelize`.
+    """Train the same with Paceline, on the ranks of this world. options: those of `Steps`, the others of `parallelize`.
 
-    Without the comparison in the first step, a fourth of the time, unless it is asked for: this one sees more.
+    Without the comparison in the first step, a fourth of the time, unless requested: this test compares more.
     """
     own = {one.name for one in fields(Steps)}
     options = {"check": "off"} | options
@@ -140,7 +140,7 @@ def together(case: Case, strategy: Any, **options: Any) -> Outcome:
 
 
 def read(par: Parallel, outcome: Outcome) -> None:
-    """What this rank holds after the last step, put together where it is sharded."""
+    """Read this rank's values after the last step, joined if they are sharded."""
     for name, param in par.executor.named_parameters().items():
         outcome.parameters[name] = whole(param).detach()
         if param.grad is not None:

@@ -17,8 +17,8 @@ if lacking("families") is None:
     from tests.parallel.checks.families import SHORT
     from tests.parallel.kinds.families import FAMILIES
 
-    # In one order: what a library registers as it is loaded is part of what a forward reads, which ranks compare.
+    # In one order: names that a library registers at import are part of the state that a forward reads, which ranks compare.
     for _name in sorted(set().union(*SHORT.values())):
-        # What can't be made is for its check to say.
+        # The check reports what can't be made.
         with contextlib.suppress(Exception):
             FAMILIES[_name].make()

@@ -151,7 +151,7 @@ def plain_tokens(rows: int) -> tuple[Tensor, Tensor]:
 
 
 def dropping(dropout: float, depth: int = 2) -> Case:
-    """A transformer that drops so much of what passes, at random."""
+    """Return a transformer with this probability of dropout."""
     make = partial(Transformer, tied=True, depth=depth, dropout=dropout)
     return Case(name="dropout", make=make, batch=plain_tokens, loss=token_loss)
 
@@ -174,7 +174,7 @@ CASES = {
     )
 }
 
-# Tests are collected without torch, so the names stand there once more.
+# Tests are collected without torch, so the names are repeated there.
 assert tuple(CASES) == world.CASES
 
 #: The same models with two blocks where depth proves nothing: what is found, traced and written goes with the blocks.

@@ -65,7 +65,7 @@ def assert_refused(action: Callable[[], object], *words: str) -> None:
 
 
 def assert_different(ranks: Ranks, action: Callable[[], object]) -> None:
-    """At least one rank finds a difference: the comparison sees what was left out."""
+    """Fail unless at least one rank finds a difference: the comparison notices the omission."""
     found = torch.zeros(())
     try:
         action()

@@ -1,4 +1,4 @@
-"""One process and no launcher: to the last bit what a plain loop does; and what is refused before anything starts."""
+"""One process without a launcher equals a plain loop to the last bit; and refusals before anything starts."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def launched(folder: Path, script: str, ranks: int, *options: str) -> str:
 
 
 def alone(script: str, folder: Path, *options: str) -> str:
-    """What the script prints in one process, by itself."""
+    """Return what the script prints in one process without a launcher."""
     return run_alone(folder / "output.txt", str(FOLDER / script), *options)
 
 
@@ -88,7 +88,7 @@ def test_the_transformer_learns_the_same_on_every_strategy(
     of_one_process: list[float], tmp_path: Path, strategy: str
 ) -> None:
     output = launched(tmp_path, "chars_parallel.py", 2, "--pieces", "160", "--strategy", strategy)
-    # The order of the samples is the same, and so is each step; AdamW makes more of what processors round differently.
+    # The order of the samples is the same, and so is each step; AdamW increases the rounding differences of processors.
     assert losses(output) == pytest.approx(of_one_process, abs=2e-3)
 
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other is made of plain values, and of nothing else."""
+"""Messages between ranks consist of plain values only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ torch = late("torch")
 
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
-    """What loads torch is imported before the first test: collecting the tests loads none."""
+    """Import the modules that load torch before the first test: collecting the tests loads none."""
     global Parts, Whole, filled, packed, sendable, unpacked
     from paceline.parallel.batches.batch import Parts, Whole
     from paceline.parallel.batches.rows import filled, sendable

@@ -15,7 +15,7 @@ torch, nn = late("torch"), late("torch.nn")
 
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
-    """What loads torch is imported before the first test: collecting the tests loads none."""
+    """Import the modules that load torch before the first test: collecting the tests loads none."""
     global Explanation
     from paceline.parallel.explain import Explanation
 

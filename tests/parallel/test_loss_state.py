@@ -19,7 +19,7 @@ KEPT: dict[str, Any] = {"calls": 0}
 
 
 class Slow:
-    """A proxy that fails whatever it is asked."""
+    """A proxy that fails on every access."""
 
     def __getattribute__(self, name: str) -> Any:
         raise RuntimeError("outside of its context")

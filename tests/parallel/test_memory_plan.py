@@ -48,7 +48,7 @@ def test_a_training_that_can_t_fit_is_refused_with_its_numbers(machine) -> None:
         "workers that share the model, or a node with more memory. Fewer workers on a node leave each more; memory_bytes= says "
         "what a worker has, if you know better."
     )
-    # Whoever knows better may say so; and a smaller optimizer fits.
+    # Users may give another value; and a smaller optimizer fits.
     assert trained(memory_bytes=16 * MIB).memory.free == 12 * MIB
     assert trained(optimizer=torch.optim.SGD).memory.needed == 8 * MIB
     with pytest.raises(ParallelError, match=r"has 11.0 MiB free \(memory_bytes=15728640\)"):

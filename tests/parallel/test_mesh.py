@@ -11,7 +11,7 @@ torch = late("torch")
 
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
-    """What loads torch is imported before the first test: collecting the tests loads none."""
+    """Import the modules that load torch before the first test: collecting the tests loads none."""
     global mesh
     from paceline.parallel import mesh
 

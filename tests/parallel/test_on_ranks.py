@@ -50,7 +50,7 @@ _KEPT_OF_MUTANTS = {
     "mutations_cut.check_a_stale_attribute_is_seen_in_each_strategy",
     "mutations_cut.check_another_random_number_is_seen_in_each_strategy",
 }
-#: What shows nothing more than another check on the same ranks.
+#: Checks that show no more than another check on the same ranks.
 _AS_OTHERS = {
     # Five steps of AdamW have the loss and the gradients of each.
     "tensor.check_loss_and_gradients_are_those_of_one_process",

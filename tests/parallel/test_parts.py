@@ -1,4 +1,4 @@
-"""The small rules below the loop: what "auto" decides, which blocks are sharded, what differs between two models."""
+"""The small rules below the loop: decisions of "auto", sharded blocks, differences of two models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ torch, nn, models = late("torch"), late("torch.nn"), late("tests.parallel.models
 
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
-    """What loads torch is imported before the first test: collecting the tests loads none."""
+    """Import the modules that load torch before the first test: collecting the tests loads none."""
     global \
         Block, \
         Measured, \

@@ -19,7 +19,7 @@ torch = late("torch")
 
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
-    """What loads torch is imported before the first test: collecting the tests loads none."""
+    """Import the modules that load torch before the first test: collecting the tests loads none."""
     global Whole, flatten, map_tensors, shown, signature, tensors_at, tensors_in, ONE
     from paceline.parallel.batches.batch import Whole
     from paceline.parallel.pytree import flatten, map_tensors, shown, signature, tensors_at, tensors_in
@@ -98,7 +98,7 @@ def test_flatten_and_rebuild_round_trip(name: str) -> None:
     assert flatten(again)[1] == structure
     assert all(one is other for one, other in zip(flatten(again)[0], leaves, strict=True))
     assert len(list(structure.paths())) == len(leaves)
-    # Who changes the one leaves the other as it is.
+    # A change of one leaves the other unchanged.
     assert again is not value or not isinstance(value, (list, dict, UserDict))
 
 

@@ -122,7 +122,7 @@ def main(folder: str, *names: str) -> None:
     torch.set_num_threads(1)
     # DDP's own doing: it registers hooks under a name that torch itself deprecates.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\..*")
-    # What writes a checkpoint in torch 2.9 to 2.12 asks for a tensor's storage in a way of its own that it deprecates.
+    # The writer of checkpoints in torch 2.9 to 2.12 uses a tensor's storage in a way that torch itself deprecates.
     warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
     from paceline.parallel import mesh
 

@@ -51,7 +51,7 @@ def test_a_step_whose_folder_is_removed_by_hand_ends_the_pipeline(place: Place, 
     assert record.failure is not None
     assert f"step 'first' is gone: its run {run.id}_0 was removed" in record.failure.message
     assert run.steps["other"].status == states.CANCELED
-    # Whoever removes the folder of a run that goes on has to see to its processes too.
+    # A user who removes the folder of a running run has to end its processes too.
     (place.top / "never").touch()
 
 

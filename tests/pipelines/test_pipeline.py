@@ -68,7 +68,7 @@ def test_steps_pass_outputs_and_unchanged_steps_are_reused(place: Place, submit:
     assert [row["reused_from"] for row in changed.step_rows()] == [f"{run.id}_0", None]
     assert changed.steps["train"].get_metrics() == {"value": 22}
 
-    # Another source: both run. And so they do where that is asked for.
+    # Another source: both run. They also run if users ask for that.
     (place.source / "more.txt").write_text("changed")
     for options in ({}, {"regenerate_outputs": True}):
         fresh = submit(*chain(place, add=20), **options)

@@ -18,8 +18,8 @@ class Layout:
     """A project, and the command of its README.
 
     files: path -> text, relative to the project; "../" is beside it. A text that begins with "-> " is the target of a link.
-    command: the words behind `python` (behind nothing, for a program). cwd: where they are typed, relative to the project.
-    is_git: whether it is a repository. tracked: those of `files` that git tracks though .gitignore names them.
+    command: the words behind `python` (or the whole command of a program). cwd: its working directory, relative to the project.
+    is_git: whether it is a repository. tracked: those of `files` that git tracks although .gitignore names them.
     """
 
     command: tuple[str, ...]

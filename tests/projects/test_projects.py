@@ -73,7 +73,7 @@ def texts(area: Path) -> dict[str, str]:
 
 
 def everything(area: Path) -> dict[str, tuple[int, int, str]]:
-    """Return the mode, the time of change and the content of all that lies below `area`, git's own files and folders included."""
+    """Return mode, time of change and content of everything below `area`, including git's own files and folders."""
     found = {}
     for folder, folders, names in os.walk(area):
         for path in (Path(folder, name) for name in (*folders, *names)):
@@ -86,7 +86,7 @@ def everything(area: Path) -> dict[str, tuple[int, int, str]]:
 
 
 def words_from(layout: Layout, cwd: str) -> tuple[str, ...]:
-    """Return the command's words as they are typed in `cwd`, relative to the project."""
+    """Return the command's words for the working directory `cwd`, which is relative to the project."""
     first, *others = layout.command
     if first == "-m" or cwd == layout.cwd or (layout.is_program and "/" not in first):
         return layout.command
@@ -143,7 +143,7 @@ def by_paceline(
     assert (workspace / "runs").exists(), done.stderr
     (run,) = [path for path in (workspace / "runs").iterdir() if path.name[0] != "."]
     files = {}
-    # Of a program that lies elsewhere, the folder where it was typed is copied.
+    # For a program in another folder, the working directory is copied.
     source = os.path.relpath(json.loads((run / "job.json").read_text())["source_directory"], area)
     for top, place in ((run / "outputs", os.path.join("project", cwd, "outputs")), (run / "work", source)):
         for name, text in texts(top).items() if top.is_dir() else ():

@@ -193,7 +193,7 @@ def test_snapshot_requested_during_prune_survives(tmp_path, monkeypatch):
 
 @pytest.fixture
 def layers(tmp_path, monkeypatch):
-    """Environments on images, as what has no interpreter needs no building: key -> days since it was used."""
+    """Make environments on images, which need no build because they have no interpreter: key -> days since the last use."""
     ages = {"a": 40, "b": 20, "c": 1}
     folder = tmp_path / "environments/images"
     for key, days in ages.items():

@@ -17,7 +17,7 @@ from tests.helpers import write_tree
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """A run with outputs, logs and an uploaded file; and what is no file."""
+    """A run with outputs, logs and an uploaded file; and with things that are no files."""
     folder = RunFolder(tmp_path / "runs" / "digits_1_1")
     write_tree(
         folder.path,
@@ -156,7 +156,7 @@ copy_whole(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), wait)
 
 
 def test_many_files_are_compared_once_each(folder, tmp_path, monkeypatch):
-    """Story: each file was looked for in the list of those that are there, so that 20,000 files took minutes."""
+    """Story: each file was searched in the list of existing ones, so that 20,000 files took minutes."""
     (one,) = downloads.files(folder, ["outputs/model.pt"])
     downloads.download([one], tmp_path)
     compared = []

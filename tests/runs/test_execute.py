@@ -20,7 +20,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("moment", ["before its own folder", "while it is looked for"])
 def test_exec_request_survives_the_end_of_another_request(folder, monkeypatch, moment):
-    """Story: who ends removes the folder of all commands if it is empty, and who began found it gone."""
+    """Story: a request that ended removed the folder of all commands when it was empty, and a new one found it missing."""
     mkdir, races = os.mkdir, [folder.exec_requests]
 
     def racing(path, *words, **named):

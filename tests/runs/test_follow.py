@@ -109,7 +109,7 @@ def test_states_and_lines_are_shown_as_they_come(tmp_path):
 
 
 def test_finished_attempts_are_shown_in_order(tmp_path):
-    # The story: both attempts of a quick run ended between two looks, and of the first nothing was said.
+    # The story: both attempts of a quick run ended between two looks, and the first was not reported.
     folder, fd = make_run(tmp_path / "runs")
     write_tree(folder.path, {f"attempts/{number}/rank_0.log": f"line {number}\n" for number in (1, 2, 3)})
     attempts = tuple(Attempt(number=number, started_utc="a", cause="exception") for number in (1, 2, 3))

@@ -73,7 +73,7 @@ def test_lines_before_the_start_time_are_skipped(tmp_path_factory, written, at):
     log = AttemptLog(folder, 1, [0, 1, 2], start)
     found = list(log.end())
     log.close()
-    # What was whole by the last note before that moment, and nothing else, is missing.
+    # Only the lines that were whole by the last note before that moment are missing.
     before = RunFolder(folder.path.with_name(f"{folder.path.name}_before"))
     write(before, 1, written[:at])
     early = AttemptLog(before, 1, [0, 1, 2])

@@ -33,7 +33,7 @@ def logged(folder: Path, *values: object, rank: int = 0, name: str = "loss") -> 
 
 
 def lines(folder: Path, rank: int, *entries: dict) -> None:
-    """A rank's log as it lies on disk, times included."""
+    """A rank's log as it is on disk, times included."""
     folder.mkdir(exist_ok=True)
     text = "".join(json.dumps(entry) + "\n" for entry in entries)
     (folder / f"rank_{rank}.jsonl").write_text(text)
@@ -289,7 +289,7 @@ def test_foreign_files_in_the_metrics_folder_are_ignored(folder):
     assert read(folder) == {"loss": 1}
 
 
-# --- whatever happens to the writer
+# --- when the writer is slow, killed or restarted
 
 
 def test_torn_last_metric_line_is_skipped_and_the_next_writer_starts_a_new_line(folder):
@@ -346,7 +346,7 @@ def test_value_whose_log_call_returned_survives_sigkill(folder):
             returned = max([returned, *map(int, process.stdout.read().split("\n")[:-1])])
         found = read(path.parent)["loss"]
         found = found if isinstance(found, list) else [found]
-        # What was written but not yet told may be there too.
+        # Lines that are written but not yet announced may be there too.
         assert found == list(range(len(found)))
         assert returned <= len(found) <= returned + 1
 
@@ -411,7 +411,7 @@ class Growing(io.FileIO):
 
 
 def test_line_completed_during_reading_is_not_lost(folder, monkeypatch):
-    # The story: a line was read half, and then the other half as a line of its own: both were passed over, and a value
+    # The story: a line was read half, and then the other half as a separate line: both were skipped, and a value
     # was missing from the middle of a run's metrics while it ran.
     text = b"".join(b'{"name":"loss","value":%d,"time":%d}\n' % (number, number) for number in range(4))
     folder.mkdir()

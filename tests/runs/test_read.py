@@ -1,4 +1,4 @@
-"""Runs as readers see them, and what they ask of whoever looks after a run."""
+"""Runs as readers see them, and readers' requests to a run's supervisor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_cancel_of_another_users_run_is_refused_with_the_owner(tmp_path: Path, m
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    # Root, who runs some tests, may write to every folder.
+    # Root may write to every folder.
     monkeypatch.setattr(read, "write_json", refuse)
     with pytest.raises(RunStateError, match=r"belongs to ann, .* Permission denied\. Ask them to cancel it"):
         read.request_cancel(folder, "bob")

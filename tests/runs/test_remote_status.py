@@ -22,7 +22,7 @@ from tests.helpers import RUN_ID, make_record, make_run, write_tree
 
 
 class Engine:
-    """Says what it is told to say."""
+    """An engine with preset answers."""
 
     def __init__(self):
         self.says = JobStatus(state="running")
@@ -46,7 +46,7 @@ def engine(monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A run whose supervisor is on another machine: nobody here holds its lock."""
+    """Make a run whose supervisor is on another machine: no process here holds its lock."""
 
     def make(status=states.RUNNING, **values):
         folder, fd = make_run(tmp_path / "ws/runs", RUN_ID, status, **values)
@@ -155,7 +155,7 @@ def test_cancel_is_sent_to_the_engine_and_stored_in_the_folder(engine, folder):
 
 
 class Far(Engine):
-    """An engine whose jobs write in another folder; a look brings here what is new there."""
+    """An engine whose jobs write in another folder; a look fetches the new lines."""
 
     def __init__(self, there):
         super().__init__()
@@ -169,7 +169,7 @@ class Far(Engine):
         return super().look(folder, record)
 
 
-#: What of a run is read -> what is there to be read in the far folder. Each asks the engine by itself.
+#: Way to read a run -> the value in the far folder. Each asks the engine itself.
 READS = {
     "get_metrics": (lambda run, top: run.get_metrics(), {"loss": 0.5}),
     "get_metrics of a rank": (lambda run, top: run.get_metrics("loss", rank=0), {"loss": 0.5}),
@@ -206,7 +206,7 @@ READS = {
         lambda run, top: [file.name for file in run.register_model("m", "outputs/a").record.files],
         ["a"],
     ),
-    # Those that must know what is there before they write.
+    # Calls that must know the existing values before they write.
     "add_properties": (lambda run, top: refused(lambda: run.add_properties({"seed": 4})), "AzureMLException"),
     "upload_file": (lambda run, top: refused(lambda: run.upload_file("outputs/a", __file__)), "AzureMLException"),
     "upload_files": (lambda run, top: refused(lambda: run.upload_files(["outputs/a"], [__file__])), "AzureMLException"),
@@ -338,7 +338,7 @@ def test_waiting_for_a_mirrored_run_sees_its_end(far, capsys, show_output):
     assert (handle.folder.outputs / "model.pt").read_text() == "weights"
 
 
-#: Each command that reads a run -> what it prints of the far folder.
+#: Command that reads a run -> its output, from the far folder.
 COMMANDS = {
     "metrics RUN": "loss",
     "metrics --name loss RUN": "0.5",

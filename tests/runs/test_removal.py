@@ -50,7 +50,7 @@ def test_ended_run_is_removed_with_all_its_files(tmp_path):
 )
 @pytest.mark.parametrize("removes", [removal.remove, store.remove_scratch])
 def test_foreign_folder_named_as_scratch_folder_is_not_removed(tmp_path, monkeypatch, forged, removes):
-    # Story: `paceline rm` removed whatever folder the record of an unpacked run named.
+    # Story: `paceline rm` removed any folder that the record of an unpacked run named.
     name = RunFolder(tmp_path / RUN_ID).scratch.name
     top = tmp_path / "tmp"
     scratch = top / ("thesis" if forged == "of another name" else name)

@@ -28,7 +28,7 @@ def runs_dir(tmp_path):
 
 
 def deserted(runs_dir, status=states.RUNNING, run_id=RUN_ID, **values):
-    """A run that nobody looks after any more."""
+    """Make a run without a supervisor."""
     folder, fd = make_run(runs_dir, run_id, status, **values)
     os.close(fd)
     return folder
@@ -290,7 +290,7 @@ def test_raw_record_equals_the_record_as_json(runs_dir):
     assert read.raw(folder)["status"] == states.FAILED
 
 
-# --- runs that nobody looks after
+# --- runs without a supervisor
 
 
 @pytest.mark.parametrize("status", LIVE)
@@ -301,7 +301,7 @@ def test_run_without_its_owner_is_failed_in_each_state(runs_dir, status):
     assert record.ended_utc is not None
     assert read_json(folder.state)["status"] == states.FAILED
     assert [event["status"] for event in json_lines(folder.events)][-1] == states.FAILED
-    # Whoever looks next finds the same.
+    # The next reader finds the same.
     assert read.record(folder) == record
 
 
@@ -440,7 +440,7 @@ def test_read_only_reader_reports_the_true_state(runs_dir, monkeypatch):
     assert read_json(folder.state)["status"] == states.RUNNING
 
 
-# --- a cancel that is asked for
+# --- a requested cancel
 
 
 def test_live_run_shows_a_cancel_request(runs_dir):

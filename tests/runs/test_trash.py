@@ -67,7 +67,7 @@ def test_trials_go_and_come_back_with_their_sweep(tmp_path: Path) -> None:
     moved = trash.delete(tmp_path / "runs", [sweep, RunFolder(tmp_path / "runs" / TRIALS[1])])
     assert moved == [TRIALS[1], RUN_ID]
     assert store.ids(tmp_path / "runs") == [other.run_id]
-    # The trial that was deleted by itself stays deleted.
+    # The trial that was deleted separately stays deleted.
     assert [folder.run_id for folder in trash.restore(tmp_path, RUN_ID)] == [RUN_ID, TRIALS[1]]
     assert deleted_ids(tmp_path) == [TRIALS[0]]
 

@@ -10,7 +10,7 @@ from paceline.runs.visible import TerminalLines, visible, visible_line
 
 RED, RESET = "\x1b[31m", "\x1b[0m"
 
-# text, as it stands in a table, as a line of a log on a terminal
+# text, its form in a table, its form as a log line on a terminal
 NASTY = [
     ("plain, größe, 漢字, 🙂", "plain, größe, 漢字, 🙂", "plain, größe, 漢字, 🙂"),
     (

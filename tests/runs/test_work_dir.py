@@ -192,7 +192,7 @@ def test_cleaning_does_not_follow_links_out_of_the_work_dir(folder, tmp_path):
     assert everything(outside) == {"train.py", "d", "d/data.csv"}
 
 
-# --- what was sent to a machine that does not see the user's folders
+# --- files sent to a machine that does not see the user's folders
 
 
 @pytest.fixture

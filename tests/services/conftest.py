@@ -87,7 +87,7 @@ def supervisors(service: Service) -> list[int]:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port of this machine that nobody listens at."""
+    """Return a port of this machine on which no process listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 

@@ -1,4 +1,4 @@
-"""A service that a run serves elsewhere: what is taken over of its log."""
+"""A service that a run serves on another machine: the lines taken over from its log."""
 
 from __future__ import annotations
 

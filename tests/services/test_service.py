@@ -34,7 +34,7 @@ def test_service_is_deployed_called_stopped_started_and_deleted(workspace: Works
     service = deployed(workspace, source, workers=2, tags={"team": "blue"}, timeout_s=20)
     assert service.state == HEALTHY
     assert service.run({"x": [1, 2]})["y"] == [2, 4]
-    # Text goes as it is, as the SDK sends it.
+    # Text is sent unchanged, as the SDK sends it.
     assert service.run('{"x": [5]}')["y"] == [10]
     assert workspace.services == {"digits": service}
     assert service.tags == {"team": "blue"}
@@ -47,7 +47,7 @@ def test_service_is_deployed_called_stopped_started_and_deleted(workspace: Works
     assert service.scoring_uri == f"http://127.0.0.1:{record.port}/score"
     wait_until(lambda: "POST /score 200" in service.get_logs(), "the request is in the log")
     assert len(service.get_logs(1).splitlines()) == 1
-    # A later edit does not touch what is served.
+    # A later edit does not change the served script.
     (source / "score.py").write_text(BROKEN)
     with pytest.raises(ServiceFailedError, match=r"answered 500: .*`paceline service logs digits`") as error:
         service.run("no JSON")
@@ -86,7 +86,7 @@ def test_an_update_a_rollback_and_a_scaling_lose_no_request(workspace: Workspace
     def ask(keeps: bool) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         try:
-            # Requests are under way at every moment all the same, and the change itself has the cores.
+            # Nevertheless requests are under way at every moment, and the change itself has the cores.
             while not is_over.wait(0.02):
                 connection.request("POST", "/score", json.dumps({"x": [1]}))
                 answer = connection.getresponse()
@@ -103,7 +103,7 @@ def test_an_update_a_rollback_and_a_scaling_lose_no_request(workspace: Workspace
         each.start()
     try:
         assert service.update(source / "three.txt").revision == 2
-        # Once it is said to be served, no answer is the old one's.
+        # Once it is reported as served, no answer comes from the old one.
         assert service.run({"x": [1]})["y"] == [3]
         assert service.scale(2).workers == 2
         (source / "bad.py").write_text(BROKEN)
@@ -120,7 +120,7 @@ def test_an_update_a_rollback_and_a_scaling_lose_no_request(workspace: Workspace
     assert {status for status, _ in answers} == {200}
     assert {tuple(y) for _, y in answers} == {(2.0,), (3.0,)}
     assert (service.state, service.record().restarts) == (HEALTHY, 0)
-    # What could not be served is not asked for again by what comes after it.
+    # Later changes do not start a revision again that could not be served.
     assert service.scale(1).revision == 1
 
 
@@ -132,7 +132,7 @@ def test_service_that_can_not_start_reports_why_and_recovers_by_update(workspace
     assert service.state == FAILED
     assert "no weights" in str(service.error)
     wait_until(lambda: not processes.with_variable(MARK, str(service._folder.path)), "its processes end")
-    # Nobody tries again by looking.
+    # Reading the state does not try again.
     assert service.state == FAILED
     assert service.update(entry_script=source / "score.py").state == HEALTHY
     assert service.run({"x": [1]})["y"] == [2]
@@ -158,7 +158,7 @@ def test_service_keys_are_created_and_renewed(workspace: Workspace, source: Path
         return status_with(key, uri)
 
     assert [status(key) for key in (primary, secondary, None, "x" * len(primary))] == [200, 200, 401, 401]
-    assert service.run({"x": [1]})["y"] == [2]  # with the key, by itself
+    assert service.run({"x": [1]})["y"] == [2]  # with the key, found without an argument
     new = service.regen_key("primary")
     # At once, whether the server has it yet or not.
     assert service.run({"x": [1]})["y"] == [2]
@@ -215,7 +215,7 @@ def test_service_has_its_own_environment(workspace: Workspace, source: Path, tmp
     said, prefix = answer
     assert said == "small"
     assert prefix.startswith(str(workspace.path / "environments"))
-    # What can't be built is said, and what is served goes on.
+    # An impossible build is reported, and the served revision goes on.
     missing = Environment(pip_packages=[str(tmp_path / "wheels" / "none-1-py3-none-any.whl")], layered=True)  # type: ignore[arg-type]
     with pytest.raises(ServiceFailedError, match=r"none-1-py3-none-any\.whl"):
         service.update(environment=missing)

@@ -1,4 +1,4 @@
-"""What a reader sees of a service that nobody looks after, and cannot be by this reader."""
+"""A reader's view of a service without a supervisor, if this reader can't supervise it."""
 
 from __future__ import annotations
 

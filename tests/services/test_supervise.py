@@ -1,4 +1,4 @@
-"""A service goes on whatever is killed, and ends whatever it is doing."""
+"""A service goes on after any process is killed, and it can be ended in any state."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _impatient_guardian(service: Service) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.promise("server-hangs-killed-started-again")
 def test_a_server_that_hangs_is_killed_and_started_again(workspace: Workspace, source: Path) -> None:
-    """Its model processes may be well; nobody was answered, and nothing ended it."""
+    """Story: its model processes may be well, but no request was answered, and nothing ended the server."""
     service = deployed(workspace, source)
     folder = service._folder
     with _impatient_guardian(service) as guardian:
@@ -129,7 +129,7 @@ def test_a_killed_supervisor_is_started_again_and_no_client_is_refused(workspace
     thread.start()
     wait_until(lambda: _is_busy(service), "a request is in hand")
     os.kill(child, signal.SIGKILL)
-    # What was in hand is answered.
+    # Requests in progress are answered.
     thread.join()
     assert slow == [[2.0]]
     wait_until(lambda: service.record().owner["pid"] != child, "another one looks after it")
@@ -170,7 +170,7 @@ def test_killed_service_is_restarted_by_the_next_reader(workspace: Workspace, so
     folder, port = service._folder, service.record().port
     for pid in supervisors(service):
         os.kill(pid, signal.SIGKILL)
-    # The server ends with them: nothing is left that nobody looks after.
+    # The server ends with them: no process without a supervisor is left.
     wait_until(lambda: not processes.with_variable(MARK, str(folder.path)), "the server ends")
     assert store.stored(folder).state == HEALTHY
     service.state  # noqa: B018 - a look
@@ -203,7 +203,7 @@ def test_environment_build_is_aborted_by_an_update_or_the_end_of_the_service(
     environment = Environment(pip_packages=[str(package)], layered=True)  # type: ignore[arg-type]
     service.update(environment=environment, wait=False)
     wait_until((slow / "started").exists, "the build is on its way", 120)
-    # What is served goes on meanwhile.
+    # Meanwhile the served revision goes on.
     assert service.run({"x": [1]})["y"] == [2]
     assert service.record().updating == 2
     assert service.rollback(1).updating is None

@@ -1,4 +1,4 @@
-"""The systemd unit of a service: it is one, and its command keeps the service alive."""
+"""The systemd unit of a service is valid, and its command keeps the service alive."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Server:
             return self._client
 
     def score(self, body: Any = None, **options: Any) -> httpx.Response:
-        """POST to /score. body: bytes or text as they are, else as JSON."""
+        """POST to /score. body: bytes or text unchanged, else as JSON."""
         if isinstance(body, (bytes, str)):
             return self.client.post("/score", content=body, **options)
         return self.client.post("/score", json=body, **options)
@@ -104,7 +104,7 @@ def _command(folder: Path) -> list[str]:
 
 
 def write_config(folder: Path, script: str | None = None, **changes: Any) -> dict[str, Any]:
-    """The configuration of a folder, as it was with these changes. script: the text of score.py."""
+    """Write the configuration of a folder with these changes, and return it. script: the text of score.py."""
     path = folder / "config.json"
     config: dict[str, Any] = {"name": "svc"}
     if path.exists():

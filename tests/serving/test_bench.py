@@ -1,4 +1,4 @@
-"""Load on a server, and what is told of it."""
+"""A load test of a server, and its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trial of what is to be served: one sentence of what is wrong."""
+"""A trial of a model before it is served: one sentence on its fault."""
 
 from __future__ import annotations
 

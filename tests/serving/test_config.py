@@ -1,4 +1,4 @@
-"""Configurations: to JSON and back, and what is wrong with one."""
+"""Configurations: to JSON and back, and the errors of wrong ones."""
 
 from __future__ import annotations
 

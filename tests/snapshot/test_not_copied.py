@@ -162,7 +162,7 @@ ONE = {"path": "data", "why": "ignored", "is_linked": True}
     ids=str,
 )
 def test_forged_path_in_the_excluded_list_is_refused(tmp_path: Path, forged: dict[str, object]) -> None:
-    """A member of a group's workspace can write such a file: what it names is linked to and sent from the user's folders."""
+    """A member of a group's workspace can write such a file: its names are linked to, and sent from, the user's folders."""
     write_json(tmp_path / "linked.json", {"not_copied": [ONE, {**ONE, **forged}]})
     assert linked.read(tmp_path / "linked.json") == []
 

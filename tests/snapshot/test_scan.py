@@ -85,7 +85,7 @@ def test_the_source_itself_may_be_a_link(tmp_path):
     assert (set(tree.files), tree.links) == ({"a"}, {"l": "a"})
 
 
-# --- what is no source
+# --- folders that are no source
 
 
 @pytest.mark.promise("services-packages-links-out-tree")

@@ -40,7 +40,7 @@ def contents(top: Path) -> dict[str, object]:
 
 
 def settle() -> None:
-    """Wait until the files' times lie before the next scan by more than a clock's tick."""
+    """Wait until the files' times are more than a clock's tick before the next scan."""
     time.sleep(0.06)
 
 
@@ -426,7 +426,7 @@ for _ in range(3): print(take(top, workspace / "snapshots", workspace).id)
     assert [path.name for path in (tmp_path / "workspace/snapshots").glob(".new-*")] == []
 
 
-# --- what is told
+# --- messages
 
 
 def test_progress_ends_at_the_total(tmp_path):

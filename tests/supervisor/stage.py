@@ -1,19 +1,19 @@
 """`python stage.py RUN_DIR PLAN`: a supervisor whose target gives the nodes of a plan, one after the other.
 
-PLAN is a JSON list, an entry for each time that nodes are asked for: their name, and what becomes of them.
+PLAN is a JSON list, with an entry for each request for nodes: their names and their fates.
 
     {"name": "a"}                     a node on this machine
     {"name": "a", "is_lost": true}    it is lost once the script has made outputs/lose
-    {"name": "a", "leaves": "text"}   it is taken away for this reason once the script has made outputs/lose, or at once if
+    {"name": "a", "leaves": "text"}   it leaves for this reason once the script has made outputs/lose, or at once if
                                       "at_once" is true
     {"name": "a", "cut_for_s": 2}     with a second one, c, that goes silent then, which is noticed so long after the first
                                       worker's exception
     {"name": "a", "keeps": "text"}    its files can't be fetched, for this reason
-    "no nodes"                        refused with these words
-    {"breaks": "text"}                an error that is nobody's but ours
-    {"loads_after_s": 0}              the first: so long after its start an attempt has loaded what tells of failures
+    "no nodes"                        refused with this message
+    {"breaks": "text"}                an internal error of Paceline
+    {"loads_after_s": 0}              first entry: time from an attempt's start until it has loaded the modules of diagnosis
 
-The names of the modules that it has at its end are in RUN_DIR/loaded.
+At the end it writes the names of its loaded modules to RUN_DIR/loaded.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Target:
     def release(self, run_dir) -> None:
         self._tell("released")
         (run_dir / "released_utc").write_text(utc_now())
-        time.sleep(0.05)  # longer than what times are told apart by
+        time.sleep(0.05)  # longer than the resolution of file times
 
     def _tell(self, text: str) -> None:
         with open(self._told, "a") as file:

@@ -85,7 +85,7 @@ def test_mpirun_daemon_runs_in_a_container_of_each_remote_node() -> None:
     assert f"source={launch.scratch_dir},target={launch.scratch_dir}" in words
     assert "--user=2 " in words
     assert " --gpus=all " in words
-    # What workers find of the user's is mpirun's to bring.
+    # mpirun brings the user's variables for workers.
     assert {name for name in shell.environment if "USER" not in name} == {"PACELINE_RUN_ID", "PACELINE_RUN_DIR"}
     assert shell.environment["PACELINE_RUN_ID"] == launch.run_id
 

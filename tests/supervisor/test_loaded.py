@@ -1,11 +1,11 @@
-"""What a supervisor loads, and when: each run waits for what is loaded at its start."""
+"""The modules that a supervisor loads, and when: each run waits for the modules loaded at its start."""
 
 from __future__ import annotations
 
 from tests.helpers import run_python
 from tests.supervisor.test_supervise import Stage
 
-#: What tells why a run has failed, or hangs.
+#: The modules that explain why a run has failed or hangs.
 TELLS = {
     "paceline.supervisor.diagnosis.findings",
     "paceline.observe.wait_graph",
@@ -33,7 +33,7 @@ def test_successful_short_run_loads_no_diagnosis_modules(tmp_path):
 
 
 def test_long_run_loads_diagnosis_modules_before_a_failure(tmp_path):
-    """The story: Paceline was installed anew while a run of days went on, and its failure could not be told."""
+    """The story: Paceline was reinstalled during a run of days, and the cause of its failure could not be reported."""
     stage = Stage(tmp_path, "import time; time.sleep(0.5)")
     assert stage.see_through({"name": "a", "loads_after_s": 0}).status == "Completed"
     assert set((stage.folder.path / "loaded").read_text().split()) >= TELLS

@@ -61,7 +61,7 @@ def test_low_disk_threshold_depends_on_the_disk_size(total, least):
 
 
 class Nodes:
-    """Their disks, as they are told: path -> (free, total, number)."""
+    """Nodes with preset disks: path -> (free, total, number)."""
 
     def __init__(self, **found) -> None:
         self.found = found

@@ -1,4 +1,4 @@
-"""What runs once on each node, told of by the supervisor; the nodes are stand-ins whose commands have ended already."""
+"""Commands that run once on each node, in the supervisor's words; the nodes are stand-ins whose commands have ended already."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def prepare(tmp_path):
 
 
 def test_failure_on_a_nodes_own_disk_names_the_node(prepare):
-    # Story: "All that was printed is in '/tmp/...log'" of one host among several, and nobody could tell which.
+    # Story: "All that was printed is in '/tmp/...log'" of one host among several, without the host's name.
     failure = prepare(is_shared=False, lost={})
     assert (failure.cause, failure.node) == ("environment", "node-1")
     assert failure.message == f"On node node-1: {TOLD['message']}"
@@ -92,7 +92,7 @@ def test_a_node_that_is_lost_is_named_once(prepare):
     assert (failure.cause, failure.message) == ("node_lost", "Node node-1 was lost: nothing heard for 15 s.")
 
 
-# --- what is seen to on the supervisor's own machine
+# --- checks on the supervisor's own machine
 
 
 def command(folder: Path, code: str) -> Command:
@@ -100,7 +100,7 @@ def command(folder: Path, code: str) -> Command:
 
 
 def test_end_of_this_host_kills_its_processes_but_not_links(tmp_path: Path) -> None:
-    # Story: outputs were looked at with the nodes of `local`, which end all that is below the supervisor: each node's ssh.
+    # Story: outputs were listed with the nodes of `local`, which end all descendants of the supervisor: each node's ssh.
     with subprocess.Popen(["sleep", "60"]) as link:
         try:
             nodes = ThisHost()

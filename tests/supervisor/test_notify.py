@@ -1,4 +1,4 @@
-"""What is told of a run's end, and that a telling that fails changes nothing but the warnings."""
+"""Messages at a run's end; a failed one changes nothing but the warnings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def name_of(folder: RunFolder) -> str | None:
 
 
 class Hooks(HTTPServer):
-    """Keeps what is posted; answers 500 to /broken, and otherwise what a Matrix server says to a login and a join."""
+    """Keeps posted requests; answers 500 to /broken, and otherwise as a Matrix server answers a login and a join."""
 
     def __init__(self) -> None:
         self.got: list[tuple[str, Any]] = []

@@ -103,7 +103,7 @@ LOST = {"name": "a", "is_lost": True}
 TAKEN = {"name": "a", "leaves": "the node is drained"}
 
 
-#: Stops itself, and has something to save when it is told to end.
+#: Stops itself, and saves a file when it gets the signal to end.
 STOPPED = """
 import os, signal, time
 def save(number, frame):
@@ -299,8 +299,8 @@ def test_lost_node_of_the_supervisor_needs_a_restart(tmp_path):
 def test_supervisor_after_a_killed_one_starts_the_next_attempt(tmp_path):
     stage = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=1)
     assert stage.interrupt(signal.SIGKILL, A).attempts[0].ended_utc is None
-    processes.send(stage.worker(), signal.SIGKILL)  # as the engine does with what was its job
-    # Whatever moment it was: a link that was being replaced may be there.
+    processes.send(stage.worker(), signal.SIGKILL)  # as the engine does with the rest of its job
+    # At any moment: a half replaced link may exist.
     (stage.folder.logs / ".rank_0.log").symlink_to("nowhere")
     record = stage.see_through(B)
     assert attempts(record) == [(1, "node_lost", ("a",)), (2, None, ("b",))]
@@ -350,7 +350,7 @@ def test_elastic_run_continues_without_files_of_a_lost_node(tmp_path):
     stage = Stage(tmp_path, LOSES, node_count="1..2", distributed_backend="gloo", grace_period_seconds=0)
     record = stage.see_through({**LOST, **KEEPS}, B)
     assert attempts(record) == [(1, "node_lost", ("a", "c")), (2, None, ("b",))]
-    # Of so many losses as there may be, none is told twice.
+    # With so many possible losses, none is reported twice.
     assert record.attempts[1].reason == "Node a was lost, with rank 0: nothing heard for 15 s"
     assert tags_and_properties.read(stage.folder.notes).properties == {}
     assert KEEPS["keeps"] in stage.folder.driver_log.read_text()

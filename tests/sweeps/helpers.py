@@ -1,4 +1,4 @@
-"""What tests of sweeps make: a script, a sweep on disk, a moment to wait for."""
+"""Helpers of tests of sweeps: a script, a sweep on disk, a moment to wait for."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SWEEP_ID = "tuned_1700000000_00000001"
 
 @contextmanager
 def sweep_on_disk(tmp_path: Path, script: str = "", space: Any = None, **values: Any) -> Iterator[RunFolder]:
-    """A sweep that nobody looks after yet but this process, which holds its lock. values: of its spec."""
+    """Make a sweep that only this process supervises, which holds its lock. values: of its spec."""
     spec = SweepSpec(space=Space(space or {"x": [1, 2]}), **{"metric": "score", **values})
     folder, fd = make_run(
         tmp_path / ".paceline" / "runs", SWEEP_ID, kind="sweep", sweep=spec.to_json(), snapshot_id="1", target="local"
@@ -77,7 +77,7 @@ else:
 
 
 def hide_matplotlib(workspace_dir: Path) -> None:
-    """Let what draws this workspace's sweeps find no matplotlib, so that their ends draw no PNG."""
+    """Hide matplotlib from the processes that draw this workspace's sweeps, so that their ends draw no PNG."""
     workspace_dir.mkdir(parents=True, exist_ok=True)
     note_made(workspace_dir)
     # The folder is where these processes take Paceline from, and comes before all others.

@@ -101,7 +101,7 @@ def test_new_sweep_has_the_source_and_the_changed_space(before: RunFolder) -> No
     spec = SweepSpec.from_json(new.sweep or {})
     assert (new.snapshot_id, new.experiment) == (old.snapshot_id, old.experiment)
     assert (spec.space, spec.trials, spec.metric, spec.goal) == (space, 7, "loss", "minimize")
-    # What does not fit the new space, or counts from the old sweep's restart, is left behind.
+    # Values that do not fit the new space, or count from the old sweep's restart, are omitted.
     assert (spec.points, spec.switches, spec.counted_from, spec.counted_utc) == ((), (), 0, None)
     assert spec.seed != 3
     assert tags_and_properties.read(folder.notes).tags == {"sweep_of": before.run_id}

@@ -1,4 +1,4 @@
-"""Spaces held against scripts. What is refused here argparse refuses as well, and what it takes is never refused."""
+"""Spaces compared with scripts. argparse refuses everything that is refused here, and nothing that it accepts is refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ parser.add_argument("--name")
 given = parser.parse_args()
 """
 
-#: What is refused of the plain script, with what is said.
+#: Spaces refused for the plain script, with the messages.
 REFUSED: dict[str, dict[str, Any]] = {
     "--learning_rates is not one of its options, which are --lr, --learning-rate": {"learning_rates": 0.1},
     "did you mean --learning-rate?": {"learnin_rate": 0.1},
@@ -109,7 +109,7 @@ KNOWN = {
     ),
 }
 
-#: Each parser's smallest script -> the words that it gets for lr=0.1 and sizes=[1, 2]; None for what is not certain.
+#: Each parser's smallest script -> the words that it gets for lr=0.1 and sizes=[1, 2]; None if that is uncertain.
 SCRIPTS = {
     "argparse": (
         """
@@ -245,7 +245,7 @@ def test_switches_of_the_script_are_turned_on_and_off(tmp_path: Path, monkeypatc
     # By its short name, by the name that turns it off, and constants.
     assert check(Space({"-n": either, "amp": True, "no-bias": None}), script) == ("-n/--no-nesterov", "--amp")
     assert check(Space({"no-nesterov": either}), script) == ("--no-nesterov/--nesterov",)
-    # What the user has said stays, also where nothing is known of the script.
+    # The user's choice stays, also if nothing is known of the script.
     assert check(space, script, ("--amp/--full",))[0] == "--amp/--full"
     assert "--tuned takes a value; it is not a switch (line 8)" in complaint({"tuned": either}, script, ("--tuned",))
     assert "--old: its type is bool, to which every word is true, so False would be (line 7)" in complaint(
@@ -301,7 +301,7 @@ def test_arguments_of_the_job_are_checked_with_the_space(tmp_path: Path, monkeyp
     )
     for given in (("--data", "x"), ("--dat=x",), ("-d", "x"), ("-dx", "--epochs", "3")):
         assert said(*given) == "", given
-    # Where it is but a part of what the script is given, and where it may be that it is not needed.
+    # If it is only a part of the script's arguments, and if it may not be needed.
     assert complaint(space, script) == ""
     script.write_text(NEEDS.replace("    parser.add_argument", "    if 1: return\n    parser.add_argument", 1))
     assert complaint(space, script, given=()) == ""
@@ -364,7 +364,7 @@ def test_values_for_arguments_of_unknown_type_are_not_reported(line: str, tmp_pa
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.proof) for part in (1, 2, 3))])
 def test_argparse_check_has_no_false_positives_on_example_and_library_scripts(part: int) -> None:
-    """Whatever a reader of scripts meets, it says nothing or something, and never fails."""
+    """For every script the check returns a message or none, and never fails."""
     top = Path(__file__).parents[3]
     scripts = sorted([*(top / "examples").rglob("*.py"), *Path(runpy.__file__).parent.glob("*.py")])
     for script in scripts[part::4]:
@@ -390,7 +390,7 @@ def test_values_are_passed_in_the_form_the_script_parses(tmp_path: Path, name: s
         assert certain_way(tmp_path / "train.py") is None
 
 
-#: A script with a list and switches -> the words that it gets, and what it reads of them.
+#: A script with a list and switches -> its words, and the values that it parses.
 LISTS = {
     "argparse's append": (
         """

@@ -1,4 +1,4 @@
-"""A sweep's controller, where what it looks after goes away."""
+"""A sweep's controller whose files or processes disappear."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from paceline.system.processes import is_alive
 from tests.sweeps.helpers import until
 from tests.sweeps.made import add_trial, make_sweep
 
-#: Trial 0 logs its values and waits; trial 1 comes to a better one later. Both save something when they are told to end.
+#: Trial 0 logs its values and waits; trial 1 reaches a better one later. Both save a file on the signal to end.
 SCRIPT = """
 import argparse, os, signal, sys, time
 import paceline
@@ -55,7 +55,7 @@ time.sleep(60)
 
 
 def test_controller_of_a_removed_sweep_ends_its_trials_and_itself(submit: Any) -> None:
-    # The story: it went on for ever, deaf to SIGTERM, for the end could not be asked for in a folder that is not there.
+    # The story: it went on for ever, deaf to SIGTERM, because a missing folder can't hold the request to end.
     run = submit({"x": pl.choice(1, 2)}, sampler="grid", concurrent=1, arguments=("--values", "600", "--pause", "0.1"))
     until(lambda: [row["status"] for row in run.trial_rows()] == [states.RUNNING])
     pid = run.record().owner["pid"]
@@ -88,7 +88,7 @@ def test_running_trial_is_judged_again_after_a_better_trial(submit: Any, tmp_pat
     assert first.tags["stopped"] == (
         "Bandit: its best of 0.5 after 2 values is below 0.75, which the best of all, 0.9, leaves as slack"
     )
-    # Its exit code is that of a failure, and it is none: it was told to end, had its grace, and keeps what it has made.
+    # Its exit code is that of a failure, but it has not failed: it got a signal to end and its grace, and keeps its files.
     assert first.record().failure is None
     assert (first.folder.outputs / "saved").read_text() == "whole"
     assert run.trial_rows()[1]["status"] == states.RUNNING

@@ -51,7 +51,7 @@ def test_errors_that_differ_in_numbers_share_a_cause(errors: list[str], said: st
 
 @pytest.mark.promise("metric-never-comes-common-cause")
 def test_exit_code_failure_quotes_the_last_line(tmp_path: Path) -> None:
-    """As argparse does, which raises nothing that could be told."""
+    """As argparse does, which raises no exception with a message."""
     lines = ("usage: train.py [-h]", "train.py: error: the following arguments are required: --data", "")
     left = FailureReport(cause="exception", message=LEFT, last_lines=lines, see="paceline logs s_0")
     found = common(tmp_path, left, left)

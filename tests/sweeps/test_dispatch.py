@@ -26,7 +26,7 @@ from paceline.sweeps.trial_runs import PROMOTED, RUNG
 from tests.helpers import make_run
 from tests.sweeps.helpers import sweep_on_disk, until
 
-#: Its checkpoint has the run and the x of each epoch. It writes it before it logs, for whoever sees a value may end it.
+#: Its checkpoint has the run and the x of each epoch. It writes it before it logs: a reader of the value may end it.
 SCRIPT = """
 import argparse, json, os, time
 import paceline
@@ -56,7 +56,7 @@ for epoch in range(len(seen), given.epochs):
 
 
 class Engine:
-    """Takes trials where it is up. asked: when, and for which."""
+    """Takes trials while it is up. asked: the times of requests, and their trials."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.is_up = False
@@ -107,7 +107,7 @@ def test_refused_submissions_back_off_and_end(tmp_path: Path, monkeypatch: pytes
         times = [time for time, _ in engine.asked]
         assert times[:8] == [0, 5, 15, 35, 75, 155, 315, 615]
         assert {number for _, number in engine.asked} == {"0"}
-        # The same point all the time: a sampler that is asked twice for a trial proposes something else.
+        # The same point all the time: a sampler that is asked twice for a trial proposes another one.
         assert all(point == engine.points[0] for point in engine.points)
         assert "does not take trial 0: slurmctld" in str(store.stored(folder).waiting_for)
         assert not sweep.next_folder(0).path.exists()
@@ -126,7 +126,7 @@ def test_accepted_submission_resets_the_backoff(tmp_path: Path, monkeypatch: pyt
         assert len(sweep.trials) == 2
         assert engine.prepared == refused + 1, "one preparation serves all trials that the engine accepts"
         assert store.stored(folder).waiting_for is None
-        # While one runs the engine may well be full: that is waited for however long it takes.
+        # While one runs the engine may be full: the controller waits for it without limit.
         engine.is_up = False
         sweep.trials[1] = dataclasses.replace(sweep.trials[1], status=states.COMPLETED)
         del sweep.live[1]
@@ -247,7 +247,7 @@ def test_trials_pause_at_rungs_and_the_best_resume_from_checkpoints(sweep: Any) 
     assert rows[0]["intervals"] == 6
     assert rows[0]["score"] == 0.45
     assert run.best_child().id == f"{s}_0_3"
-    # What the records say: paused is not failed, and what never went on is told why.
+    # In the records, paused is not failed, and a trial that never continued has the reason.
     paused = of(run, f"{s}_1")
     assert paused.tags["paused"].startswith("ASHA: its best of 0.3")
     assert "stopped" not in paused.tags
@@ -370,12 +370,12 @@ def test_population_replaces_worst_trials_by_copies_of_the_best(sweep: Any) -> N
     assert "a copy of trial 1, number 1 of 4 with 1.01, for 0.011 is number 4; x 1 -> " in by_id[f"{s}_0_2"]["why"]
     assert by_id[f"{s}_0_2"]["x"] in (0.8, 1.2)
     assert [by_id[f"{s}_{number}_2"]["from"] for number in (1, 2, 3)] == [f"{s}_{number}" for number in (1, 2, 3)]
-    # The copy has trained what its source had, and then with its own value.
+    # The copy has the training of its source, and then its own value.
     x = by_id[f"{s}_0_2"]["x"]
     assert seen(run, f"{s}_0_2") == [[f"{s}_1", 1.0]] * 2 + [[f"{s}_0_2", x]] * 2
     assert [row["intervals"] for row in run.trial_rows()] == [6] * 4
     assert [by_id[f"{s}_{number}_3"]["status"] for number in range(4)] == [states.COMPLETED] * 4
-    # Two generations after its first exchange the best one is 1 or what was made of it.
+    # Two generations after its first exchange the best one is 1 or a copy of it.
     assert run.best_point()["x"] >= 0.8
     assert run.best_child().id.endswith("_3")
 

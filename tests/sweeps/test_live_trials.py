@@ -60,7 +60,7 @@ def test_a_trial_that_was_paused_is_followed_in_its_next_run(tmp_path: Path) -> 
     tags_and_properties.set_tags(second.notes, {"paused": "it waits again"})
     store.change(second, store.stored(second), states.CANCELED)
     assert board.look().trials[0].shown == "Paused"
-    # The sweep's end is that of what waits.
+    # The sweep ends with its waiting trials.
     tags_and_properties.set_tags(second.notes, {"stopped": "it was not good enough"})
     store.change(sweep, store.stored(sweep), states.COMPLETED)
     assert board.look().trials[0].shown == states.CANCELED

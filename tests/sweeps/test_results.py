@@ -24,7 +24,7 @@ SPEC = SweepSpec(
 
 @pytest.mark.promise("hyperparameter-called-column-trials-table")
 def test_hyperparameter_named_like_a_column_does_not_replace_it(tmp_path: Path) -> None:
-    # A hyperparameter called status stood in the place of the trial's state, one called loss in that of the metric.
+    # Story: a hyperparameter called status replaced the trial's state, one called loss the metric.
     sweep = make_sweep(tmp_path, SPEC)
     add_trial(sweep, 0, {"--status": "a", "trial": 0.5, "loss": [1, "x"]}, (3.0, 2.0))
     (row,) = results.rows(trials(sweep, SPEC), SPEC)

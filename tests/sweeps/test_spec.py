@@ -8,7 +8,7 @@ from tests.helpers import run_python
 
 
 def test_sweep_with_an_optuna_sampler_is_read_without_optuna() -> None:
-    """`sweep show` and `sweep best` read a sweep wherever it lies."""
+    """`sweep show` and `sweep best` read a sweep on any machine."""
     spec = SweepSpec(space=Space({"x": 1}), metric="score", sampler="tpe")
     code = (
         "import sys; sys.modules['optuna'] = None\n"

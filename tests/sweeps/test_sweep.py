@@ -153,7 +153,7 @@ def test_sweep_whose_record_no_controller_can_read_ends_its_trials(submit: Any) 
 
 
 def test_sweep_without_a_startable_controller_ends_its_trials(tmp_path: Path) -> None:
-    """Such as where the installation is broken: it is whoever reads the sweep who gives up."""
+    """For example with a broken installation: a reader of the sweep gives up."""
     spec = SweepSpec(space=Space({"x": 1}), metric="loss")
     owner = {**store.owner(), "starts": 3}
     folder, fd = make_run(tmp_path / "runs", SWEEP_ID, states.RUNNING, kind="sweep", sweep=spec.to_json(), owner=owner)
@@ -200,7 +200,7 @@ def test_sweep_warm_starts_from_another_sweep(submit: Any, tmp_path: Path) -> No
     second.wait_for_completion()
     assert second.spec.warm_start == (first.run_id,)
     assert f"12 results of former sweeps are known: {first.run_id}" in second.folder.driver_log.read_text()
-    # What it proposes is what the sampler does that was told of them.
+    # Its proposals are those of a sampler that was given the earlier results.
     proposals = Proposals(second.spec, second.folder.path, prior_trials(second.folder, second.spec))
     proposal = proposals.propose(0, [])
     assert proposal is not None
@@ -287,7 +287,7 @@ def test_invalid_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> No
         with pytest.raises(SweepError) as caught:
             make()
         assert message in str(caught.value), message
-    # One that stands alone is a list of one.
+    # A single point or switch is a list of one.
     alone = pl.Sweep(estimator, {"x": True}, metric="score", points={"x": True}, switches="x").spec()  # type: ignore[arg-type]
     assert (alone.points, alone.switches) == (({"x": True},), ("--x",))
     experiment = pl.Experiment(pl.Workspace(tmp_path / ".paceline"), "tuned")

@@ -77,7 +77,7 @@ def test_warm_start_needs_all_metrics_of_the_new_sweep(tmp_path: Path) -> None:
     folder = former(tmp_path)
     with pytest.raises(SweepError, match=r"no trial .* of loss and size. Its trials have logged loss"):
         results(tmp_path, FORMER, further=(("size", "minimize"),))
-    # What its controller has kept of them is by its own metric.
+    # Its controller has recorded them by its own metric.
     for trial in trial_runs.trials(folder, SweepSpec(space=Space(FORMER), metric="loss")):
         trial_runs.keep(folder, trial)
     log_values(RunFolder(folder.path.with_name(f"{SWEEP_ID}_0")), "size", (7.0,))

@@ -36,7 +36,7 @@ print(again is stand_in, inspect.signature is again.signature)
 from inspect import Parameter
 print(Parameter.__module__)
 """
-    # What dataclasses loads of it beside differs from one release of Python to the next.
+    # Other modules that dataclasses loads depend on the release of Python.
     told = run_python(HEAD + code).splitlines()
     assert told[1:] == ["True (a: int) -> None True", "False True", "inspect"]
 

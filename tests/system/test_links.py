@@ -36,7 +36,7 @@ def told(top: Path, start: str, *, follow: bool = False) -> dict[str, str]:
     }
 
 
-# name of the link -> (where it leads to, what it is when links may stay, what it is when they may not)
+# name of the link -> (its target, its kind if links may stay, its kind if they may not)
 LINKS = {
     "outputs/latest": ("step", "-> step", "dir outputs/step"),
     "outputs/deep/er": ("../step/a", "-> ../step/a", "file outputs/step/a"),

@@ -1,4 +1,4 @@
-"""A stand-in for a run's supervisor and the command beside a worker: says back what comes to it, until its input ends."""
+"""A stand-in for a run's supervisor and the command beside a worker: repeats its input until that ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.system.files import read_json, write_json
 
 
 class Answering:
-    """requests: what was asked for. heard: what came, with "gone" where the folder went away."""
+    """requests: the received requests. heard: the received data, with "gone" if the folder disappeared."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.requests: list[dict[str, Any]] = []

@@ -23,7 +23,7 @@ HAS = {
 
 
 def bare(kind: type) -> object:
-    """A target that nobody has configured."""
+    """Return a target without settings."""
     return object.__new__(kind)
 
 

@@ -1,4 +1,4 @@
-"""The order of a machine's queue, as a pure function of files: who is next, who may pass, who has to leave."""
+"""The order of a machine's queue, as a pure function of files: which run is next, which may pass, which has to leave."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def folder_of(tmp_path: Path) -> Path:
 def test_lease_of_a_dead_agent_is_removed(ask: Ask, agents: Any, tmp_path: Path) -> None:
     holder = agents()
     ask("take", **ticket("1", holder, cores=4))
-    holder.kill()  # and nobody has waited for it
+    holder.kill()  # and no process has waited for it
     folder = folder_of(tmp_path)
     (folder / "torn.ticket").write_text('{"key": ')
     (folder / "2.ticket.77.new").write_text("half")
@@ -194,7 +194,7 @@ def test_queue_ticket_is_attributed_to_its_file_owner_and_needs_a_living_process
     written = json.loads(path.read_text())
     (theirs / "1.ticket").write_text(json.dumps(written | {"key": "1", "cores": 4}))  # of a process of root's
     (theirs / "2.ticket").symlink_to(path)
-    (theirs / "5.ticket").write_text(path.read_text())  # root's file in nobody's folder
+    (theirs / "5.ticket").write_text(path.read_text())  # root's file in a folder of the user `nobody`
     (theirs / "6.ticket").write_text('{"key": "6", "pid": "x", "cores": {}, "granted": 3}')
     for found in (theirs.parent, theirs, theirs / "1.ticket", theirs / "6.ticket"):
         os.chown(found, 65534, 65534)
@@ -202,11 +202,11 @@ def test_queue_ticket_is_attributed_to_its_file_owner_and_needs_a_living_process
 
     as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     own = subprocess.Popen([*as_nobody, "sleep", "600"])
-    # Nobody may not pass the folders above it.
+    # The user `nobody` may not pass the folders above it.
     fd = os.open(tmp_path / "leases", os.O_RDONLY)
     os.chmod(tmp_path / "leases", 0o1777)
     try:
-        # As nobody's own program would: it waits in order with root's.
+        # As a program of the user `nobody` would: it waits in order with root's.
         answer = subprocess.run(
             [*as_nobody, sys.executable, "-"],
             input=host_program("take", ticket("1", own, cores=4)),
@@ -257,7 +257,7 @@ def test_backdated_ticket_of_another_user_does_not_jump_the_queue(ask: Ask, agen
         assert [item["user"] for item in found["holders"]] == ["root"]
         assert found["ahead"] == []
         assert ask("look")["tickets"][2]["run_id"] == r"x\n2026-11-28 Running \x1b[2J"
-        # Who comes later waits behind it, and before a run of their own that they submit after.
+        # A later run waits behind it, and before a later run of the same user.
         assert [item["key"][:4] for item in ask("take", **ticket("2026-11-28T11", agents()))["ahead"]] == [
             "2026",
             "2000",

@@ -80,7 +80,7 @@ def test_core_count_respects_the_cpu_affinity():
     assert core_count() == (len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count())
 
 
-# --- what it can never hold
+# --- jobs that it can never hold
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_job_with_more_workers_than_cores_is_granted(target):
 
 @pytest.fixture
 def run(tmp_path):
-    """Makes the folder of a run that is looked after."""
+    """Return a function that makes the folder of a supervised run."""
     fds = []
 
     def make(name: str) -> Path:
@@ -224,7 +224,7 @@ def test_occupied_port_is_replaced_and_the_run_keeps_its_turn(target, run):
     nodes.renew_ports()
     assert len(nodes.ports) == len(before)
     assert not set(nodes.ports) & set(before)
-    # Nobody else is given them; and whoever waits goes on waiting.
+    # No other run gets them; and waiting runs go on waiting.
     ticket = json.loads(min((leases_dir() / "tickets").iterdir()).read_text())
     assert (ticket["run_dir"], tuple(ticket["granted"]["ports"])) == (str(first), nodes.ports)
     assert target.wait_for_nodes(job, second, lambda text: True) is None

@@ -19,7 +19,7 @@ from tests.helpers import start_python
 
 
 class Machine:
-    """A machine with a queue, and runs on it, each of which is looked after until it is killed."""
+    """A machine with a queue, and runs on it, each of which has a supervisor until it is killed."""
 
     def __init__(self, top: Path, cores: int = 4, gpus: tuple[str, ...] = ()) -> None:
         self.top, self.queue = top, LocalQueue(top / "leases", cores, gpus)
@@ -170,7 +170,7 @@ def test_releasing_an_unheld_lease_is_harmless(machine):
     assert machine.tickets() == []
 
 
-# --- whoever is killed
+# --- after kills
 
 
 def test_killed_run_releases_its_lease(machine):
@@ -322,7 +322,7 @@ def test_ports_differ_within_a_run_and_between_runs(machine):
     assert all(20000 <= port < 32000 for port in ports)
 
 
-# --- where it lies
+# --- its place
 
 
 def test_lease_folder_is_set_by_its_variable(monkeypatch, tmp_path):
@@ -379,7 +379,7 @@ def test_elastic_run_takes_all_free_nodes(machine):
     assert is_granted(machine.ask("other"))
     found = machine.queue.try_grant(machine.run_dir("elastic"), demands)
     assert (found.nodes, found.cores) == (3, 3)
-    # Asked again it has what it has.
+    # A second request returns the same nodes.
     assert machine.queue.try_grant(machine.run_dir("elastic"), demands).nodes == 3
     assert machine.queue.most_nodes(machine.run_dir("elastic"), demands[:1]) == 0
     machine.release("other")

@@ -80,7 +80,7 @@ def test_missing_program_raises_file_not_found(nodes, tmp_path):
 
 
 def test_argument_with_a_null_byte_raises_os_error(nodes, tmp_path):
-    # It was a ValueError, which nobody takes for a command that can't be started.
+    # Story: it was a ValueError, which no caller takes for a command that can't be started.
     with pytest.raises(OSError, match="null"):
         nodes.start(Command(argv=("echo", "a\0b"), log=tmp_path / "log"), tmp_path, {"PATH": "/bin:/usr/bin"})
 

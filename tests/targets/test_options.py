@@ -117,7 +117,7 @@ def test_help_lists_required_options_first_with_allowed_values():
     assert lines["--mode fast|slow"] == "how"
 
 
-#: What makes a target of each kind whose nodes are other machines.
+#: Settings of a target of each kind whose nodes are other machines.
 ELSEWHERE = {"ssh": {"hosts": ["a"]}, "slurm": {}, "ray": {}}
 
 

@@ -16,7 +16,7 @@ from paceline.targets import supervisors
 from paceline.targets.supervisors import Early
 from tests.helpers import make_job, make_run, run_python, wait_until, write_tree
 
-#: Something that a supervisor does not load by itself.
+#: A module that a supervisor does not load by itself.
 MODULES = ("paceline.targets.ssh.allocate",)
 
 

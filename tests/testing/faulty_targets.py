@@ -39,7 +39,7 @@ class DeafNodes(AgentNodes):
 
 
 class Deaf(_Faulty):
-    """Passes no signal on: nobody gets a grace period."""
+    """Passes no signal on: workers get no grace period."""
 
     kind = "deaf"
     nodes_class = DeafNodes

@@ -16,7 +16,7 @@ from tests.testing.conftest import PAGE, SUITE, TARGET
 
 Runner = Callable[..., "subprocess.CompletedProcess[str]"]
 
-#: A faulty kind -> the check that finds it, and what it says.
+#: A faulty kind -> the check that finds it, and the message.
 FAULTS = {
     "generous": ("test_a_job_that_can_never_fit_is_refused_at_submission", "DID NOT RAISE"),
     "deaf": ("test_a_run_is_canceled_while_it_runs[gloo]", "saved.exists()"),
@@ -35,7 +35,7 @@ def test_page_lists_every_attribute_that_a_target_author_can_override() -> None:
     rows = tables(section(PAGE, "The conformance suite"))[0]
     written = {word.partition("(")[0] for row in rows for word in code_words(row[0])}
     real = {name for name in [*vars(TargetUnderTest), *TargetUnderTest.__annotations__] if not name.startswith("_")}
-    # What follows from the others, and the suite's own.
+    # Attributes that follow from the others, and the suite's own.
     assert written == real - {"name", "workspace_dir", "finished"}
 
 
@@ -46,7 +46,7 @@ def test_the_pages_target_passes_the_suite(run_in_environment: Runner, tmp_path:
     (tmp_path / "test_nice.py").write_text(SUITE)
     done = run_in_environment("-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=120", ".", cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-8000:]
-    # What is skipped: mpirun, and a lost node.
+    # Skipped: mpirun, and a lost node.
     assert re.search(r"\d\d passed, 12 skipped", done.stdout), done.stdout[-2000:]
 
 
@@ -58,7 +58,7 @@ def test_commands_of_the_plug_in_page_work(run_in_environment: Runner, tmp_path:
         assert program == "paceline"
         done = run_in_environment("-m", "paceline", *words, cwd=tmp_path)
         assert done.returncode == 0, f"{line}\n{done.stdout}"
-    # Four workers at the low priority that was asked for, above that of the tests themselves.
+    # Four workers at the requested low priority, relative to that of the tests.
     levels = re.findall(r"(\d+) ([0-3])$", done.stdout, re.MULTILINE)
     assert sorted(rank for _, rank in levels) == ["0", "1", "2", "3"]
     assert all(int(level) >= 15 for level, _ in levels)

@@ -1,4 +1,4 @@
-"""What the suite does by itself for targets whose nodes are this machine."""
+"""Checks that the suite adds for targets whose nodes are this machine."""
 
 from __future__ import annotations
 

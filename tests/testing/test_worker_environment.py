@@ -1,4 +1,4 @@
-"""What the suite expects in a worker's environment, and what it does not let through."""
+"""Variables that the suite expects in a worker's environment, and those that it refuses."""
 
 from __future__ import annotations
 

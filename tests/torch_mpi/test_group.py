@@ -1,4 +1,4 @@
-"""Each collective of torch.distributed over MPI, on 1 and 3 ranks, against what it has to give; on 4 what looks at the number.
+"""Each collective of torch.distributed over MPI, on 1 and 3 ranks; on 4 if the number of ranks matters.
 
 On 2 ranks whole models run (test_models.py).
 """
@@ -500,7 +500,7 @@ CHECKS = (
 )
 
 
-#: What halves the ranks, deals something out to them or writes their number in bits.
+#: Collectives that halve the ranks, distribute parts to them or write their number in bits.
 LOOK_AT_THE_NUMBER = (
     all_reduce_of_integers_and_booleans_works_on_their_bits,
     broadcast_reduce_gather_and_scatter_know_their_root,

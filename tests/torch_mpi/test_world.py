@@ -35,7 +35,7 @@ def need_mpi() -> None:
 def mpirun(
     ranks: int, *command: object, cwd: Path, timeout_s: float = 240, is_fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """What this Python, started on so many ranks, has printed and returned. is_fresh: torch is there when they import it."""
+    """Run this Python on so many ranks, and return output and exit code. is_fresh: torch is loaded at their import of it."""
     words = [str(word) for word in command]
     environment = {
         **os.environ,
@@ -102,7 +102,7 @@ def main(checks: Iterable[Check]) -> None:
         try:
             dist.barrier()
         except Exception:
-            # A rank that has left a check early is at another call than the others: nothing more can be said.
+            # A rank that has left a check early makes other calls than the others: further checks would mean nothing.
             report[check.__name__] = f"{report[check.__name__] or ''}\n{traceback.format_exc()}"
             break
     (Path(sys.argv[1]) / f"rank_{rank}.json").write_text(json.dumps(report))

@@ -81,6 +81,6 @@ def test_growing_event_file_is_read_once_up_to_its_last_whole_record(tmp_path: P
     path.write_bytes(first + second)
     assert [(one.step, one.value) for one in file.new()] == [(2, 2.0)]
     assert [(one.step, one.value) for one in EventFile(path, offset=len(first)).new()] == [(2, 2.0)]
-    # What is no record's length ends the reading.
+    # A wrong length of a record ends the reading.
     path.write_bytes(first + b"\xff" * 40)
     assert len([*EventFile(path).new()]) == 1

@@ -1,4 +1,4 @@
-"""Scripts that log with other libraries, unchanged, and what is in their runs then. Each library is the real one."""
+"""Scripts that log with other libraries, unchanged, and the values in their runs. Each library is the real one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def needs(name: str) -> None:
 
 
 def values(cli: Cli, script: str, *words: str, loaded: str = EXAMPLES) -> dict[str, Any]:
-    """Run it; metric name -> [(step, value, ...)] by rank and step. loaded: what its workers have loaded already."""
+    """Run it. Return metric name -> [(step, value, ...)] by rank and step. loaded: modules that its workers have loaded."""
     variables = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"} | forking_variables(loaded)
     done = cli("run", "--json", *words, cli.script(script), env=variables)
     found = json.loads(done.stdout[done.stdout.index("{\n") :])

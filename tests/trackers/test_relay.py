@@ -1,4 +1,4 @@
-"""The relay passes each value of a run to an MLflow server once, whatever is cut or killed."""
+"""The relay passes each value of a run to an MLflow server once, after any cut or kill."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.helpers import make_job, make_run
 
 
 class Server(ThreadingHTTPServer):
-    """MLflow's REST API over lists. Like MLflow's file store it appends whatever comes, also a second time.
+    """MLflow's REST API over lists. Like MLflow's file store it appends everything, also a second time.
 
     cut: kinds of requests whose connection breaks: "before" or "after" they count, or "half" of a batch.
     """

@@ -54,7 +54,7 @@ class Place:
     def run(
         self, run_id: str = "digits_1700000000_00000001", status: str = states.COMPLETED, **values: Any
     ) -> RunFolder:
-        """A run in this state; one that goes on is looked after by this process."""
+        """Make a run in this state; this process supervises a running one."""
         name, tags = values.pop("display_name", None), values.pop("tags", {})
         folder, fd = make_run(self.runs_dir, run_id, **{"snapshot_id": "ab" * 32, **values})
         attempt = Attempt(number=1, started_utc=utc_now(), nodes=("local",))

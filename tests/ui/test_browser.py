@@ -198,7 +198,7 @@ def test_every_view_in_a_browser_with_real_runs(cli: Cli, page: Any) -> None:
     ).stdout
     bad = bad.strip()
     cli.script(TUNE, "src/tune.py")
-    hide_matplotlib(cli.folder / ".paceline")  # the page is looked at, and no PNG
+    hide_matplotlib(cli.folder / ".paceline")  # the page shows it, and no PNG
     done = subprocess.run(
         [sys.executable, "-c", SWEEP], cwd=cli.folder, env=cli.environment, capture_output=True, text=True, check=False
     )
@@ -329,7 +329,7 @@ def _keyboard(session: Session, good: str) -> None:
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     page.wait_for_function("() => document.querySelector('.legendline').textContent.includes('step 1')")
-    # A zoom stands in the address, is exact, and is there again when the address is opened.
+    # A zoom is exact, is in the address, and is restored when the address is opened.
     before = len(page.evaluate("document.querySelector('.chart').chart.plot.data[0]"))
     page.keyboard.press("+")
     page.wait_for_url("**from=**")
@@ -380,7 +380,7 @@ def _sweep(page: Any, address: str, *, is_live: bool) -> None:
     assert rows.count() == 2
     page.mouse.click(x, bottom - 20)
     assert rows.count() == 4
-    # A trial lights up wherever it is drawn.
+    # A trial is highlighted at each place that shows it.
     rows.first.hover()
     # In the table, the history, the parallel coordinates, and the slices of two hyperparameters.
     assert page.locator(".on").count() == 5

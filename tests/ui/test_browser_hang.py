@@ -1,4 +1,4 @@
-"""A run that hangs, in a real browser: the page changes by itself, draws who waits for whom, and samples stacks."""
+"""A run that hangs, in a real browser: the page changes by itself, draws which ranks wait for which, and samples stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watchers of a run are told, and when."""
+"""What watchers of a run receive, and when."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.sweeps.made import SWEEP_ID, make_sweep
 from tests.sweeps.pictures.trials import SPEC
 from tests.ui.conftest import Place, log_values
 
-#: Addresses in pages, style sheets and modules that a browser loads by itself. A module may be named by a page or by another.
+#: Addresses in pages, style sheets and modules that a browser loads by itself, in a page or in another module.
 _LOADED = re.compile(
     r"""<(?:link|script|img)\b[^>]*?\b(?:href|src)="([^"]+)"|\b(?:from|import)\s*\(?\s*"([./a-z][^"\s,]*)"|url\(["']?([^"')]+)"""
 )
@@ -42,7 +42,7 @@ def client(place: Place) -> TestClient:
 
 
 def first_load(client: TestClient, page: str) -> dict[str, int]:
-    """Return address -> compressed bytes of all that a browser loads by itself for a page."""
+    """Return address -> compressed bytes of all files that a browser loads by itself for a page."""
     found: dict[str, int] = {}
     waiting = [page]
     while waiting:

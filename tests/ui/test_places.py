@@ -1,4 +1,4 @@
-"""The pages of models, services and compute targets: what they show, and what their forms change."""
+"""The pages of models, services and compute targets: their content, and the changes that their forms make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links for people without the token: what they show, refuse and send, and their end."""
+"""Links for people without the token: what they show, refuse and send, and how they end."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_new_sweep_has_the_space_of_the_form(place: Place, sweep: RunFolder) -> 
     spec = SweepSpec.from_json(store.stored(made).sweep or {})
     assert spec.space.to_json() == {"lr": ["loguniform", [0.001, 1]], "size": ["uniform", [0, 1]]}
     assert (spec.trials, spec.concurrent) == (5, 2)
-    # The first sweep stays as it is.
+    # The first sweep is unchanged.
     assert SweepSpec.from_json(store.stored(sweep).sweep or {}).space == SPEC.space
 
 

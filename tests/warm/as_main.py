@@ -20,7 +20,7 @@ _kept: list[ModuleType] = []
 
 
 def run(request: dict[str, Any]) -> None:
-    """Run the script of a request (`hand_over.ask`). Returns, or raises SystemExit, if the interpreter is to end by itself."""
+    """Run the script of a request (`hand_over.ask`). Return, or raise SystemExit, if the interpreter shall end by itself."""
     words: list[str] = request["words"]
     os.environ.clear()
     os.environ.update(request["environment"])

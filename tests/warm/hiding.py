@@ -21,7 +21,7 @@ from typing import Any
 
 
 class Hiding:
-    """A finder of what is hidden."""
+    """A finder of the hidden modules."""
 
     def __init__(self) -> None:
         self._modules: dict[str, ModuleType] = {}
@@ -34,7 +34,7 @@ class Hiding:
         self._itself: Hiding | None = self
 
     def load(self, name: str) -> None:
-        """Import a module, if it is installed, and remember what comes with it."""
+        """Import a module if it is installed, and remember the modules that come with it."""
         if find_spec(name.partition(".")[0]) is None:
             return
         before, imports = set(sys.modules), builtins.__import__
@@ -68,13 +68,13 @@ class Hiding:
         if module is None:
             return None
         own = getattr(module, "__spec__", None)
-        # A copy: whoever puts a loader of its own in does not change the module's.
+        # A copy: an importer that replaces the loader does not change the module's spec.
         spec = copy.copy(own) if own else ModuleSpec(name, None, is_package=hasattr(module, "__path__"))
         spec.loader = _Loader(self, name, module)  # type: ignore[assignment]
         return spec
 
     def show(self, name: str) -> None:
-        """Put what came with this module beside it; who watches for one of them hears of it."""
+        """Show the modules that came with this module; watchers of one of them are notified."""
         group = [one for one in self._group[name] if one in self._modules]
         with_it = group if name in self._asked else [one for one in group if _top(one) == _top(name)]
         watched = {getattr(finder, "name", None) for finder in sys.meta_path}
@@ -124,7 +124,7 @@ class _Loader:
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system, or whoever watches, has put others there.
+        # The import system, or a watcher, has replaced them there.
         vars(module).update(self._own)
         self._hiding.show(self._name)
 

@@ -23,7 +23,7 @@ TORCH = "torch"
 KERAS_ON_TORCH = "keras on torch"
 TENSORFLOW = "tensorflow"
 OLDER_KERAS = "tf_keras"
-#: For the tests of such programs themselves, whatever they load.
+#: For the tests of such programs themselves, which load little.
 NUMPY = "numpy alone"
 EXAMPLES = "what the examples import"
 COMMAND_LINE = "the command line"
@@ -41,7 +41,7 @@ _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 #: It loads Keras 3 with itself, unless it is to take tf_keras.
 KINDS = {
     TORCH: Kind(_TORCH, programs=2),
-    # One is enough: what may depend on an order in Paceline's code for Keras runs with TensorFlow as well.
+    # One is enough: Paceline's code for Keras that may depend on an order runs with TensorFlow as well.
     KERAS_ON_TORCH: Kind(
         ("torch", "torch.distributed", "torch._dynamo", "keras", "sklearn.datasets"), {"KERAS_BACKEND": "torch"}
     ),
@@ -58,7 +58,7 @@ KINDS = {
         (
             *("numpy", *_TORCH, "torch.utils.data.distributed", "accelerate"),
             *("sklearn.datasets", "sklearn.linear_model", "sklearn.model_selection", "matplotlib.pyplot"),
-            # What runs the cells of a notebook.
+            # The kernel that runs the cells of a notebook.
             "ipykernel.ipkernel",
         ),
     ),

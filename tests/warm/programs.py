@@ -62,7 +62,7 @@ class Process:
             os.kill(pid, number)
 
     def _hear(self, timeout_s: float | None) -> None:
-        """Take in its pid, or its end, whichever is told next."""
+        """Read its pid or its end, whichever comes next."""
         self._connection.settimeout(timeout_s)
         try:
             told = self._connection.recv(64)
@@ -119,9 +119,9 @@ class Program:
 
 
 class OwnProgram(Program):
-    """One for this process alone.
+    """A program of this process only.
 
-    kind: what it loads. also: modules that it loads besides.
+    kind: the libraries that it loads. also: modules that it loads besides.
     """
 
     def __init__(self, kind: str, *also: str) -> None:
@@ -157,7 +157,7 @@ class SharedProgram(Program):
 
     @classmethod
     def started(cls, at: Path, lifeline: int, kind: str, *also: str) -> SharedProgram:
-        """A new one. at: where it listens. lifeline: what it reads, and ends with."""
+        """Start a new one. at: its socket. lifeline: its standard input, with which it ends."""
         command, options = _started_with(str(at), kind, *also)
         pid = subprocess.run(
             [*command, "--apart"], stdin=lifeline, stdout=subprocess.PIPE, check=True, **options
@@ -178,7 +178,7 @@ _starting = threading.Lock()
 
 
 def program(rank: int = 0, kind: str = TORCH, also: str | None = None) -> Program:
-    """The program that has this loaded for this rank, and this module too. It gives its hash seed to what it starts."""
+    """Return the program with these libraries for this rank, and with this module too. It gives its hash seed to its children."""
     with _starting:
         place = rank % KINDS[kind].programs, kind, also
         if place in _started and _started[place].has_ended:
@@ -211,5 +211,5 @@ def close_all() -> None:
 
 
 def _closed(program: Program) -> str:
-    """How it ended, as far as this process is told."""
+    """Return how it ended, as far as this process knows."""
     return f"exit code {program.close()}" if isinstance(program, OwnProgram) else "it was one of all processes"

@@ -41,7 +41,7 @@ hand_over({path!r}, words, python={python!r}, hides=True, frees=False, send=os.k
 
 @contextlib.contextmanager
 def warm_python(folder: Path, *more: str, kind: str = TORCH) -> Iterator[Path]:
-    """Yield the path of such a Python below `folder`. kind: what its program loads. more: further modules."""
+    """Yield the path of such a Python below `folder`. kind: libraries of its program. more: further modules."""
     real = Path(sys.executable)
     place = folder / "environment"
     (place / "bin").mkdir(parents=True)

@@ -1,8 +1,8 @@
-"""pytest's processes share the programs that have libraries loaded: each would load them for itself otherwise.
+"""pytest's processes share the programs that have libraries loaded; otherwise each process would load them.
 
 <folder>/alive        a pipe that the first of pytest's processes holds open. It is the programs' standard input, which they
                       end with: so they end with that process, however it ends
-<folder>/lock         held by whoever looks for a program, and starts it if there is none
+<folder>/lock         held by a process that looks for a program, and starts it if there is none
 <folder>/<program>    a link to "<pid> <socket>"
 """
 
@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-#: Where this process finds the programs of all; None where it is the only one.
+#: The folder of the shared programs; None if this process is the only one.
 folder: Path | None = None
 
 
@@ -63,6 +63,6 @@ def unused(link: Path) -> Path:
 
 
 def note(link: Path, pid: int, socket: str) -> None:
-    """In the place of one that has ended, if there was one."""
+    """Replaces the link of an ended one, if there was one."""
     link.unlink(missing_ok=True)
     link.symlink_to(f"{pid} {socket}")

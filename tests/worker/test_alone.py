@@ -1,4 +1,4 @@
-"""Which workers are said to have trained alone: scripts that end with what they have loaded, each in a process of its own."""
+"""Workers that are reported to have trained alone: scripts that end with these modules loaded, each in a separate process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ train()
 
 
 def noted(tmp_path: Path, script: str, world_size: int = 2, **variables: str) -> dict[str, str] | None:
-    """What is left by a worker of rank 1 that runs this script."""
+    """Return the notes of a worker of rank 1 that runs this script."""
     folder = tmp_path / "run/attempts/1"
     folder.mkdir(parents=True, exist_ok=True)
     (tmp_path / "train.py").write_text(script)
@@ -66,7 +66,7 @@ def noted(tmp_path: Path, script: str, world_size: int = 2, **variables: str) ->
         **variables,
     }
     kind = TENSORFLOW if script == KERAS else TORCH
-    # It has loaded what it imports, and no more.
+    # It has loaded its imports, and no more.
     done = run_alone(str(MAIN), "--", "train.py", loaded=kind, environment=environment, hides=True)
     assert done.returncode == 0, done.stderr
     return json.loads(path.read_text()) if path.exists() else None

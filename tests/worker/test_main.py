@@ -19,7 +19,7 @@ MAIN = Path(paceline.__file__).parent / "worker/__main__.py"
 
 
 class Worker:
-    """One worker as mpirun would start it, in a world of one."""
+    """One worker in a world of one, started as by mpirun."""
 
     def __init__(self, top: Path) -> None:
         self.run_dir, self.work, self.attempt = top / "run", top / "run/work", top / "run/attempts/1"
@@ -45,7 +45,7 @@ class Worker:
         )
 
     def run(self, script: str, *words: str, **variables: str) -> tuple[int, str]:
-        """The exit code that mpirun sees, and what it is given to print."""
+        """Return the exit code that mpirun sees, and the output that it gets."""
         process = self.start(script, *words, **variables)
         text, _ = process.communicate(timeout=180)
         return process.returncode, text
@@ -159,7 +159,7 @@ def test_modules_in_the_working_directory_do_not_shadow_the_standard_library(wor
 
 
 def test_worker_loads_few_modules_before_the_script(worker):
-    """Every module is time before the script's first line; what the interpreter has loaded by itself is not ours."""
+    """Every module delays the script's first line; modules that the interpreter loads by itself are not counted."""
     ask = "import sys; print(*sys.modules)"
     own = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.split()
     code, text = worker.run(ask, "--", "train.py", PACELINE_RANK="0")

@@ -1,4 +1,4 @@
-"""Ranks that a script starts by itself, as their interpreters see them: the program is this one's, torch is a small fake."""
+"""Ranks that a script starts itself, as their interpreters see them: the program is this one's, torch is a small fake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker finds under the names of older services, and what its arguments become."""
+"""A worker's variables with names of older services, and its translated arguments."""
 
 from __future__ import annotations
 

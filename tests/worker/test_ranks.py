@@ -30,7 +30,7 @@ def test_ranks_come_from_mpirun():
 
 
 def test_a_local_rank_that_the_command_line_gave_is_kept():
-    # Open MPI knows of one host where several nodes stand on it.
+    # Open MPI knows one host even if it has several nodes.
     environment = GIVEN | {"LOCAL_RANK": "0", "HOROVOD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
     from_open_mpi(environment)
     assert (environment["LOCAL_RANK"], environment["HOROVOD_LOCAL_RANK"]) == ("0", "0")

@@ -270,7 +270,7 @@ def test_user_module_named_like_a_worker_module_is_imported(work):
     assert worker(work, "train.py").out == "1 2\n"
 
 
-# --- what is written down
+# --- recorded state
 
 
 def test_exception_report_has_the_torchelastic_format(work):

@@ -1,4 +1,4 @@
-"""The warm spare: what it loads, what it leaves out, and the workers that it forks."""
+"""The warm spare: the modules that it loads and omits, and the workers that it forks."""
 
 from __future__ import annotations
 

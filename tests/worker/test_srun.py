@@ -69,7 +69,7 @@ def test_missing_srun_variable_raises(name):
 
 
 def mpi(size: int, *, initialized: bool = True):
-    """mpi4py's module, as far as it is looked at."""
+    """Return a stand-in for mpi4py's module, as far as it is used."""
     return SimpleNamespace(
         Is_initialized=lambda: initialized,
         COMM_WORLD=SimpleNamespace(Get_size=lambda: size),

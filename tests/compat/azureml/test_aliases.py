@@ -1,4 +1,4 @@
-"""`import azureml` in programs of their own: what is imported stays for a process's life."""
+"""`import azureml` in separate programs: an import stays for a process's life."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What drivers and scripts import, and the table of it in the docs."""
+"""Names that drivers and scripts import, and their table in the docs."""
 
 from __future__ import annotations
 

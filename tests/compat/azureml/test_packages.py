@@ -17,7 +17,7 @@ from paceline.compat.azureml.train.estimator import TensorFlow
 @pytest.fixture
 def notes(monkeypatch):
     monkeypatch.delenv("PACELINE_AZUREML", raising=False)
-    # What is installed on the machine of the test must not decide.
+    # Packages that are installed on the test's machine must not matter.
     there = {"numpy": "2.1.0", "tensorflow": "2.19.0", "torch": "2.13.0", "scikit-learn": "1.5.0"}
     monkeypatch.setattr(packages, "version_of", there.get)
     return SubmissionNotes()

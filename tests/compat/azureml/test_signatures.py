@@ -9,7 +9,7 @@ import pytest
 
 from paceline.compat.azureml.aliases import RENAMED
 
-#: Module -> call -> its parameters without self. What ours take beside stands behind them, and may be left out.
+#: Module -> call -> its parameters without self. Parameters that only Paceline has come last and are optional.
 SIGNATURES = {
     "core.workspace": {
         "Workspace": "subscription_id, resource_group, workspace_name, auth=None",
@@ -295,7 +295,7 @@ def test_calls_have_the_sdks_parameters_and_defaults(module: str) -> None:
             assert one.default is not one.empty or one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL), (call, one)
 
 
-#: Class -> what drivers and scripts ask its objects for, which `paceline azureml check` can't see.
+#: Class -> attributes that drivers and scripts use, which `paceline azureml check` can't see.
 MEMBERS = {
     "core.workspace.Workspace": "name location subscription_id resource_group compute_targets datastores datasets experiments "
     "environments images models webservices linked_services get_default_datastore set_default_datastore get_default_keyvault "

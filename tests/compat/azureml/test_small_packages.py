@@ -1,4 +1,4 @@
-"""What is beside the core: widgets, telemetry, logins, public data, collected data, TensorBoard."""
+"""Packages beside the core: widgets, telemetry, logins, public data, collected data, TensorBoard."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def test_run_details_have_the_environments_name_and_version(ws, tmp_path):
     shown = run.get_details()["runDefinition"]["environment"]
     assert (shown["name"], shown["version"]) == ("mine", "1")
     assert (run.get_environment().name, run.get_environment().version) == ("mine", "1")
-    # Changed since: what is registered under this version is another.
+    # Changed since then: this version is registered with different packages.
     mine.python.conda_dependencies.add_pip_package("einops")
     changed = prepared(ScriptRunConfig("src", "train.py", environment=mine), ws).job.environment
     assert (changed.name, changed.version) == ("mine", None)

@@ -25,7 +25,7 @@ MODULES = {
 }
 #: What three ranks repeat, in a world of its own: two have it over Gloo, and what it is made of has three over MPI.
 REPEATED_ON_THREE = ("training", "state", "elastic")
-#: Over Gloo: what differs there. Gradients and optimizers are made of the same collectives.
+#: The checks that differ over Gloo. Gradients and optimizers are made of the same collectives.
 GLOO_MODULES = ("collectives", "semantics", "training", "state", "elastic")
 _WORLD = Path(__file__).with_name("world.py")
 
@@ -42,7 +42,7 @@ def is_repeated(ranks: int, check: str) -> bool:
 def run_on_ranks(
     ranks: int, program: Path, *arguments: str, loaded: str = TORCH, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """The program's end on so many ranks; one runs without any launcher. loaded: what they have loaded already."""
+    """Run the program on so many ranks; one rank runs without a launcher. loaded: modules that they have loaded already."""
     mpirun = find_mpirun(WHEEL)
     require_engine(WHEEL, mpirun)
     environment = clean_environment() | MPI | variables

@@ -13,7 +13,7 @@ from tests.helpers import run_python, wait_until
 
 
 class Numbers(BaseDataLoader):
-    """Yields numbers, notes what was made; raises at `bad`."""
+    """Yields numbers and records them; raises at `bad`."""
 
     def __init__(self, count, bad=None):
         self.count, self.bad, self.made, self.ended = count, bad, [], 0

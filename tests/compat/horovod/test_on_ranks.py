@@ -1,4 +1,4 @@
-"""Every check of `checks/`, in a world of one without a launcher and on 3 ranks; on 2 and 4 what looks at the number."""
+"""Every check of `checks/`, in a world of one rank without a launcher and on 3 ranks; on 2 and 4 if the number matters."""
 
 from __future__ import annotations
 

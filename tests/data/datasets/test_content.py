@@ -1,4 +1,4 @@
-"""Fingerprints of what files hold, not of when they were written."""
+"""Fingerprints of the content of files, not of their times."""
 
 from __future__ import annotations
 

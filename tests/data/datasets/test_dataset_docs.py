@@ -1,4 +1,4 @@
-"""The programs on the page on partitions and datasets run as they stand there."""
+"""The programs on the page on partitions and datasets run unchanged."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PROGRAMS = [block.text for block in blocks(DOCS / "partitions.md", "python")]
 #: Library -> what a program that needs it has in it.
 NEEDED = {"torch": "import torch", "tensorflow": "tensorflow_dataset", "pandas": "to_pandas_dataframe"}
 
-#: Library -> what loads it once for all tests.
+#: Library -> the program that loads it once for all tests.
 WARM = {"torch": TORCH, "tensorflow": TENSORFLOW}
 
-#: Each program by itself, in one Python: to load TensorFlow takes longer than all of them.
+#: Runs each program separately in one Python: to load TensorFlow takes longer than all of them.
 RUNNER = """
 import json, sys
 for program in json.loads(sys.argv[1]):

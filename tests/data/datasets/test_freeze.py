@@ -1,4 +1,4 @@
-"""Frozen versions: their content stays, whatever becomes of the files."""
+"""Frozen versions: their content stays, although the files change."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_an_epoch_has_every_sample_once(length, seed, epoch):
 
 
 def test_order_has_the_values_that_checkpoints_rely_on():
-    """Checkpoints hold positions in it: whoever changes these numbers makes every run resume with other samples."""
+    """Checkpoints hold positions in this order: a change of these numbers makes every run resume with other samples."""
     assert GlobalOrder(10)[:].tolist() == FROZEN_10
     assert GlobalOrder(1_000_000, seed=7, epoch=3)[:6].tolist() == FROZEN_MILLION
     assert [GlobalOrder(10**15, seed=-1, epoch=2)[position] for position in (0, 1, 10**15 - 1)] == FROZEN_HUGE

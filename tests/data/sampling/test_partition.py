@@ -24,7 +24,7 @@ def test_split_by_size_covers_all_files_in_balanced_parts(files, parts, rng):
     assert sorted(name for part in made for name in part) == sorted(files)
     loads = [sum(files[name] for name in part) for part in made]
     assert max(loads) - min(loads) <= max(files.values(), default=0)
-    # The same whatever the order in which a store lists them.
+    # The result does not depend on the order in which a store lists the files.
     rng.shuffle(sizes)
     assert split_by_size(sizes, parts) == made
 
@@ -139,7 +139,7 @@ def test_rank_is_read_from_the_launchers_variables(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert list(partition([0, 1, 2, 3, 4])) == [1, 4]
-    # What is given counts.
+    # The given rank and size are used.
     assert list(partition([0, 1, 2], 0, 1)) == [0, 1, 2]
 
 

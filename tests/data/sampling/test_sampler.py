@@ -27,7 +27,7 @@ def samplers(length, world_size, **options):
 
 
 def consume(samplers, steps, batch_size):
-    """What so many global steps see, step by step; each rank tells its sampler what it has used."""
+    """Return the samples of so many global steps, step by step; each rank tells its sampler how many it has used."""
     iterators = [iter(sampler) for sampler in samplers]
     seen = []
     for _ in range(steps):
@@ -203,7 +203,7 @@ def test_state_at_the_end_of_an_epoch_resumes_the_next(drop_last):
     resumed = DistributedSampler(11, 0, 2, drop_last=drop_last)
     resumed.load_state_dict(state)
     assert resumed.epoch == 5
-    # Whoever keeps count of epochs himself and is still at the old one finds nothing left in it, however often he looks.
+    # A program that counts epochs itself and repeats the old epoch finds no sample left in it, however often it asks.
     resumed.set_epoch(4)
     assert list(resumed) == list(resumed) == []
     resumed.set_epoch(5)

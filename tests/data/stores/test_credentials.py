@@ -1,4 +1,4 @@
-"""Credentials: the three places, what is refused, and that nothing shows them."""
+"""Credentials: the three places, the refused values, and that no output shows them."""
 
 from __future__ import annotations
 

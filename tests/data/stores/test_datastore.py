@@ -1,4 +1,4 @@
-"""Datastores by name: what is registered, what is refused, and files in and out by hand."""
+"""Datastores by name: registration, refusals, and files copied in and out by hand."""
 
 from __future__ import annotations
 

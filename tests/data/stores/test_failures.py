@@ -93,7 +93,7 @@ def test_storage_error_names_store_file_reason_and_next_step():
 def test_unreachable_store_and_refusal_raise_different_errors(error, is_away):
     told = translated(error, RECORD, Secrets(), "reading 'x'")
     assert isinstance(told, EngineError) is is_away
-    # Whoever handles data that could not be had goes on handling it.
+    # A handler of unavailable data also handles this error.
     assert isinstance(told, TransferError) or not is_away
     assert str(told).startswith("reading 'x' in datastore 'lab' (s3://bucket) failed: ")
     assert not is_away or "try again" in str(told).lower()

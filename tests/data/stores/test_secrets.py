@@ -40,7 +40,7 @@ def seen_in(text: str) -> bool:
 
 
 def everything(error: BaseException, workspace, cache, logged) -> str:
-    """The message, the traceback with all causes, their reprs and pickles, what was logged, and all files."""
+    """Return the message, the traceback with all causes, their reprs and pickles, the log, and all files."""
     parts = ["".join(traceback.format_exception(error)), logged.getvalue()]
     link: BaseException | None = error
     while link is not None:
@@ -52,7 +52,7 @@ def everything(error: BaseException, workspace, cache, logged) -> str:
 
 
 def echo(answer: Answer) -> None:
-    """A server that tells in its error what it was told."""
+    """A server whose error repeats the request."""
     said = f"<Error><Code>AccessDenied</Code><Message>{SECRET} is wrong, {quote(SECRET)}</Message></Error>".encode()
     answer.status, answer.body, answer.headers = 403, said, {"Content-Length": str(len(said))}
 

@@ -1,4 +1,4 @@
-"""The cache: what is taken from it, what goes first, and what is never removed."""
+"""The cache: what is read from it, what is removed first, and what is never removed."""
 
 from __future__ import annotations
 

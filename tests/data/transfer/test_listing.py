@@ -197,7 +197,7 @@ def test_an_empty_store_is_an_empty_list(workspace, s3, bucket):
 
 
 def test_symlink_that_cannot_be_resolved_raises(workspace, tmp_path):
-    """It counted as no file: a run would have begun without what lies behind a link that it may not follow."""
+    """Story: it counted as no file: a run would have begun without the data behind a link that it may not follow."""
     (tmp_path / "files").mkdir()
     # Root may follow all links but such.
     (tmp_path / "files/hidden").symlink_to("x" * 300)

@@ -1,4 +1,4 @@
-"""A file while it comes: its lock, what is remembered of it, and what a kill leaves."""
+"""A file while it is fetched: its lock, its stored state, and what a kill leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong on the way from an S3 server: each is mended, or one clear error, and nothing half is taken for whole."""
+"""Faults of transfers from an S3 server: each is repaired, or causes one clear error; no partial file counts as whole."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_failed_file_fails_the_whole_fetch(workspace, s3, bucket, proxied, take,
 
 
 def test_small_files_share_one_sftp_connection(workspace, sshd, tmp_path):
-    """Its library gives an answer to whichever thread reads: of several that asked, the others waited for ever."""
+    """Story: its library gives an answer to any thread that reads: of several that asked, the others waited for ever."""
     names = write_tree(tmp_path / "far", {f"{number}": str(number) for number in range(40)})
     store = Datastore.register(workspace, "lab", sshd.url(names), options=sshd.options())
     assert store.download(tmp_path / "here", show_progress=False) == 40

@@ -1,4 +1,4 @@
-"""Workers in real containers of a real podman, and of a real docker: what they see, how they end, what is left of them."""
+"""Workers in real containers of a real podman and a real docker: what they see, how they end, what remains of them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ WAITS = """\
         time.sleep(0.05)
     """
 
-#: Says what its container's root folder is, and waits to be told to stop.
+#: Prints the root folder of its container, and waits for a signal to stop.
 BESIDE = (
     "import json, os\n"
     "with open('outputs/root_' + os.environ['PACELINE_RANK'], 'w') as file:\n"
@@ -340,7 +340,7 @@ def test_mpirun_and_its_workers_share_one_container(runs):
 def test_script_exit_code_passes_through_the_container(runs, code):
     launch = runs.launch(f"import sys; sys.exit({code})")
     assert runs.finish(launch) == [code]
-    # By this it is told apart from an engine that failed.
+    # This file distinguishes the case from a failed engine.
     assert (launch.run_dir / "attempts" / "1" / "start_0.json").exists()
 
 
@@ -385,7 +385,7 @@ def test_container_of_a_killed_client_is_removed(runs):
 
 @only_podman
 def test_container_processes_are_descendants_of_their_starter(runs):
-    """So a supervisor or its guardian that kills what is below it kills them, with what the script left alone."""
+    """A supervisor or its guardian that kills its descendants kills them, with processes that the script left."""
     launch = runs.launch(
         """\
         import os, subprocess, sys, time
@@ -424,7 +424,7 @@ def test_container_killed_during_creation_leaves_nothing(runs):
     for delay_ms in (15, 50, 80, 110, 150, 220):
         launch = runs.launch("import time; time.sleep(600)")
         runs.start(launch)
-        # Any moment will do: what matters is that none of them leaves something.
+        # Any moment is right: at none may a process remain.
         time.sleep(delay_ms / 1000)
         processes.kill_descendants(os.getpid())
         containers.remove(runs.engine, launch.run_id)
@@ -514,7 +514,7 @@ def wheel(folder: Path, name: str = "tiny", version: str = "1.0", requires: str 
 
 @pytest.fixture
 def layer(engine: ContainerEngine, machine: Machine, tmp_path: Path) -> Callable[..., Layer]:
-    """Makes layers of what lies in `tmp_path/index`; nothing is looked for in the network."""
+    """Return a function that makes layers of packages in `tmp_path/index`, without the network."""
     image = containers.check_image(engine, IMAGE, print)
     index = tmp_path / "index"
 
@@ -765,7 +765,7 @@ def test_a_command_beside_a_worker_joins_its_container(own_podman, engine, machi
     assert run.exec(["no-such-program"]).returncode == 127
     assert run.exec(["sh", "-c", "kill -9 $$"]).returncode == 137
     assert not [line for line in command_lines() if "hunter2" in line]
-    # Whoever goes without a word leaves nothing running.
+    # A client that leaves without a message leaves no process.
     mark = f"6{os.getpid()}"
     with Beside(run.folder, ["sh", "-c", f"trap '' HUP; echo up; sleep {mark} & wait"], rank=1) as beside:
         wait_until(beside.heard, "it says something")
@@ -823,7 +823,7 @@ def test_no_container_outlives_a_killed_supervisor(own_podman, lab, victim):
     assert wait_for_end(run) == "Failed"
     wait_until(lambda: not processes.is_alive(script), "the script is gone")
     wait_until(lambda: own_podman.containers() == [], "no container is left")
-    # What it held of the machine goes back when the next one asks.
+    # The next request releases the resources that it held.
     lab.complete("")
 
 

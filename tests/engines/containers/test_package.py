@@ -41,7 +41,7 @@ def test_a_package_is_built_and_served(podman: Podman, tmp_path: Path) -> None:
     )
     assert built.returncode == 0, built.stdout + built.stderr
     [port] = free_ports(1)
-    # As root: this machine's Python may lie where nobody else may look.
+    # As root: this machine's Python may be in a folder that other users can't read.
     started = podman(
         *("run", "--detach", "--rm", "--name=served", "--pull=never", "--network=host", "--user=0"),
         *("-e", "PACELINE_KEY=a-long-random-key", "served:1"),

@@ -1,4 +1,4 @@
-"""Two nodes that learn together: a few steps of torch; and the digits example, which learns what it learns on this machine."""
+"""Two nodes that train together: a few steps of torch; and the digits example, with the same result as on this machine."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         return learned(trained(Lab(folder), "local"))
 
 
-# What they learn, the hosts of the next test learn in less time.
+# The hosts of the next test train the same in less time.
 @pytest.mark.proof
 @pytest.mark.parametrize("way", ["ssh", "slurm", "ray, shared folder"])
 def test_training_on_an_engine_reaches_the_same_loss_as_on_this_machine(

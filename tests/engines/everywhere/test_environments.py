@@ -64,7 +64,7 @@ def there(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def builds(there: Place) -> int:
-    """How often the package was built, on whatever node."""
+    """Return how often the package was built, on any node."""
     return len((there.folder / "packages" / "builds").read_text().splitlines())
 
 
@@ -111,7 +111,7 @@ def check(there: Place, run: pl.Run, store: Path, package: str) -> None:
     told = run.input_datasets
     assert (told["own"]["files"], told["part"]["files"], told["web"]["files"]) == (4, 4, 4)
     assert told["own"]["sources"] == [{"datastore": "own", "path": "mnist"}]
-    # What is kept names the packages as the job does, wherever they were built.
+    # The record names the packages as the job does, on any node that built them.
     assert package in json.dumps(run.get_environment())
     assert "/carried/" not in json.dumps(run.get_environment())
 
@@ -125,11 +125,11 @@ def test_job_with_packages_inputs_and_an_output_runs_on_each_engine(there: Place
 
         reached = Path(pl.Datastore.get(pl.Workspace(there.lab.workspace_dir), there.reached).url)
         check(there, run, reached, str(there.lab.folder / "spam"))
-        # The nodes are one machine with one cache of built wheels: who comes second may find the first one's.
+        # The nodes are one machine with one cache of built wheels: the second node may find the wheel of the first.
         assert 1 <= builds(there) <= there.environments, "once for each node, or for the folder that they share"
 
     if there.name not in ("ssh", "slurm, login host"):
-        # What is built in the workspace is found again as on this machine, and Ray's nodes have the agents of hosts over SSH.
+        # Environments in the workspace are found again as on this machine, and Ray's nodes have the agents of SSH hosts.
         return
     del values["script_params"]["--web"]
     for name in ("--out", "--home"):
@@ -207,7 +207,7 @@ def containers_there(
 
 
 def left_on(engines: Sequence[Podman]) -> list[str]:
-    """Containers, and what the programs below podman have of some, in whatever state."""
+    """Return the containers in any state, and the remains of programs below podman."""
     return [name for engine in engines for name in (*engine.containers(), *engine.left_by_runtime())]
 
 

@@ -1,4 +1,4 @@
-"""The files that a job brings with it stand in the working directory of every node, whatever nodes see of this machine."""
+"""The files that a job brings with it are in the working directory of every node, with or without a shared file system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scripts leave behind links, in the same words wherever they have run; and what is read of a run while it goes on."""
+"""Files behind links in a run, the same for all targets; and what readers see of a running run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ print("has left it all", flush=True)
 while not os.path.exists(gate):
     time.sleep(0.05)
 """
-#: What comes of it, in the output and, below `outputs/`, in the run; but for the script, which stands in both.
+#: The result, in the output and, below `outputs/`, in the run; without the script, which is in both.
 STAYS = {
     "step/model.pt": "model",
     "latest/model.pt": "model",
@@ -88,7 +88,7 @@ def test_symlinks_resolve_on_their_node_and_expose_no_other_files(there: Place) 
         wait_until(lambda: condition() or store_of.stored(run.folder).is_terminal, what, 40)
         assert condition(), store_of.stored(run.folder).failure
 
-    # Nobody asks for the run's state: who reads it, wherever it is, sees what there is.
+    # No process asks for the run's state: readers on any machine see what exists.
     until(lambda: run.get_metrics() == {"loss": 0.5}, "the metric")
     if there.name != "slurm, login host":  # from there files other than logs come at the end
         until(lambda: "plots/a.txt" in run.get_file_names(), "the file")

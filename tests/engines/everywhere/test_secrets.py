@@ -42,7 +42,7 @@ def there(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def submit(there: Place, **given: Any) -> pl.Run:
-    """A run whose secret lies in a file of this machine, and not in the shell, which engines may keep for themselves."""
+    """Submit a run whose secret is in a file of this machine, and not in the shell, whose variables engines may keep."""
     kept = there.lab.folder / "kept"
     kept.write_text(VALUE)
     kept.chmod(0o600)
@@ -110,7 +110,7 @@ def test_a_secret_reaches_the_workers_and_is_nowhere_else(there: Place, request:
     run = submit(there)
     wait_until_told(run)
 
-    # One private file, wherever the run's supervisor is.
+    # One private file, on any machine that the supervisor is on.
     assert holders(there, hosts) == {"secrets.json 600"}
     assert not is_in_a_command()
     assert VALUE not in said_by_engine(there, run, request)
@@ -119,7 +119,7 @@ def test_a_secret_reaches_the_workers_and_is_nowhere_else(there: Place, request:
     wait_until(lambda: not holders(there, hosts), "no file has it any more", 30)
 
 
-# What passes it on is mpirun and the agents, on each engine.
+# mpirun and the agents pass the secret on, the same with each engine.
 @pytest.mark.parametrize("there", ["ssh", pytest.param("slurm", marks=pytest.mark.proof)], indirect=True)
 def test_mpi_passes_a_secret_on(there: Place, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     use_mpirun(WHEEL, monkeypatch)

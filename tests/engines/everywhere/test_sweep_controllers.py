@@ -1,4 +1,4 @@
-"""Sweeps that are looked after by a job of the trials' own engine."""
+"""Sweeps whose controller is a job of the trials' own engine."""
 
 from __future__ import annotations
 

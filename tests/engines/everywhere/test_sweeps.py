@@ -20,7 +20,7 @@ from tests.helpers import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
-#: Rank 0 logs the score so many times. The first attempt goes on for long where it is told to wait for the second.
+#: Rank 0 logs the score so many times. The first attempt goes on for long if it has to wait for the second.
 SCRIPT = """
 import argparse, os, time
 import paceline
@@ -87,7 +87,7 @@ def test_policy_judges_two_node_trials_and_canceling_the_sweep_ends_them(
             concurrent=2,
             stop=pl.Bandit(slack_amount=0.5, delay_evaluation=2),
         )
-        # The curve of one that runs has come by itself, also where its folder here is but a copy.
+        # The curve of a running trial has arrived without a request, even if its folder here is only a copy.
         until(lambda: len(run.trial_rows()) > 2 and run.trial_rows()[2]["intervals"] > 1, run, "the last logs")
         until(lambda: run.trial_rows()[1]["status"] == states.CANCELED, run, "the second is stopped")
         stopped = pl.Run(run.experiment, f"{run.id}_1")

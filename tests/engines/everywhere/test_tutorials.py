@@ -1,4 +1,4 @@
-"""The tutorials on other machines: their cells as they stand, but for the one word that names the target."""
+"""The tutorials on other machines: their cells unchanged, except for the one word that names the target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drivers and scripts for the Azure ML SDK, run as they are: each driver is a program of its own."""
+"""Drivers and scripts for the Azure ML SDK, run unchanged: each driver is a separate program."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_sdk_driver_runs_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     runs = [*Workspace(tmp_path / ".paceline").experiments["digits"].get_runs()]
     (first,) = [run for run in runs if run.record().job and run.record().job.distributed_backend]
     said = " ".join(first.record().warnings)
-    # Each thing that can't be had is said once, and kept with the run.
+    # Each unavailable thing is reported once, and recorded in the run.
     assert [part in said for part in ("azureml-sdk[notebooks]==1.0", "gpucluster (STANDARD_NC6)")] == [True, True]
     assert textwrap.shorten(said, 10_000) == " ".join(dict.fromkeys(first.record().warnings))
 

@@ -1,6 +1,6 @@
-"""Runs that take data from datastores and leave some there, with stores that are folders of this machine.
+"""Runs that take data from datastores and store outputs there, with stores that are folders of this machine.
 
-Real servers are in `tests/data`; here it is the run's side: what the script finds, where, and what is kept of it.
+Real servers are in `tests/data`; here it is the run's side: paths that the script gets, and the run's record.
 """
 
 from __future__ import annotations

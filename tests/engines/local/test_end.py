@@ -80,7 +80,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(lab: Lab
 
 @pytest.mark.promise("cancel-gives-workers-their-grace")
 def test_the_grace_period_is_enough_to_save_a_checkpoint(lab: Lab, parent: dict[str, Any]) -> None:
-    # The children that a worker has (data loaders) live on meanwhile: only the worker is asked.
+    # The worker's children (data loaders) live on meanwhile: only the worker gets the signal.
     script = """
         import os, signal, subprocess, sys, time
         loader = subprocess.Popen(["/bin/sleep", "600"])
@@ -164,7 +164,7 @@ def test_no_child_of_a_child_outlives_the_run(lab: Lab, parent: dict[str, Any], 
     run = lab.submit(DAEMON + f"import time\ndaemon()\n{wait}{ending}\n", **parent)
     daemons = [run.folder.outputs / f"daemon_{rank}" for rank in range(len(parent) or 1)]
     if end == "cancel":
-        # They are there until the run's end, so its end is what ends them.
+        # They live until the run's end, so its end is what ends them.
         assert all(is_alive(daemon) for daemon in daemons)
         run.cancel()
 

@@ -1,4 +1,4 @@
-"""Runs whose scripts need packages: installed before the workers start, once, and no others than were asked for."""
+"""Runs whose scripts need packages: exactly these are installed once, before the workers start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run fails, and what it says of it: who failed first, of what, and with which exit code."""
+"""How a run fails, and its error: which rank failed first, why, and with which exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs as far as a machine without one shows them: who sees which device, and what is refused."""
+"""GPUs, as far as a machine without one can test: each rank's devices, and refused requests."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_runs_share_a_gpu_concurrently(lab: Lab, monkeypatch: pytest.MonkeyPatch
     third = lab.submit(script, use_gpu=True, gpu_share=0.6, arguments=[str(met)])
     assert [wait_for_end(run) for run in (*runs, third)] == ["Completed"] * 3
     assert [seen(run) for run in (*runs, third)] == ["GPU-5f"] * 3
-    # What does not fit beside both has waited for their end.
+    # A run that does not fit beside both has waited for their end.
     assert third.record().started_utc >= max(run.record().ended_utc for run in runs)
 
 

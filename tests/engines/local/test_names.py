@@ -1,4 +1,4 @@
-"""Names that break command lines, shells, JSON and terminals: they arrive as they are."""
+"""Names that break command lines, shells, JSON and terminals arrive unchanged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NASTY = [
     "\x1b[31mred",
     "caf\udce9",  # a file name in Latin-1, as Python has it
 ]
-#: Words that an mpirun takes for its own, wherever they stand.
+#: Words that an mpirun takes for its options at any position.
 MPIRUN_WORDS = ["-n", "3", "--bind-to", "core", "--bind-to", "none", "--mca", "a", "b", "--am", "no", "-h", "--version"]
 ARGUMENTS = [*NASTY, *MPIRUN_WORDS, "", "x" * 100_000]
 

@@ -1,4 +1,4 @@
-"""What workers print: whole, live, each to its own file, however much of whatever it is."""
+"""The workers' output: whole, live, each in its own file, of any size and content."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_worker_that_prints_100_megabytes_loses_nothing_and_does_not_slow_anothe
 
     assert run.folder.live_log(0).stat().st_size == 100 << 20
     assert log_text(run, 1) == "".join(f"line {number}\n" for number in range(1000))
-    # All of it is one line. Whoever reads the merged view needs no more memory for it than for a short one.
+    # All of it is one line. A reader of the merged view needs no more memory for it than for a short one.
     program = """
         import sys, resource
         from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs that start over after a worker was lost, and what is kept of each attempt."""
+"""Runs that restart after the loss of a worker, and the records of each attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script runs as `python script.py` would run it, and what it does to its own process does no harm to the run."""
+"""A script runs as `python script.py` would run it, and its changes of its own process do no harm to the run."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_files_written_beside_outputs_are_kept(lab: Lab) -> None:
 
     left = {str(path.relative_to(run.folder.work)): path.read_text() for path in run.folder.work.rglob("*.txt")}
     assert left == {"left.txt": "kept", "data.txt": "some\nmore", "log.d/inner.txt": "kept too"}
-    # What came from the source unchanged is gone, caches too; the source itself is as it was.
+    # Unchanged files of the source are removed, caches too; the source itself is unchanged.
     assert sorted(path.name for path in run.folder.work.rglob("*")) == ["data.txt", "inner.txt", "left.txt", "log.d"]
     assert (lab.source / "data.txt").read_text() == "some\n"
 

@@ -51,7 +51,7 @@ def test_mpirun_gives_each_worker_its_rank_and_local_rank(lab: Lab, mpirun: str,
     assert [place_of(found) for found in environments] == [
         (str(rank), str(size), str(rank % processes), str(processes), str(rank // processes)) for rank in range(size)
     ]
-    # Open MPI's own ranks are what ours are taken from.
+    # Our ranks are taken from Open MPI's own.
     assert [found["OMPI_COMM_WORLD_RANK"] for found in environments] == [found["RANK"] for found in environments]
     if nodes == 1:
         assert [found["OMPI_COMM_WORLD_LOCAL_RANK"] for found in environments] == [

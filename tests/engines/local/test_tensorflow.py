@@ -1,4 +1,4 @@
-"""TensorFlow's own distribution in real runs: several workers, parameter servers, and what Keras 3 can't do."""
+"""TensorFlow's own distribution in real runs: several workers, parameter servers, and the limits of Keras 3."""
 
 from __future__ import annotations
 

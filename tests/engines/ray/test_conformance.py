@@ -1,4 +1,4 @@
-"""Ray passes the suite that Paceline ships, and a job is there what it is on this machine."""
+"""Ray passes the suite that Paceline ships, and a job has the same result as on this machine."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class RayWithADatastore(Ray):
 
 
 class TestRayWithADatastore(ReadingChecks):
-    """What differs from a workspace that nodes see."""
+    """Checks that differ from a workspace that nodes see."""
 
     bench = TargetConformance.bench
 

@@ -28,7 +28,7 @@ from tests.helpers import wait_until
 #: In every name that reaches a shell, a script or a JSON text.
 NASTY = "a 'b\" $(touch oops); {x} \\n"
 TWO = {"node_count": 2, "distributed_backend": "gloo", "compute_target": "cluster"}
-#: Ends well when it is told to; otherwise it waits for ever in the first attempt, and ends by itself in the next.
+#: Ends without error on a signal; otherwise it waits for ever in the first attempt, and ends by itself in the next.
 WAITING = KEEP + (
     "import signal, socket, time\n"
     "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
@@ -148,7 +148,7 @@ def test_a_command_runs_beside_a_worker_on_its_node(cluster: RayLab, lab: Lab) -
 def test_waiting_run_reports_demand_and_a_stopped_job_is_canceled_with_grace(cluster: RayLab, lab: Lab) -> None:
     first = lab.submit(WAITING, process_count_per_node=2, **{**TWO, "node_count": 3})
     wait_until_running(first)
-    # The run's nodes report at the address by which the cluster knows this one, and nobody at another.
+    # The run's nodes report at the address that the cluster has for this machine, and at no other.
     marked = processes.with_variable(processes.SUPERVISOR_VARIABLE, first.id)
     supervisors = [pid for pid in marked if "paceline.supervisor" in words_of(pid)]
     assert listening(supervisors).keys() == {cluster.hosts.addresses[cluster.head]}
@@ -243,7 +243,7 @@ def test_run_without_a_shared_folder_travels_through_a_datastore(cluster: RayLab
         {"data.txt": "here"},
         **TWO,
     )
-    # Whoever looks at a run has its logs, while it runs too.
+    # Any reader of a run has its logs, also while it runs.
     wait_until(lambda: not run.record().is_terminal and run.folder.live_log(0).exists(), "the log is here", 60)
     wait_until(lambda: run.record().is_terminal or log_text(run) == "begun\n", "the log is here", 60)
     assert not run.record().is_terminal

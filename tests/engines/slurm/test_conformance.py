@@ -1,4 +1,4 @@
-"""Slurm passes the suite that Paceline ships, and a job is there what it is on this machine."""
+"""Slurm passes the suite that Paceline ships, and a job has the same result as on this machine."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class SlurmBehindALoginHost(Slurm):
 
 
 class TestSlurmBehindALoginHost(ReadingChecks):
-    """What differs from a workspace that nodes see."""
+    """Checks that differ from a workspace that nodes see."""
 
     bench = TargetConformance.bench
 
@@ -85,6 +85,6 @@ class TestSlurmBehindALoginHost(ReadingChecks):
     ) -> Iterator[SlurmBehindALoginHost]:
         monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
         for name, value in slurm_cluster.environment.items():
-            monkeypatch.setenv(name, value)  # for the check of what is left, which asks Slurm on this machine
+            monkeypatch.setenv(name, value)  # for the check of remaining jobs, which asks Slurm on this machine
         with logged_in(slurm_cluster):
             yield SlurmBehindALoginHost(tmp_path, slurm_cluster)

@@ -42,7 +42,7 @@ from tests.engines.slurm_lab import SlurmLab
 from tests.helpers import start_python, wait_until
 
 TWO = {"node_count": 2, "distributed_backend": "gloo"}
-#: Says that it has begun, then works until it is told to end, and says so.
+#: Prints that it has begun, works until a signal ends it, and prints that too.
 WORK = """
     import os, signal, sys, time
     def end(number, frame):

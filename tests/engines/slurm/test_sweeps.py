@@ -24,7 +24,7 @@ from tests.helpers import wait_until, write_program
 
 pytestmark = pytest.mark.timeout(240)
 
-#: Logs its score, and goes on for as long as it is told.
+#: Logs its score, and goes on for the given time.
 SCRIPT = """
 import argparse, time
 import paceline
@@ -122,7 +122,7 @@ def test_ending_one_trial_ends_only_its_array_task(slurm: SlurmLab, lab: Lab) ->
         children[3].cancel()
         assert wait_for_end(children[3]) == states.CANCELED
         assert [child.status for child in children[:3]] == [states.RUNNING, states.RUNNING, states.QUEUED]
-        # One that runs: what waits comes in its place.
+        # A running one: the waiting one takes its place.
         children[1].cancel()
         assert [wait_for_end(child) for child in children[1:3]] == [states.CANCELED, states.COMPLETED]
         assert children[0].status == states.RUNNING
@@ -134,7 +134,7 @@ def test_ending_one_trial_ends_only_its_array_task(slurm: SlurmLab, lab: Lab) ->
 
 @pytest.mark.promise("slurm-many-trials-one-job")
 def test_controller_killed_during_array_submission_loses_no_trial(slurm: SlurmLab, lab: Lab) -> None:
-    # sbatch of the array hangs once, and is killed with the controller, whose trials are made but known to nobody.
+    # sbatch of the array hangs once, and is killed with the controller, whose trials exist but are known to no process.
     gate = lab.folder / "gate"
     hangs = f'[ "$1" = --parsable ] && [ ! -e {gate} ] && touch {gate} && exec sleep 600\n'
     sbatch = lab.folder / "bin" / "sbatch"

@@ -1,4 +1,4 @@
-"""Hosts over SSH pass the suite that Paceline ships, and a job is there what it is on this machine."""
+"""Hosts over SSH pass the suite that Paceline ships, and a job has the same result as on this machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Ssh(TargetUnderTest):
 
     def left(self, run: Run) -> list[str]:
         found, record = super().left(run), run.record()
-        # What nobody could fetch stays where it is.
+        # A file that could not be fetched stays in its place.
         causes = {attempt.cause for attempt in record.attempts}
         folders = "" if causes & {"node_lost", "supervisor"} else f"/tmp/paceline-root/runs/{run.id}"
         for name in self.hosts.names:
@@ -86,10 +86,10 @@ class TestSsh(SameAsLocal):
 
 
 class TestSshWithASharedFolder(LosingChecks):
-    """What differs from folders of the hosts' own, and a host that is cut off."""
+    """Checks that differ from hosts with separate folders, and a host whose network is cut."""
 
     bench = TargetConformance.bench
-    # What comes after a loss does not depend on how it was noticed: hosts that crash have the test, and test_ssh.py.
+    # The steps after a loss do not depend on how it was noticed: hosts that crash have the test, and test_ssh.py.
     test_a_run_continues_after_the_loss_of_a_node = None  # type: ignore[assignment]
 
     @pytest.fixture

@@ -78,7 +78,7 @@ def test_service_runs_on_an_ssh_host(ssh_network: Hosts, workspace: Workspace, t
         assert service.run({"x": [1]})["y"] == [3]
         with pytest.raises(RuntimeError, match=r"none_such(.|\n)*Revision 2 goes on being served"):
             service.update(entry_script=source / "bad.py")
-        # A new key comes by another run of the same revision, and nobody sees anything of that.
+        # A new key takes effect through another run of the same revision, and clients notice nothing.
         served = service.record().run_id
         old, (new, other) = service.get_keys()[0], (service.regen_key("primary"), service.get_keys()[1])
         assert service.run({"x": [1]})["y"] == [3]
@@ -94,7 +94,7 @@ def test_service_runs_on_an_ssh_host(ssh_network: Hosts, workspace: Workspace, t
     assert {tuple(each) for each in answers} == {(2.0,), (3.0,)}
     assert workspace.get_run(str(record.run_id)).status in ("Canceled", "Finalizing", "CancelRequested", "Running")
 
-    # Whoever looks next goes on with the run that serves it.
+    # The next supervisor goes on with the run that serves it.
     wait_until(lambda: "POST /score 200" in service.get_logs(), "its log comes back", 60)
     run_id = service.record().run_id
     before = supervisors(service)

@@ -1,4 +1,4 @@
-"""Real runs over real sshd, on three hosts in namespaces of their own: what happens to hosts in the middle of a run."""
+"""Real runs over real sshd, on three hosts in separate namespaces, and events on hosts in the middle of a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ import socket
 keep({"host": socket.gethostname(), "cwd": os.getcwd(), "master": os.environ.get("MASTER_ADDR"), "argv": sys.argv[1:]})
 """
 )
-#: Says where it is, then stays for as long as the gate, which all hosts see, is not there.
+#: Prints its place, then stays until the gate, which all hosts see, exists.
 STAY = """
 import os, socket, subprocess, time
 child = subprocess.Popen(["sleep", "600"], start_new_session=True)
@@ -52,7 +52,7 @@ def hosts(ssh_network: Hosts) -> Iterator[Hosts]:
     """Three hosts that are up, and on which nothing is left in the end."""
     network = ssh_network
     for name in network.names:
-        # What tests of other files have lost with its host stays there.
+        # Files that tests of other modules have lost with their host stay there.
         network.run(name, ["rm", "-rf", "/tmp/paceline-root/runs"])
     yield network
     for name in network.names:
@@ -62,7 +62,7 @@ def hosts(ssh_network: Hosts) -> Iterator[Hosts]:
             network.boot(name)
     wait_until(lambda: not any(network.processes(name) for name in network.names), "nothing runs on the hosts", 40)
     for name in network.names:
-        # The folder of a run stays where its host or its supervisor was lost: what is in it may be all that there is.
+        # The folder of a run stays if its host or its supervisor was lost: it may be the only copy of its files.
         left = network.run(name, ["sh", "-c", "ls /dev/shm; rm -rf /tmp/paceline-root/runs"])
         assert left.stdout == "", f"left on {name}"
 
@@ -361,7 +361,7 @@ def test_names_with_shell_characters_in_every_field_stay_names(
         hosts.run(name, ["rm", "-rf", f"/tmp/{NASTY}"])
 
 
-# --- what keeps a host out, each told in one message
+# --- faults that keep a host out, each reported in one message
 
 
 def message(call: Callable[[], object]) -> str:
@@ -458,7 +458,7 @@ def test_nearly_full_disk_is_reported_with_its_host(hosts: Hosts, settings: dict
         # All but 4 MB, now that the library is there.
         fill = "head -c $(($(df --output=avail -B1 /tmp | tail -1) - 4000000)) /dev/zero >/tmp/fill"
         hosts.run("pa0", ["sh", "-c", fill])
-        # The disks are looked at while the workers run.
+        # The disks are examined while the workers run.
         told = lab.complete(f"{SHOW}\nimport time; time.sleep(3)", **TWO).folder.driver_log.read_text()
         found = re.findall(r"the disk of /tmp/\S+ on (\w+) is nearly full: \d\.\d MB of 67\.1 MB are left\.", told)
         assert found == ["pa0"], told
@@ -492,7 +492,7 @@ def test_a_login_at_a_terminal_serves_the_run_that_follows(
         assert "log in first by `paceline compute login`" in message(lambda: lab.submit(SHOW, compute_target="lab"))
         said = at_a_terminal(lab, ["compute", "login", "lab"], {"passphrase": "open sesame"})
         assert "pa0: logged in" in said
-        # From here on nobody gets in anew.
+        # From here on no new login works.
         keys.write_text("")
         assert seen(lab.complete(SHOW, compute_target="lab"))["host"] == "pa0"
     finally:

@@ -10,7 +10,7 @@ from tests.helpers import write_program
 
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
-    """Puts a program in the place of nvidia-smi: call it with what it does."""
+    """Replaces nvidia-smi by a program: call it with the program's code."""
 
     def make(script: str) -> None:
         program = write_program(tmp_path / "bin/nvidia-smi", f"#!/bin/sh\n{script}\n")

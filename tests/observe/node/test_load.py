@@ -1,4 +1,4 @@
-"""What workers take, measured of processes of these tests."""
+"""The load of workers, measured on processes of these tests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_load_of_a_worker_includes_children_and_counts_shared_memory_once(tmp_pa
         assert found["0"]["processes"] == 2
         # Both have it in their own view, and it is there once.
         assert 0.06 < found["0"]["memory_gib"] < 0.115
-        # Of a process that is gone nothing is said.
+        # A process that is gone is not reported.
         assert "1" not in found
     finally:
         os.killpg(process.pid, 9)
@@ -58,7 +58,7 @@ def test_step_clock_of_a_rank_gives_shares_of_its_time(tmp_path, monkeypatch):
     counted = StepClock(str(tmp_path / "steps_4"))
     asked = {"folder": str(tmp_path), "ranks": {"4": 0}, "run_id": "none"}
     meter = WorkerLoads()
-    # Without a process that is known, as in a container, what its clock counts is known all the same.
+    # Without a known process, as in a container, its clock's counts are known nevertheless.
     assert meter.look(asked, [])["4"] == {
         **{"steps": 0.0, "data_s": 0.0, "wait_s": 0.0},
         **{"eval_s": 0.0, "save_s": 0.0},

@@ -66,7 +66,7 @@ def test_missing_py_spy_samples_main_threads_by_signal_with_a_note(worker, tmp_p
     told = json.loads(output.read_text())
     found = told["ranks"]["2"]
     assert found["by"] == "signals"
-    # No more often than is asked of a worker by signal.
+    # No more often than a worker gets signals.
     assert 0 < found["rate"] <= 20
     assert functions(found, "main")["main"] > 1
     assert functions(found, "process ")["in_the_child"] > 1

@@ -16,7 +16,7 @@ torch = late("torch")
 
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
-    """What loads torch is imported before the first test: collecting the tests loads none."""
+    """Import the modules that load torch before the first test: collecting the tests loads none."""
     global Parts, default_split, own_rows, piece_sizes
     from paceline.parallel.batches.batch import Parts, default_split, own_rows, piece_sizes
 
@@ -109,5 +109,5 @@ def test_without_a_loss_weight_targets_are_not_computed_for_it() -> None:
         cut(batch, task, build(start(), Layout()))
         return made
 
-    # Where it is weighed, once more for each microbatch.
+    # With weights it is called once more for each microbatch.
     assert count(lambda target: 1.0) == count(None) + 2

@@ -17,7 +17,7 @@ torch = late("torch")
 
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
-    """What loads torch is imported before the first test: collecting the tests loads none."""
+    """Import the modules that load torch before the first test: collecting the tests loads none."""
     global Parts, Whole, Rows, join_rows, move, unwrap
     from paceline.parallel.batches.batch import Parts, Whole
     from paceline.parallel.batches.rows import Rows, join_rows, move, unwrap

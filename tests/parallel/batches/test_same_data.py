@@ -1,4 +1,4 @@
-"""Two samples say whether ranks have one dataset; those that are drawn anew each time say nothing."""
+"""Two samples show whether ranks have one dataset; samples that are drawn anew each time show nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ np, torch, data = late("numpy"), late("torch"), late("torch.utils.data")
 
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
-    """What loads torch is imported before the first test: collecting the tests loads none."""
+    """Import the modules that load torch before the first test: collecting the tests loads none."""
     global are_alike, read_twice, summarise
     from paceline.parallel.batches.same_data import are_alike, read_twice, summarise
 

@@ -1,10 +1,10 @@
-"""A program that saves on the layouts of its world's size, then goes on from what others have saved.
+"""A program that saves on the layouts of its world's size, then continues from checkpoints of other worlds.
 
     python matrix_world.py <folder> '["data 2 saves", "data 2 -> shard 4", ...]'
 
 The worlds of all sizes run at the same time, so that each process is started once. Three steps, a checkpoint, three steps
 more: the end is compared with six steps of a plain loop, in float64, with AdamW. The model's embedding is tied to its head,
-which lies in another stage.
+which is in another stage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 #: For the other worlds to save; one of them may have failed.
 WAIT_S = 150.0
-#: Layout -> number of ranks, strategy as it is written.
+#: Layout -> number of ranks, strategy as code.
 LAYOUTS = {
     "one": (1, "DataParallel()"),
     "data 2": (2, "DataParallel(2)"),
@@ -63,7 +63,7 @@ def main(folder: Path, asked: list[str]) -> None:
     await_checkpoints(folder, saved)
     one = alone(case(), rows=(8,) * 6)
     for layout in (layout for layout in own if any(name.endswith(f" -> {layout}") for name in asked)):
-        # Another seed: what is not in the checkpoint would be seen.
+        # Another seed: a value that is missing in the checkpoint would be noticed.
         par, given = training(layout, seed=6)
         for other in (other for other in LAYOUTS if f"{other} -> {layout}" in asked):
             assert par.load(path_of(folder, other))
@@ -111,7 +111,7 @@ def training(layout: str, seed: int) -> tuple[Any, list[Any]]:
         loss=chosen.loss,
         loss_weight=chosen.loss_weight,
         strategy=eval(LAYOUTS[layout][1], names),
-        # Stages need as many; what is not cut into stages is saved and loaded the same in one piece.
+        # Stages need as many; a model without stages is saved and loaded the same in one piece.
         microbatches=4 if "pipe" in layout else 1,
         # The distances from the plain loop say more.
         check="off",

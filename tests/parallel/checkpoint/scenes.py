@@ -1,9 +1,9 @@
 """Programs on ranks that are killed while they save, and that share an epoch among worlds of several sizes.
 
 python scenes.py <folder> killed        rank 1 is killed while it writes; the others can't go on
-python scenes.py <folder> after         the former checkpoint is loaded, and another one saved
-python scenes.py <folder> sizes <n> <attempt>   n steps of each layout from its last checkpoint; then it is asked to end
-python scenes.py <folder> epoch <n>     n batches of the epoch (0: all that are left) from the last checkpoint
+python scenes.py <folder> after         the previous checkpoint is loaded, and another one saved
+python scenes.py <folder> sizes <n> <attempt>   n steps of each layout from its last checkpoint; then a signal to end
+python scenes.py <folder> epoch <n>     n batches of the epoch (0: all remaining) from the last checkpoint
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def killed(folder: Path) -> None:
     from paceline.parallel import failure
     from paceline.parallel.checkpoint import folder as folders
 
-    # Nobody answers any more.
+    # No rank answers any more.
     failure.GRACE_S = 1.0
     par, given = training(folder)
     par.step(given[0])
@@ -138,7 +138,7 @@ def sizes(folder: Path, count: str, attempt: str) -> None:
     data = TensorDataset(x, x.sum(1, keepdim=True).sin())
 
     def build(kind: str) -> Any:
-        # Another attempt begins with other weights: what is not in the checkpoint would be seen.
+        # Another attempt begins with other weights: a value that is missing in the checkpoint would be noticed.
         torch.manual_seed(int(attempt))
         layers = [layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh())]
         model = nn.Sequential(*layers, nn.Linear(6, 1)).double()

@@ -15,7 +15,7 @@ from tests.engines.conftest import require_engine
 from tests.parallel.checkpoint.matrix_world import LAYOUTS
 from tests.parallel.conftest import run_on_ranks
 
-#: In float64; AdamW divides what is left of rounding by its own size, so it is not nothing.
+#: In float64; AdamW divides rounding errors by their own size, so they do not vanish.
 LIMIT = 1e-10
 _WORLD = Path(__file__).with_name("matrix_world.py")
 #: Each kind of layout once, and each number of workers. From the checkpoint of each, one goes on: the second behind it in the
@@ -23,7 +23,7 @@ _WORLD = Path(__file__).with_name("matrix_world.py")
 #: all pairs of all layouts.
 _COVERING = ("one", "data 2", "shard 4", "tensor 2", "pipe 4", "data 2 pipe 2", "shard 2 tensor 2")
 _NEXT = dict(zip(_COVERING, (*_COVERING[2:], *_COVERING[:2]), strict=True))
-#: Pairs as test parameters: who saves, who goes on.
+#: Pairs as test parameters: layout that saves, layout that continues.
 PAIRS = [
     pytest.param(of, to, marks=[] if _NEXT.get(of) == to else [pytest.mark.proof]) for of in LAYOUTS for to in LAYOUTS
 ]
@@ -47,7 +47,7 @@ def distances(
             folder = tmp_path_factory.mktemp("checkpoints")
 
             def run(size: int) -> str:
-                """What is wrong with the world of this size."""
+                """Return the error of the world of this size."""
                 command = (str(_WORLD), str(folder), json.dumps(asked))
                 ended = run_on_ranks(size, folder / f"world_{size}", *command, timeout_s=900)
                 return "\n".join(

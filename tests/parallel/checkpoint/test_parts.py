@@ -1,4 +1,4 @@
-"""The parts of a checkpoint: who writes which box, and boxes of one layout read by another."""
+"""The parts of a checkpoint: which rank writes which box, and boxes of one layout read by another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what they keep, what is refused before anything changes, saves behind the training's back."""
+"""Checkpoints: their content, refusals before anything changes, changes of the model that the training did not make."""
 
 from __future__ import annotations
 
@@ -115,13 +115,13 @@ def check_combined_layouts_go_on_from_each_other(ranks: Any, sizes: tuple[int, .
     given = batches(case, torch.float64, (8,) * 6)
     for number, (strategy, batch) in enumerate(zip(layouts, given, strict=False)):
         straight = alone(case, microbatches=microbatches, rows=(8,) * (number + 1))
-        # What is loaded takes the place of other numbers.
+        # The loaded numbers replace others.
         par, _ = started(case, strategy, seed=number or 5, microbatches=microbatches)
         if number:
             par.load(ranks.folder / "last")
         par.step(batch)
         par.save(ranks.folder / "last")
-        # With what is tied under each of its names.
+        # With tied parameters under each of their names.
         plain = made(case, torch.float64)
         plain.load_state_dict(straight.parameters, strict=False)
         assert_same(plain.state_dict(), values(par), LIMIT)

@@ -1,4 +1,4 @@
-"""Sequences in parts: equal to one process, and what mixes places otherwise than by attention is refused."""
+"""Sequences in parts: equal to one process; models that mix positions other than by attention are refused."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def check_what_can_not_be_cut_is_refused(ranks: Ranks) -> None:
     plain = partial(made, CASES["transformer_untied"], torch.float64)
     lists = ContextParallel(lists=["layers"])
     refused(plain(), r"lists=\['layers'\]\) is not a list of blocks of Transformer\. It has: blocks", lists)
-    # Story: such a one was told to be trained with check='off', which ends in the same error.
+    # Story: the error told users to train such a model with check='off', which ends in the same error.
     refused(
         plain(),
         r"^ContextParallel\(2\): a sequence of 2 places can't be cut.*\(dim=\.\.\.\)\.$",

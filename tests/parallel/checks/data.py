@@ -29,7 +29,7 @@ def check_every_model_ends_as_in_one_process(ranks: Ranks) -> None:
     with_all = RISKIEST if ranks.size == 2 else ("transformer_tied",)
     cases = on(ranks.size, SHALLOW)
     if ranks.size == 4:
-        # What skips layers is nothing to replicas, however many.
+        # Skipped layers do not matter to replicas, however many.
         cases = ranks.cells([case for case in cases if case.name in RISKIEST], cases)
     for case, layouts in ranks.grid(cases, strategies(ranks.size), with_all=with_all):
         own = {"rows": (8,) * 5} | options if case.name in RISKIEST else options

@@ -34,7 +34,7 @@ class Fused(nn.Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         out = torch.zeros_like(hidden_states)
-        # As in transformers before its kernels could be told: there is room for the numbers of the experts alone.
+        # As in transformers before its kernels could be selected: there is room only for the numbers of the experts.
         asked = F.one_hot(top_k_index, self.num_experts)
         for number in range(self.num_experts):
             row, place = torch.where(asked[..., number] > 0)
@@ -50,7 +50,7 @@ class Routed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.first(x))
-        # One expert a row: on some workers none is asked.
+        # One expert for each row: on some workers no expert is used.
         gates, chosen = self.router(x).softmax(-1).topk(1)
         return self.last(self.drop(x + self.fused(x, chosen, gates)))
 
@@ -108,7 +108,7 @@ def check_each_rank_holds_its_own_experts_alone(ranks: Ranks) -> None:
 
 
 def check_workers_draw_the_same_behind_their_experts(ranks: Ranks) -> None:
-    """An expert that draws numbers is on one worker alone; what is dropped behind it has to be the same on all."""
+    """An expert that draws numbers is on one worker only; dropout behind it has to be the same on all."""
     model = made(MIXED, torch.float64)
     for block in model.blocks:
         block.experts[0] = nn.Sequential(block.experts[0], nn.Dropout(0.5))

@@ -1,4 +1,4 @@
-"""What a layout can't train is refused by its name before the first step; what it can, it trains."""
+"""A model that a layout can't train is refused by name before the first step; others are trained."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def check_every_layout_is_forecast_and_one_is_taken(ranks: Ranks) -> None:
     case = CASES["transformer_untied"]
     given = batches(case, torch.float32, (8,))
     names = {"DataParallel(2)", "FullyShard(2)", "PipelineParallel(2)", "TensorParallel(2)"}
-    # Without a limit "auto" is taken in the programs of `test_launchers`.
+    # The programs of `test_launchers` use "auto" without a limit.
     every = (("auto", None), (FullyShard(), None), ("auto", 3_800_000), (PipelineParallel(), None))
     for strategy, memory in ranks.cells(every[1:3], every):
         model = Transformer(tied=False, width=64)
@@ -52,7 +52,7 @@ def check_every_layout_is_forecast_and_one_is_taken(ranks: Ranks) -> None:
             torch.distributed.all_gather_object(told, text.chosen)
             assert told == [text.chosen] * 2
         if isinstance(strategy, FullyShard):
-            # What it holds is what was forecast.
+            # It holds as much as was forecast.
             own = sum(param.to_local().nbytes for param in par.module.parameters())  # type: ignore[attr-defined]
             assert abs(own - used.parameter_bytes) < 0.02 * own
             assert held

@@ -1,6 +1,6 @@
 """The kinds of model that people train, on every layout: equal to one process, or refused with a sentence before the first step.
 
-All of them in `make proof`; in `make test` each layout has those that differ in what it could do wrong.
+All of them in `make proof`; in `make test` each layout has those that differ in its possible errors.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def assert_right(ranks: Ranks, kinds: Mapping[str, Kind], of_layout: Mapping[str
     for name, kind in kinds.items():
         layouts = [layout for layout, (size, _) in LAYOUTS.items() if size == ranks.size and name in chosen[layout]]
         with warnings.catch_warnings():
-            # The libraries' own: what they deprecate of themselves is no matter of these checks.
+            # Warnings of the libraries about their own names do not matter to these checks.
             warnings.simplefilter("ignore")
             is_trained = any(kind.refusal(layout) is None for layout in layouts)
             one = alone(kind) if is_trained else None

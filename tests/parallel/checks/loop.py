@@ -57,7 +57,7 @@ def everyone(value: Any) -> list[Any]:
 
 
 class Numbered(Dataset[tuple[Tensor, Tensor]]):
-    """Sample i has i in it, so that what was seen can be read back."""
+    """Sample i contains i, so that the seen samples can be read back."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -193,7 +193,7 @@ def check_evaluation_counts_every_sample_once(ranks: Ranks) -> None:
 
 
 def check_values_of_any_size_and_order_become_those_of_the_first_rank(ranks: Ranks) -> None:
-    """A large tensor is sent as it lies, which may not be in order, and small ones go together."""
+    """A large tensor is sent as it is in memory, maybe not contiguous, and small ones are sent together."""
     torch.manual_seed(ranks.rank)
     own = [torch.randn(3), torch.randn(600, 500), torch.randn(500, 600).t(), torch.randn(4, 2).t()]
     if ranks.rank:
@@ -359,14 +359,14 @@ def leaves_alone(given: list[tuple[Tensor, Tensor]], microbatches: int) -> dict[
 
 
 def check_parameters_that_are_left_out_stay_as_in_a_plain_loop(ranks: Ranks) -> None:
-    # A decay of 0.5 shows a gradient of 0 where a plain loop has none.
+    # A decay of 0.5 shows a gradient of 0 in place of none in a plain loop.
     given = [leaves_batch(1.0, -1.0), leaves_batch(-1.0, -1.0), leaves_batch(1.0, 1.0), leaves_batch(-1.0, 1.0)]
     for strategy, microbatches in itertools.product(BOTH, (1, 2)):
         expected = leaves_alone(given, microbatches)
         torch.manual_seed(0)
         model = Leaves().double()
         opt = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.5)
-        # What it computes depends on which rows come together, so it is never the plain model on all of them.
+        # Its result depends on the rows that come together, so it is never that of the plain model on all of them.
         options: dict[str, Any] = {"strategy": strategy, "microbatches": microbatches, "check": "off"}
         par = paceline.parallelize(model, opt, loss=F.cross_entropy, **options)
         for batch in given:
@@ -377,7 +377,7 @@ def check_parameters_that_are_left_out_stay_as_in_a_plain_loop(ranks: Ranks) -> 
 
 
 def check_parameters_may_be_frozen_and_unfrozen_between_steps(ranks: Ranks) -> None:
-    # Story: DDP knew only what was trained when it was made; replicas parted company with what was unfrozen later.
+    # Story: DDP knew only parameters that were trained when it was made; replicas diverged after later ones were unfrozen.
     given = batches(CASES["mlp"], torch.float64, (6,) * 6)
 
     def freeze(model: nn.Module, step: int) -> None:
@@ -639,7 +639,7 @@ def check_a_loader_that_ends_early_on_one_rank_is_refused(ranks: Ranks) -> None:
 
 
 def check_a_default_device_of_the_script_s_own_is_left_to_it(ranks: Ranks) -> None:
-    """Whatever is made for this device on the way, and not for a device by its name, would have no values."""
+    """Tensors made for this device by default, and not for a named device, would have no values."""
     case = SHALLOW["transformer_untied"]
     data = TensorDataset(*batches(case, torch.float64, (24,))[0])
     for strategy in (*BOTH, PipelineParallel(), TensorParallel(), ContextParallel()):
@@ -710,7 +710,7 @@ def check_random_augmentation_is_no_other_dataset(ranks: Ranks) -> None:
         loader = DataLoader(Noisy(draw), batch_size=4)
         par = paceline.parallelize(model, sgd(model), loader, loss=F.cross_entropy, strategy=DataParallel())
         assert len([par.step(batch) for batch in par.epoch(0)]) == 2
-    # What can't be read is the epoch's to say.
+    # Errors of reading samples come in the epoch.
     paceline.parallelize(model, sgd(model), DataLoader(Broken(8)), loss=F.cross_entropy, strategy=DataParallel())
 
 

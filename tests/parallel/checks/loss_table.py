@@ -34,13 +34,13 @@ CLASS_WEIGHTS = torch.linspace(0.2, 3.0, WIDTH, dtype=torch.float64)
 
 @dataclass(frozen=True, kw_only=True)
 class _Loss:
-    """call: output, target, options -> the loss; target: rows -> what it is compared with."""
+    """call: output, target, options -> the loss; target: rows -> the target to compare with."""
 
     call: Callable[..., Tensor]
     target: Callable[[int], Any]
     options: dict[str, Any] = field(default_factory=dict)
     reductions: tuple[str, ...] = ("mean", "sum", "none")
-    #: Its operator hides what it is a mean over, so a batch in parts is refused once some targets do not count.
+    #: Its operator does not show the count of its mean, so a batch in parts is refused once some targets do not count.
     hides_count: bool = False
 
 
@@ -221,7 +221,7 @@ def _alone(loss: _Loss, call: Callable[..., Tensor]) -> nn.Module:
 
 
 def _outcome(loss: _Loss, call: Callable[..., Tensor], one: nn.Module | None, strategy: Any, options: Any) -> str:
-    """What comes of three steps: "equal", or the refusal's sentence, or how it is wrong."""
+    """Return the result of three steps: "equal", or the refusal's sentence, or the difference."""
     try:
         par = paceline.parallelize(*_made(), _batches(loss), loss=call, strategy=strategy, **options)
         for batch in _batches(loss):
@@ -247,7 +247,7 @@ def _has(name: str) -> bool:
 
 
 def check_every_loss_equals_one_process_or_is_refused(ranks: Ranks) -> None:
-    """The table of losses in docs/microbatches.md is what this finds."""
+    """The table of losses in docs/microbatches.md has these results."""
     losses = {name: loss for name, loss in LOSSES.items() if _has(name)}
     with_reduction = {
         name

@@ -438,7 +438,7 @@ def _batches_of_which_the_third_ignores_targets() -> list[tuple[Tensor, Tensor]]
 
 
 def check_fused_loss_is_refused_in_the_first_batch_with_ignored_targets(ranks: Ranks) -> None:
-    """Not only in the steps in which other losses are looked at."""
+    """Not only in the steps in which other losses are checked."""
 
     def made() -> nn.Module:
         return nn.Sequential(Tower(), nn.Linear(8, 5))

@@ -1,4 +1,4 @@
-"""What is left out has to be seen: each piece of the data layouts is taken away, and equality has to break.
+"""Omissions have to be noticed: each piece of the data layouts is removed, and equality has to break.
 
 Without these, a test that compares too little would pass for ever.
 """
@@ -27,7 +27,7 @@ LIMITS = {"loss": 1e-6, "gradient": 1e-6, "parameter": 1e-6, "buffer": 1e-6}
 
 
 def assert_seen(case: str, strategy: Any, change: Any, rows: tuple[int, ...] = (8, 8, 8), **options: Any) -> None:
-    """Equal as it is; not equal with the change."""
+    """Fail unless the results are equal without the change and differ with it."""
     one = alone(CASES[case], rows=rows, optimizer=sgd, **options)
     # The comparison before the first step would see it too, and say so.
     options["check"] = "off"

@@ -1,4 +1,4 @@
-"""What is left out of the layouts that cut a model has to be seen, too; see `mutations`."""
+"""Omissions in the layouts that cut a model have to be noticed, too; see `mutations`."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def check_a_stale_attribute_is_seen_in_each_strategy(ranks: Ranks) -> None:
 def check_another_random_number_is_seen_in_each_strategy(ranks: Ranks) -> None:
     """In the comparison before the first step all draw the same; one rank draws another here."""
     other = deterministic_rng._like(0.25 if ranks.rank else 0.5)
-    # Whether replicas are sharded is nothing to what they draw.
+    # Random numbers do not depend on whether replicas are sharded.
     for strategy, name in ranks.cells(EVERY[:1] + EVERY[2:], EVERY):
         _changed(name, strategy, noise=True, check="first")
         change = mock.patch.dict(deterministic_rng._FIXED, {"aten.rand_like": other})

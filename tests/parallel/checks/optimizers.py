@@ -146,7 +146,7 @@ def _alone(make: Callable[[nn.Module], torch.optim.Optimizer], name: str, traini
 
 
 def _outcome(make: Callable[[nn.Module], torch.optim.Optimizer], name: str, strategy: Any) -> str:
-    """What comes of three steps: "equal", or the refusal's sentence, or how it is wrong."""
+    """Return the result of three steps: "equal", or the refusal's sentence, or the difference."""
     training = _training(strategy)
     one, model = _alone(make, name, training), training.model(name)
     microbatches = 2 if "Pipeline" in repr(strategy) else 1
@@ -167,7 +167,7 @@ def _outcome(make: Callable[[nn.Module], torch.optim.Optimizer], name: str, stra
 
 
 def check_every_optimizer_equals_one_process_or_is_refused(ranks: Ranks) -> None:
-    """The table of optimizers in docs/parallel.md is what this finds."""
+    """The table of optimizers in docs/parallel.md has these results."""
     found: dict[str, list[str]] = {}
     for name, make in _optimizers():
         # Muon computes in bfloat16, and an order of summing shows in the third digit.
@@ -183,7 +183,7 @@ def check_every_optimizer_equals_one_process_or_is_refused(ranks: Ranks) -> None
     assert set(rows) == set(found), "one row for each optimizer"
     for name, outcomes in found.items():
         for (layout, columns), outcome in zip(LAYOUTS[ranks.size], outcomes, strict=True):
-            # A product refuses whatever one of its factors refuses.
+            # A product of strategies refuses everything that one of its factors refuses.
             refusals = [rows[name][column] for column in columns if rows[name][column] != "equal"]
             cell = refusals[0] if refusals else "equal"
             kind, _, why = cell.partition(": ")

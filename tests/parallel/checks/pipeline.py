@@ -91,7 +91,7 @@ def check_batches_of_any_size_go_through(ranks: Ranks) -> None:
 
 
 class Skips(nn.Module):
-    """What is carried over its cuts depends on the number of rows."""
+    """The tensor that crosses its cuts depends on the number of rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class Many(nn.Module):
         early = h * 2
         for block in self.blocks:
             h = torch.tanh(block(h)) * keep + self.table / 12
-        # What is carried here has a gradient that nobody computes.
+        # The tensor that crosses the cut here has a gradient that no rank computes.
         h = h + skip.t() * (chosen > 3)[:, None] * times + early.detach()
         return {"logits": self.head(h) * self.scale, "aux": (h.square().mean(), chosen)}
 

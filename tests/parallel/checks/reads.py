@@ -39,7 +39,7 @@ class Config:
 
 
 class Chain(nn.Module):
-    """Four blocks; a subclass says what happens between them."""
+    """Four blocks; a subclass defines the steps between them."""
 
     kind_scale = 1.0
 
@@ -172,7 +172,7 @@ def _count(self: Any, x: Tensor) -> Tensor:
     return x / self.calls
 
 
-#: What is read -> (how the model is made, what the loop does before each step).
+#: Kind of read -> (how the model is made, what the loop does before each step).
 FOLLOWED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, int], None]]] = {
     "attribute": (
         chain(between=lambda self, x: x / self.temperature),
@@ -281,7 +281,7 @@ def _all_numbers() -> tuple[Callable[[], nn.Module], Callable[[Any, int], None]]
     return chain(through=through), change
 
 
-#: What a pipeline can't follow -> (how the model is made, part of what is said).
+#: Read that a pipeline can't follow -> (how the model is made, part of the message).
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "numpy's random numbers": (
         chain(between=lambda self, x: x * float(np.random.rand() + 0.5)),
@@ -379,10 +379,10 @@ def _check(name: str, par: Any) -> None:
 
 
 def check_what_the_loop_changes_is_followed(ranks: Ranks) -> None:
-    # Where it is cut is where every choice of layers goes on.
+    # It is cut at the place where every choice of layers continues.
     cut = PipelineParallel(2, cut=["blocks.2"])
     pipelines = [cut] if ranks.size == 2 else [DataParallel(2) @ cut]
-    # How a change is noticed does not depend on the number of workers; on four, replicas have to agree about it besides.
+    # The way to notice a change does not depend on the number of workers; on four, replicas have to agree about it besides.
     chosen = dict(FOLLOWED) if ranks.size == 2 else {name: FOLLOWED[name] for name in _ON_FOUR}
     if not ranks.is_whole:
         chosen = {name: one for name, one in chosen.items() if name not in _NUMBERS} | {_ALL: _all_numbers()}

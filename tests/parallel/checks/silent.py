@@ -206,7 +206,7 @@ class Instances(nn.Module):
 
 
 def check_running_statistics_of_instances_follow_all_rows(ranks: Ranks) -> None:
-    # The last batch has a row that stands in where a replica has none.
+    # The last batch has a row that replaces a missing one on a replica.
     batches = [*_batches(2), *_batches(1, rows=3)]
     one = _made(Instances)
     optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
@@ -525,7 +525,7 @@ def check_batches_padded_to_their_longest_row_are_compared_and_trained(ranks: Ra
 
 
 class _Renormalised(nn.Module):
-    """A model with an embedding whose rows are scaled as they are looked up."""
+    """A model with an embedding whose rows are scaled at each lookup."""
 
     def __init__(self, kind: type[nn.Module]) -> None:
         super().__init__()

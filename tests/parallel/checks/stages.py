@@ -86,7 +86,7 @@ def check_a_forward_that_asks_for_the_mode(ranks: Ranks, sizes: tuple[int, ...] 
 
 
 def check_a_model_given_in_evaluation_mode_stays_in_it(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
-    """The module that joins the stages of one worker was in training mode, whatever the model's, and the forward asked it."""
+    """Story: the module that joins one worker's stages was in training mode, unlike the model, and the forward asked it."""
     case = Case(name="mode", make=Doubtful, batch=vectors)
     one = made(case, torch.float64).eval()
     strategy = PipelineParallel(ranks.size, schedule="interleaved")

@@ -1,4 +1,4 @@
-"""Running statistics, compared by the scale of what they are taken from."""
+"""Running statistics, compared by the scale of the values that they are computed from."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def arguments(ranks: Any, model: nn.Module | None = None, plan: Any = None) -> t
 
 
 class Careless(nn.Module):
-    """What comes out of `up` depends on how many features there are: a part of them gives something else."""
+    """The output of `up` depends on the number of features: with a part of them the result differs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ def check_a_module_that_differs_is_named(ranks: Any) -> None:
 
 
 def check_a_table_of_names_gives_the_same_numbers(ranks: Any) -> None:
-    """Also where it is odd: a part of an attention, rows without columns, an embedding by its width."""
+    """Also an odd table: a part of an attention, rows without columns, an embedding by its width."""
     case, options = SHALLOW["transformer_untied"], {"rows": (8, 8)}
     one = alone(case, **options)
     tables: list[dict[str, str]] = [
@@ -251,7 +251,7 @@ def check_what_is_changed_in_place_between_two_layers_is_right(ranks: Any) -> No
 
 
 def check_the_plan_is_that_of_the_first_rank(ranks: Any) -> None:
-    """Another machine may find that a trial came out a little differently; with two plans the ranks would wait for ever."""
+    """On another machine a trial may differ a little; with two plans the ranks would wait for ever."""
 
     def nothing(*arguments: Any) -> Any:
         raise AssertionError("only the first rank tries")
@@ -305,7 +305,7 @@ def _with_auxiliary(output: Any, target: Tensor) -> Tensor:
 
 
 class Narrow(nn.Module):
-    """Computes in bfloat16 by itself, or normalises over the batch by hand."""
+    """Computes in bfloat16, or normalises over the batch by hand."""
 
     def __init__(self, *, narrow: bool) -> None:
         super().__init__()
@@ -345,7 +345,7 @@ def check_the_trial_sees_what_training_sees(ranks: Any, sizes: Any = (2,)) -> No
         before = copy.deepcopy(spread.state_dict())
         par = _tensor_of(spread, batch, _with_auxiliary if mode else F.cross_entropy)
         assert "colwise: up" in par.explain()
-        # The trial has left statistics and modes as they were.
+        # The trial has not changed statistics and modes.
         after = par.full_state_dict()
         assert all(torch.equal(value, after[name]) for name, value in before.items())
         assert all(part.training == mode for part in spread.modules())

@@ -1,4 +1,4 @@
-"""One rank fails, and every rank ends soon and says why. Programs of their own: nobody survives them."""
+"""One rank fails, and every rank ends soon with the reason. Separate programs, because none survives."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def spread(model, **options):
 pytestmark = pytest.mark.timeout(900)
 
 
-#: For those where nobody answers any more: how long a rank waits is no part of what they say.
+#: For ranks that get no answer any more: their messages do not depend on how long they wait.
 IMPATIENT = """
 from paceline.parallel import failure
 failure.GRACE_S = 1.0

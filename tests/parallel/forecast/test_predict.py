@@ -43,7 +43,7 @@ def measured(**changed: object) -> Measured:
 @pytest.mark.promise("auto-takes-fastest-layout-fits")
 def test_forecast_follows_its_formulas() -> None:
     data = forecast(measured(), resolve(DataParallel(2), 2), 4, 4)
-    # Four rows lie on the line through (2, 4 ms) and (8, 10 ms).
+    # Four rows are on the line through (2, 4 ms) and (8, 10 ms).
     assert data.parameter_bytes == data.gradient_bytes == 16 * MIB
     assert data.optimizer_bytes == 32 * MIB
     assert data.activation_bytes == 16 * MIB
@@ -88,5 +88,5 @@ def test_each_layout_of_a_worker_count_is_forecast_once() -> None:
     lines = table([one for _, one in found.values()], 60 * MIB, "FullyShard(4)")
     assert len(lines) == 9
     assert sum(line.startswith("* ") for line in lines) == 1
-    # What needs more than there is: 64 MiB of states on each.
+    # A strategy that needs more than the memory: 64 MiB of states on each.
     assert next(line for line in lines if " DataParallel(4) " in line).startswith("- ")

@@ -47,7 +47,7 @@ def made(
 
 
 def words(rows: int) -> dict[str, Tensor]:
-    """Tokens with padding, and labels with what does not count."""
+    """Tokens with padding, and labels with ignored positions."""
     drawn = torch.randint(3, WORDS, (rows, LENGTH))
     mask = torch.ones_like(drawn)
     for row in range(rows):
@@ -94,7 +94,7 @@ def classes(output: Any, labels: Tensor) -> Tensor:
 
 
 def count(labels: Tensor) -> Tensor:
-    """The labels that a decoder is trained to give: the first is the next one of none."""
+    """Return the labels that a decoder is trained to give: the first is the next one of none."""
     return (labels[:, 1:] != -100).sum()
 
 
@@ -106,7 +106,7 @@ def count_all(labels: Tensor) -> Tensor:
 BY_HAND = {
     "context": "on context 2 the model can't compute the first rows .*, which it can in one process: .*modeling_|mask"
 }
-#: What comes before in a sequence goes into what comes behind, and by no attention.
+#: Earlier positions of a sequence influence later ones, and not by attention.
 IN_ORDER = {"context": r"before the first step.* F\.scaled_dot_product_attention .* let attention alone mix places"}
 
 

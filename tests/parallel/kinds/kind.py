@@ -46,7 +46,7 @@ LAYOUTS: dict[str, tuple[int, Any]] = {
     "shard@context": (4, FullyShard(2) @ ContextParallel(2)),
     "data@expert": (4, DataParallel(2) @ ExpertParallel(2)),
 }
-#: Those for sequences or mixtures alone: of other kinds there is nothing to be said.
+#: Layouts for sequences or mixtures only: they do not apply to other kinds.
 RARE = {"context", "expert", "data@context", "shard@context", "data@expert"}
 
 
@@ -86,7 +86,7 @@ class Trained:
     state: Mapping[str, Tensor]
 
     def apart(self, other: Trained) -> tuple[float, str]:
-        """The largest distance, and what it is of."""
+        """Return the largest distance, and the name of its value."""
         found = [(abs(a - b), "loss") for a, b in zip(self.losses, other.losses, strict=True)]
         mine, theirs = self.state, other.state
         assert set(mine) == set(theirs), f"names on one side alone: {sorted(set(mine) ^ set(theirs))}"
@@ -167,7 +167,7 @@ def together(kind: Kind, strategy: Any, **options: Any) -> Trained:
 
 
 def judged(kind: Kind, layout: str, one: Trained | None) -> str:
-    """What is wrong with this kind on this layout; "" if nothing is. Called on all ranks. one: what a plain loop gives."""
+    """Return the error of this kind on this layout, or "". Called on all ranks. one: the result of a plain loop."""
     refusal = kind.refusal(layout)
     try:
         many = together(kind, LAYOUTS[layout][1])

@@ -56,7 +56,7 @@ def named(rows: int) -> dict[str, Tensor]:
 
 
 class Tower(nn.Module):
-    """Some blocks and a head; what a subclass does differently stands in its own forward."""
+    """Some blocks and a head; a subclass has its differences in its own forward."""
 
     def __init__(self, block: Callable[[], nn.Module] | None = None, depth: int = 3) -> None:
         super().__init__()
@@ -438,7 +438,7 @@ class Unet(nn.Module):
         return self.last(x).mean((2, 3))
 
 
-# What models return
+# Return values of models
 
 
 @dataclass
@@ -472,7 +472,7 @@ class ReturnsDict(Tower):
 
 
 class OwnLoss(Tower):
-    """Takes the labels, and gives the loss in the way that is asked for."""
+    """Takes the labels, and returns the loss in the requested way."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -518,7 +518,7 @@ class Experts(nn.Module):
 
 
 class Mixture(nn.Module):
-    """A mixture that gives the sum of its experts' outputs, and what its router thinks."""
+    """A mixture that returns the sum of its experts' outputs, and the output of its router."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -840,7 +840,7 @@ KINDS: dict[str, Kind] = {
         optimizer=lambda params: torch.optim.Adafactor(params, lr=1e-2),
         refused={"shard": "Adafactor looks at whole matrices", "tensor": "Adafactor looks at whole matrices"},
     ),
-    # It computes in bfloat16 by itself, and in float64 it is equal.
+    # It computes in bfloat16; in float64 it is equal.
     "muon": Kind(make=Tower, batch=vectors, optimizer=muon, limit=1e-3, steps=3),
     "muon-wide": Kind(make=Tower, batch=vectors, optimizer=wide_muon),
     "sum": Kind(

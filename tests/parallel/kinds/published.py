@@ -39,7 +39,7 @@ def maps(rows: int) -> tuple[Tensor, Tensor]:
 
 
 def same(rows: int) -> tuple[Tensor, Tensor]:
-    """Images that are to be given back."""
+    """Return images that the model has to reproduce."""
     x = torch.rand(rows, 3, 16, 16)
     return x, x.clone()
 
@@ -301,7 +301,7 @@ class Ghost(nn.Module):
 
 
 class Nested(nn.Module):
-    """UNet++: what lies between is kept in a dict by its place."""
+    """UNet++: intermediate values are kept in a dict by position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -460,7 +460,7 @@ def margin(output: Tensor, target: Tensor) -> Tensor:
 
 
 class Masked(nn.Conv2d):
-    """PixelCNN's convolution, which does not see what comes later."""
+    """PixelCNN's convolution, which does not see later pixels."""
 
     def __init__(self, kind: str, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -1186,7 +1186,7 @@ class Reversible(nn.Module):
 
 
 class Switch(nn.Module):
-    """A mixture of experts of which each place has one; the rows of an expert are looked up by index."""
+    """A mixture of experts with one for each position; the rows of an expert are looked up by index."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1312,7 +1312,7 @@ class Decomposed(nn.Module):
 
 
 class Stacks(nn.Module):
-    """N-BEATS: each block takes away what it explains, and the forecasts are summed."""
+    """N-BEATS: each block subtracts what it explains, and the forecasts are summed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1333,7 +1333,7 @@ class Stacks(nn.Module):
 
 
 class Patches(nn.Module):
-    """PatchTST: each channel by itself, in patches that overlap, normalised by its own numbers."""
+    """PatchTST: each channel separately, in overlapping patches, normalised by its own numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1459,7 +1459,7 @@ class Collaborative(nn.Module):
 
 
 class Graph(nn.Module):
-    """Messages between neighbours, in the way that is asked for, and the mean of the nodes."""
+    """Messages between neighbours, in the requested way, and the mean of the nodes."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -1571,7 +1571,7 @@ class Sets(nn.Module):
         return self.fc(self.pool(self.seed.expand(len(x), -1, -1), x, x)[0].squeeze(1))
 
 
-# Functions, and what is learned of a gradient.
+# Functions, and learned gradients.
 
 
 class Sine(nn.Module):
@@ -1588,7 +1588,7 @@ class Sine(nn.Module):
 
 
 class Radiance(nn.Module):
-    """NeRF: points along each ray, and colours that are added up by what lies before them."""
+    """NeRF: points along each ray, and colours that are summed with the density of the points before them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1636,7 +1636,7 @@ class DeepONet(nn.Module):
 
 
 class Informed(nn.Module):
-    """A PINN: its own gradient by its input is a part of what it gives."""
+    """A PINN: the gradient by its input is a part of its output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1758,7 +1758,7 @@ class Siamese(nn.Module):
 
 
 class Denoise(nn.Module):
-    """A small UNet that is told the time."""
+    """A small UNet that gets the time."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ def main(folder: str, strategy: str, width: str, blocks: str, margin_mib: str, w
 
     # What torch loads on first use belongs to the program, not to the model.
     parallel(16, 5, None).step(given[0])
-    # Garbage of that step must not be collected in the middle of what is measured.
+    # Garbage of that step must not be collected during the measurement.
     gc.collect()
     base = status("VmRSS")
     limit = status("VmData") + int(margin_mib) * MIB

@@ -39,7 +39,7 @@ def taken(report: dict[str, object]) -> int:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the weights of a training that shards the model, and with what its workers report."""
+    """Return a folder with the weights of a training that shards the model, and with its workers' reports."""
     require_engine("torch", find_spec("torch"))
     folder = tmp_path_factory.mktemp("limited")
     trained(folder, "FullyShard")
@@ -58,7 +58,7 @@ def test_model_larger_than_one_workers_memory_is_trained_and_saved(saved: Path) 
     assert abs(losses[0] - reports[0]["after"]) > 1e-3  # type: ignore[index, operator]
     for report in reports:
         assert taken(report) < MARGIN_MIB * MIB
-        # What a worker takes is what was planned, within a tenth; what the interpreter and torch take is no part of the plan.
+        # A worker uses the planned memory within a tenth; that of the interpreter and torch is no part of the plan.
         planned = int(str(report["base"])) + int(str(report["planned"]))
         assert abs(int(str(report["peak"])) - planned) <= 0.1 * planned, report
 

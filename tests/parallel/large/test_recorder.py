@@ -1,4 +1,4 @@
-"""What a constructor does under `parallel.empty()` is done again, for each parameter by itself."""
+"""The calls of a constructor under `parallel.empty()` are repeated, for each parameter separately."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_empty_model_keeps_ties_constants_and_initializers_of_its_constructor() 
     model = built()
     assert model.words.weight.is_meta
     assert model.head.weight is model.words.weight
-    # What is no parameter, and small ones that were made with values, are there at once.
+    # Buffers, and small tensors made with values, exist at once.
     assert model.table.tolist() == [0, 1, 2, 3, 4, 5]
     assert model.scale.tolist() == [0.5] * 3
     parallel.initialise(model)
@@ -53,11 +53,11 @@ def test_initial_values_depend_only_on_seed_and_parameter_name() -> None:
         assert torch.equal(value, two.state_dict()[name]), name
     assert not torch.equal(one.plain.weight, other.plain.weight)
     assert not torch.equal(one.plain.weight.flatten()[:30], one.cut.flatten()[:30])
-    # One parameter by itself has the numbers that it has among all.
+    # A parameter that is made alone has the same numbers as among all.
     model = built()
     values = values_of.TensorValues(model, 1)
     assert torch.equal(values.whole("cut"), one.cut)
-    # And torch's own generator is left where it was.
+    # Torch's own generator is unchanged.
     before = torch.get_rng_state()
     parallel.initialise(built(), 1)
     assert torch.equal(before, torch.get_rng_state())

@@ -1,4 +1,4 @@
-"""Hugging Face's models are built without values, and what is saved is what `from_pretrained` loads."""
+"""Hugging Face's models are built without values, and `from_pretrained` loads the saved files."""
 
 from __future__ import annotations
 

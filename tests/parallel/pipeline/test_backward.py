@@ -1,4 +1,4 @@
-"""What is said where a stage can't go back through a block."""
+"""The error if a stage can't run the backward pass through a block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ torch = late("torch")
 
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
-    """What loads torch is imported before the first test: collecting the tests loads none."""
+    """Import the modules that load torch before the first test: collecting the tests loads none."""
     global _explained
     from paceline.parallel.pipeline.stages import _explained
 

@@ -41,6 +41,6 @@ def test_text_drawing_aligns_two_digit_microbatches() -> None:
     lines = draw_text(simulate("1f1b", 2, 11), 2).splitlines()
     assert "F10" in lines[0]
     first, second = (line.partition("  ")[2] for line in lines)
-    # Each cell is four characters wide, so that one stands below the other.
+    # Each cell is four characters wide, so that equal columns are aligned.
     assert first[4:7] == "F1 "
     assert second[4:7] == "F0 "

@@ -1,4 +1,4 @@
-"""How far two tensors lie apart, with what is not a finite number among them."""
+"""The distance of two tensors, also with infinite numbers and NaN."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ own = late("tests.parallel.tensor.models")
 
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
-    """What loads torch is imported before the first test: collecting the tests loads none."""
+    """Import the modules that load torch before the first test: collecting the tests loads none."""
     require_engine("torch", find_spec("torch"))
     global tied_parameters, TensorPlan, find_plan, fold, plan_from_table
     from paceline.parallel import tied_parameters

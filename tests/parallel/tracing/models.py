@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Blocks(nn.Module):
-    """Four blocks and whatever `forward` a test gives it."""
+    """Four blocks and the `forward` of a test."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A copy of a model that follows what is set on the model."""
+"""A copy of a model that follows changes of the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ torch, nn = late("torch"), late("torch.nn")
 
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
-    """What loads torch is imported before the first test: collecting the tests loads none."""
+    """Import the modules that load torch before the first test: collecting the tests loads none."""
     global AttributeMirror, Fingerprint, attributes_kept
     from paceline.parallel.tracing.fake_model import AttributeMirror, attributes_kept
     from paceline.parallel.tracing.fingerprint import Fingerprint
@@ -24,7 +24,7 @@ def test_new_tensor_at_a_reused_address_is_recognized():
     model.mask, copied.mask = torch.tensor(-1.0), torch.tensor(-1.0)
     mirror = AttributeMirror(model, copied, by_version=True)
     for step in range(20):
-        # In between, the tensor whose fingerprint was taken goes, and the next but one comes to lie where it lay.
+        # In between, the fingerprinted tensor is freed, and the next but one gets its memory.
         for value in (float(step), step + 0.5):
             model.mask = torch.tensor(value)
         mirror.follow(torch.clone)

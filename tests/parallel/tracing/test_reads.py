@@ -1,4 +1,4 @@
-"""What is noted of the outer forward, in one process."""
+"""Records of the outer forward, in one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ torch, models = late("torch"), late("tests.parallel.tracing.models")
 
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
-    """What loads torch is imported before the first test: collecting the tests loads none."""
+    """Import the modules that load torch before the first test: collecting the tests loads none."""
     global Tracer
     from paceline.parallel.tracing.trace import Tracer
 
@@ -75,7 +75,7 @@ def test_changed_number_is_traced_again_without_running_blocks() -> None:
     assert models.Counted.calls == calls
     assert first.digest != second.digest
     assert digest != second.reads.digest
-    # What is set on a block itself may change what it gives.
+    # An attribute set on a block may change its output.
     model.blocks[1].gain = 2.0
     tracer.trace((x,), {})
     assert models.Counted.calls > calls

@@ -1,4 +1,4 @@
-"""Stages hold what they use, under original names; what skips a stage is carried through it."""
+"""Stages hold the parameters that they use, under original names; values that skip a stage are carried through it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ torch, models, parts = late("torch"), late("tests.parallel.models"), late("tests
 
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
-    """What loads torch is imported before the first test: collecting the tests loads none."""
+    """Import the modules that load torch before the first test: collecting the tests loads none."""
     global Boundaries, Mark, joined, split, stage_module
     from paceline.parallel.tracing.boundaries import Boundaries, Mark
     from paceline.parallel.tracing.segments import joined, split, stage_module
@@ -43,7 +43,7 @@ def test_parameters_keep_their_names_and_their_identity() -> None:
     assert {"tok.weight", "pos.weight", "blocks.1.q.weight"} <= set(names[0])
     assert {"blocks.2.q.weight", "norm.weight", "head.weight"} <= set(names[1])
     assert set(names[0]) | set(names[1]) == set(whole)
-    # In the model's order, on every rank alike, whatever order a set of names has.
+    # In the model's order, the same on every rank, for any order of a set of names.
     assert names[0] == [name for name in whole if name in names[0]]
 
 

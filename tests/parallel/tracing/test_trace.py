@@ -1,4 +1,4 @@
-"""What an outer forward may do, and what it may not: the parts of a model give what the whole gives."""
+"""What an outer forward may do, and what it may not: the parts of a model have the output of the whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ own, parts = late("tests.parallel.tracing.models"), late("tests.parallel.tracing
 
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
-    """What loads torch is imported before the first test: collecting the tests loads none."""
+    """Import the modules that load torch before the first test: collecting the tests loads none."""
     global Tracer, key_of
     from paceline.parallel.tracing.trace import Tracer, key_of
 

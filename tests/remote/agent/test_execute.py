@@ -1,4 +1,4 @@
-"""What serves a command beside a worker, on the node, with its files on both sides played by the test."""
+"""The server of a command beside a worker on the node; the test plays both sides' files."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_terminal_is_resized_on_request(serve):
 
 @pytest.mark.parametrize("how", ["told", "folder", "signal"])
 def test_disconnected_client_ends_the_command_and_its_children(serve, how):
-    # It ignores the hang-up, and so does what it has started in a session of its own.
+    # It ignores the hang-up, and so does the process that it has started in a separate session.
     channel = serve("sh", "-c", "trap '' HUP; setsid sleep 600 & echo $!; wait")
     wait_until(lambda: channel.said("out").endswith(b"\n"), "it runs")
     child = int(channel.said("out"))

@@ -37,7 +37,7 @@ def test_received_tree_keeps_modes_times_and_links(tmp_path):
 
 
 def test_remove_deletes_files_and_links_too(tmp_path):
-    # Story: the doctor's file by which it sees what nodes share stayed on the first node, one more each time.
+    # Story: the doctor's file that shows which files nodes share stayed on the first node, one more each time.
     write_tree(tmp_path, {"tree/kept": "x", "file": "y"})
     os.symlink(tmp_path / "tree", tmp_path / "link")
     for name in ("file", "link", "nothing"):

@@ -17,7 +17,7 @@ from tests.helpers import wait_until, write_tree
 
 
 class Sent:
-    """Stands for the way out: keeps what is put there. on_part: called with each piece of a file."""
+    """Stands for the connection to the supervisor: keeps the sent files. on_part: called with each piece of a file."""
 
     def __init__(self) -> None:
         self.frames: list[dict[str, Any]] = []

@@ -10,7 +10,7 @@ from paceline.remote.agent import rsh
 
 @pytest.fixture
 def agent(short_path, monkeypatch):
-    """A socket that stands for the agent's; `rsh.py` is told of it."""
+    """A socket in place of the agent's; a variable tells `rsh.py` its path."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(short_path / "s"))
         listener.listen(1)

@@ -108,7 +108,7 @@ def test_unresponsive_agent_times_out_and_is_killed(open_link, tmp_path):
 
 
 def test_process_that_never_reads_counts_as_no_answer(open_link):
-    """It was told as a program that could not be started: the error at the time limit is an OSError as well."""
+    """Story: it was reported as a program that could not be started: the error at the time limit is an OSError as well."""
     with pytest.raises(LinkError, match=r"node-0: no agent answered within 0 s\."):
         open_link(words=["sleep", "600"], timeout_s=0)
 

@@ -1,4 +1,4 @@
-"""Whatever dies or is cut off: nothing that was started stays on a node, and the supervisor gets to know."""
+"""If any process dies or the network is cut, no process remains on a node, and the supervisor learns of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.remote.wire import frame
 from paceline.system import processes
 from tests.helpers import start_python, wait_until
 
-#: What takes 15 s otherwise.
+#: For limits of 15 s otherwise.
 QUICK_S = 1.0
 #: A command whose child has left its session and its parent, with both pids in `pids`.
 FAMILY = "setsid sh -c 'setsid sleep 600 & echo $! >> pids'; echo $$ >> pids; mv pids started; exec sleep 600"

@@ -115,8 +115,8 @@ def test_link_kills_all_its_processes_and_the_agent_stays(link, tmp_path):
 
 
 def start_beside(run_id: str) -> subprocess.Popen[str]:
-    """A process that no agent has started, of a run, and what it has started itself: its first line says which pid."""
-    # It reads, or it would end by itself when its child is killed before it.
+    """Start a process of a run without an agent, and a child of it, whose pid is its first line."""
+    # It reads, so that it does not end when its child is killed first.
     script = "env -i sleep 60 & echo $!; wait; read -r _"
     environment = {**os.environ, "PACELINE_RUN_ID": run_id}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -204,7 +204,7 @@ def test_link_queries_files_and_disk_of_the_node(link, tmp_path):
     assert ask(link, "disk", path=str(tmp_path))[0] > 0
     assert ask(link, "oom_kills") >= 0
     assert len(set(link.free_ports(3))) == 3
-    # What is used, now and between two looks.
+    # The use at this moment, and between two looks.
     assert ask(link, "load", gpus=[])["memory_gib"] > 0
     wait_until(lambda: "cpu_percent" in ask(link, "load", gpus=["0"]), "the kernel has counted")
 

@@ -452,7 +452,7 @@ def left_behind(nodes, folder, library, *, files=(("outputs/model", 3),)) -> Pat
     for name, size in files:
         write_tree(seen.run_dir, {name: "x" * size})
     nodes.close()
-    assert read.record(folder).status == states.FAILED  # nobody holds its lock
+    assert read.record(folder).status == states.FAILED  # no process holds its lock
     return seen.run_dir
 
 

@@ -15,7 +15,7 @@ from paceline.remote.link.rsh_calls import RshCalls
 
 
 class FakeLink:
-    """A node's link. may_start: lets the answer to `start` come; on_start: what happens on the node before that."""
+    """A node's link. may_start: allows the answer to `start`; on_start: called on the node before that."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -5,7 +5,7 @@ from paceline.remote.link.sending import ask_each
 
 
 class FakeLink:
-    """A link that records what it sends and waits for, and gives one answer."""
+    """A link that records its messages and waits, and gives one answer."""
 
     def __init__(self, name, seen, answer):
         self.name, self._seen, self._answer = name, seen, answer

@@ -9,7 +9,7 @@ import pytest
 from paceline.remote.replica.apply import Replica, ReplicaError
 from paceline.system.files import json_lines
 
-#: What this machine alone writes.
+#: Files that only this machine writes.
 OWN = (
     "target.json",
     "engine.json",
@@ -249,7 +249,7 @@ def test_received_file_and_folder_replace_each_other(here, copy):
         replica.apply(*part("outputs/a/x", b"x"))
     copy.apply(*part("outputs/a", b"y", key=3))
     assert (copy.top / "outputs/a").read_text() == "y"
-    # What is in a folder may be another node's.
+    # Files in a folder may belong to another node.
     with pytest.raises(OSError, match="not empty"):
         here.apply(*part("outputs/a", b"y", key=3))
     assert (here.top / "outputs/a/x").read_text() == "x"

@@ -1,4 +1,4 @@
-"""What is new in one folder, applied to another: after each look both are alike."""
+"""Changes in one folder, applied to another: after each look both are equal."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_folder_that_replaces_a_users_link_is_sent(two: Two) -> None:
 
 
 def whole(two: Two, name: str, meanwhile: str) -> list[dict[str, Any]]:
-    """The frames of a file that is written anew after its first piece was read."""
+    """Return the frames of a file that is rewritten after its first piece was read."""
     path, found = two.there / name, []
     for one in two.changes.large():
         assert one is not None
@@ -330,7 +330,7 @@ def change_something(rnd: random.Random, top: Path) -> None:
             (top / above).mkdir()
     if name in LOGS:
         if path.exists() and rnd.random() < 0.3:
-            # The old one is kept, lest the new one gets its number.
+            # The old file is kept, so that the new one can't get its inode number.
             os.link(path, path.with_name(f".old{rnd.random()}"))
             path.with_name(".beside").write_bytes(text)
             os.replace(path.with_name(".beside"), path)
@@ -357,7 +357,7 @@ def change_something(rnd: random.Random, top: Path) -> None:
 def test_random_changes_leave_both_folders_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_asked: bool
 ) -> None:
-    """Also where the other side keeps what is known, asks again and again, and the answer breaks off anywhere."""
+    """Also if the other side keeps its state and asks again and again, and the answer breaks off anywhere."""
     monkeypatch.setattr(changes_module, "QUIET_S", 0.0)
     monkeypatch.setattr(changes_module, "CHUNK_BYTES", 7)
     for seed in range(60):

@@ -112,7 +112,7 @@ def test_transferred_run_passes_on_its_packed_trees(folder: RunFolder, store: pl
     assert again.manifest == first.manifest
     assert list(again.files[tree]) == ["1.txt"]
 
-    # From a datastore, each node takes it by itself.
+    # From a datastore, each node fetches it itself.
     write_json(folder.carried, replace(first.manifest, store={"url": "/store"}).to_json())
     assert packed(folder, store.path("a")).files == {}
 
@@ -162,7 +162,7 @@ def test_linked_source_is_packed_without_secrets(folder: RunFolder, tmp_path: Pa
     }
     assert packing.manifest.trees == sorted(packing.files)
     assert Manifest.from_json(json.loads(json.dumps(packing.manifest.to_json()))) == packing.manifest
-    # Equal content has the same name wherever it lies, so it is sent once.
+    # Equal content has the same name in any folder, so it is sent once.
     again = pack_run(folder)
     assert again is not None
     assert again.manifest == packing.manifest

@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> pl.Datastore:
 def bring(
     tmp_path: Path, *inputs: DataReference, between: str | None = None, packages: tuple[str, ...] = ()
 ) -> Arrived:
-    """A run in another workspace, with what its job takes along; or with that in the folder of a datastore."""
+    """Make a run in another workspace, with the files of its job; or with them in the folder of a datastore."""
     here, fd = make_run(tmp_path / "ws" / "runs")
     os.close(fd)
     there = RunFolder(tmp_path / "there" / "runs" / here.run_id)

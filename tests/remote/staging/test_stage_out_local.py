@@ -1,4 +1,4 @@
-"""Outputs of a run that was elsewhere, stored on this machine by whoever looks."""
+"""Outputs of a run on another machine, stored on this machine by any reader."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_storing_killed_after_the_last_file_only_records_the_end(trip: Trip, mon
 
 def test_foreign_files_are_not_replaced_and_the_run_fails(trip: Trip) -> None:
     trip.come_back()
-    write_tree(trip.stored, {"a.pt": "one"})  # the same content, and all the same not its own
+    write_tree(trip.stored, {"a.pt": "one"})  # the same content, but a separate file
     settle(trip.folder)
 
     assert trip.record.failure is not None

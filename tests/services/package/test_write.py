@@ -1,4 +1,4 @@
-"""A packaged service: what its folder has, and that it serves where there is no Paceline."""
+"""A packaged service: the content of its folder, and that it serves without Paceline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SERVER = ("starlette", "uvicorn", "anyio", "click", "h11", "idna", "typing_exte
 
 @pytest.fixture
 def bare(tmp_path: Path) -> dict[str, str]:
-    """Variables by which this Python's base has what requirements.txt names, and no Paceline."""
+    """Return variables with which this Python's base has the packages of requirements.txt, and no Paceline."""
     folder = tmp_path / "installed"
     folder.mkdir()
     for name in _SERVER:
@@ -64,7 +64,7 @@ def test_package_serves_without_an_installed_paceline(
 ) -> None:
     Model.register(workspace, source / "two.txt", "factor")
     folder = workspace.package("factor:1", tmp_path / "away", entry_script=source / "score.py", workers=2)
-    # Nothing in it depends on where it was made.
+    # It does not depend on the place where it was made.
     moved = folder.rename(tmp_path / "elsewhere")
     for path in moved.rglob("*"):
         if path.is_file():
@@ -189,7 +189,7 @@ def test_package_can_overwrite_an_earlier_package(workspace: Workspace, source: 
 
 @pytest.mark.promise("package-written-beside-script-does")
 def test_package_written_beside_its_script_does_not_contain_itself(workspace: Workspace, source: Path) -> None:
-    """As it is mostly asked for: in the script's folder, which had become a part of it with the model once more."""
+    """Story: users often want it in the script's folder, where it became a part of itself, with the model once more."""
     for overwrite in (False, True):
         made = workspace.package(
             source / "two.txt", source / "away", entry_script=source / "score.py", overwrite=overwrite

@@ -1,4 +1,4 @@
-"""What comes from outside: right and wrong requests at a real server, which goes on after each."""
+"""Requests from outside: valid and invalid ones at a real server, which goes on after each."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read_all(made: socket.socket) -> bytes:
 
 
 def read_to(made: socket.socket, end: bytes) -> bytes:
-    """What comes up to these bytes: head and body may come one after the other."""
+    """Return the bytes up to these: head and body may come separately."""
     found = b""
     while end not in found:
         part = made.recv(65536)
@@ -239,7 +239,7 @@ def test_each_request_has_a_line_with_its_id(server):
         time.sleep(0.05)
     line = next(line for line in server.log.splitlines() if "my-own-id" in line)
     assert " POST /score 200 11 " in line
-    # One that is refused, too, with the size of what it was told.
+    # A refused request, too, with the size of its answer.
     refused = server.score("x" * 2_000_000, headers={"x-request-id": "refused-id"})
     while "refused-id" not in server.log and time.monotonic() < deadline:
         time.sleep(0.05)

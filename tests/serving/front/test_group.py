@@ -211,7 +211,7 @@ def test_running_request_is_answered_after_sigterm_within_the_limit(tmp_path):
 
 @pytest.mark.promise("update-new-model-more-processes")
 def test_listening_socket_is_passed_to_another_server_without_a_lost_request(tmp_path):
-    """Both inherit it; the first is told by SIGUSR1 to leave what comes from now on to the second."""
+    """Both inherit it; by SIGUSR1 the first leaves new connections to the second."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         os.set_inheritable(listener.fileno(), True)
 

@@ -133,7 +133,7 @@ def test_a_process_that_has_grown_is_replaced_and_no_request_is_lost(tmp_path):
             server.wait(lambda state: pids(server) and before not in pids(server))
             calls.wait_for(20)
         assert set(calls.outcomes) == {200}
-        # It may be looked at while it grows.
+        # The check may come while the memory grows.
         assert re.search(r"it has (2[5-9]|3)\d+ MiB in memory, more than", server.log)
         assert 'reason="memory"} 1' in server.client.get("/metrics").text
 
@@ -260,7 +260,7 @@ def test_batching_script_gets_the_waiting_requests(tmp_path, kind):
 
 
 def leave(server, body: bytes) -> socket.socket:
-    """A connection that has sent a request; whoever closes it is gone."""
+    """Open a connection that has sent a request; a client that closes it is gone."""
     made = socket.create_connection(("127.0.0.1", server.state["port"]), timeout=PATIENCE_S)
     made.sendall(b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
     return made

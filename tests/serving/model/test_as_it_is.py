@@ -96,10 +96,10 @@ def test_inference_protocol_v2_endpoints_answer(classifier):
         predicted, likely = found["outputs"]
         assert predicted == {"name": "predict", "shape": [2], "datatype": "BYTES", "data": ["no", "yes"]}
         assert (likely["shape"], likely["datatype"], len(likely["data"])) == ([2, 2], "FP64", 4)
-    # What is told of the outputs is what comes.
+    # The described outputs equal the real ones.
     told = {each["name"]: (each["datatype"], each["shape"]) for each in metadata["outputs"]}
     assert told == {"predict": ("BYTES", [-1]), "predict_proba": ("FP64", [-1, 2]), "decision_function": ("FP64", [-1])}
-    # Errors have the protocol's own key, whoever answers.
+    # Errors have the protocol's own key, from the front and from the model.
     for method, path, status, said in (
         ("POST", "/v2/models/none/infer", 404, "there is no model at '/v2/models/none/infer'."),
         ("GET", "/v2/models/none", 404, "there is no model at '/v2/models/none'."),
@@ -133,7 +133,7 @@ def test_invalid_tensors_return_400(classifier, inputs, said):
 
 
 def test_waiting_requests_are_batched_into_one_model_call(tmp_path):
-    """While one call of the model goes on, others come; each gets its own rows, and a wrong one spoils nobody's answer."""
+    """During one call of the model other requests come; each gets its own rows, and a wrong one spoils no other answer."""
     from concurrent.futures import ThreadPoolExecutor
 
     (tmp_path / "src").mkdir()
@@ -226,7 +226,7 @@ def test_torchscript_and_exported_programs_are_served(tmp_path, name, platform, 
         with warnings.catch_warnings():
             # TorchScript is deprecated from torch 2.10 on.
             warnings.simplefilter("ignore", DeprecationWarning)
-            # The check would run the model again, and compare the two with what takes a second to load.
+            # The check would run the model again, and compare with a module that takes a second to load.
             traced = torch.jit.trace(model, torch.zeros(1, 2), check_trace=False)
             torch.jit.save(traced, tmp_path / "model" / name)
     else:
@@ -242,7 +242,7 @@ def test_torchscript_and_exported_programs_are_served(tmp_path, name, platform, 
         found = server.client.post("/v2/models/digits/infer", json={"inputs": [tensor([1, 2], [1, 2])]}).json()
         assert found["outputs"][0]["data"] == pytest.approx(wanted[0], rel=1e-4)
         assert server.score([[1, 2, 3]]).status_code == 400
-        # Several map the one file; one alone has nobody to share it with.
+        # Several map the one file; a single one shares it with none.
         for each in server.state["workers"]:
             assert (str(tmp_path / "shared") in Path(f"/proc/{each['pid']}/maps").read_text()) == (workers > 1)
     assert not (tmp_path / "shared").exists()

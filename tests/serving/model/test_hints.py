@@ -1,4 +1,4 @@
-"""Type hints held against JSON values: what is let through, as what, and what a wrong value is told."""
+"""Type hints compared with JSON values: accepted values, their types, and the error for a wrong value."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def reported(*ends: WorkerEnd, oom_killed: bool = False, disk_full: bool = False
     return worker_report("digits_1_2", 1, ends, oom_killed=oom_killed, disk_full=disk_full)
 
 
-# What workers say that lost another one, as the frameworks write it.
+# Messages of workers that lost another one, as the frameworks write them.
 GLOO = "../third_party/gloo/gloo/transport/tcp"
 NCCL = "../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1691"
 TF = "tensorflow.python.framework.errors_impl"
@@ -70,7 +70,7 @@ LOST = [
     "BrokenPipeError: [Errno 32] Broken pipe",
 ]
 
-# What workers say whose fault it is.
+# Messages of workers that name the guilty one.
 OWN = [
     "ValueError: bad batch",
     "AssertionError",
@@ -176,7 +176,7 @@ def test_worker_killed_from_outside_is_blamed():
 
 
 def test_victim_report_names_the_worker_that_exited_with_0():
-    # One rank left the loop early, with exit code 0: nobody failed but those that waited for it.
+    # One rank left the loop early, with exit code 0: only the ranks that waited for it failed.
     report = reported(exited(0, 0, 2.0), raised(1, LOST[0], at=3), exited(2, 0, 2.0))
     assert report.rank == 1
     assert "Before that, rank 0, 2 had ended with exit code 0." in report.message

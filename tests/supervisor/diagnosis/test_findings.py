@@ -105,7 +105,7 @@ def test_rank_that_ended_for_a_resize_is_not_blamed_for_a_lost_node(found):
     left = {rank: error("SystemExit: 79", at=1.0, exit_code=79) for rank in range(2)}
     told = report(found(launch=launch, errors=left, lost={0: "gone"}, **values))
     assert (told.cause, told.node) == ("node_lost", "node-0")
-    # Before anybody has noticed the loss: what is asked for is that the attempt ended with this code.
+    # Before any rank has noticed the loss: the attempt ended with the exit code of a loss.
     assert report(found(launch=launch, errors=left, **values)).exit_code == 79
 
 
@@ -150,5 +150,5 @@ def test_out_of_memory_report_has_the_memory_use(found):
     assert told.message.endswith(
         f"{said} By parallelize's plan: parameters 4.0 GiB; the rest is activations, data and what libraries keep."
     )
-    # Of another failure nothing of it is said.
+    # The message of another failure does not mention it.
     assert "held" not in report(found(errors={0: WRONG}, samples=(seen,))).message

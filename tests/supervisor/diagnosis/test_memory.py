@@ -1,4 +1,4 @@
-"""What is said of a worker that had no memory left."""
+"""The message on a worker that ran out of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files, as they lie in the outputs of a sweep."""
+"""The files in the outputs of a sweep."""
 
 from __future__ import annotations
 

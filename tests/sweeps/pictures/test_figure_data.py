@@ -55,7 +55,7 @@ def test_figure_of_several_metrics_has_a_history_for_each_and_a_pareto_front():
     (front,) = drawn.fronts
     on_front = {trial.number for trial in best_trials(trials, SPEC_OF_TWO)}
     assert len(front.best) == len(on_front) > 1
-    # Both are to be small: on the front, what is better in one is worse in the other.
+    # Both are minimized: on the front, trials that are better in one are worse in the other.
     assert list(front.best) == sorted(front.best, key=lambda places: -places[1])
     assert {line.number for line in drawn.lines if line.shade == 1.0} == on_front
     shown = {number for number, _, _ in front.points}

@@ -1,4 +1,4 @@
-"""What policies are that pause trials."""
+"""Policies that pause trials."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_minimizing_equals_maximizing_the_negative(policy: Any) -> None:
         down = policy.stops(trials(*(tuple(-value for value in curve) for curve in curves)), "minimize")
         assert list(up) == list(down)
         stopped += len(up)
-        # Nobody is worse than itself: the best of all that came to its interval goes on.
+        # No trial is worse than itself: the best of all that reached its interval continues.
         assert len(up) < 8
     assert stopped
 
@@ -109,7 +109,7 @@ def test_median_policy_handles_negative_and_minimized_metrics() -> None:
 
 
 def test_averages_cover_values_up_to_the_interval() -> None:
-    # At interval 1 the others stand at 0.1 and 0.2, whatever they came to.
+    # At interval 1 the others have 0.1 and 0.2, whatever their later values.
     curves = trials((0.1, 0.9, 0.9), (0.2, 0.9, 0.9), (0.16,), over=(0, 1))
     assert not MedianStopping().stops(curves, "maximize")
     assert list(MedianStopping().stops([*curves[:2], *trials((), (), (0.14,))[2:]], "maximize")) == [2]
@@ -147,7 +147,7 @@ def test_truncation_handles_negative_and_minimized_metrics() -> None:
 
 
 def test_best_value_of_ended_trials_counts_too() -> None:
-    # By their last values 2 would be the worst. Trial 0 has ended and is the worst of all: nobody is stopped in its place.
+    # By their last values 2 would be the worst. Trial 0 has ended and is the worst of all: no other is stopped in its place.
     curves = trials((0.1, 0.1), (0.3, 0.4), (0.5, 0.0), (0.6, 0.6), over=(0,))
     assert not TruncationSelection(truncation_percentage=25).stops(curves, "maximize")
     assert list(TruncationSelection(truncation_percentage=50).stops(curves, "maximize")) == [1]
@@ -231,7 +231,7 @@ def test_invalid_policy_parameters_are_refused(wrong: dict[str, Any]) -> None:
         ({"slack_amount": 0.25}, "maximize", -0.8, -1.06, -1.04),
         ({"slack_amount": 0.25}, "minimize", -0.8, -0.54, -0.56),
         ({"slack_factor": 0.25, "slack_amount": 0}, "maximize", 0.8, 0.63, 0.65),
-        # A ratio of nothing is nothing: what is not as good is stopped.
+        # A ratio of 0 is 0: a trial that is not as good is stopped.
         ({"slack_factor": 0.25}, "minimize", 0.0, 0.01, 0.0),
     ],
     ids=str,

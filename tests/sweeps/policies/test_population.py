@@ -80,7 +80,7 @@ def test_population_generation_starts_once_all_trials_have_finished_theirs() -> 
     there = population((0.5,) * 2, (0.9,) * 2, (0.1,), t2={"status": states.RUNNING})
     assert following(there) is None
     assert following(population((0.5,) * 2, (0.9,) * 2), is_last=False) is None
-    # Some of it has begun: the others follow, by the same results, whatever those have come to.
+    # Some copies have begun: the others follow, by the same results, although the trials have later ones.
     begun = all_following(population((0.5,) * 2, (0.9,) * 2, (0.1,) * 2, (0.2,) * 2))
     there = population((0.5,) * 2, (0.9,) * 2, (0.1,) * 2, (0.2,) * 2)
     for number in (0, 1):
@@ -102,10 +102,10 @@ def test_failed_and_nan_trials_are_replaced() -> None:
     }
     assert {begun[2].source, begun[3].source} <= {"s_0", "s_1"}
     assert "no finite number is number 4" in begun[3].why
-    # Where nobody came to anything, the failed stay failed, and the others go on.
+    # If no trial has a value, the failed stay failed, and the others go on.
     nothing = population((nan,) * 2, (nan,) * 2, t0={"status": states.FAILED})
     assert {number: one.source for number, one in all_following(nothing).items()} == {1: "s_1"}
-    # What was ended by hand is out of it.
+    # A trial that was canceled by hand is left out.
     assert 0 not in all_following(population((0.1,) * 2, (0.2,) * 2, t0={"status": states.CANCELED}))
 
 
@@ -176,7 +176,7 @@ def test_invalid_population_parameters_are_refused(wrong: dict[str, Any]) -> Non
 
 
 def beside(expression: Any, value: Any, factor: float) -> Any:
-    """The value that comes of `value` with this factor, and nothing drawn anew."""
+    """Return the value that this factor makes of `value`, without new draws."""
     space = Space({"x": expression})
     found = explored(space, space.chosen({"x": value}), random.Random(1), factors=[factor], resample=0)
     return space.values(found)["x"]
@@ -234,7 +234,7 @@ def test_mutation_keeps_the_chosen_branch_and_changes_its_values() -> None:
     for seed in range(20):
         after = space.values(explored(space, before, random.Random(seed)))
         assert set(after) == {"--momentum", "lr"}
-    # Names with or without dashes; what is not named stays, and is drawn for all the same.
+    # Names with or without dashes; unnamed hyperparameters keep their values, but draw numbers all the same.
     only = explored(space, before, random.Random(3), mutate=["momentum"])
     every = explored(space, before, random.Random(3))
     assert only["lr"] == before["lr"] != every["lr"]

@@ -36,7 +36,7 @@ def test_asha_promotion_continues_the_best_fraction_and_pauses_the_others() -> N
     assert found[2].why == "ASHA: its best of 0.3 after 3 values is among the best 1 of 3"
     down = POLICY.judge(trials((-0.1,) * 3, (-0.2,) * 3, (-0.3,) * 3), "minimize")
     assert [number for number, verdict in down.items() if verdict.rung] == [2]
-    # The first two can't be told from the best of three.
+    # The first two can't be distinguished from the best of three.
     assert [verdict.rung for verdict in POLICY.judge(trials((0.1,) * 3, (0.2,) * 3), "maximize").values()] == [None] * 2
     assert not ASHA(promote=True).stops(trials((0.1,) * 3, (0.2,) * 3, (0.3,) * 3), "maximize")
 
@@ -146,7 +146,7 @@ def test_simulated_promotion_finds_the_best_with_15_percent_of_the_epochs() -> N
         loss = power_laws(seed)
         epochs, found = simulated(POLICY, loss)
         assert chosen(found)[1] == best_without_policy(loss), seed
-        # Nobody waits any more who belongs to the best of its rung, and what was promoted has begun once more or run on.
+        # No trial among the best of its rung waits any more, and promoted ones have begun again or continued.
         assert all(trial.is_over for trial in found)
         spent.append(epochs / 8100)
     assert max(spent) <= 0.15

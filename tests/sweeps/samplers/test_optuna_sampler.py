@@ -191,7 +191,7 @@ def test_points_of_a_finite_space_are_proposed_once(name: str, tmp_path: Any) ->
     trials = swept(sampler, space, lambda values: values["a"] - values["b"], 16, [])
     assert len({str(trial.values) for trial in trials}) == 16
     assert sampler.propose(16, trials) is None
-    # A sampler that is made anew in the middle goes on with the points that are left.
+    # A new sampler in the middle continues with the remaining points.
     anew = swept(
         make_sampler(name, space, 1, ("minimize",), source=tmp_path), space, lambda values: 1.0, 16, trials[:9]
     )
@@ -227,7 +227,7 @@ def test_users_sampler_is_imported_from_the_source_folder(tmp_path: Any) -> None
     assert sampler.propose(0, ()) is not None
     with pytest.raises(SweepError, match="can't be loaded"):
         make_sampler("own_sampler_of_mine:none", BRANIN, 0, ("minimize",), source=tmp_path)
-    # What is certainly not there is told by the text alone, before anything starts; what may be there is not.
+    # The text alone shows that some samplers can't exist, before anything starts; it does not show that others exist.
     check_own("own_sampler_of_mine:make", tmp_path)
     check_own("optuna.samplers:TPESampler", tmp_path)
     for said, name in {
@@ -255,7 +255,7 @@ def test_unknown_sampler_names_are_refused() -> None:
 
 
 def test_resumed_trial_is_reported_to_a_new_study() -> None:
-    """A study can't be told twice: one that lives on has to propose what one that is made anew does."""
+    """A study can't get a result twice: one that lives on has to propose the same as a new one."""
     space = Space({"x": pl.uniform(0, 1)})
 
     def of(number: int, curve: tuple[float, ...], status: str, legs: int = 1) -> Trial:
@@ -265,7 +265,7 @@ def test_resumed_trial_is_reported_to_a_new_study() -> None:
     lives_on = make_sampler("tpe", space, 1, ("maximize",))
     known = [of(number, (0.1 * number, 0.2), states.CANCELED) for number in range(20)]
     lives_on.propose(20, known)
-    # Trial 3 has gone on to much more, trial 4 runs and counts with what it had come to when it was paused.
+    # Trial 3 has reached much more, trial 4 runs and counts with the value that it had when it was paused.
     known[3] = of(3, (0.3, 0.2, 9.0), states.CANCELED, legs=2)
     known[4] = of(4, (0.4, 0.2, 7.0), states.RUNNING, legs=2)
     anew = make_sampler("tpe", space, 1, ("maximize",))

@@ -1,4 +1,4 @@
-"""A stand-in for a Ray cluster's dashboard, as far as Paceline asks it. What it answers was taken from Ray 2.60."""
+"""A stand-in for a Ray cluster's dashboard, as far as Paceline uses it. Its answers were taken from Ray 2.60."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands beside workers through a datastore: what lies in the store, who may write there, and what is left."""
+"""Commands beside workers through a datastore: the files in the store, who may write there, and the remains."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_writer_of_the_store_without_the_key_runs_nothing(
     with Store(both.record) as store:
         for name, key in (("stranger", "ab" * 32), ("replayed", KEY)):
             Sealed(store, both.there.run_id, key, name, "in").put([REQUEST])
-        # What was signed is signed under its name.
+        # A signature includes the name.
         top = both.store / "paceline" / "runs" / both.there.run_id / "exec"
         (top / "other").mkdir()
         (top / "replayed" / "in_000000").rename(top / "other" / "in_000000")
@@ -115,7 +115,7 @@ def test_writer_of_the_store_without_the_key_runs_nothing(
     channel.send({"data": "eA=="})
     assert hear(channel, "out") == ["eA=="]
     assert len(supervisor.requests) == 1, "the one that was asked for by whoever has the key"
-    # An answer of somebody else's is none; it is told once the store could have been away for as long.
+    # A forged answer counts as none; it is reported after the time for which the store may be away.
     monkeypatch.setattr(channel_module, "_SILENCE_S", 2.0)
     with Store(both.record) as store:
         forged = Sealed(store, both.here.run_id, "ab" * 32, channel._name, "out")

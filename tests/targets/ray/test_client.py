@@ -1,4 +1,4 @@
-"""Calls to a cluster's dashboard, and what it refuses."""
+"""Calls to a cluster's dashboard, and its refusals."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_large_file_is_split_and_logs_are_sent_between_its_parts(
 
 
 def test_a_part_replayed_twice_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who had replayed it was killed before that was noted; also with the last piece of a file that is whole by then."""
+    """The process was killed between the replay and its note; also with the last piece of a file that is whole by then."""
     monkeypatch.setattr(changes, "CHUNK_BYTES", 1000)
     two = Two(tmp_path, part_bytes=1500)
     two.write("logs/driver.log", "line\n")

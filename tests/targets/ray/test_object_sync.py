@@ -352,7 +352,7 @@ def test_transferred_file_keeps_its_mode(trip: Trip, tmp_path: Path) -> None:
 
 
 def packed(*members: tarfile.TarInfo) -> bytes:
-    """An archive that nobody but a liar would make."""
+    """Return a forged archive."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz") as archive:
         for member in members:
@@ -459,7 +459,7 @@ def _in_another_order(parts: list[bytes], other: bytes) -> None:
 def test_part_that_was_changed_in_the_store_is_refused(
     trip: Trip, tmp_path: Path, cluster: FakeCluster, forge: Callable[[list[bytes], bytes], None]
 ) -> None:
-    # Story: who could write to the datastore gave a run other results, and nobody saw it.
+    # Story: another user who could write to the datastore gave a run other results, unnoticed.
     trip.run_there(trip.send(), tmp_path)
     (tmp_path / "other").mkdir()
     other = Trip(tmp_path / "other", cluster, run_id="other_1700000000_00000001")

@@ -1,4 +1,4 @@
-"""A placement group that is held by a driver, for which a script stands in here; nodes that connect are sockets of ours."""
+"""A placement group held by a driver, which is a script here; nodes that connect are our sockets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.targets.ray.demand import ClusterDemand
 from paceline.targets.ray.placement_group import GroupRequest, Holding, LostError
 from tests.helpers import wait_until
 
-#: Says its lines, keeps what it was asked for, and ends when its standard input does.
+#: Prints its lines, keeps the requests, and ends when its standard input does.
 DRIVER = """\
 import json, os, sys
 request = sys.stdin.readline()
@@ -117,7 +117,7 @@ def test_nodes_are_granted_after_each_connected_with_the_token(driver: Driver) -
         taken = holding.wait(never)
         assert taken is not None
         assert [taken[rank].told["hostname"] for rank in (0, 1)] == ["a", "b"]
-        # What follows the first line is the agent's, to the last byte.
+        # The bytes behind the first line are the agent's, to the last one.
         assert taken[0].sock.recv(100) == b"the agent's"
         assert taken[0].told["token"] is None
 

@@ -1,4 +1,4 @@
-"""What may be set on a Ray target."""
+"""Settings of a Ray target."""
 
 from __future__ import annotations
 

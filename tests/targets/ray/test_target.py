@@ -42,7 +42,7 @@ def start(cluster: FakeCluster, folder: RunFolder) -> dict[str, Any]:
 
 
 def look(cluster: FakeCluster, folder: RunFolder, status: str = states.RUNNING) -> remote_status.JobStatus:
-    # What was kept of the answer before is forgotten.
+    # The stored earlier answer is deleted.
     for path in (folder.path.parent.parent / "engines").glob("*.json"):
         path.unlink()
     return target(cluster).look(folder, make_record(folder.run_id, status=status))

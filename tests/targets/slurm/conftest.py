@@ -1,4 +1,4 @@
-"""A scheduler made of small shell programs: what they say is in files, and each call leaves a line behind."""
+"""A scheduler made of small shell programs: files have their output, and each call appends a line."""
 
 from __future__ import annotations
 

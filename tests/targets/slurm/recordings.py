@@ -1,4 +1,4 @@
-"""What Slurm's programs have printed; `recorded/README.md` says how it was got, and what was not."""
+"""Output of Slurm's programs; `recorded/README.md` says how it was recorded, and what is missing."""
 
 from __future__ import annotations
 

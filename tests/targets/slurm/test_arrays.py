@@ -1,4 +1,4 @@
-"""Runs as tasks of a job array: which task is which run, for Slurm, for the script and for whoever asks."""
+"""Runs as tasks of a job array: the task of each run, for Slurm, for the script and for readers."""
 
 from __future__ import annotations
 

@@ -325,7 +325,7 @@ def test_pulled_symlinks_become_files_and_outside_links_are_skipped(tmp_path: Pa
     assert ((folder.outputs / "w").read_text(), (folder.outputs / "w").is_symlink()) == ("w", False)
 
 
-#: In the place of the program that is sent: says what it likes.
+#: In place of the program that is sent: prints anything.
 LIAR = """#!{python}
 import re, sys
 if sys.argv[1] != "-G":
@@ -473,7 +473,7 @@ def test_checkpoints_to_resume_from_are_sent_with_the_run(tmp_path: Path, home: 
     there = login.push(folder, library(tmp_path))
     far = RunFolder(Path(there.run_dir))
     assert (far.checkpoints / "step_3/model.pt").read_text() == "weights"
-    # They come back as they are, and with what the run adds.
+    # They come back unchanged, and with the files that the run adds.
     write_tree(far.checkpoints, {"step_4/model.pt": "more"})
     store.change(far, store.stored(far), states.COMPLETED, exit_code=0)
     login.pull(folder, there.run_dir)

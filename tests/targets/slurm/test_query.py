@@ -93,7 +93,7 @@ def test_sacct_is_called_once_for_all_finished_jobs(slurm: FakeSlurm, tmp_path: 
     assert second.state == "NODE_FAIL"
     clock.now += 60
     query.job("1", 0)
-    # What has ended stays so: it is not asked for again.
+    # Ended jobs stay so: they are not queried again.
     assert [call for call in slurm.calls if call.startswith("sacct")] == [
         "sacct -X -j 1,2 -n -P -o JobID,State,ExitCode,Reason,NodeList,JobName"
     ]
@@ -134,7 +134,7 @@ def test_canceling_user_is_queried_again_while_sacct_lags(slurm: FakeSlurm, tmp_
     assert (behind.state, behind.by) == ("CANCELLED", None)
     slurm.say("sacct", "1|CANCELLED by 0|0:0|None|n1|paceline-r\n")
     clock.now += 6
-    query.job("2", 0)  # whoever looks asks for all
+    query.job("2", 0)  # any reader queries all jobs
     told = query.job("1", 0)
     assert told is not None
     assert (told.state, told.by) == ("CANCELLED", "root")
@@ -144,7 +144,7 @@ def test_canceling_user_is_queried_again_while_sacct_lags(slurm: FakeSlurm, tmp_
 
 
 def test_canceling_user_id_is_resolved_on_the_cluster(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
-    # Story: behind a login host, number 1001 was looked up here, where it is another person.
+    # Story: behind a login host, user number 1001 was looked up here, where it is another person.
     write_program(
         slurm.folder / "bin" / "id",
         f'#!/bin/sh\necho "id $*" >> \'{slurm.folder}/calls\'\n[ "$2" = 1001 ] && echo alice-of-the-cluster\n',
@@ -174,7 +174,7 @@ def test_last_state_of_squeue_is_kept_without_accounting(slurm: FakeSlurm, tmp_p
     later = query.job("1", 0)
     assert later == job
     query.job("5", 0)
-    # It was told once that there is none.
+    # It has reported once that there is none.
     assert slurm.count("sacct") == 1
 
 

@@ -47,7 +47,7 @@ def test_a_controller_that_is_away_is_not_a_refusal(slurm: FakeSlurm, words: str
     ],
 )
 def test_unreachable_daemon_is_recognized_for_each_version(slurm: FakeSlurm, version: str, what: str, program: str):
-    # The fake has no salloc: what was said counts, not by whom.
+    # The fake has no salloc: the message counts, not the program.
     name = "sbatch" if program == "salloc" else program
     said = failure(version, what)
     slurm.say(name, err=said.stderr, code=said.returncode)

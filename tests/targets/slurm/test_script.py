@@ -31,7 +31,7 @@ def options(job: dict[str, object] | None = None, **settings: object) -> list[st
 
 
 def test_elastic_job_survives_lost_nodes_and_a_second_job_adds_nodes():
-    # Story: with --ntasks-per-node=1, Slurm took the fewest nodes for the number of all tasks, and gave no more.
+    # Story: with --ntasks-per-node=1, Slurm took the fewest nodes as the number of all tasks, and gave no more.
     job = {"node_count": (2, 4), "process_count_per_node": 2, "distributed_backend": "gloo"}
     asked = options(job, cpus_per_process=3)
     for option in ("--nodes=2-4", "--no-kill", "--requeue", "--cpus-per-task=6"):
@@ -110,7 +110,7 @@ def test_each_worker_of_a_gpu_job_gets_one_gpu():
     assert "--gres=gpu:4" in options(job)
     assert "--gres=gpu:a100:4" in options(job, gpu_type="a100")
     assert "--gres=nvme:1,gpu:4" in options(job, gres="nvme:1")
-    # Who asks for GPUs in words of their own gets those alone.
+    # A job that requests GPUs by a setting of its own gets only those.
     assert "--gres=gpu:8" in options(job, gres="gpu:8")
     assert not [option for option in options(job, options=["--gpus-per-node=8"]) if option.startswith("--gres")]
     assert not [option for option in options() if "gpu" in option]
@@ -133,7 +133,7 @@ def test_names_with_shell_characters_are_quoted():
     assert f'#SBATCH "--chdir={NASTY}"'.replace('b"c', 'b\\"c') in lines
     assert '#SBATCH "--partition=a;b"' in lines
     assert '#SBATCH "--licenses=$(touch x)`y`\\\\\'\\""' in lines
-    # A lone % would be taken for the job's number.
+    # A lone % would be replaced by the job's number.
     assert f'#SBATCH "--output={NASTY}/logs/driver.log"'.replace('b"c', 'b\\"c').replace("%", "%%") in lines
     assert shlex.split(lines[-1])[-1] == NASTY
     assert shlex.split(lines[-5])[1] == NASTY
@@ -159,7 +159,7 @@ def test_controller_near_its_time_limit_is_requeued(tmp_path: Path):
         python=str(python),
     )
     told = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
-    # What the trials have of nodes is none of its own.
+    # The trials' requests for nodes are no part of its own.
     assert told[-8:] == [
         *("--open-mode=append", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=1024M"),
         *("--signal=B:USR2@60", "--requeue", "--partition=long"),

@@ -1,4 +1,4 @@
-"""What clusters of each version have printed: `recorded/README.md`."""
+"""Output of clusters of each version: `recorded/README.md`."""
 
 import pytest
 from hypothesis import given

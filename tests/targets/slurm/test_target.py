@@ -128,7 +128,7 @@ def test_release_cancels_a_job_but_never_its_own(tmp_path: Path, slurm: FakeSlur
     monkeypatch.delenv("SLURM_JOB_ID")
     target.release(folder.path)
     assert slurm.calls[-1] == "scancel 7"
-    # The error by which the submission came to nothing is the one to be told.
+    # The user has to get the error that made the submission fail.
     slurm.say("scancel", err="scancel: error: Unable to contact slurm controller (connect failure)", code=1)
     target.release(folder.path)
 
@@ -176,7 +176,7 @@ def test_waiting_for_nodes_outside_a_job_raises_target_error(tmp_path: Path):
 
 
 def ask_for_other_nodes(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, ends: str) -> list[str]:
-    """What a run was told to wait for that has lost a node, by a target whose scontrol ends so; Slurm ends the job at once."""
+    """Return what a run that has lost a node waits for, if scontrol ends like this on its target; Slurm ends the job at once."""
 
     def has_lost_one(*_: object, **__: object) -> None:
         raise LinkError("pb1: no agent answered within 8 s")

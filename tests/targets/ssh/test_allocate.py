@@ -135,7 +135,7 @@ def test_too_few_hosts_are_reported_with_each_reason() -> None:
         "  h2: it is the same machine as h0 (h0), which a job gets once",
     ]
     with pytest.raises(TargetError, match="h0: it has 1 GPU, and the job asks for 2 on each"):
-        # Whoever does not answer aside, this one can't be what the job asks for.
+        # Whether or not other hosts answer, this one can't satisfy the job.
         Gathering(FakeOpening(gpus=1), HOSTS, demand("1", 1, gpus=2)).gather(patient)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""What ssh prints, as OpenSSH 9.2 has it, and what is made of it."""
+"""Messages of ssh, as OpenSSH 9.2 prints them, and their meanings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts that would take an elastic run, by what they tell of themselves."""
+"""Hosts that could join an elastic run, by their own answers."""
 
 from __future__ import annotations
 

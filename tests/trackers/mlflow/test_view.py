@@ -13,7 +13,7 @@ from paceline.runs.metrics import MetricLog
 @pytest.mark.parametrize(
     ("logged", "expected"),
     [
-        # (value, step, time): the story is that the value that was logged last was given, whatever its step.
+        # (value, step, time). Story: the last logged value was returned, whatever its step.
         ([(5.0, 5, 10.0), (1.0, 1, 20.0)], (5.0, 5)),
         ([(5.0, 3, 20.0), (1.0, 3, 10.0)], (5.0, 3)),
         ([(5.0, 3, 10.0), (1.0, 3, 10.0)], (5.0, 3)),

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.compat.azureml.check.findings import MISSING, REPLACED, WORKS, missing, of_folder
 
-#: What drivers and scripts of 2018 to 2022 take from the SDK, by style.
+#: Names of the SDK that drivers and scripts of 2018 to 2022 use, by style.
 DRIVERS = Path(__file__).parent / "drivers"
 
 DRIVER = """

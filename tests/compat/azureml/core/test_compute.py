@@ -92,7 +92,7 @@ def test_cluster_known_only_by_name_resolves_to_this_machine(ws):
     assert resolve("cpus", ws, notes) == "local"
     (said,) = notes.all()
     assert said.startswith("The compute target cpus is this machine. To train elsewhere: paceline compute add cpus")
-    # As in Azure, where somebody has made it in the portal; and the idiom of drivers that make what is not there.
+    # As in Azure, where an administrator has made it in the portal; and the idiom of drivers that create a missing one.
     assert (ws.compute_targets["cpus"].name, ws.compute_targets["cpus"].type) == ("cpus", "AmlCompute")
     assert "cpus" not in ws.compute_targets
     assert ws.get_default_compute_target("CPU").name == "cpu-cluster"

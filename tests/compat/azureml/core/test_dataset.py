@@ -29,7 +29,7 @@ def test_default_store_is_found_by_its_azure_names(ws):
     assert (store.name, store.datastore_type) == ("workspaceblobstore", "AzureBlob")
     assert store == ws.get_default_datastore()
     assert Datastore(ws, "workspacefilestore").datastore_type == "AzureFile"
-    # By whichever of its names it is asked: what is there stays, unless it may be replaced.
+    # By either of its names: an existing file stays unless it may be replaced.
     Path("kept").write_text("first")
     store.upload_files(["kept"], show_progress=False)
     Path("kept").write_text("second")
@@ -168,7 +168,7 @@ def test_datetimes_are_parsed_and_select_rows(ws):
     frame = table.to_pandas_dataframe()
     assert [*frame.columns] == ["city", "day", "Path", "n", "code", "at"]
     assert frame["code"].tolist()[:2] == ["007", "008"]
-    # What can't be of its type is missing.
+    # A value that can't be converted to its type is missing.
     assert frame["n"].isna().tolist() == frame["at"].isna().tolist() == [False, True] * 3
     assert frame["Path"][0] == "/Bern/2019/12/31/data.csv"
     timed = table.with_timestamp_columns("day")

@@ -12,7 +12,7 @@ def test_package_added_to_a_curated_clone_is_layered_on_the_installed_ones(ws):
     mine = Environment.get(ws, "AzureML-Minimal").clone("mine")
     mine.python.conda_dependencies.add_pip_package("tqdm")
     found = spec_of(mine, SubmissionNotes())
-    # Beside what is here, as the curated one would have been.
+    # In addition to the installed packages, as the curated environment would have been.
     assert (found.pip_packages, found.layered) == (("tqdm",), True)
 
 
@@ -32,7 +32,7 @@ def test_environment_version_is_found_by_its_label(ws):
 
 
 def test_hashes_on_continuation_lines_of_a_requirements_file_are_ignored(tmp_path):
-    """As poetry and pip-compile export it: each hash was taken for a line of its own, and the run failed."""
+    """Story: poetry and pip-compile export such files: each hash was taken for a separate line, and the run failed."""
     text = (
         'attrs==22.2.0 ; python_version >= "3.8" \\\n    --hash=sha256:29e9 \\\n    --hash=sha256:c973\neinops  # why\n'
     )

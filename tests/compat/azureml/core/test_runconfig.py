@@ -1,4 +1,4 @@
-"""Files of run configurations: what is saved is loaded, and what the SDK has written as well."""
+"""Files of run configurations: saved ones can be loaded, and those that the SDK has written as well."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_yaml_numbers_and_bools_in_names_and_variables_become_text(tmp_path):
 
 
 def test_invalid_yaml_is_a_user_error(tmp_path):
-    """YAML's own exception is no ValueError, and came through as it was."""
+    """Story: YAML's own exception is no ValueError, and reached the user unchanged."""
     for name in ("bad.runconfig", "bad.yml"):
         (tmp_path / name).write_text("script: [train.py\n")
     with pytest.raises(UserErrorException, match="can't be read"):

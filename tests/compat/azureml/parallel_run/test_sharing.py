@@ -23,7 +23,7 @@ def test_rows_keep_mini_batch_order_and_failures_are_retried(tmp_path):
     shared = sharing(tmp_path / "rows")
     first, second = (shared.handle({"kind": "ready"})["batch"]["number"] for _ in range(2))
     assert (first, second) == (0, 1)
-    # Whoever has nothing left to do is given what another has failed at, or has died with.
+    # A rank without work gets the batch that another rank failed at, or died with.
     assert shared.handle({"kind": "done", "number": 1, "rows": ["1"], "items": 2})["batch"]["number"] == 2
     assert shared.handle({"kind": "failed", "number": 0, "why": "it raised"})["batch"]["number"] == 0
     shared.lost(2)

@@ -1,4 +1,4 @@
-"""What flows back through the collectives (semantic 10)."""
+"""Gradients of the collectives (semantic 10)."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def check_23_groups_and_predivide(hvd):
             assert all(abs(p.grad.item() - mean_rank(hvd)) < 1e-6 for p in params)
     with pytest.raises(ValueError, match="not supported with op != Average"):
         wrapped(hvd, linear(), gradient_predivide_factor=2.0, op=hvd.Sum)
-    # What other optimizers train may stand in the lists.
+    # The lists may contain parameters that other optimizers train.
     wrapped(hvd, model, groups=[[torch.nn.Parameter(torch.ones(1)), params[0]], [torch.nn.Parameter(torch.ones(1))]])
     for groups in (-1, "many", [["weight"]], [[params[0]], [params[0]]]):
         with pytest.raises(ValueError, match="groups"):
@@ -304,7 +304,7 @@ def _trained_over_time(hvd, distributed, change, **how):
 
 
 def check_layers_may_be_frozen_unfrozen_and_added_on_the_way(hvd):
-    # Story: what was unfrozen or added was never reduced, in silence; what was frozen went on by zeros and its momentum.
+    # Story: unfrozen or added parameters were never reduced, silently; frozen ones continued with zeros and their momentum.
     def freeze(when, model, opt):
         if when == "later":
             model[0].requires_grad_(False)

@@ -185,7 +185,7 @@ def sparse_allreduce(hvd, tensor):
 
 
 def check_13_whatever_the_others_ask_for_while_a_rank_has_joined_ends(hvd):
-    """Unnamed, once and by another number of operations on each rank: a rank's counters were behind for ever after."""
+    """Story: unnamed calls, once with different counts on each rank: afterwards one rank's counters stayed behind for ever."""
     size, rank = hvd.size(), hvd.rank()
     ones = torch.ones(size)
     refused = [
@@ -380,7 +380,7 @@ def check_shutdown_and_init_again(hvd):
 
 
 def check_12_each_rank_may_give_the_communicator_that_it_is_in(hvd):
-    # Story: those of a Split were taken for one set of which the ranks named different members.
+    # Story: the sets of a Split were taken for one set of which the ranks named different members.
     if not hvd.mpi_enabled() or hvd.size() < 2:
         return
     from mpi4py import MPI

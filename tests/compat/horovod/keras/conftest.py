@@ -18,7 +18,7 @@ from tests.warm import KERAS_ON_TORCH, OLDER_KERAS, TENSORFLOW
 _WORLD = Path(__file__).with_name("world.py")
 #: For every Keras.
 _COMMON = ("training", "values", "callbacks", "saving", "elastic")
-#: By Keras: what it needs, what its ranks have loaded, its variables, what a script imports, and the modules of its checks.
+#: By Keras: its packages, modules that its ranks have loaded, its variables, a script's imports, and the modules of its checks.
 KINDS = {
     "keras-tensorflow": (
         ("keras", "tensorflow", "tf_keras"),

@@ -1,4 +1,4 @@
-"""Which Keras is taken, what is loaded for it, and what is said where there is none. Each in a process of its own."""
+"""Which Keras is used, what is loaded for it, and the error if there is none. Each in a separate process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOADED = "print(sorted({'torch', 'tensorflow', 'keras', 'tf_keras'} & set(sys.mo
 
 
 def run(code: str, loaded: str, **variables: str) -> str:
-    """The last line of what a process that has this loaded, and no more, prints, or of its error."""
+    """Return the last line of output, or of the error, of a process that has only this loaded."""
     names = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS", "PYTHONPATH")
     clean = {name: value for name, value in clean_environment().items() if name not in names}
     script = Path("script.py")

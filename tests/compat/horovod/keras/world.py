@@ -24,7 +24,7 @@ def main(folder: str, module_name: str, *names: str) -> None:
     sys.path.insert(0, str(ROOT))
     is_on_torch = os.environ.get("KERAS_BACKEND") == "torch"
     if is_on_torch:
-        # As where it is not installed. Keras loads it, for seconds, only to set its seed.
+        # As if it were not installed. Keras loads it, for seconds, only to set its seed.
         sys.modules["tensorflow"] = None  # type: ignore[assignment]
     from paceline.compat import install
     from paceline.compat.horovod._keras import settings

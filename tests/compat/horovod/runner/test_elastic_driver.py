@@ -1,4 +1,4 @@
-"""`horovodrun` with ranks that are killed and hosts that come, and what of it can be said without starting any."""
+"""`horovodrun` with ranks that are killed and hosts that come, and its parts that can be tested without processes."""
 
 from __future__ import annotations
 

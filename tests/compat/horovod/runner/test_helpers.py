@@ -1,4 +1,4 @@
-"""What launchers and helpers that are built on Horovod import from `horovod.runner`."""
+"""Names that launchers and helpers built on Horovod import from `horovod.runner`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paceline.errors import RunFailedError, UserError
 from paceline.system import processes
 from tests.helpers import wait_until
 
-#: A command that says that it runs, and whose child waits for ever.
+#: A command that prints its child's pid; the child waits for ever.
 _LONG = "sleep 1000 & echo $!; wait"
 
 

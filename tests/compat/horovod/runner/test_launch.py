@@ -1,4 +1,4 @@
-"""`horovodrun` as a program: what it starts, what it prints, how it ends, and that it leaves nothing behind."""
+"""`horovodrun` as a program: the processes that it starts, its output and end; it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def lines(done: subprocess.CompletedProcess[str], rank: int, stream: str = "stdo
     return [line.removeprefix(prefix) for line in text.splitlines() if line.startswith(prefix)]
 
 
-# --- what ranks find
+# --- the environment of ranks
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the kernel is not Linux")
@@ -88,7 +88,7 @@ def test_ranks_get_their_arguments_folder_and_rank_variables(tmp_path, transport
         assert found["HOROVOD_CONTROLLER"] == transport.removeprefix("--")
         assert (found["RANK"], found["WORLD_SIZE"], found["MASTER_ADDR"]) == (str(rank), "2", "127.0.0.1")
         assert found["MASTER_PORT"].isdigit()
-        # Neither a worker of a run of Paceline's, nor a holder of what starts one.
+        # Neither a variable of a worker of a Paceline run, nor one of its launcher.
         own = {name for name in found if name.startswith("PACELINE_")}
         assert own <= {"PACELINE_LEASES", "PACELINE_MPIRUN", "PACELINE_DATA_CACHE", "PACELINE_RUN_SECRET"}
         secrets.add(found["PACELINE_RUN_SECRET"])
@@ -212,7 +212,7 @@ ENDS = [
     ("transport", "end", "code", "told"),
     [
         *(("--gloo", *end) for end in ENDS),
-        # Under mpirun an exit code is told the same way, whatever made it.
+        # Under mpirun an exit code is reported the same way, whatever its cause.
         *(pytest.param("--mpi", *end, marks=[pytest.mark.proof] if end[1] == 3 else []) for end in ENDS),
     ],
     indirect=["transport"],
@@ -237,7 +237,7 @@ def test_failed_rank_is_named_and_not_the_rank_waiting_for_it(tmp_path):
 
 
 def test_rank_that_exits_early_with_0_is_named_in_the_error(tmp_path):
-    # Story: "rank 0 failed first" was all that was said of a rank 1 with fewer batches.
+    # Story: for a rank 1 with fewer batches the only message was "rank 0 failed first".
     done = run_left_by_rank_1(tmp_path, 0)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
@@ -276,7 +276,7 @@ sys.modules["torch.optim.optimizer"].Optimizer = Optimizer
 
 
 def test_job_whose_ranks_train_without_each_other_exits_with_0(tmp_path):
-    # Story: "rank 0 failed first: KeyError: 'PACELINE_RUN_DIR'", for a run is told of such workers.
+    # Story: "rank 0 failed first: KeyError: 'PACELINE_RUN_DIR'", because such workers were reported to the run.
     done = run("--gloo", "-np", 2, "python", script(tmp_path, ALONE))
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -19,7 +19,7 @@ def made(size, **options):
 
 
 def shown(capfd, *pieces, **options):
-    """What stands on standard output after these pieces (rank, stream, bytes) and the ranks' ends."""
+    """Return standard output after these pieces (rank, stream, bytes) and the ranks' ends."""
     output = made(2, **options)
     for rank, stream, data in pieces:
         output.write(rank, stream, data)

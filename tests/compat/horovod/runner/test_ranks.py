@@ -11,7 +11,7 @@ def slot(host: str, rank: int, local_rank: int, local_size: int) -> Slot:
 
 
 def test_omp_threads_are_the_cores_of_each_host_divided_by_its_ranks():
-    """Story: it was the cores of the machine that horovodrun runs on, whatever the hosts have."""
+    """Story: the cores of the machine of horovodrun were used in place of the hosts' cores."""
     slots = [slot("big", 0, 0, 2), slot("big", 1, 1, 2), slot("small", 2, 0, 3), slot("bound", 3, 0, 2)]
     slots += [slot("bound", 4, 1, 2)]
     cores = [range(16), range(16), range(2), range(4), range(4, 8)]

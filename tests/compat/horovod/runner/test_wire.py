@@ -1,4 +1,4 @@
-"""The line between horovodrun and its ranks: who does not know the key is passed over."""
+"""The connection between horovodrun and its ranks: peers without the key are ignored."""
 
 from __future__ import annotations
 

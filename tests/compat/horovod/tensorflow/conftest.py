@@ -44,7 +44,7 @@ def outcome(request: pytest.FixtureRequest, worlds: Worlds) -> Callable[..., Non
         def start(folder: Path) -> str:
             variables = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "1" if legacy else "0"}
             loaded = OLDER_KERAS if legacy else TENSORFLOW
-            # Those that were asked for.
+            # Only the requested checks.
             names = [one["check"] for one in params if one.get("ranks") == (None if legacy else ranks)]
             return run_on_ranks(ranks, _WORLD, str(folder), *names, loaded=loaded, **variables).stderr
 

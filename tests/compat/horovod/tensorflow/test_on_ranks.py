@@ -12,7 +12,7 @@ _AS_OTHERS = {
     "training.check_a_transformer_with_tied_embedding_in_one_pass_in_three_and_by_tape",
     "training.check_the_digits_cnn_in_two_passes",
 }
-#: What has the same graph on one rank as on two.
+#: Checks with the same graph on one rank as on two.
 _AS_ON_TWO = ("semantics.", "graphs.", "gradients.", "reduction.")
 
 

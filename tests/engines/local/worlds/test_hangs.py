@@ -126,7 +126,7 @@ HANGS = {
     "groups": (GROUPS, ["all_reduce 1 ", "waits in all_reduce 1 ", "itself, ", "`exchange`"]),
 }
 
-#: A third of a core, that others may have the rest: several times what counts as getting on.
+#: A third of a core, so that other processes have the rest: several times the threshold for progress.
 COMPUTES = """
 import time
 while True:
@@ -252,7 +252,7 @@ def test_long_healthy_run_is_not_reported_as_hanging(lab: Lab, name: str) -> Non
 
 
 def _end(run: pl.Run) -> None:
-    """End it by force: what waits in the kernel hears nothing else, and its grace is not what is tested."""
+    """End it by force: a process that waits in the kernel reacts to nothing else, and its grace is not tested here."""
     for pid in (found.get("pid") for found in _ranks(run)):
         if pid:
             for one in [*processes.descendants(pid), pid]:

@@ -88,7 +88,7 @@ def test_torch_has_backend_mpi_and_its_failed_rank_is_named(lab: Lab) -> None:
 
 
 def test_killed_rank_of_an_elastic_script_is_named_not_its_victim(lab: Lab) -> None:
-    """The other starts the engine anew, which MPI can't do after a death: it was blamed for that."""
+    """Story: the other rank starts the engine anew, which MPI can't do after a death: it was blamed for that."""
     run = lab.finish(ELASTIC, **WORLD)
     assert run.failure is not None
     assert (run.failure.cause, run.failure.rank, run.failure.signal) == ("killed", 1, "SIGKILL")

@@ -23,7 +23,7 @@ from tests.helpers import wait_until
 _LISTEN = "0A"
 _MAPPED = ipaddress.ip_address("::ffff:127.0.0.1")
 
-#: Horovod's calls, and a process group of the script's own, whose store torch makes by itself.
+#: Horovod's calls, and a process group of the script, whose store torch makes itself.
 SCRIPT = """
 import os, sys, time
 import horovod.torch as hvd, torch
@@ -103,7 +103,7 @@ def test_a_run_on_this_machine_listens_on_loopback_alone(
     )
     seen = _looked_at(tmp_path, lambda: processes.belonging("PACELINE_RUN_ID", run.id), lambda: run.status == "Failed")
     run.wait_for_completion()
-    # mpirun's own port can't be kept to an address (docs/security.md); the ranks have none.
+    # The port of mpirun itself can't be bound to an address (docs/security.md); the ranks have none.
     assert {name for names in seen.values() for name in names} <= {"mpirun", "prterun"}, seen
     assert seen == {} or backend == "mpi"
 
@@ -137,8 +137,8 @@ def _looked_at(folder: Path, pids: Any, is_over: Any) -> dict[str, set[str]]:
     wait_until(lambda: are_ready() or is_over(), "the ranks to be ready", 240)
     try:
         if not are_ready():
-            return {}  # it has failed, which whoever asks sees
-        # The ranks by what they say: not all belong to those who have started them.
+            return {}  # it has failed, which the caller sees
+        # The ranks by their own reports: not all are descendants of the processes that have started them.
         ranks = [int((folder / f"ready{rank}").read_text()) for rank in range(2)]
         return open_to_others([*pids(), *ranks])
     finally:

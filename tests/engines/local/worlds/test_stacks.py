@@ -87,7 +87,7 @@ def test_stacks_shows_where_each_worker_is_blocked(lab: Lab) -> None:
     text = str(found)
     assert "Rank 0:\n  thread main\n    train.py:7 waits_here\n" in text, text
     assert "worker/__main__.py" not in text
-    # The workers run on, whoever has asked, several at once too.
+    # The workers run on, also if several processes ask at once.
     asked = [threading.Thread(target=run.stacks) for _ in range(3)]
     for thread in asked:
         thread.start()

@@ -1,4 +1,4 @@
-"""A tensor that some ranks wait for and others never submit: the run's end says which, and whom it waited for."""
+"""A tensor that some ranks wait for and others never submit: the run's error names it and the missing ranks."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_sweep_over_an_estimator_runs_and_finds_the_best_child(ws):
     assert json.loads(run.get_hyperparameters()[best.id]) == {"--batch": 32}
     assert json.loads(run.tags["generator_config"])["name"] == "GRID"
     assert json.loads(run.tags["primary_metric_config"]) == {"name": "accuracy", "goal": "maximize"}
-    # By whichever class it is asked for.
+    # By either of the classes.
     table = run.get_metrics("best_child_by_primary_metric")["best_child_by_primary_metric"]
     assert Run(Experiment(ws, "hd"), run.id).get_metrics()["best_child_by_primary_metric"] == table
     last = {key: column[-1] if isinstance(column, list) else column for key, column in table.items()}

@@ -67,14 +67,14 @@ def check_gradients_that_it_computes_are_reduced_once(hvd, keras):
             assert again.numpy() == reduced
             assert opt._allreduce([tf.constant(hvd.rank() + 1.0)], [variable])[0].numpy() == reduced
             opt.apply_gradients([(grad, variable)])
-            # What comes from elsewhere is reduced as it was.
+            # Gradients from elsewhere are reduced as before.
             opt.apply_gradients([(tf.constant(hvd.rank() + 1.0), variable)])
             opt.minimize(lambda v=variable: v * (hvd.rank() + 1.0), [variable])
             assert variable.numpy() == pytest.approx(-1.0 - 3 * reduced)
 
 
 def check_computed_gradients_of_several_passes_are_reduced_though_applied_as_aggregated(hvd, keras):
-    """Each rank used to train alone: `_compute_gradients` leaves reducing to `apply_gradients`, which was told to skip it."""
+    """Story: each rank trained alone: `_compute_gradients` leaves reducing to `apply_gradients`, which was told to skip it."""
     mean = np.mean([2.0 * r for r in range(hvd.size())])
     for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
         variable = tf.Variable(0.0)

@@ -92,7 +92,7 @@ def check_apply_and_apply_gradients_average_once(hvd, keras):
             opt.apply([grad])
         assert variable.numpy() == pytest.approx([-mean, -mean])
         assert int(opt.iterations.numpy()) == 1
-    # What Keras itself refuses or lets pass, it does as ever.
+    # Calls that Keras itself refuses or ignores are still refused or ignored.
     opt.apply([])
     with pytest.raises(ValueError, match="grad"):
         opt.apply([grad, grad])

@@ -59,7 +59,7 @@ def check_a_loaded_model_averages_again_and_has_its_state(hvd, keras):
 
 
 def check_one_rank_may_load_what_the_others_build(hvd, keras):
-    # Story: gradients met by the names of layers, which Keras 3 gives otherwise to a loaded model, and waited for ever.
+    # Story: gradients met by the names of layers, which Keras 3 changes for a loaded model, and waited for ever.
     model, name = trained(hvd, keras, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "resumed")
     if hvd.rank() == 0:
         model = hvd.load_model(name)

@@ -41,7 +41,7 @@ def same(result, expected, exact=True):
 
 
 def both_ways(call, *given):
-    """What comes of the call eagerly, and of the same in a graph."""
+    """Return the result of the call, eagerly and in a graph."""
     tensors = [tf.constant(array) for array in given]
     yield call(*tensors)
     yield tf.function(call)(*tensors)

@@ -56,7 +56,7 @@ def check_10_of_allgather_is_the_average_of_its_own_rows(hvd):
     rows = np.ones((rank + 1, 2), np.float32)
     mean = (size + 1) / 2
     is_all(gradients(lambda v: tf.reduce_sum(hvd.allgather(v) * weights), rows), np.full_like(rows, mean))
-    # Every place has its own: this rank's rows come back from where they were put.
+    # Each rank's gradient has its own rows: the rows that this rank has sent.
     starts = sum(r + 1 for r in range(rank))
     places = tf.range(sum(r + 1 for r in range(size)), dtype=tf.float32)[:, None]
     expected = (np.arange(rank + 1)[:, None] + starts).repeat(2, 1)

@@ -13,7 +13,7 @@ from paceline.compat.horovod.tensorflow import launch
 
 
 class Counted:
-    """Counts what is submitted while it lasts."""
+    """Counts the submitted operations during a `with` block."""
 
     def __enter__(self):
         self.names, self._real = [], handles.submit
@@ -258,7 +258,7 @@ def check_a_graph_of_tensorflow_1(hvd):
         given = tf.compat.v1.placeholder(tf.float32, [2])
         summed = hvd.allreduce(given, op=hvd.Sum)
         gradient = tf.gradients(summed * float(hvd.rank() + 1), given)[0]
-        # Story: where the gradient is 0, its reduction was dropped, and the root waited for ever.
+        # Story: if the gradient was 0, its reduction was dropped, and the root waited for ever.
         from_root = tf.gradients(hvd.broadcast(given, 0) * float(hvd.rank() + 1), given)[0]
         variable = tf.compat.v1.get_variable("v", initializer=float(hvd.rank()), use_resource=True)
         sent = hvd.broadcast_global_variables(hvd.size() - 1)

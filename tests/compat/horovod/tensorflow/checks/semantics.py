@@ -167,7 +167,7 @@ def check_13_joined_ranks_give_zeros(hvd):
                     with pytest.raises(caught, match="not supported with Join"):
                         call()
         assert hvd.join().numpy() in range(size)
-        # Those that were asked for by some ranks alone have left no gap in the count of what has no name.
+        # Operations that only some ranks requested have left no gap in the count of unnamed ones.
         assert hvd.allgather(tf.constant([rank])).numpy().tolist() == list(range(size))
 
 
