@@ -7,15 +7,18 @@ import re
 import shutil
 import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import paceline as pl
 from paceline.errors import JobError, PipelineError, RunFailedError
+from paceline.pipelines import reuse
+from paceline.pipelines.spec import StepSpec
 from paceline.pruning import snapshots
 from paceline.runs import states
-from tests.helpers import write_tree
+from tests.helpers import make_job, write_tree
 from tests.pipelines.conftest import Place
 from tests.sweeps.helpers import hide_matplotlib, until
 
@@ -250,3 +253,13 @@ def test_secrets_of_steps_are_read_at_submission_and_kept_apart(
     told = [(run.steps[name].folder.logs / "rank_0.log").read_text().strip() for name in ("first", "second")]
     assert told == ["token one", "token two"]
     assert not run.folder.secrets.exists()
+
+
+def test_step_with_other_receivers_of_messages_is_reused(tmp_path: Path) -> None:
+    jobs = [make_job(), make_job(notify=["mail:a@b.c"]), make_job(notify=["mail:a@b.c"], notify_on=["failure"])]
+    keys = {reuse.key_of(StepSpec(name="a", job=job), job, tmp_path) for job in jobs}
+    assert len(keys) == 1
+    assert (
+        reuse.key_of(StepSpec(name="a", job=make_job(arguments=("1",))), make_job(arguments=("1",)), tmp_path)
+        not in keys
+    )

@@ -110,7 +110,7 @@ def take_over(
             copy_tree(there, here)
         if source.data.exists():
             write_data(folder, read_data(source))
-        store.change(folder, record, states.COMPLETED, exit_code=0, ended_utc=utc_now())
+        store.change(folder, record, states.COMPLETED, digest=None, exit_code=0, ended_utc=utc_now())
     finally:
         os.close(fd)
 
