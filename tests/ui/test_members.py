@@ -64,6 +64,7 @@ def writing_routes(place: Place) -> list[str]:
     return [route.path for route in app.routes if isinstance(route, Route) and "POST" in (route.methods or ())]
 
 
+@pytest.mark.promise("members-change-only-their-role")
 def test_each_route_that_writes_obeys_the_table_of_roles(place: Place, file: Path) -> None:
     of_ann = place.run("digits_1700000001_00000001", submitted_by=str(ANN))
     of_bob = place.run("digits_1700000002_00000002", submitted_by=str(BOB))
@@ -138,6 +139,7 @@ def test_trial_belongs_to_the_owner_of_its_sweep(place: Place, file: Path) -> No
         assert client.post(f"/runs/{folder.run_id}/archive", data=form(place, BOB)).status_code == 403
 
 
+@pytest.mark.promise("members-change-only-their-role")
 def test_bulk_change_refuses_runs_of_others_by_name(place: Place, file: Path) -> None:
     ids = {uid: place.run(f"digits_170000000{uid % 10}_00000001", submitted_by=str(uid)).run_id for uid in (ANN, BOB)}
     client = visit(place, BOB)
@@ -210,6 +212,7 @@ def test_stranger_sees_nothing_and_star_lets_all_users_see(place: Place, file: P
     assert visit(place, EVE).post(f"/runs/{folder.run_id}/archive", data=form(place, EVE)).status_code == 403
 
 
+@pytest.mark.promise("kernel-names-members-of-page")
 def test_neither_cookie_nor_token_nor_header_changes_the_users_name(place: Place, file: Path) -> None:
     token = Token(place.path)
     for client in (visit(place, EVE), visit(place, VIC, user_header="X-Forwarded-User", proxy_user=str(PROXY))):
@@ -363,6 +366,7 @@ def test_open_page_ends_when_its_member_is_removed(place: Place, file: Path) -> 
 # --- service accounts
 
 
+@pytest.mark.promise("account-tokens-expire")
 def test_service_account_acts_with_its_role_until_it_expires(place: Place, file: Path, monkeypatch: Any) -> None:
     accounts = Accounts(place.path)
     account, token = accounts.add("nightly", "own", 86400)
@@ -421,6 +425,7 @@ def test_account_file_that_others_could_have_written_is_refused(place: Place, fi
 # --- the log
 
 
+@pytest.mark.promise("members-change-only-their-role")
 def test_log_has_a_line_for_each_change_and_admins_see_it(place: Place, file: Path) -> None:
     folder = place.run(submitted_by=str(BOB))
     client = visit(place, BOB)

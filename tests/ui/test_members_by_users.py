@@ -47,6 +47,7 @@ def ask(path: Path, address: str, **given: object) -> httpx.Response:
         return client.post(address, **given) if "data" in given else client.get(address, **given)  # type: ignore[arg-type]
 
 
+@pytest.mark.promise("kernel-names-members-of-page")
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_kernel_names_the_user_of_each_connection(place: Place, folder: Path, loop: str) -> None:
     run = place.run(submitted_by=str(BOB))
@@ -89,6 +90,7 @@ def test_kernel_names_the_user_of_each_connection(place: Place, folder: Path, lo
     assert not path.exists()
 
 
+@pytest.mark.promise("kernel-names-members-of-page")
 def test_only_the_proxys_user_names_others(place: Place, folder: Path) -> None:
     path = folder / "page" / "socket"
     named = {"user_header": "X-Forwarded-User", "proxy_user": str(PROXY)}
