@@ -372,7 +372,8 @@ def test_service_account_acts_with_its_role_until_it_expires(place: Place, file:
     account, token = accounts.add("nightly", "own", 86400)
     stored = (place.path / "ui" / "accounts" / "nightly.json").read_text()
     assert token.partition(".")[2] not in stored
-    assert (place.path / "ui" / "accounts" / "nightly.json").stat().st_mode & 0o077 == 0
+    for path in ("ui", "ui/accounts", "ui/accounts/nightly.json"):
+        assert (place.path / path).stat().st_mode & 0o077 == 0
     mine = place.run("a_1700000001_00000001", submitted_by="token:nightly")
     theirs = place.run("a_1700000002_00000002", submitted_by="nightly")
     for client in (visit(place, EVE), visit(place, EVE, socket=None)):

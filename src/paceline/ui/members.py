@@ -146,7 +146,8 @@ class Accounts:
             raise UserError(f"there is an account {name!r} already. Remove it first: paceline account remove {name}")
         secret, now = secrets.token_urlsafe(32), time.time()
         account = Account(name=name, role=role, digest=_digest(secret), made=now, expires=now + valid_s)
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_own(self._folder.parent)
+        make_own(self._folder)
         write_json(path, asdict(account), mode=PRIVATE)
         return account, f"{PREFIX}{name}.{secret}"
 
