@@ -39,7 +39,7 @@ FEATURES = {
     "backups": (1_389, 7),
     "frozen datasets": (341, 1),
     "parameters and templates": (437, 3),
-    "schedules": (1_761, 11),
+    "schedules": (1_762, 12),
     "members": (683, 3),
 }
 CEILINGS = {

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from paceline.reports.compare import RunTable
     from paceline.runs.search.saved_views import SavedViews
     from paceline.runs.trash import DeletedRun
-    from paceline.schedules.schedule import Schedules
+    from paceline.schedules.schedules import Schedules
     from paceline.services.record import ServingOptions
     from paceline.services.service import DeployOptions, Models, Service
     from paceline.snapshot import Progress
@@ -168,7 +168,7 @@ class Workspace:
     @property
     def schedules(self) -> Schedules:
         """The schedules of the workspace by name, which start runs at times and after events; `add` makes one."""
-        from paceline.schedules.schedule import Schedules
+        from paceline.schedules.schedules import Schedules
 
         return Schedules(self._path)
 

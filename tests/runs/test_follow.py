@@ -6,9 +6,9 @@ import os
 import pytest
 
 from paceline.runs import states, store
-from paceline.runs.follow import RunWatch, Show, duration_text, end_text, prefix, state_text, stream
+from paceline.runs.follow import RunWatch, Show, prefix, state_text, stream
 from paceline.runs.logs import LogLine
-from paceline.runs.record import Attempt
+from paceline.runs.record import Attempt, duration_text, end_text
 from tests.helpers import RUN_ID, make_job, make_record, make_run, write_tree
 
 

@@ -13,7 +13,7 @@ from paceline.errors import FileNameError, RunNotFoundError, RunStateError, Work
 from paceline.job.job import Job
 from paceline.runs import read, states, store
 from paceline.runs.failure import FailureReport
-from paceline.runs.folder import RunFolder
+from paceline.runs.folder import RunFolder, has_own_record
 from paceline.runs.record import Attempt
 from paceline.system import locks, processes
 from paceline.system.files import json_lines, read_json, write_json
@@ -277,9 +277,9 @@ def test_replaced_job_file_is_read_again(runs_dir):
 @pytest.mark.parametrize("name", ["job", "state"])
 def test_record_is_the_users_own_only_if_both_files_are(runs_dir, monkeypatch, name):
     folder, fd = make_run(runs_dir)
-    assert store.has_own_record(folder)
+    assert has_own_record(folder)
     os.chown(getattr(folder, name), 12345, -1)
-    assert not store.has_own_record(folder)
+    assert not has_own_record(folder)
     os.close(fd)
 
 

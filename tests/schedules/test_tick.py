@@ -15,7 +15,8 @@ from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.schedules import tick as ticking
 from paceline.schedules.occurrences import Occurrence
-from paceline.schedules.schedule import Schedule, Schedules
+from paceline.schedules.schedule import Schedule
+from paceline.schedules.schedules import Schedules
 from tests.helpers import make_run, run_python
 
 NOW = dt.datetime(2026, 1, 10, 12, 0, 20, tzinfo=dt.timezone.utc)
@@ -283,7 +284,8 @@ KILLED = """
 import datetime as dt, os, signal, sys
 from pathlib import Path
 from paceline.schedules import tick as ticking
-from paceline.schedules.schedule import Schedule, Schedules
+from paceline.schedules.schedule import Schedule
+from paceline.schedules.schedules import Schedules
 Schedules.versions = lambda self, kind, name: [1, 2, 3]
 ticking._Look._end = lambda self, one: "Completed"
 now = dt.datetime(2026, 1, 10, 12, 0, 20, tzinfo=dt.timezone.utc)

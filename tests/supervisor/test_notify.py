@@ -310,7 +310,7 @@ def test_command_in_a_record_of_another_user_is_not_started(tmp_path: Path, monk
     job = make_job(notify=[f"command:touch {tmp_path}/started"])
     folder, fd = make_run(tmp_path / "runs", status=states.RUNNING, job=job)
     os.close(fd)
-    monkeypatch.setattr(store, "has_own_record", lambda folder: False)
+    monkeypatch.setattr(notify, "has_own_record", lambda folder: False)
     found = read_record(folder)
     assert found.status == "Failed"
     assert found.warnings[0].endswith("another user wrote the run's record.")

@@ -24,8 +24,7 @@ from paceline.pipelines.pipeline import Pipeline
 from paceline.pipelines.spec import PipelineSpec
 from paceline.pipelines.step import Step
 from paceline.runs.folder import RunFolder
-from paceline.runs.follow import duration_text
-from paceline.runs.record import RunRecord
+from paceline.runs.record import RunRecord, duration_text
 from paceline.runs.visible import visible, visible_line
 from paceline.system.names import did_you_mean
 from paceline.workspace import Workspace

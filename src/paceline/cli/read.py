@@ -33,10 +33,9 @@ from paceline.job.sizes import range_text
 from paceline.observe import loads
 from paceline.runs import excluded_files, read, removal, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.follow import duration_text, hang_status
 from paceline.runs.ids import experiment_of, is_trial
 from paceline.runs.read import matches
-from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
+from paceline.runs.record import Attempt, RunRecord, duration_text, hang_status, parse_utc, utc_now
 from paceline.runs.search.facts import RunFacts
 from paceline.runs.search.fields import STATISTICS, RunField, cell_text, field_of, quoted, split_fields
 from paceline.runs.search.groups import RunGroup, grouped

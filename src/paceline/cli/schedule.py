@@ -17,7 +17,8 @@ from paceline.runs.visible import visible
 from paceline.schedules import tick as ticking
 from paceline.schedules import timer, times
 from paceline.schedules.occurrences import HAND, MISSED, STARTED, TIME, WAITING, Occurrence
-from paceline.schedules.schedule import Schedule, Schedules
+from paceline.schedules.schedule import Schedule
+from paceline.schedules.schedules import Schedules
 from paceline.schedules.start import start
 from paceline.system.files import age_s
 from paceline.system.names import counted
@@ -77,9 +78,10 @@ _SHOWN = 20
     ),
     JSON,
 )
-def add(*, words: list[str], template: str | None, as_json: bool, **given: Any) -> None:
+def add(**given: Any) -> None:
     """Start runs of a job file at times or after events."""
-    rest = list(words or ())
+    rest, template = list(given.pop("words") or ()), given.pop("template")
+    as_json = given.pop("as_json")
     cron = rest.pop(0) if rest and times.is_expression(rest[0]) else None
     file = None
     if template is None:

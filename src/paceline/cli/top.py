@@ -22,8 +22,7 @@ from paceline.observe.stacks import take
 from paceline.observe.stragglers import RunPace
 from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
-from paceline.runs.follow import duration_text, hang_status
-from paceline.runs.record import RunRecord
+from paceline.runs.record import RunRecord, duration_text, hang_status
 from paceline.runs.visible import visible
 from paceline.system.signals import handled
 

@@ -8,9 +8,9 @@ from paceline.cli.common import WARNING_COLOUR, coloured, has_colour, rank_colou
 from paceline.runs import excluded_files, states
 from paceline.runs.artifacts import names
 from paceline.runs.folder import RunFolder
-from paceline.runs.follow import attempt_text, end_text, node_prefix, prefix, state_text
+from paceline.runs.follow import attempt_text, node_prefix, prefix, state_text
 from paceline.runs.logs import LogLine
-from paceline.runs.record import Attempt, RunRecord
+from paceline.runs.record import Attempt, RunRecord, end_text
 from paceline.runs.visible import TerminalLines, visible, visible_line
 from paceline.system.names import some
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from paceline.errors import PacelineError
 from paceline.runs import remote_status, states, store
 from paceline.runs.failure import FailureReport
-from paceline.runs.folder import RunFolder
+from paceline.runs.folder import RunFolder, has_own_record
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import detached_process, locks
 from paceline.system.detached_process import library_dir
@@ -87,7 +87,7 @@ def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], 
     give_up: Called before the run is recorded as Failed because no controller can start.
     """
     # Only the machine that ran the controller, and the user who wrote the record, can resume the run.
-    if not store.was_here(record) or not store.has_own_record(folder):
+    if not store.was_here(record) or not has_own_record(folder):
         host = record.owner.get("host")
         waiting = f"its controller is gone; the {record.kind} goes on when its owner looks at it on {host}"
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=waiting)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import FileNameError
-from paceline.system.files import PathAttribute
+from paceline.system.files import PathAttribute, is_mine
 
 # `rank_0.jsonl` belongs to attempt 1, `rank_0.2.jsonl` to attempt 2.
 _RANK_LOG = re.compile(r"rank_(\d+)\.log", re.ASCII)
@@ -282,3 +282,8 @@ class RunFolder:
         plain = check_file_name(name)
         top = plain.split("/", 1)[0]
         return self.path / plain if top in ("outputs", "logs") else self.artifacts / plain
+
+
+def has_own_record(folder: RunFolder) -> bool:
+    """Return whether this user or root wrote both files of the run's record."""
+    return is_mine(folder.state) and is_mine(folder.job)

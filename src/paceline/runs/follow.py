@@ -10,7 +10,7 @@ from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import LogStart
 from paceline.runs.logs import LogFollower, LogLine, PrepareFollower
-from paceline.runs.record import Attempt, RunRecord
+from paceline.runs.record import Attempt, RunRecord, end_text, hang_status
 from paceline.runs.visible import TerminalLines
 from paceline.system.files import stamp_of
 
@@ -181,32 +181,6 @@ def state_text(record: RunRecord) -> str:
     return f"{hang_status(record)}: {record.waiting_for}" if record.waiting_for else hang_status(record)
 
 
-def hang_status(record: RunRecord) -> str:
-    """Return the state, with the time of a hang: "Running, hangs since 2026-11-23 06:12:03 UTC"."""
-    if record.status != states.RUNNING or not record.hang:
-        return record.status
-    return f"{record.status}, hangs since {str(record.hang['since_utc'])[:19].replace('T', ' ')} UTC"
-
-
 def attempt_text(before: Attempt, now: Attempt) -> str:
     """Return the words that announce a further attempt and its reason."""
     return f"Attempt {before.number} ended ({before.cause}); attempt {now.number} starts."
-
-
-def end_text(record: RunRecord) -> str:
-    """Return a run's end in words: "Completed in 3.2 s"."""
-    took = record.duration_s
-    text = record.status + (f" in {duration_text(took)}" if took is not None else "")
-    return f"{text}, by {record.canceled_by}" if record.canceled_by else text
-
-
-def duration_text(seconds: float) -> str:
-    """Return a duration in words: "3.2 s", "2 min 5 s", "3 h 20 min"."""
-    # Round before the comparison, or 59.96 would become 60.0 s.
-    if round(seconds, 1) < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min"

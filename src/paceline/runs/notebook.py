@@ -14,9 +14,8 @@ from html import escape
 from paceline.errors import PacelineError
 from paceline.runs import read, states, tags_and_properties
 from paceline.runs.folder import RunFolder, metric_logs
-from paceline.runs.follow import duration_text, hang_status
 from paceline.runs.metric_reader import MetricEntry, last_entries
-from paceline.runs.record import RunRecord
+from paceline.runs.record import RunRecord, duration_text, hang_status
 from paceline.runs.visible import visible
 
 #: Pause between two updates. Each one is sent to a browser, and stored in the notebook.

@@ -24,10 +24,9 @@ from email.message import EmailMessage
 from pathlib import Path
 
 from paceline.job.notify import NotifyEvent, key_of, place_of
-from paceline.runs import states, store, tags_and_properties
-from paceline.runs.folder import RunFolder
-from paceline.runs.follow import end_text, hang_status
-from paceline.runs.record import RunRecord
+from paceline.runs import states, tags_and_properties
+from paceline.runs.folder import RunFolder, has_own_record
+from paceline.runs.record import RunRecord, end_text, hang_status
 from paceline.runs.visible import visible
 from paceline.system import processes
 from paceline.system.files import append_line, json_lines, read_json
@@ -56,7 +55,7 @@ def tell(folder: RunFolder, record: RunRecord, event: NotifyEvent, digest: str =
         return []
     said = of_run(folder, record, event, digest)
     # Another user could have written the record, with a command of theirs.
-    if not store.has_own_record(folder):
+    if not has_own_record(folder):
         return [_sentence(said, one, "another user wrote the run's record.") for one in wanted]
     addresses = read_json(folder.secrets) or {}
 

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 from paceline.job.job import Job
 from paceline.job.notify import DEFAULT_EVENTS
 from paceline.runs.failure import FailureReport
-from paceline.runs.states import NOT_STARTED, TERMINAL
+from paceline.runs.states import NOT_STARTED, RUNNING, TERMINAL
 from paceline.system.serialization import known_fields, plain_fields, plain_value
 
 RECORD_VERSION = 1
@@ -311,3 +311,29 @@ def login_name() -> str:
     # For a uid without a name, Python raises KeyError, from 3.13 on OSError.
     except (KeyError, OSError):
         return "unknown"
+
+
+def hang_status(record: RunRecord) -> str:
+    """Return the state, with the time of a hang: "Running, hangs since 2026-11-23 06:12:03 UTC"."""
+    if record.status != RUNNING or not record.hang:
+        return record.status
+    return f"{record.status}, hangs since {str(record.hang['since_utc'])[:19].replace('T', ' ')} UTC"
+
+
+def end_text(record: RunRecord) -> str:
+    """Return a run's end in words: "Completed in 3.2 s"."""
+    took = record.duration_s
+    text = record.status + (f" in {duration_text(took)}" if took is not None else "")
+    return f"{text}, by {record.canceled_by}" if record.canceled_by else text
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in words: "3.2 s", "2 min 5 s", "3 h 20 min"."""
+    # Round before the comparison, or 59.96 would become 60.0 s.
+    if round(seconds, 1) < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"

@@ -23,10 +23,10 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypedDict, 
 from paceline.errors import PacelineError, RunNotFoundError, RunStateError
 from paceline.runs import states, store, work_dir
 from paceline.runs.failure import EXIT_CANCELED, EXIT_PREEMPTED, EXIT_TIME_LIMIT, FailureReport, logs_command
-from paceline.runs.folder import RunFolder
+from paceline.runs.folder import RunFolder, has_own_record
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks
-from paceline.system.files import read_json, write_json
+from paceline.system.files import is_mine, read_json, write_json
 from paceline.system.lazy_import import from_above
 
 #: Seconds to wait for a final record after a job's end, since shared file systems show files after a delay.
@@ -249,7 +249,7 @@ def _is_mine(folder: RunFolder) -> bool:
 
     A run of an older version has no settings of its own, and uses the workspace's target.
     """
-    return store.is_mine(folder.target) if folder.target.exists() else store.has_own_record(folder)
+    return is_mine(folder.target) if folder.target.exists() else has_own_record(folder)
 
 
 def teller(folder: RunFolder) -> Teller:

@@ -469,22 +469,6 @@ def experiment(folder: RunFolder) -> str:
     return str(data["experiment"])
 
 
-def has_own_record(folder: RunFolder) -> bool:
-    """Return whether this user or root wrote both files of the run's record."""
-    return is_mine(folder.state) and is_mine(folder.job)
-
-
-def is_mine(path: Path) -> bool:
-    """Return whether this user or root wrote a file that only its owner may write (`OWNED`).
-
-    In a group's workspace each member can replace the file, which then belongs to that member.
-    """
-    try:
-        return os.lstat(path).st_uid in (os.geteuid(), 0)
-    except OSError:
-        return False
-
-
 def was_here(record: RunRecord) -> bool:
     """Return whether the run's owner was a process of this machine."""
     return record.owner.get("host") == socket.gethostname()

@@ -1,27 +1,17 @@
-"""Schedules of a workspace: their times, events and job files."""
+"""A schedule: its times, its events and its job."""
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
-import os
 import re
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from paceline.errors import PacelineError, ScheduleError
-from paceline.runs import read, store
-from paceline.runs.ids import experiment_of, is_trial
-from paceline.runs.record import parse_utc, user_name, utc_now
+from paceline.errors import ScheduleError
+from paceline.runs.record import parse_utc, user_name
 from paceline.schedules import times
-from paceline.schedules.occurrences import DATASET, HAND, MODEL, TIME, Occurrence, Occurrences
-from paceline.schedules.timer import install
-from paceline.system import locks
-from paceline.system.files import read_json, write_json
-from paceline.system.names import did_you_mean, name_rule
-from paceline.system.registry import Documents, NamedDocuments
+from paceline.schedules.occurrences import HAND, TIME, Occurrence, Occurrences
+from paceline.system.names import name_rule
 
 NAME = name_rule("_-", 80)
 QUEUE, SKIP = OVERLAPS = ("queue", "skip")
@@ -29,8 +19,6 @@ ONCE, _ = MISSED_RULES = ("once", "skip")
 #: The tag that names the schedule of a run.
 TAG = "schedule"
 COMPLETED, FAILED, ANY = ENDS = ("completed", "failed", "any")
-#: Seconds to wait for another process that works on the schedules: it may be copying the source of a run.
-_PATIENCE_S = 120.0
 _RUN_KEY = re.compile(r"[^A-Za-z0-9_. -]")
 
 
@@ -112,253 +100,6 @@ class Schedule:
     def next_time(self, now: dt.datetime) -> dt.datetime | None:
         """Return the next time in UTC, or None."""
         return times.next_time(self.cron, self.time_zone or "UTC", now) if self.cron and not self.is_paused else None
-
-
-class Schedules(NamedDocuments[Schedule]):
-    """The schedules of a workspace by name.
-
-    `[name]` raises KeyError for an unknown name.
-
-    Args:
-        workspace_dir: The workspace's folder.
-
-    Examples:
-        >>> schedules = pl.Workspace.from_config().schedules
-        >>> schedules.add("0 3 * * *", "job.yaml", name="nightly", parameters={"lr": 0.2})
-        >>> schedules.pause("nightly")
-    """
-
-    _error, _title, _advice = ScheduleError, "schedule", "`paceline schedule add` makes one."
-
-    def __init__(self, workspace_dir: Path) -> None:
-        self.workspace_dir = workspace_dir
-        self._folder = workspace_dir / "schedules"
-        self._documents = Documents(self._folder, NAME)
-
-    def add(
-        self,
-        cron: str | None,
-        file: str | os.PathLike[str] | None = None,
-        *,
-        name: str | None = None,
-        template: str | None = None,
-        parameters: Mapping[str, object] | None = None,
-        arguments: Sequence[str] | None = None,
-        on_dataset: Sequence[str] = (),
-        on_model: Sequence[str] = (),
-        after: Sequence[str] = (),
-        ended: str | None = None,
-        time_zone: str | None = None,
-        overlap: str = QUEUE,
-        missed: str = ONCE,
-        timer: str = "auto",
-    ) -> Schedule:
-        """Add a schedule, and return it.
-
-        Args:
-            cron: Cron expression such as "0 3 * * *", or None.
-            file: Job file, or None with `template`.
-            name: Name of the schedule; default: that of the file or template.
-            template: Name of a template.
-            parameters: Values of the file's parameters.
-            arguments: Arguments of the script, in place of the file's.
-            on_dataset: Datasets whose new versions start a run.
-            on_model: Models whose new versions start a run.
-            after: Experiments or runs whose ends start a run.
-            ended: "completed", "failed" or "any": how a run of `after` must have ended. Default: "completed".
-            time_zone: Time zone of `cron`; default: this machine's.
-            overlap: "queue" or "skip", while a run of the schedule goes on.
-            missed: "once" or "skip", for times without a timer.
-            timer: "auto", "systemd", "cron" or "none".
-
-        Raises:
-            ScheduleError: A value is wrong; the message is that of the command line.
-        """
-        zone = time_zone or times.local_zone()
-        if ended is not None and not after:
-            raise ScheduleError(f"--ended {ended} belongs to --after, which names an experiment or a run.")
-        experiments, runs = self._awaited(after)
-        schedule = Schedule(
-            name=name or template or Path(file or "").stem,
-            cron=times.check(cron, zone) if cron else None,
-            time_zone=zone if cron else None,
-            on_dataset=tuple(on_dataset),
-            on_model=tuple(on_model),
-            after=(*experiments, *runs),
-            ended=ended or COMPLETED,
-            overlap=overlap,
-            missed=missed,
-            file=os.path.abspath(file) if file is not None else None,
-            template=template,
-            parameters={key: str(value) for key, value in (parameters or {}).items()},
-            arguments=tuple(arguments) if arguments is not None else None,
-            created_utc=utc_now(),
-            search_path=os.environ.get("PATH", ""),
-            versions=self._latest(on_dataset, on_model),
-        )
-        # The import is late: the timer's look, each minute, needs no job.
-        from paceline.schedules.start import check_job
-
-        check_job(schedule, self.workspace_dir)
-        if schedule.name in self:
-            self.save(schedule, ())  # raises the error of a name that is taken
-        install(self.workspace_dir, timer)
-        self.save(schedule, self._ended(experiments))
-        return schedule
-
-    def pause(self, name: str) -> None:
-        """Start nothing until `resume`.
-
-        Raises:
-            ScheduleError: There is no such schedule, it is paused, or it can't be written.
-        """
-        with self.locked():
-            if self.find(name).is_paused:
-                raise ScheduleError(
-                    f"schedule {name!r} is paused already. `paceline schedule resume {name}` resumes it."
-                )
-            write_json(self.folder(name) / "paused.json", True, sync=True)
-
-    def remove(self, name: str) -> None:
-        """Remove a schedule. Its runs stay, and go on.
-
-        Raises:
-            ScheduleError: There is no such schedule, or it can't be removed.
-        """
-        with self.locked():
-            self.find(name)
-            self._documents.remove(name)
-            shutil.rmtree(self.folder(name), ignore_errors=True)
-
-    def save(self, schedule: Schedule, ended_runs: Sequence[str]) -> None:
-        """Write a new schedule. Runs that have ended before (`ended_runs`) start nothing.
-
-        Raises:
-            ScheduleError: The name is taken, or the workspace can't be written.
-        """
-        with self.locked():
-            if schedule.name in self._documents.names():
-                raise ScheduleError(
-                    f"a schedule {schedule.name!r} exists already. Choose another --name, or remove it: "
-                    f"paceline schedule remove {schedule.name}"
-                )
-            folder = self.folder(schedule.name)
-            # A removal that was killed may have left the occurrences of another schedule with this name.
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            write_json(folder / "before.json", [*ended_runs], sync=True)
-            document = {key: value for key, value in asdict(schedule).items() if key != "is_paused"}
-            self._documents.add(schedule.name, {"version": 1, **document})
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Exclude the timer and other changes during a `with` block.
-
-        Raises:
-            ScheduleError: Another process holds the lock for too long, or the workspace can't be written.
-        """
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            fd = locks.take_within(self.lock_path, _PATIENCE_S)
-        except OSError as error:
-            raise ScheduleError(f"{str(self._folder)!r} can't be written: {error.strerror}.") from error
-        if fd is None:
-            raise ScheduleError(
-                f"another process has been starting scheduled runs for {_PATIENCE_S:.0f} s. Try again, or see "
-                "`paceline schedule list`."
-            )
-        try:
-            yield
-        finally:
-            os.close(fd)
-
-    def folder(self, name: str) -> Path:
-        """Return the folder with a schedule's occurrences."""
-        return self._folder / name
-
-    def occurrences(self, name: str) -> Occurrences:
-        """Return the occurrences of a schedule."""
-        return Occurrences(self.folder(name))
-
-    def ended_before(self, name: str) -> set[str]:
-        """Return the runs that ended before the schedule was added."""
-        found = read_json(self.folder(name) / "before.json")
-        return set(found) if isinstance(found, list) else set()
-
-    def versions(self, kind: str, name: str) -> list[int]:
-        """Return the versions of a dataset or model, ascending.
-
-        Raises:
-            DataError, ModelError: The name is wrong.
-        """
-        if kind == DATASET:
-            from paceline.data.datasets import registered
-
-            return registered.versions(self.workspace_dir, registered.check_dataset_name(name))
-        from paceline.models import names, registry
-
-        return registry.versions_of(self.workspace_dir).versions(names.check_model_name(name))
-
-    def is_own(self, name: str) -> bool:
-        """Return whether this user has added the schedule."""
-        try:
-            return self._documents.path(name).stat().st_uid == os.geteuid()
-        except OSError:
-            return False
-
-    @property
-    def lock_path(self) -> Path:
-        return self._folder / ".lock-timer"
-
-    @property
-    def tick_path(self) -> Path:
-        """The file with the time of the timer's last call."""
-        return self._folder / ".ticked"
-
-    def _names(self) -> Iterable[str]:
-        return self._documents.names()
-
-    def _read(self, name: str) -> Schedule | None:
-        found = self._documents.read(name) if NAME.fullmatch(name) else None
-        if not isinstance(found, dict) or found.get("version") != 1:
-            return None
-        known = {one.name: found[one.name] for one in fields(Schedule) if one.name in found}
-        lists = ("on_dataset", "on_model", "after", "arguments")
-        tuples = {key: tuple(known[key]) for key in lists if known.get(key) is not None}
-        try:
-            is_paused = (self.folder(name) / "paused.json").exists()
-            return Schedule(**{**known, **tuples, "name": name, "is_paused": is_paused})
-        except (TypeError, ScheduleError):
-            return None
-
-    def _awaited(self, given: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Sort names into experiments and run ids."""
-        runs_dir = self.workspace_dir / "runs"
-        known = {experiment_of(run_id) for run_id in store.ids(runs_dir)} - {None}
-        experiments, runs = [], []
-        for name in given:
-            if name in known:
-                experiments.append(name)
-                continue
-            try:
-                runs.append(store.find(runs_dir, name).run_id)
-            except PacelineError:
-                hint = did_you_mean(name, [one for one in known if one])
-                raise ScheduleError(
-                    f"--after {name!r} is neither an experiment with runs nor a run.{hint} `paceline list` shows both."
-                ) from None
-        return experiments, runs
-
-    def _latest(self, datasets: Sequence[str], models: Sequence[str]) -> dict[str, int]:
-        """Return the latest existing versions, which start nothing."""
-        names = [*((DATASET, name) for name in datasets), *((MODEL, name) for name in models)]
-        return {f"{kind}:{name}": max(self.versions(kind, name), default=0) for kind, name in names}
-
-    def _ended(self, experiments: Sequence[str]) -> list[str]:
-        """Return the runs of these experiments that have ended already."""
-        runs_dir = self.workspace_dir / "runs"
-        ids = [one for one in store.ids(runs_dir) if experiment_of(one) in experiments and not is_trial(one)]
-        return [record.run_id for record in read.records_of(runs_dir, ids) if record.is_terminal]
 
 
 def since(schedule: Schedule, occurrences: Occurrences) -> dt.datetime:

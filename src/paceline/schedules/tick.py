@@ -22,17 +22,8 @@ from paceline.runs.ids import experiment_of, is_trial
 from paceline.runs.record import parse_utc
 from paceline.schedules import occurrences, times
 from paceline.schedules.occurrences import Occurrence
-from paceline.schedules.schedule import (
-    ANY,
-    ONCE,
-    SKIP,
-    TAG,
-    Schedule,
-    Schedules,
-    named_occurrence,
-    since,
-    time_occurrence,
-)
+from paceline.schedules.schedule import ANY, ONCE, SKIP, TAG, Schedule, named_occurrence, since, time_occurrence
+from paceline.schedules.schedules import Schedules
 from paceline.system import locks
 from paceline.system.files import gone_is_fine
 

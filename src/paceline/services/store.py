@@ -35,7 +35,7 @@ from paceline.services.record import (
 )
 from paceline.system import detached_process, locks, processes
 from paceline.system.detached_process import library_dir
-from paceline.system.files import OWNED, append_line, read_json, remove_tree, write_json
+from paceline.system.files import OWNED, append_line, is_mine, read_json, remove_tree, write_json
 from paceline.system.names import did_you_mean
 
 # The rule for names of services in the Azure SDK.
@@ -128,7 +128,7 @@ def change(folder: ServiceFolder, record: ServiceRecord, **changes: Any) -> Serv
 
 def tell_down(folder: ServiceFolder, record: ServiceRecord) -> None:
     """Send the messages that the service is down. Log failures."""
-    receivers = read_json(folder.receivers) if runs_store.is_mine(folder.receivers) else None
+    receivers = read_json(folder.receivers) if is_mine(folder.receivers) else None
     if not receivers:
         return
     from paceline.runs.notify import Notification, first_lines, send  # slow to load, and few services have receivers
@@ -220,7 +220,7 @@ def record(folder: ServiceFolder) -> ServiceRecord:
     is_here = not current.owner or current.owner.get("host") == socket.gethostname()
     if locks.is_held(folder.lock, here=is_here):
         return current
-    if not is_here or not runs_store.is_mine(folder.record):
+    if not is_here or not is_mine(folder.record):
         # The service may have been deleted meanwhile: then `stored` raises ServiceNotFoundError.
         stored(folder)
         host = current.owner.get("host")

@@ -13,8 +13,8 @@ from paceline.children import child
 from paceline.runs import notebook as runs_notebook
 from paceline.runs import states
 from paceline.runs.folder import RunFolder
-from paceline.runs.follow import RunWatch, duration_text
-from paceline.runs.record import RunRecord
+from paceline.runs.follow import RunWatch
+from paceline.runs.record import RunRecord, duration_text
 from paceline.runs.visible import visible
 from paceline.sweeps.curves import Watch
 from paceline.sweeps.policies.pausing import pausing

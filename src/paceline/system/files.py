@@ -32,6 +32,17 @@ def state_folder() -> Path:
     return Path(named if os.path.isabs(named) else os.path.expanduser("~/.local/state"), "paceline")
 
 
+def is_mine(path: Path) -> bool:
+    """Return whether this user or root wrote a file that only its owner may write (`OWNED`).
+
+    In a group's workspace each member can replace the file, which then belongs to that member.
+    """
+    try:
+        return os.lstat(path).st_uid in (os.geteuid(), 0)
+    except OSError:
+        return False
+
+
 def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666) -> None:
     """Replace the content of `path` atomically: readers see the old or the new text.
 

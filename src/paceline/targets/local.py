@@ -190,7 +190,7 @@ def _named(folder: RunFolder, run_dir: Path) -> str:
 def _hang_text(folder: RunFolder) -> str:
     # Imported here because only waiting runs need these modules.
     from paceline.runs import store
-    from paceline.runs.follow import hang_status
+    from paceline.runs.record import hang_status
 
     try:
         record = store.stored(folder)

@@ -20,8 +20,8 @@ from starlette.responses import HTMLResponse
 
 from paceline.data.transfer.progress import size_text
 from paceline.runs import states
-from paceline.runs.follow import duration_text
 from paceline.runs.metrics import json_safe
+from paceline.runs.record import duration_text
 from paceline.runs.search.facts import HANGS, utc_of
 from paceline.runs.visible import visible
 from paceline.sweeps.pictures import draw as pictures

@@ -15,8 +15,7 @@ from paceline.models import registry
 from paceline.observe import goodput, loads
 from paceline.runs import excluded_files, read, run_data, states, tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.follow import hang_status
-from paceline.runs.record import RunRecord, parse_utc
+from paceline.runs.record import RunRecord, hang_status, parse_utc
 from paceline.runs.remote_status import refresh
 from paceline.system.files import read_json, stamp_of
 from paceline.ui import bands, banners

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast
 
 from paceline.errors import QueryError
-from paceline.runs.follow import duration_text
+from paceline.runs.record import duration_text
 from paceline.runs.search.facts import RunFacts, utc_of
 from paceline.system.names import did_you_mean
 from paceline.system.units import value_text

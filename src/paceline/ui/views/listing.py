@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from paceline.errors import QueryError
 from paceline.runs import states
-from paceline.runs.follow import duration_text
+from paceline.runs.record import duration_text
 from paceline.runs.search.completion import complete as completions
 from paceline.runs.search.facts import HANGS, RunFacts
 from paceline.runs.search.fields import RunField, cell_text, field_of, quoted, sorted_runs, split_fields
