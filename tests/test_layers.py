@@ -334,7 +334,7 @@ def test_every_file_is_python_3_10():
     assert wrong == []
 
 
-def test_programs_define_all_functions_before_main_runs() -> None:
+def test_modules_run_as_programs_define_all_functions_before_main_runs() -> None:
     """The story: functions were moved behind `if __name__ == "__main__": sys.exit(main())`, which never saw them."""
     late = []
     for path in (path for path in FILES if b"__main__" in path.read_bytes()):

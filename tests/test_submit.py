@@ -148,7 +148,7 @@ class Asked:
         self.told.append(f"release {run_dir.parent.name}/{run_dir.name.partition('_')[0]}")
 
 
-def test_early_supervisor_is_released_if_the_job_is_refused(tmp_path, monkeypatch):
+def test_supervisor_started_before_the_check_is_released_if_the_job_is_refused(tmp_path, monkeypatch):
     target = Asked()
     monkeypatch.setattr("paceline.targets.configured.Configured.make", lambda self: target)
     refused(tmp_path, make_job())

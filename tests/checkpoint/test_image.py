@@ -124,7 +124,7 @@ def test_fork_is_used_unless_a_step_is_shorter_than_the_copy(forks, step_s, way)
     assert taken.way == way
 
 
-def test_memory_mappings_distinguish_shared_memory_and_devices():
+def test_shared_memory_and_devices_are_found_in_the_memory_mappings():
     shared = mmap.mmap(-1, 4096)
     private = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE)
     found = image._mappings()

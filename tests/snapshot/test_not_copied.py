@@ -240,7 +240,7 @@ def test_uncopied_data_is_sent_smallest_first_up_to_the_size_limit(top: Path, mo
     assert (found["large"], found["large/part"]) == (linked.TOO_MUCH, "")
 
 
-def test_number_of_uncopied_files_sent_unasked_is_limited(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_with_too_many_ignored_files_is_sent_only_if_named(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(top, "init", "-q")
     (top / ".gitignore").write_text("/data\n")
     monkeypatch.setattr(linked, "_COUNTED", 1)

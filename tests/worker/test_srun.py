@@ -77,7 +77,7 @@ def mpi(size: int, *, initialized: bool = True):
     )
 
 
-def test_full_world_and_uninitialized_world_pass():
+def test_mpi_world_of_all_workers_or_without_mpi_init_is_accepted():
     check(mpi(4), 4)
     check(mpi(1, initialized=False), 4)
 

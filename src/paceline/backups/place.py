@@ -217,6 +217,6 @@ class Backups:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return the start time of a process, which distinguishes it from a later one with its number; None if it has ended."""
+    """Return a process's start time, or None if it has ended. Later processes can get the same pid."""
     fields = processes.stat_of(pid)
     return fields[_STARTTIME] if fields else None

@@ -169,6 +169,6 @@ def _raw(fd: int | None) -> Iterator[None]:
 
 
 def end(number: int, frame: object) -> None:
-    """Exit as after a signal."""
+    """Handle a signal: exit with the code 128 + its number, as shells do."""
     # Raise an exception, so that the contexts above restore the terminal and inform the run.
     raise SystemExit(128 + number)

@@ -99,7 +99,7 @@ def _findings(
 
 
 def _keep(workspace_dir: Path, name: str, findings: list[Finding]) -> None:
-    """Keep the result for the live page."""
+    """Save the findings of a target's examination for the live page."""
     result: dict[str, object] = {
         "time_utc": utc_now(),
         "result": worst(findings),

@@ -94,7 +94,7 @@ class VerbGroup(_Command, click.Group):
         return [*self.commands]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the verbs, then the few options."""
+        """Write the list of subcommands, then the options of the group itself."""
         self.format_commands(ctx, formatter)
         click.Command.format_options(self, ctx, formatter)
 

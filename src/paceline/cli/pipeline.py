@@ -268,7 +268,7 @@ def _made(
 
 
 def _filled(word: str, words: Mapping[str, str]) -> str:
-    """Return the word with parameters and data paths filled in. Each worker fills in the rest."""
+    """Fill in the parameters and data paths of a step's argument. The workers fill in rank placeholders."""
     return _WORD.sub(lambda found: words.get(found[1] or found[2], found[0]), word)
 
 

@@ -166,7 +166,7 @@ def list_schedules(*, as_json: bool) -> None:
 
 
 def _warn_of_silence(schedules: Schedules) -> None:
-    """Warn if no timer has looked for minutes."""
+    """Warn if no timer has checked the schedules for minutes."""
     if not any(schedules.is_own(name) for name in schedules):
         return
     try:

@@ -64,7 +64,7 @@ class Meeting:
     key: bytes | None = field(repr=False)
 
     def signed(self, name: str) -> SignedStore:
-        """Return the part of the store under this name."""
+        """Return the signed part of the key-value store under this name."""
         return SignedStore(self.raw_store(name), f"{self.prefix}/{name}", self.where, self.key)
 
     def store(self, name: str) -> Store:

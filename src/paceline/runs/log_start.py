@@ -38,7 +38,8 @@ _NOTE_BYTES = 80
 class LogStart:
     """A position in a run's merged log.
 
-    attempt: the first attempt to show. notes: offset in its notes. offsets: rank -> offset in the rank's log, or 0.
+    attempt: the first attempt to show. notes: offset in the attempt's file of supervisor notes. offsets: rank -> offset in
+    the rank's log; a missing rank has 0.
     """
 
     attempt: int = 1

@@ -189,7 +189,7 @@ def _above(name: str) -> list[str]:
 
 
 def _found(folder: RunFolder, record: Any) -> Place:
-    """Return where the copy is now. On other machines, and after `clean`, it is `work` itself."""
+    """Return the place of the snapshot's copy. On other machines, and after `clean`, it is `work` itself."""
     at = place(record)
     # Check the whole path, since the source may have a folder `home` too.
     is_among_links = at.copy and (folder.work / at.copy).is_dir()

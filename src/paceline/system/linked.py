@@ -104,7 +104,7 @@ def lines(found: Sequence[NotCopied], top: str = "") -> list[str]:
 
 
 def text_of(one: NotCopied) -> str:
-    """Return the name and what happens to it: linked, sent or excluded."""
+    """Return a line for users: the name of an uncopied file, and whether it is linked or sent."""
     if not one.is_linked:
         return f"{one}; not linked"
     return (

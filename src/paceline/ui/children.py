@@ -1,4 +1,4 @@
-"""Processes that read foreign content for the page. They end with their reader, their server, or their time limit."""
+"""Processes that parse untrusted files for the page. They end with the request, the server, or a time limit."""
 
 from __future__ import annotations
 

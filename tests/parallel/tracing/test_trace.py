@@ -201,7 +201,7 @@ def test_no_grad_in_the_outer_forward_is_kept(x: Tensor) -> None:
     parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_outer_forward_draws_random_numbers_once(x: Tensor) -> None:
+def test_cut_model_draws_the_same_random_numbers_as_the_whole_model(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             noise = torch.rand(x.shape)

@@ -221,7 +221,7 @@ def _scrub(error: BaseException, secrets: Secrets) -> None:
     """Remove the secrets from the foreign error as well."""
     try:
         error.args = tuple(secrets.scrub(part) if isinstance(part, str) else part for part in error.args)
-        # The class may render more than the arguments.
+        # The text of an error may have secrets that its arguments do not have.
         if secrets.scrub(str(error)) != str(error) or secrets.scrub(repr(error)) != repr(error):
             error.args = ("(withheld: it may hold a secret)",)
     except Exception:

@@ -126,7 +126,7 @@ def _refuse_memory(reference: DataReference, records: Sequence[StoreRecord]) -> 
 
 
 def _place_itself(places: Sequence[tuple[StoreRecord, str]]) -> Path | None:
-    """Return the real path of a single local source, or None."""
+    """Return the real path of an input's only source. Several sources or a pattern give None."""
     [(record, path), *others] = places
     if others or is_pattern(path):
         return None

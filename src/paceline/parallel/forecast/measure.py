@@ -1,4 +1,4 @@
-"""Measurements of a model's blocks for a forecast."""
+"""Measure time and memory of a model's blocks, to forecast a step under each layout."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ class ChangedParts:
 
     @torch.no_grad()
     def begin(self, *_: object) -> None:
-        """Record the parameters' versions before the root's forward pass."""
+        """Record the parameters' versions, to detect changes of parameters during the forward pass."""
         self._versions = {id(part): _versions(part) for unit in self._units for part in sharded_parameters(unit)}
 
     def before(self, unit: nn.Module, *_: object) -> None:

@@ -114,7 +114,7 @@ def add_tree(archive: tarfile.TarFile, tree: str, files: Mapping[str, Path]) -> 
     top.type, top.mode = tarfile.DIRTYPE, 0o755
     archive.addfile(top)
     for name, path in sorted(files.items()):
-        # Store hard links as separate files, since archives of folders turn them into links.
+        # Add each file's content, even of hard links: `TarFile.add` would write a link instead.
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
             item = tarfile.TarInfo(f"{FOLDER}/{tree}/{name}")

@@ -262,7 +262,7 @@ class ServerGroup:
                     break
                 await asyncio.sleep(0.01)
 
-    # Report the state
+    # Properties and addresses for the status report
 
     @property
     def _scheme(self) -> str:

@@ -138,7 +138,7 @@ def _let_go_of_driver() -> None:
 
 
 def _insist(journal: _Journal, deadline: float) -> None:
-    """Retry to store the waiting parts.
+    """Retry to store the messages that wait in the journal.
 
     Raises:
         PacelineError: The store still fails at the deadline.

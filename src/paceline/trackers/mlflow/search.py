@@ -127,7 +127,7 @@ def _param_test(name: str, value: str) -> Predicate:
     test = Compare(field_of(f"params.{quoted(name)}"), "=", (value,)).test(0)
 
     def passes(facts: RunFacts) -> bool:
-        # In the facts, a sweep's value or an argument such as lr=0.1 replaces the value of --lr. MLflow's view has that of --lr.
+        # A sweep's value or an argument such as lr=0.1 replaces --lr in `facts.params`, but MLflow is shown --lr.
         is_replaced = facts.is_child or f"{name}=" in facts.arguments or len(facts.arguments) >= LONG
         return is_replaced or name not in facts.params or test(facts)
 

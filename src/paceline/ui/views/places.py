@@ -159,7 +159,7 @@ class TargetWatch:
 
 
 def examination(kept: dict[str, object]) -> KeptExamination | None:
-    """Return the examination that a file of a workspace holds, or None."""
+    """Return the results of `paceline doctor` from a saved file, or None if it has no findings."""
     listed = kept.get("findings")
     if not isinstance(listed, list):
         return None

@@ -120,7 +120,7 @@ def _read_on(curves: CurveStore, folder: RunFolder) -> None:
 
 
 def _node_ranks(folder: RunFolder, node: int) -> tuple[list[int], list[int]] | None:
-    """Return the node's number and the ranks on it, by the last sample of load; None for all nodes."""
+    """Return a node's number and its ranks. A negative `node` stands for all nodes and gives None."""
     if node < 0:
         return None
     nodes = run_page.ranks_of_nodes(folder)

@@ -348,7 +348,7 @@ class BatchAiCompute(ComputeTarget):
 
 
 class RemoteCompute(ComputeTarget):
-    """An SSH host."""
+    """A machine that is reached by SSH."""
 
     @staticmethod
     def attach_configuration(
@@ -413,7 +413,7 @@ def __getattr__(name: str) -> type[_Cloud]:
 
 
 class ComputeInstance(AmlCompute):
-    """A single machine: this one."""
+    """Azure's single machine, replaced by the local machine."""
 
     @staticmethod
     def provisioning_configuration(  # type: ignore[override]
@@ -423,7 +423,7 @@ class ComputeInstance(AmlCompute):
 
 
 class DsvmCompute(AmlCompute):
-    """A virtual machine: this one."""
+    """Azure's virtual machine, replaced by the local machine."""
 
     @staticmethod
     def provisioning_configuration(  # type: ignore[override]
@@ -433,7 +433,7 @@ class DsvmCompute(AmlCompute):
 
 
 class AksCompute(AmlCompute):
-    """A cluster for web services: this machine."""
+    """Azure's cluster for web services, replaced by the local machine."""
 
     @staticmethod
     def provisioning_configuration(  # type: ignore[override]

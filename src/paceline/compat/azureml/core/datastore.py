@@ -182,7 +182,7 @@ class Datastore(paceline.Datastore):
     def register_azure_sql_database(
         workspace: Workspace, datastore_name: str, *others: object, **named: object
     ) -> Datastore:
-        """Raise UserErrorException, like the two methods below: a store holds files."""
+        """Raise UserErrorException: a datastore of Paceline has files, not tables. The next two methods do the same."""
         raise UserErrorException(f"{datastore_name!r} is a database, and {_NO_TABLES}")
 
     register_azure_sql_database.__func__.refused = _NO_TABLES  # type: ignore[attr-defined]

@@ -103,7 +103,7 @@ class DockerSection(Strict):
 
 
 class SparkSection(Strict):
-    """Accepted; Paceline has no Spark."""
+    """Settings for Spark, accepted without effect."""
 
     def __init__(self) -> None:
         self.repositories: list[object] = []
@@ -112,7 +112,7 @@ class SparkSection(Strict):
 
 
 class RSection(Strict):
-    """Accepted; Paceline does not install R."""
+    """Settings for R, accepted without effect."""
 
     def __init__(self) -> None:
         self.r_version: str | None = None
