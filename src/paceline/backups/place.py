@@ -73,7 +73,7 @@ class Backups:
 
     @property
     def where(self) -> str:
-        """Return the place for messages."""
+        """Return the folder of backups as text for messages."""
         return repr(self.source.path) if self.source.datastore is None else self.store.title
 
     def all(self) -> list[Backup]:
@@ -100,7 +100,7 @@ class Backups:
         raise DataError(f"there is no backup {backup_id or ''}".rstrip() + f" in {self.where}. {there}")
 
     def blobs(self) -> Blobs:
-        """List the contents."""
+        """Return the file contents that the backups share."""
         return Blobs(self.store, self.source, f"{self.path}contents")
 
     def entries(self, backup: Backup) -> list[BackupEntry]:

@@ -30,7 +30,7 @@ _FREE_BYTES = 1 << 30
 
 
 class Neighbour:
-    """Hands this process's states to the spare."""
+    """A sender of this process's states to the warm spare, which keeps them in memory."""
 
     def __init__(self) -> None:
         self._camera = Camera()
@@ -108,7 +108,7 @@ def has_shared_spare(environ: Mapping[str, str]) -> bool:
 
 
 def newest(folder: Path) -> tuple[int, list[int]] | None:
-    """Return step and file descriptors, one per rank, of the newest complete state for a folder."""
+    """Return the newest complete state in memory: its step, and a file descriptor for each rank."""
     path = path_here()
     if not has_shared_spare(os.environ) or not os.path.exists(socket_of(path)):
         return None

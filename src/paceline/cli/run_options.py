@@ -290,7 +290,7 @@ RERUN = (
 
 
 def words(given: Given) -> tuple[Path | None, dict[str, Any]]:
-    """Return the job file, if one is given, and the other options as a description.
+    """Return the job file, or None, and a job description from the other options.
 
     `given` maps options to values, or None for options left out. Paths become absolute, because a file may hold them.
     """

@@ -75,7 +75,7 @@ class Negotiation:
         self._end: str | None = None
 
     def note_arrivals(self) -> None:
-        """Pass the known arrival times to the observer."""
+        """Make the coordinator record when each rank's requests arrive."""
         if self._coordinator is not None:
             self._coordinator.notes_arrivals = True
 

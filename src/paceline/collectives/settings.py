@@ -53,7 +53,7 @@ class EngineSettings:
         )
 
     def chosen(self, local_ranks: int, environ: Mapping[str, str] = os.environ) -> EngineSettings:
-        """Return these settings with a `cycle_s` and `looks` that suit the machine."""
+        """Return these settings with a cycle time and a number of polls that suit the machine."""
         cores, cycle_s, threads = processes.core_count(), self.cycle_s, environ.get("OMP_NUM_THREADS", "")
         if cycle_s is None:
             used = local_ranks * (int(threads) if threads.isdecimal() else 1)

@@ -1,4 +1,4 @@
-"""Run an engine's client for a long time, and find the reasons of its failures."""
+"""Run a container engine's client, such as podman, and find the reasons of its failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NO_PROGRAM = re.compile(r"executable file not found|executable file .* not foun
 def call(
     argv: Sequence[str], *, say: Callable[[str], None] = lambda line: None, environment: Mapping[str, str] | None = None
 ) -> tuple[int, list[str]]:
-    """Run an engine's client. Return its exit code and its last lines.
+    """Run a container engine's client. Return its exit code and its last lines.
 
     say: called with each line. If `say` raises an exception, the client is killed.
 
@@ -63,7 +63,7 @@ def call(
 
 
 def reason(lines: Sequence[str]) -> str:
-    """Return the engine's last error message, without prefixes."""
+    """Return the container engine's last error message, without prefixes."""
     texts = [line.strip() for line in lines if line.strip()]
     errors = [line for line in texts if line.lower().startswith(("error", "fatal", "docker: ", "unable to"))]
     # Return the last error, which ended the call. Progress and warnings precede it.

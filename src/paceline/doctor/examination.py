@@ -1,4 +1,4 @@
-"""The state that the checks of an examination share, and requests to its nodes.
+"""The state that the checks of `paceline compute doctor` share, and requests to the nodes.
 
 A node that has not answered in time gets no further request, which would wait behind the first request.
 """
@@ -97,7 +97,7 @@ class Facts(TypedDict, total=False):
 
 @dataclass
 class Examination:
-    """The state of an examination, which its checks share.
+    """The state of one `paceline compute doctor`, which its checks share.
 
     Attributes:
         python: Interpreter of the scripts. None means the interpreter of each node's agent.

@@ -33,7 +33,7 @@ _NOFILE = (256, 4096)
 
 
 def learn_facts(examination: Examination) -> Iterator[Finding]:
-    """Ask each node for its facts, and store them for later checks."""
+    """Ask each node for its Python, disk space and modules, and store the answers."""
 
     def question(patient: Patient) -> Facts:
         request = {

@@ -69,7 +69,7 @@ class HangWatch:
         self._looks.begin(self._take)
 
     def _take(self, told: WorkersReport) -> None:
-        """Compare this dump with the previous dump."""
+        """Compare the workers' stacks with the previous ones."""
         now = time.monotonic()
         self._is_looking = False
         if now - self._last_s < self._limit_s:

@@ -52,7 +52,7 @@ def series(folder: RunFolder) -> dict[str, dict[int, dict[str, MetricSeries]]]:
 
 
 def whole(folder: RunFolder, sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the last sample with the run's means instead, and for memory its maxima.
+    """Return a sample with the means over the run, and for memory the maxima.
 
     Ranks that the last attempt of an elastic run did not have are excluded, because the sample lacks their names.
     """

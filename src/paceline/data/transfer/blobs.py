@@ -81,7 +81,7 @@ class Blobs:
         self.refresh()
 
     def refresh(self) -> None:
-        """List the contents again."""
+        """List the stored files again."""
         found = found_below(self._store, self._place, f"{self._path}/")
         self._infos = {info.path.rpartition("/")[2]: info for info in found}
 

@@ -132,7 +132,7 @@ class DataCache:
                 _link_or_copy(path, target)
 
     def forget(self, key: str) -> None:
-        """Remove a file that must be fetched again. Views keep their links."""
+        """Remove a file that must be fetched again. Runs keep their links to it."""
         with gone_is_fine():
             os.unlink(self._path(key))
 
@@ -197,7 +197,7 @@ class DataCache:
         return self.views / run_id / str(node_rank)
 
     def hold_view(self, run_id: str) -> int:
-        """Lock a run's views until the fd is closed."""
+        """Lock a run's views (its folders of links to cached files) until the fd is closed."""
         # `view_dir` raises if the id is invalid.
         assert self.view_dir(run_id, 0)
         path = self._held / run_id
@@ -212,7 +212,7 @@ class DataCache:
             os.close(fd)
 
     def is_unheld(self, run_id: str) -> bool:
-        """Return whether no process of this machine holds the run's views.
+        """Return whether no process of this machine holds the run's folders of links.
 
         The supervisor is then on another machine.
         """
@@ -224,7 +224,7 @@ class DataCache:
         return fd is not None
 
     def note_unheld(self, fd: int) -> None:
-        """Keep a run's views in use after `fd` is closed.
+        """Keep a run's links to cached files after `fd` is closed.
 
         They count as in use while a process of the run is on this machine, and for a day after they were filled.
         """
@@ -237,14 +237,14 @@ class DataCache:
         return time.time() - noted.st_mtime < _UNHELD_S or bool(processes.with_variable("PACELINE_RUN_ID", run_id))
 
     def drop_views(self, run_id: str) -> None:
-        """Remove the views of a run. The files stay in the cache."""
+        """Remove a run's folders of links to cached files. The files stay in the cache."""
         assert self.view_dir(run_id, 0)
         remove_tree(self.views / run_id)
         with gone_is_fine():
             os.truncate(self._held / run_id, 0)  # discard what `note_unheld` has written
 
     def drop_dead_views(self) -> None:
-        """Remove the views of runs that have ended."""
+        """Remove the links of runs that have ended."""
         # A killed run may leave a view without a lock file, or a lock file without a view.
         for name in set(names_in(self.views)) | set(names_in(self._held)):
             if name == ".held":

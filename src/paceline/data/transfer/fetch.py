@@ -161,7 +161,7 @@ def _parts(
 
 @contextlib.contextmanager
 def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
-    """Lock a view while it is filled, so that no other process removes it as abandoned."""
+    """Lock a run's folder of data while it is filled, so that no other process removes it."""
     if cache.views not in view_dir.parents:
         yield
         return

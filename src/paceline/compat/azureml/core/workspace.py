@@ -147,7 +147,6 @@ class Workspace(paceline.Workspace):
 
     @staticmethod
     def _get_or_create(name: str, *others: Any, **named: Any) -> Workspace:
-        """Return the workspace of this name, creating it if needed."""
         return Workspace.create(name, *others, **{**named, "exist_ok": True})
 
     @staticmethod
