@@ -92,7 +92,7 @@ def is_known(path: Path) -> bool:
 
 
 def note_made(path: Path) -> None:
-    """Mark a workspace as made by this user. Do nothing without a key; the user then has to name the workspace."""
+    """Mark a workspace as made by this user, unless this user has no key."""
     if (key := _key(create=True)) is not None:
         with contextlib.suppress(OSError):
             (path / MARK).write_text(_mark(path, key), encoding="ascii")

@@ -1,4 +1,4 @@
-"""Define the data that a run reads from a datastore or stores there, as frozen data that converts to JSON and back.
+"""Define the data that a run reads or stores, as frozen data that converts to JSON.
 
 Jobs contain these classes, and workers load them, so this module uses only the standard library.
 """

@@ -146,7 +146,7 @@ def _of_head(head: bytes, ending: str) -> str:
 
 
 def is_pickle(head: bytes) -> bool:
-    """Return True for a pickle of protocol 2 or later: its first opcode is PROTO, and a valid one follows."""
+    """Return True for a pickle of protocol 2 or later, by its first two opcodes."""
     return (
         len(head) > 2
         and head[0] == 0x80

@@ -130,7 +130,7 @@ def _line_of(world: World) -> ErrorLine | None:
 
 
 class _Message(TypedDict):
-    """The first error of a round, as stored for the other ranks."""
+    """A rank's first error, as stored for the other ranks."""
 
     rank: int
     stage: int | None

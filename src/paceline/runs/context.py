@@ -1,4 +1,4 @@
-"""Find the run that this process is a worker of, from its own environment or that of a parent process."""
+"""Find the run of which this process is a worker, by its own or a parent's environment."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ _NOTE_BYTES = 80
 class LogStart:
     """A position in a run's merged log.
 
-    attempt: the first attempt to show. notes: offset in the attempt's file of supervisor notes. offsets: rank -> offset in
-    the rank's log; a missing rank has 0.
+    attempt: the first to show. notes: offset in its `log_order` file. offsets: rank -> offset in its log, 0 if missing.
     """
 
     attempt: int = 1
@@ -166,7 +165,7 @@ class _Span:
 
 
 class _Notes:
-    """The notes of one attempt; empty without a file. Malformed lines are skipped."""
+    """The lines of an attempt's `log_order` file; empty without a file. Malformed lines are skipped."""
 
     def __init__(self, path: Path) -> None:
         try:

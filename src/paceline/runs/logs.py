@@ -356,7 +356,7 @@ class PrepareFollower:
         self._lines = {rank: LineAssembler() for rank in self._tails}
 
     def new(self) -> Iterator[LogLine]:
-        """Yield the lines since the last call, and states of progress bars; the `rank` of a line is the node's rank."""
+        """Yield the lines since the last call, and states of progress bars; `rank` is the node's rank."""
         for rank, tail in self._tails.items():
             for data in tail.read():
                 for text in self._lines[rank].feed(data):

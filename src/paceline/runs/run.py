@@ -553,7 +553,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @reads
     def goodput(self) -> Goodput:
-        """Return what the run used its cores and GPUs for, by class, with its ETTR, energy and price, up to now.
+        """Return what the run used its cores and GPUs for, by class, with ETTR, energy and price.
 
         docs/when-it-is-slow.md#what-a-run-cost defines the classes.
         """

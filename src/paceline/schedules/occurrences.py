@@ -68,7 +68,7 @@ class Occurrences:
         self._done = Documents(folder / "done", _KEY)
 
     def keys(self, kind: str) -> set[str]:
-        """Return the taken keys of a kind."""
+        """Return the keys of this kind that occurrences have taken."""
         return {key for key in (*self._open.names(), *self._done.names()) if key.startswith(f"{kind}-")}
 
     def claim(self, occurrence: Occurrence) -> bool:

@@ -103,7 +103,7 @@ class Schedule:
 
 
 def since(schedule: Schedule, occurrences: Occurrences) -> dt.datetime:
-    """Return the latest time that has an occurrence, or when the schedule was added. Only later times can be due."""
+    """Return the latest time with an occurrence, or else when the schedule was added."""
     keys = occurrences.keys(TIME)
     return max([parse_utc(schedule.created_utc), *(_time_of(key) for key in keys)])
 

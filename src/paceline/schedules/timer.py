@@ -1,4 +1,4 @@
-"""The timer that looks at a workspace's schedules each minute: a user timer of systemd, or a line of the user's crontab."""
+"""The timer that looks at a workspace's schedules each minute: a systemd user timer or a crontab line."""
 
 from __future__ import annotations
 

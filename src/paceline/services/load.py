@@ -76,7 +76,7 @@ class LoadHistory:
         self._thread: threading.Thread | None = None
 
     def look(self, record: ServiceRecord) -> None:
-        """Begin to take a sample if one is due. The server may answer late, so a thread waits for it."""
+        """Begin a sample if one is due, in a thread because the server may answer late."""
         if time.monotonic() >= self._next and not (self._thread and self._thread.is_alive()):
             self._next = time.monotonic() + HISTORY_S
             self._thread = threading.Thread(target=self._add, args=(record,), daemon=True)

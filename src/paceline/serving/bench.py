@@ -1,4 +1,4 @@
-"""A load test of a server: each client sends its next request as soon as the last one is answered."""
+"""A load test of a server: each client sends one request after the other."""
 
 from __future__ import annotations
 

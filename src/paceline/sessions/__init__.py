@@ -1,4 +1,4 @@
-"""Sessions on a node as runs (`paceline dev`): the program of their worker, and what the client knows of it."""
+"""Sessions on a node as runs (`paceline dev`): the worker's program and the client's side."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def serving_line(found: Serving) -> str:
 
 
 def serving(log: str) -> Serving | None:
-    """Return what the last line of this form in a log says, or None."""
+    """Parse the last `serving_line` of a log, or return None."""
     lines = _SERVES.findall(log)
     return Serving(kind=lines[-1][0], at=lines[-1][1].strip()) if lines else None

@@ -105,7 +105,7 @@ class Submission:
             target.start_supervisors(self.job, [folder.path for folder in folders], library, sys.executable, at_once)
 
     def start_supervisor(self, folder: RunFolder, record: RunRecord, lock_fd: int, run: NewRun | None = None) -> None:
-        """Start the supervisor of a run whose folder exists. The run gets the tags and the display name of `run`."""
+        """Start the supervisor of a run whose folder exists, with the tags and display name of `run`."""
         tags, name = (run.tags, run.display_name) if run is not None else (None, None)
         with self._releasing(folder), being_started(folder, record, lock_fd, self.taken, tags=tags, display_name=name):
             self._keep_target(folder)
@@ -304,7 +304,7 @@ def being_started(
     tags: Mapping[str, object] | None = None,
     display_name: str | None = None,
 ) -> Iterator[None]:
-    """Link a new run's snapshot, store its tags, run the `with` body (it starts the run), then release the run's lock.
+    """Link a new run's snapshot and store its tags; after the `with` body release the run's lock.
 
     Raises:
         TargetError: No process could be started. The run is then marked Failed, as after any other PacelineError.

@@ -1,4 +1,4 @@
-"""Run one attempt on the nodes of a run: make the workers' commands, start them, and watch them until they end."""
+"""Run one attempt on a run's nodes: start the workers, and watch them until they end."""
 
 from __future__ import annotations
 

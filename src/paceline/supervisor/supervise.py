@@ -1,4 +1,4 @@
-"""Supervise one run: its attempts, its outputs, and its end, after which no process or lock of the run is left."""
+"""Supervise one run: its attempts, its outputs, and its end, which leaves no process or lock."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def _said(trial: Trial) -> str:
 
 
 def follow_in_notebook(folder: RunFolder) -> RunRecord:
-    """Show the sweep in a notebook until it has ended. One output is replaced, and stays in the saved notebook."""
+    """Show the sweep in a notebook until it has ended, in one output that stays."""
     from IPython.display import HTML, display
 
     board = Board(folder)

@@ -61,7 +61,7 @@ def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666)
 
 @contextlib.contextmanager
 def replacing(path: Path, begins: str = ".new-") -> Iterator[Path]:
-    """Yield a new path beside `path`; rename it to `path` at the end of the block, or remove it on an error."""
+    """Yield a temporary path; rename it to `path` after the block, or remove it on an error."""
     beside = path.with_name(f"{begins}{os.urandom(3).hex()}")
     try:
         yield beside
@@ -247,7 +247,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_if_possible(path: Path) -> None:
-    """Flush a file or folder to the disk. Ignore the refusal of some network file systems to sync a folder."""
+    """Flush a file or folder to the disk, unless its file system cannot sync folders."""
     with contextlib.suppress(OSError):
         sync_file(path)
 

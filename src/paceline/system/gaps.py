@@ -83,7 +83,7 @@ def read(log: str) -> Gap | None:
 
 
 def pieces(log: str, offset: int = 0) -> Iterator[bytes]:
-    """Yield the remaining bytes of a log from an offset on, with the line of `Gap.mark` in place of the gap.
+    """Yield the bytes of a log from an offset on, with the line of `Gap.mark` for the gap.
 
     Raises:
         FileNotFoundError: The log does not exist.
@@ -118,7 +118,7 @@ class Keeper:
         self.trouble: str | None = None
 
     def look(self) -> None:
-        """Enlarge the gap if the log is over its limit. Keep a quarter of the limit at the beginning, half or more at the end.
+        """Enlarge the gap if the log is over its limit; keep a quarter of the limit before it.
 
         Bytes that the worker writes between two calls are in addition to the limit.
         """

@@ -1,4 +1,4 @@
-"""Keep training states in the memory of the run's warm spare, a process on the same machine that outlives the workers.
+"""Keep training states in memory of the warm spare, a process of the machine that outlives the workers.
 
 worker                                                      spare
 {"state": "keep", "of": State}, descriptor of memory   ->   keeps the newest states of each rank
@@ -70,7 +70,7 @@ class KeptStates:
         connection.sendall(json.dumps({"dropped": dropped}).encode() + b"\n")
 
     def _keep(self, new: State, fd: int) -> list[int]:
-        """Keep a state in place of older ones. Return the steps of the dropped states of the same rank and attempt."""
+        """Keep a state in place of older ones. Return the steps of this rank's dropped states."""
         os.set_inheritable(fd, False)
         kept, dropped = [(new, fd)], []
         # Another rank may be a step behind, so the last two steps of a state in parts are kept.

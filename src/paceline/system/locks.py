@@ -32,7 +32,7 @@ class LockHeldError(OSError):
 
 
 def take(path: Path) -> int | None:
-    """Return the fd of an open file that holds the lock, or None if another process or user holds the lock.
+    """Return the fd of an open file that holds the lock, or None if others hold it.
 
     Programs started later do not inherit the file.
 
@@ -120,7 +120,7 @@ def locked(
 
 @contextlib.contextmanager
 def shared(path: Path) -> Iterator[int]:
-    """Hold a shared lock during a `with` block: others may share the lock, but no process can hold it exclusively.
+    """Hold a shared lock during a `with` block: others may share it, but not hold it exclusively.
 
     Raises:
         OSError: As for `locked`.

@@ -19,7 +19,7 @@ def name_rule(also: str, longest: int, *, last: str | None = None) -> re.Pattern
 
 
 def is_one_line(text: str) -> bool:
-    """Return whether a text fits on one line of a file that other programs read: no line break or control character.
+    """Return whether a text is a single line without control characters.
 
     pip splits its files by `str.splitlines`, which knows more breaks than line feeds. Tabs are allowed.
     """

@@ -1,4 +1,4 @@
-"""The order of a machine's queue, as a pure function of its tickets, its shares file and the records of past use.
+"""The order of a machine's queue: a pure function of tickets, shares file and past use.
 
 `in_order` ranks the waiting runs. It reads no clock, but counts use up to the newest change of a file, so all processes
 that read the same files compute the same order. `plan` decides which of these runs start now, and which running runs

@@ -1,4 +1,4 @@
-"""The queue of one machine. Its tickets are files of the runs that hold a share of the machine or wait for a share.
+"""The queue of one machine: ticket files of runs that hold a share of it or wait for one.
 
 A ticket is valid while its run lives: in a user's queue while a process holds the lock of the run's folder
 (`paceline.targets.local_leases`), in the queue of all users of a host while the run's agent lives there

@@ -1,4 +1,4 @@
-"""Checks of runs that end early: by cancel, by time limit, by failure, or by loss of their supervisor or a node."""
+"""Checks of runs that end early: canceled, timed out, failed, or without their supervisor or a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Python package whose build takes a minute and needs no network, so that checks can observe a run in preparation."""
+"""A Python package whose build takes a minute without network, to observe a run in preparation."""
 
 from __future__ import annotations
 

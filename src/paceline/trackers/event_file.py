@@ -1,4 +1,4 @@
-"""A reader of scalars in TensorBoard's event files, by the standard library alone, so that every worker can load it.
+"""A reader of scalars in TensorBoard's event files that needs only the standard library.
 
     file    records of  length: 8 bytes | its CRC: 4 | an Event: length bytes | its CRC: 4        little-endian
     Event   1 wall_time: double   2 step: varint   5 Summary

@@ -1,4 +1,4 @@
-"""The state of a run in words, and the facts behind the banners at the top of its pages: failures, hangs and slow ranks."""
+"""A run's state in words, and the facts for banners on its pages: failures, hangs, slow ranks."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def permit(request: Request, form: Mapping[str, str], folder: RunFolder | None) 
 
 
 def permit_runs(request: Request, action: str, run_ids: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the runs that the member may change, which are written to the log, and the refusals of the others."""
+    """Return the runs that the member may change (they are logged), and the refusals of the others."""
     visitor = visitor_of(request)
     permitted, refused = [], []
     for run_id in run_ids:

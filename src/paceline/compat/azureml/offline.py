@@ -1,4 +1,4 @@
-"""The run that a script has outside of any run, and the SDK's methods that it shares with a real run."""
+"""The run of a script outside any run, and the SDK's methods that it shares with real runs."""
 
 from __future__ import annotations
 

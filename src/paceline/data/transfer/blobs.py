@@ -44,7 +44,7 @@ def parse_place(text: str, default_path: str) -> Source | None:
 
 @contextlib.contextmanager
 def opened(workspace_dir: Path, place: Source) -> Iterator[tuple[Store, str]]:
-    """Open the store of a place. Yield it with the path in it, which is empty or ends with "/"."""
+    """Open the store of a place. Yield it with the path, which is empty or ends with "/"."""
     record, path = place_of(place, workspace_dir)
     with Store(record) as store:
         plain = clean_path(path, store.title).rstrip("/")

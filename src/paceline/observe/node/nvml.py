@@ -27,7 +27,7 @@ class Gpu(NamedTuple):
 
 
 class Nvml:
-    """The driver's library, initialized."""
+    """NVIDIA's driver library (NVML), initialized."""
 
     def __init__(self, library: "Any") -> None:
         self._library = library

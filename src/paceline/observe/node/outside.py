@@ -25,7 +25,7 @@ _NAMED = 3
 
 @functools.lru_cache(maxsize=1)
 def driver() -> "Nvml | None":
-    """Return the driver's library, or None. The first call may take long."""
+    """Return NVML, or None without an NVIDIA driver. The first call may take long."""
     return Nvml.begin()
 
 

@@ -33,7 +33,7 @@ Box = tuple[str, tuple[int, ...], tuple[int, ...], int]
 
 @dataclass(frozen=True)
 class TensorPiece:
-    """This rank's box of a tensor, with the whole tensor's shape."""
+    """This rank's box (range) of a tensor, with the whole tensor's shape."""
 
     key: str
     corner: tuple[int, ...]
@@ -61,7 +61,7 @@ def corner_of(tensor: Tensor) -> tuple[int, ...]:
 
 
 def writers(boxes: Sequence[Sequence[Box]]) -> dict[Box, int]:
-    """Return box -> the rank that writes it. `boxes` are all boxes of each rank."""
+    """Return box (a range of a tensor) -> the rank that writes it."""
     holders: dict[Box, list[int]] = {}
     for rank, of_rank in enumerate(boxes):
         for box in of_rank:

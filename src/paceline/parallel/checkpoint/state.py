@@ -88,7 +88,7 @@ class HeldState:
         }
 
     def model_tensors(self) -> dict[str, Tensor]:
-        """Return first name -> the module's tensor."""
+        """Return name -> the module's tensor; a tied tensor has only its first name."""
         state = self._tensors()
         tensors: dict[str, Tensor] = {}
         for name, first in self.first_names().items():

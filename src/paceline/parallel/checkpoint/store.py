@@ -118,7 +118,7 @@ def save(
 
 
 class _Pace:
-    """What `save` keeps for one training: last return, running save, and each box's writer."""
+    """The state of `save` for one training: last return, running save, and each piece's writer."""
 
     def __init__(self) -> None:
         self.returned: float | None = None

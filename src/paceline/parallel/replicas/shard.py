@@ -160,7 +160,7 @@ def part_again(module: nn.Module) -> None:
 
 
 def find_units(module: nn.Module, patterns: tuple[str, ...] | None = None) -> list[str]:
-    """Return the names of the units, inner ones first.
+    """Return the names of modules that FSDP2 gathers as units, inner ones first.
 
     Without patterns: the elements with parameters of the outermost lists (ModuleList, Sequential, ModuleDict).
     """

@@ -1,4 +1,4 @@
-"""Traces of a model's outer forward, the code outside of its blocks, as graphs in which each block is a node.
+"""Traces of a model's outer forward (the code outside of its blocks) as graphs of blocks.
 
 A graph is valid for one signature (a microbatch's shapes) and one mode (training or not): sizes are constants in it, and
 Python's branches are fixed. A new signature is traced on a copy of the model with fake tensors: shapes without memory. A block

@@ -1,4 +1,4 @@
-"""The agent on each node of a run, which starts commands, reports their exits and sends files. Standard library only.
+"""The agent on each node, which starts commands, reports exits and sends files. Standard library only.
 
     supervisor  ── link (ssh, srun, a socket) ──  guardian ── agent ── commands
                      frames, pings both ways        │           └ mirror: files of the run, back to the supervisor

@@ -1,4 +1,4 @@
-"""Send new and changed files of a run's folder to the supervisor during the run, in a thread of the agent.
+"""Send new and changed files of a run's folder to the supervisor, in a thread of the agent.
 
 Logs, metrics, reports and notes are sent several times a second, and before the exit of the command that wrote them.
 Checkpoints and outputs have a lower priority, and are sent once they are unchanged for two seconds.

@@ -1,4 +1,4 @@
-"""Pass connections of a tunnel on to a port of this node: `python -I -S .../relay.py PORT`, started by `execute.py`.
+"""Connect a tunnel to a port of this node: `python -I -S .../relay.py PORT`, started by `execute.py`.
 
 Standard input and output carry frames (`paceline.system.frames`): a connection's number in 4 bytes, a kind, then data.
 

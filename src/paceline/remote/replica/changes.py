@@ -93,7 +93,7 @@ class Changes:
                 yield from self.whole(Entry(name, "dir" if os.path.isdir(path) else "file", real=name), as_it_is=True)
 
     def large(self, final: bool = False, folders: "Sequence[str]" = LARGE) -> "Iterator[Frame | None]":
-        """Yield changes of the user's files once these rest; None to allow a pause.
+        """Yield changes of the user's files that no longer change; yield None where callers may pause.
 
         final: Whether the files no longer change, so that all changes are yielded, and excluded files too.
         """

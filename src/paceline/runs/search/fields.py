@@ -38,7 +38,7 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"(?:\.(\w+))?|`([^`]*)`(?:\.(\w+))?', r
 
 @dataclass(frozen=True)
 class RunField:
-    """A field: its name in a query, the kind of its values, and a function that returns its value of a run."""
+    """A field of a run: its name in queries, the kind of its values, and how to read it."""
 
     name: str
     kind: FieldKind

@@ -40,7 +40,7 @@ class RunGroup:
     runs: list[RunFacts]
 
     def spread(self, of: RunField) -> MeanSpread | None:
-        """Return the spread of a field over the runs, or None if a value is a text or no run has a number."""
+        """Return the spread of a field over the runs; None for texts or without numbers."""
         return spread(map(of.get, self.runs)) if of.kind in _NUMBERS else None
 
     def common(self, of: RunField) -> FieldValue:

@@ -1,4 +1,4 @@
-"""Access control: a request needs one of the two keys; without keys, only programs of this machine may send requests.
+"""Access control: a request needs one of two keys; without keys, only this machine may send requests.
 
 Each key can be replaced while the other stays valid. A web page in a local browser needs an allowed origin too.
 Otherwise any web page could use the model, and read its responses by a host name that resolves to 127.0.0.1 (DNS

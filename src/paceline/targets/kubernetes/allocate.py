@@ -1,4 +1,4 @@
-"""Wait for the pods of a run, as its supervisor in the pod with index 0, and open a link to an agent in each pod."""
+"""Wait for a run's pods, as its supervisor in pod 0, and open a link to an agent in each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connect the submitting machine to a run's pod: mirror the run's folder, run commands in the pod, send large files.
+"""Connect the submitting machine to a run's pod: mirror the folder, run commands, send large files.
 
 <run folder>/mirrored.json    {"known": stamps of the arrived files, "pod": uid of the pod whose log was read, "part": N}
 """

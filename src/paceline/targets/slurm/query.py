@@ -1,4 +1,4 @@
-"""Query Slurm once for all runs of a user: squeue every 5 s, sacct for jobs that squeue no longer lists.
+"""Query Slurm once for all runs of a user: squeue every 5 s, sacct for ended jobs.
 
     <workspace>/engines/slurm-<which>.json     the last answer, for all processes that read runs of this workspace
     <workspace>/engines/slurm-<which>.lock     held during a query; others wait and use its answer

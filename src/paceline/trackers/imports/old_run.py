@@ -1,4 +1,4 @@
-"""The run of another tracker, as its reader finds it: everything in it is input, and nothing is checked yet."""
+"""The run of another tracker, as its reader finds it: unchecked input."""
 
 from __future__ import annotations
 

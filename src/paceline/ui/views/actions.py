@@ -1,4 +1,4 @@
-"""Changes of runs from the page: cancel, tag, rename, notes, archive, delete and restore, of one run or of many."""
+"""Changes of runs from the page: cancel, tag, rename, note, archive, delete and restore."""
 
 from __future__ import annotations
 

@@ -320,7 +320,7 @@ def _place(rows: dict[str, Markup], total: int) -> str:
 def _rows(
     made: RunRows, matching: list[RunFacts], query: RunQuery, root: str, link: Link
 ) -> tuple[dict[str, Markup], int]:
-    """Return the rows of the page by the id of their run or the value of their group, and the number of rows of all pages."""
+    """Return the page's rows by run id or group value, and the number of rows of all pages."""
     fields = [(name, None if name in _NO_FIELDS else field_of(name)) for name in query.columns]
     place = slice((query.page - 1) * ROWS, query.page * ROWS)
     if not query.group:

@@ -1,4 +1,4 @@
-"""A package that makes `import azureml` load Paceline's package, if the folder above this one is on the import path."""
+"""A package that makes `import azureml` load Paceline's package, if PYTHONPATH has its parent folder."""
 
 import os
 import sys
