@@ -129,7 +129,7 @@ QUIET := $(shell [ -t 2 ] || echo --quiet)
 	touch .venv/.demo
 
 .venv/.ready: .venv/.demo
-	$(BIN)/python -m pip install $(QUIET) '$(TORCH)' --editable '.[torch,mpi,conda,ray,kubernetes,s3,sftp,http,tabular,tune,serve,ui,mlflow,tensorboard,examples,dev]'
+	$(BIN)/python -m pip install $(QUIET) '$(TORCH)' --editable '.[torch,mpi,conda,ray,kubernetes,s3,sftp,http,notify,tabular,tune,serve,ui,mlflow,tensorboard,examples,dev]'
 	touch .venv/.ready
 
 clean:
