@@ -6,7 +6,6 @@ Requests and WebSockets use one proxy, one TLS context and one login. The module
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import os
 import shutil
@@ -41,7 +40,6 @@ _PATHS = {
     "secrets": "api/v1",
     "events": "api/v1",
     "resourcequotas": "api/v1",
-    "persistentvolumeclaims": "api/v1",
     "workloads": "apis/kueue.x-k8s.io/v1beta1",
     "localqueues": "apis/kueue.x-k8s.io/v1beta1",
 }
@@ -247,16 +245,16 @@ def _unless_missing(call: Callable[[], T]) -> T | None:
     return None
 
 
-@functools.lru_cache(maxsize=8)
-def cluster_of(settings_json: str) -> Cluster:
-    """Return this process's client for these settings (`key_of`), whose connections and login all callers share."""
-    return Cluster(KubernetesSettings(**json.loads(settings_json)))
+#: Name, context, namespace and kubeconfig of a target -> this process's client, whose connections and login are shared.
+_clusters: dict[tuple[str, str, str, str | None], Cluster] = {}
 
 
-def key_of(settings: KubernetesSettings) -> str:
-    """Return the settings that identify a client."""
-    names = ("name", "context", "namespace", "kubeconfig")
-    return json.dumps({name: getattr(settings, name) for name in names})
+def cluster_of(settings: KubernetesSettings) -> Cluster:
+    """Return the process's client for these settings."""
+    key = (settings.name, settings.context, settings.namespace, settings.kubeconfig)
+    if key not in _clusters:
+        _clusters[key] = Cluster(settings)
+    return _clusters[key]
 
 
 def _proxy(server: str, context: KubeContext) -> str | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.errors import EngineError, PacelineError
@@ -24,7 +23,6 @@ from paceline.targets.kubernetes.ticket import Noted
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from paceline.runs.remote_status import Channel
     from paceline.targets.kubernetes.api import Cluster
 Note = Callable[..., None]
 _WAITING = (states.NOT_STARTED, states.QUEUED)
@@ -34,16 +32,8 @@ _PREEMPTED = "preempted: "
 _NEW_S, _FRESH_S, _OLD_S = 0.3, 3.0, 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeenJob:
-    """A run's Job, or None if it does not exist, and its pods."""
-
-    job: BatchJob | None
-    pods: Sequence[Pod]
-
-
-#: Name of a Job -> time of the last answer about it in this process, and the answer.
-_answers: dict[str, tuple[float, SeenJob]] = {}
+#: Name of a Job -> time of the last answer about it in this process, the Job, or None if it does not exist, and its pods.
+_answers: dict[str, tuple[float, BatchJob | None, Sequence[Pod]]] = {}
 
 
 def forget(folder: RunFolder) -> None:
@@ -66,8 +56,7 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
         else:
             if stored(folder).status not in _WAITING or readers.has_all(folder):
                 return JobStatus(state=RUNNING)
-    seen = _seen(cluster, str(noted["job_id"]), float(noted["submitted"]))
-    job, pods = seen.job, seen.pods
+    job, pods = _seen(cluster, str(noted["job_id"]), float(noted["submitted"]))
     if job is None:
         return _without_job(folder, noted)
     _note_ends(noted, pods, note)
@@ -195,37 +184,19 @@ def cancel_in_pod(cluster: Cluster, folder: RunFolder, noted: Noted, request: No
     if not (noted.get("forwards") and noted.get("submitted")):
         return False
     try:
-        pod = reasons.running_index_0(_seen(cluster, str(noted["job_id"]), time.time()).pods)
-        if pod is None:
-            return False
-        with _connected(cluster, folder, pod) as connection:
-            readers.request_cancel(connection, request)
-        return True
+        connection = connected(cluster, folder, noted)
+        if connection is not None:
+            with connection:
+                readers.request_cancel(connection, request)
+        return connection is not None
     except (EngineError, OSError, EOFError):
         return False
 
 
-def upload(cluster: Cluster, folder: RunFolder, noted: Noted, archive: Path) -> bool:
-    """Send the run's archive to its pod. Return False if the pod does not run yet."""
-    pod = reasons.running_index_0(_seen(cluster, str(noted["job_id"]), 0.0).pods)
-    if pod is None:
-        return False
-    with _connected(cluster, folder, pod) as connection:
-        readers.send_archive(connection, archive)
-    return True
-
-
-def channel(cluster: Cluster, folder: RunFolder, noted: Noted) -> Channel:
-    """Return a channel to the run's supervisor.
-
-    Raises:
-        EngineError: The pod can't be reached.
-        ApiRefusedError: The user may not forward ports.
-    """
-    pod = reasons.running_index_0(_seen(cluster, str(noted["job_id"]), 0.0).pods)
-    if pod is None:
-        raise EngineError(f"run {folder.run_id} has no pod that runs at the moment. `paceline status` says why.")
-    return readers.PodChannel(_connected(cluster, folder, pod))
+def connected(cluster: Cluster, folder: RunFolder, noted: Noted) -> Connection | None:
+    """Return a connection to the run's index 0, or None while no such pod runs. It raises as `readers.connect` does."""
+    pod = reasons.running_index_0(_seen(cluster, str(noted["job_id"]), time.time())[1])
+    return None if pod is None else _connected(cluster, folder, pod)
 
 
 def remove_sources(cluster: Cluster, workspace: str, job: str, names: Sequence[str]) -> None:
@@ -241,18 +212,16 @@ def remove_sources(cluster: Cluster, workspace: str, job: str, names: Sequence[s
             cluster.delete("secrets", name)
 
 
-def _seen(cluster: Cluster, name: str, submitted: float) -> SeenJob:
+def _seen(cluster: Cluster, name: str, submitted: float) -> tuple[BatchJob | None, Sequence[Pod]]:
     """Return a run's Job and pods, at most some seconds old."""
     now = time.time()
-    fresh_s = _NEW_S if now - submitted < _OLD_S else _FRESH_S
-    told, seen = _answers.get(name, (0.0, None))
-    if seen is None or not 0 <= now - told < fresh_s:
+    told, job, pods = _answers.get(name, (0.0, None, ()))
+    if not 0 <= now - told < (_NEW_S if now - submitted < _OLD_S else _FRESH_S):
         job = cast("BatchJob | None", cluster.get("jobs", name))
         selector = f"batch.kubernetes.io/job-name={name}"
         pods = cast("list[Pod]", cluster.items("pods", labelSelector=selector)) if job is not None else []
-        seen = SeenJob(job=job, pods=pods)
-        _answers[name] = (now, seen)
-    return seen
+        _answers[name] = (now, job, pods)
+    return job, pods
 
 
 def _connected(cluster: Cluster, folder: RunFolder, pod: Pod) -> Connection:

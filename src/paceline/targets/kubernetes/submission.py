@@ -213,14 +213,17 @@ def start_upload(run_dir: Path, library_dir: Path, python: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    from paceline.targets.kubernetes import api, look
+    from paceline.targets.kubernetes import api, look, readers
 
     folder = RunFolder(Path(argv[0]))
     archive, described = upload_path(folder), read_json(folder.target)
     _, settings = read_settings(described["name"], described["settings"])
     while archive.exists() and not store.has_ended(folder):
         try:
-            if look.upload(api.cluster_of(api.key_of(settings)), folder, engine(folder), archive):
+            connection = look.connected(api.cluster_of(settings), folder, engine(folder))
+            if connection is not None:
+                with connection:
+                    readers.send_archive(connection, archive)
                 archive.unlink()
         except (PacelineError, OSError, EOFError):
             pass  # the pod has not begun, or the connection broke: retry later, from the same byte

@@ -173,9 +173,14 @@ class KubernetesTarget:
 
     def channel(self, folder: RunFolder) -> Channel | None:
         """Return a channel to the run's supervisor for one command."""
-        from paceline.targets.kubernetes import look
+        from paceline.targets.kubernetes import look, readers
 
-        return look.channel(self._cluster(), folder, engine(folder)) if is_copy(folder) else None
+        if not is_copy(folder):
+            return None
+        connection = look.connected(self._cluster(), folder, engine(folder))
+        if connection is None:
+            raise EngineError(f"run {folder.run_id} has no pod that runs at the moment. `paceline status` says why.")
+        return readers.PodChannel(connection)
 
     # --- for people
 
@@ -214,12 +219,12 @@ class KubernetesTarget:
 
     def _cluster(self) -> Cluster:
         try:
-            from paceline.targets.kubernetes.api import cluster_of, key_of
+            from paceline.targets.kubernetes.api import cluster_of
         except ImportError as error:
             raise TargetError(
                 f"{self._checked.title} needs lightkube and httpx2: pip install 'paceline[kubernetes]' ({error})."
             ) from error
-        return cluster_of(key_of(self._checked))
+        return cluster_of(self._checked)
 
     def _may_forward(self, cluster: Cluster, workspace_dir: Path) -> bool:
         """Return whether the user may forward ports. Newer API servers require two rights for this."""
