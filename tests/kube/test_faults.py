@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import paceline as pl
+from paceline.runs import remote_status, states
 from tests.engines.lab import log_text
 from tests.helpers import wait_until
 from tests.kube.cluster import QUEUE, Cluster
@@ -157,6 +158,28 @@ def test_run_goes_on_while_a_kubelet_is_down(cluster: Cluster, lab: KubeLab) -> 
         cluster.wait_for_nodes()
 
     assert causes(run)[-1] is None
+
+
+def test_ended_run_whose_log_can_not_be_read_is_not_lost(
+    cluster: Cluster, lab: KubeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_status, "_GRACE_S", 0.0)
+    run = lab.submit("print('done')")
+    job = f"job/{remote_status.engine(run.folder)['job_id']}"
+    cluster.kubectl("wait", "--for=condition=Complete", job, "--timeout=300s", timeout=320)
+    selector = f"--selector=job-name={job.partition('/')[2]}"
+    node = cluster.kubectl("get", "pods", selector, "--output=jsonpath={.items[0].spec.nodeName}")
+
+    cluster.stop_kubelet(node)
+    try:
+        for _ in range(3):
+            assert run.status == states.NOT_RESPONDING, run.record().failure
+            assert "its result is not here yet" in (run.record().waiting_for or "")
+            time.sleep(1)
+    finally:
+        cluster.start_kubelet(node)
+
+    assert wait_for_end(run) == "Completed"
 
 
 # --- what a run may not have

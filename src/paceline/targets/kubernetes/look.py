@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from paceline.errors import EngineError, PacelineError
+from paceline.errors import EngineError, PacelineError, TargetError
 from paceline.runs import states
 from paceline.runs.failure import NODES_GONE
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt
-from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus
+from paceline.runs.remote_status import GONE, QUEUED, RUNNING, UNREACHABLE, JobStatus
 from paceline.runs.store import replace_state, stored
 from paceline.targets.kubernetes import readers, reasons
 from paceline.targets.kubernetes.manifests import SECRETS_ANNOTATION, WORKSPACE_LABEL, port_of
@@ -65,13 +65,17 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
     pod = reasons.running_index_0(pods)
     if pod is not None and not readers.has_all(folder):
         _update(cluster, folder, pod, noted)
-    ended = reasons.ended_index_0(pods)
+    ended, away = reasons.ended_index_0(pods), None
     if ended is not None and pod is None and not readers.has_all(folder):
-        with contextlib.suppress(PacelineError):  # the pod's node may be gone, and the log with it
+        try:
             readers.read_log(cluster, folder, ended)
+        except EngineError as error:
+            away = error
+        except TargetError:
+            pass  # its node may be gone, and its log with it
     if readers.has_all(folder):
         return JobStatus(state=RUNNING)
-    return _status(cluster, folder, job, pods)
+    return _status(cluster, folder, job, pods, away)
 
 
 def _note_ends(noted: Noted, pods: Sequence[Pod], note: Note) -> None:
@@ -113,7 +117,9 @@ def _explained(attempts: Sequence[Attempt], ends: list[str]) -> Iterator[Attempt
         yield attempt
 
 
-def _status(cluster: Cluster, folder: RunFolder, job: BatchJob, pods: Sequence[Pod]) -> JobStatus:
+def _status(
+    cluster: Cluster, folder: RunFolder, job: BatchJob, pods: Sequence[Pod], away: EngineError | None
+) -> JobStatus:
     record = stored(folder)
     conditions = job.get("status", {}).get("conditions", [])
     ended = reasons.ended_index_0(pods)
@@ -126,6 +132,8 @@ def _status(cluster: Cluster, folder: RunFolder, job: BatchJob, pods: Sequence[P
         why = reasons.first_sentence(failed.get("message", ""))
         return JobStatus(state=GONE, message=f"Its Job failed: {failed.get('reason')}: {why}.")
     if condition_of(conditions, "Complete") is not None:
+        if away is not None:
+            return JobStatus(state=UNREACHABLE, message=f"the run has ended, and its result is not here yet: {away}")
         return JobStatus(
             state=GONE, message="The run ended, but its pod's log, which had its result, can't be read any more."
         )
