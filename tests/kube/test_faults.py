@@ -292,6 +292,7 @@ def test_run_waits_in_kueues_queue_until_another_has_ended(cluster: Cluster, lab
         lab.add(cpus_per_worker=1.2, queue=QUEUE)
         first = lab.submit(COUNTS, **SHORT)
         wait_for_attempt(first, 1)
+        lab.add(cpus_per_worker=1.2)  # the run finds the namespace's only queue
         second = lab.submit(COUNTS, **{**SHORT, "arguments": ["10"]})
         wait_for_reason(second, "insufficient unused quota for cpu")
 

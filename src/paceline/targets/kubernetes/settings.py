@@ -29,7 +29,7 @@ OPTIONS = (
     Option("gpus_per_worker", "GPUs for each worker with use_gpu", type=int, default=1, least=1),
     Option("gpu_resource", "name of the cluster's GPU resource", default="nvidia.com/gpu"),
     Option("resources", "further resource for each pod, as NAME=AMOUNT, such as rdma/ib=1", type=list),
-    Option("queue", "Kueue's LocalQueue in the namespace"),
+    Option("queue", "Kueue's LocalQueue (default: the namespace's only one; an empty name for no queue)"),
     Option("scheduler", "scheduler of the pods, such as volcano"),
     Option("priority_class", "priority class of the pods"),
     Option("runtime_class", "runtime class of the pods, such as nvidia"),

@@ -14,9 +14,9 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from paceline.errors import PacelineError, TargetError
 from paceline.job.job import Job
@@ -34,6 +34,7 @@ from paceline.targets.kubernetes.ticket import PodTicket, message
 
 if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
+    from paceline.targets.kubernetes.objects import ObjectMeta
 
 #: The most Secrets for a source. A larger one is uploaded to the run's pod.
 _SOURCE_PARTS = 3
@@ -68,6 +69,8 @@ def submit(
         EngineError, TargetError: The cluster does not answer, or refuses an object.
         DataError, EnvironmentSpecError, TransferError: A file that the job names is missing here or can't be sent.
     """
+    if settings.queue is None and (queue := _only_queue(cluster)):
+        settings = replace(settings, queue=queue)
     packed = pack_run(folder)
     expect(folder, packed.manifest.home if packed else ())
     content = library_secrets(cluster, settings, library, workspace)
@@ -102,6 +105,15 @@ def submit(
     cluster.create("services", manifests.service_manifest(settings, names, uid))
     folder.secrets.unlink(missing_ok=True)  # the supervisor in the pod has the secrets now
     return Sent(names=names, uid=uid, upload_bytes=ticket.upload_bytes)
+
+
+def _only_queue(cluster: Cluster) -> str | None:
+    """Return the namespace's LocalQueue of Kueue, unless it has none or several, or the user may not list them."""
+    try:
+        (queue,) = cast("list[dict[str, ObjectMeta]]", cluster.items("localqueues"))
+    except (TargetError, ValueError):
+        return None
+    return queue["metadata"]["name"]
 
 
 def create(
