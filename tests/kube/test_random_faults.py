@@ -1,4 +1,4 @@
-"""Faults at random times in a run's life: each run completes, and leaves no object.
+"""Faults at random times in the lives of three runs: each run completes, and leaves no object.
 
 2 faults with `make kube`, 100 with `make proof`. A failure prints the seed, which PACELINE_CHAOS_SEED repeats.
 """
@@ -9,16 +9,17 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import pytest
 
 import paceline as pl
+from paceline.runs import states
 from tests.kube.cluster import Cluster
 from tests.kube.lab import COUNTS, TWO, KubeLab, pods_of, wait_for_end
 
 pytest.importorskip("paceline.targets.kubernetes", reason="needs the compute target kubernetes")
 
+RUNS = 3
 FAULTS = int(os.environ.get("PACELINE_KUBE_FAULTS", "2"))
 SEED = int(os.environ.get("PACELINE_CHAOS_SEED", str(random.SystemRandom().randrange(1 << 30))))
 
@@ -68,21 +69,27 @@ _KINDS: Mapping[str, Callable[[Cluster, str, list[str]], None]] = {
 }
 
 
-def test_random_faults_lose_no_run(cluster: Cluster, tmp_path: Path) -> None:
+def test_random_faults_lose_no_run(cluster: Cluster, lab: KubeLab) -> None:
     chance = random.Random(SEED)
+    living: list[pl.Run] = []
+    story = f"seed {SEED}"
+
+    def still_living() -> list[pl.Run]:
+        for run in living:
+            assert run.status not in (states.FAILED, states.CANCELED), f"{story}: {run.record().failure}"
+        return [run for run in living if not run.record().is_terminal]
+
     for number in range(FAULTS):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        lab = KubeLab(folder, cluster)
-        run: pl.Run = lab.submit(COUNTS, arguments=["150"], max_restarts=5, **TWO)
-        after_s, kind = chance.uniform(0, 20), chance.choice(list(_KINDS))
+        living = still_living()
+        while len(living) < RUNS:
+            living.append(lab.submit(COUNTS, arguments=["150"], max_restarts=100, **TWO))
+        after_s, kind, node = chance.uniform(0, 20), chance.choice(list(_KINDS)), chance.choice(cluster.nodes)
         time.sleep(after_s)
-        story = f"seed {SEED}, fault {number}: {kind} after {after_s:.1f} s"
-        pods = list(pods_of(lab, run).values())
+        story += f"\n{number}: {kind} of {node} after {after_s:.1f} s"
+        pods = [pod for run in living for pod in pods_of(lab, run).values()]
         chance.shuffle(pods)
-
-        _KINDS[kind](cluster, chance.choice(cluster.nodes), pods)
-
-        assert wait_for_end(run) == "Completed", f"{story}: {run.record().failure}"
-        lab.close()
+        _KINDS[kind](cluster, node, pods)
         cluster.wait_for_nodes()
+
+    for run in living:
+        assert wait_for_end(run) == "Completed", f"{story}: {run.record().failure}"
