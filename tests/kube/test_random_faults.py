@@ -85,6 +85,7 @@ def test_random_faults_lose_no_run(cluster: Cluster, lab: KubeLab) -> None:
             living.append(lab.submit(COUNTS, arguments=["150"], max_restarts=100, **TWO))
         after_s, kind, node = chance.uniform(0, 20), chance.choice(list(_KINDS)), chance.choice(cluster.nodes)
         time.sleep(after_s)
+        print(f"{number}: {kind} of {node} after {after_s:.1f} s", flush=True)
         story += f"\n{number}: {kind} of {node} after {after_s:.1f} s"
         pods = [pod for run in living for pod in pods_of(lab, run).values()]
         chance.shuffle(pods)
