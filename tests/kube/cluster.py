@@ -126,7 +126,7 @@ class Cluster(Access):
         for name in self.nodes:
             self.hosts.kill(name)  # with all that runs on it
         self._daemons.stop_all(number=signal.SIGKILL)
-        _remove_groups(self._group)
+        remove_groups(self._group)
 
     def told(self) -> str:
         """Return the last lines of all logs, and what the cluster says of its nodes, pods and events."""
@@ -307,7 +307,7 @@ class Cluster(Access):
         for name in ("pki", "log"):
             (self.folder / name).mkdir()
         self._pki.chmod(0o700)
-        _remove_groups()
+        remove_groups()
         self._make_keys()
         self._write_pod_template()
         data, urls = self.folder / "etcd", self._etcd
@@ -372,6 +372,12 @@ class Cluster(Access):
         run(node, ["ip", "route", "replace", "default", "via", self.hosts.own_address])
         self._make_group(node)
         self._write_node(node)
+        # One file on this machine's disk, however many an image has: to remove those takes minutes on some disks.
+        disk = self.folder / node / "disk"
+        script = f"test -e {disk} || {{ truncate -s 8G {disk}; mkfs.ext4 -qF -O ^has_journal {disk}; }}"
+        # A crashed node's mount may take a moment to go.
+        script += "; mkdir -p /var/lib/containerd; until mount -o loop"
+        run(node, ["sh", "-ec", f"{script} {disk} /var/lib/containerd; do sleep 0.1; done"])
         self._daemons.start(
             f"containerd-{node}", self.hosts.words(node, ["containerd", "-c", f"{self.folder}/{node}.toml"])
         )
@@ -502,7 +508,7 @@ class Cluster(Access):
         assert done.returncode == 0, f"openssl {words}: {done.stderr}"
 
 
-def _remove_groups(name: str = "") -> None:
+def remove_groups(name: str = "") -> None:
     """Remove the control groups of this cluster, or those of clusters whose process is dead."""
     for top in (_GROUPS, *(path for path in _GROUPS.iterdir() if path.is_dir())):
         for group in top.glob(f"{_GROUP_PREFIX}*"):

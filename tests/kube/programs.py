@@ -48,7 +48,7 @@ _GO_VERSION = (1, 25)
 _NEEDED = {
     **{"containerd": "containerd", "ctr": "containerd", "runc": "runc", "openssl": "openssl", "ip": "iproute2"},
     **{"debootstrap": "debootstrap", "/usr/sbin/sshd": "openssh-server", "ssh": "openssh-client"},
-    **{"unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux"},
+    **{"unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux", "mkfs.ext4": "e2fsprogs"},
     f"{CNI}/bridge": "containernetworking-plugins",
 }
 #: Ability of the kernel -> a command that needs it.
@@ -56,6 +56,7 @@ _PROBES = {
     "network namespaces with bridges": "ip link add k0 type bridge && ip link add k1 type veth peer name k2",
     "overlay mounts": "mount -t tmpfs none /mnt && cd /mnt && mkdir l u w m "
     "&& mount -t overlay none -o lowerdir=l,upperdir=u,workdir=w m",
+    "loop devices": "losetup --find",
     "control groups": "for top in /sys/fs/cgroup /sys/fs/cgroup/memory; do [ ! -e $top/cgroup.procs ] "
     "|| { mkdir $top/paceline-probe-$$ && rmdir $top/paceline-probe-$$; } || exit; done; mountpoint -q /sys/fs/cgroup",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import wait_until
-from tests.kube.cluster import ADMIN, EDITOR, GPU, NARROW, Access, Cluster, leavings
+from tests.kube.cluster import ADMIN, EDITOR, GPU, NARROW, Access, Cluster, leavings, remove_groups
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(900)]
 
@@ -96,5 +97,7 @@ def test_killed_cluster_leaves_nothing(cluster: Cluster) -> None:
         assert any("sleep 600" in line for line in leavings(folder))
         os.kill(process.pid, signal.SIGKILL)
 
-    # A folder and empty control groups stay until the next start.
     wait_until(lambda: not leavings(folder), "the killed cluster has gone", 180)
+    # A folder and empty control groups stay until the next start.
+    shutil.rmtree(folder)
+    remove_groups()
