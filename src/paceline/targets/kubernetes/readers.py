@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -42,6 +43,8 @@ _STATE, _LOCK = "mirrored.json", "mirror.lock"
 _PROTOCOL, _CHUNK = "v4.channel.k8s.io", 1 << 16
 _MESSAGE_BYTES = 1 << 30
 _PIECE = 1 << 20
+#: Seconds without an answer after which a connection counts as broken.
+_SILENCE_S = 30
 
 
 def connect(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
@@ -53,6 +56,8 @@ def connect(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
     """
     opened = cluster.websocket(f"{cluster.path('pods', pod)}/portforward", {"ports": str(port)}, _PROTOCOL)
     ours, theirs = socket.socketpair()
+    # A pod that is killed meanwhile answers nothing. Not `settimeout`, which would make the descriptor non-blocking.
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _SILENCE_S, 0))
     for relay in (_to_pod, _from_pod):
         threading.Thread(target=relay, args=(theirs, opened), daemon=True).start()
     try:
@@ -72,19 +77,21 @@ def _to_pod(sock: socket.socket, opened: ClientConnection) -> None:
 def _from_pod(sock: socket.socket, opened: ClientConnection) -> None:
     from websockets.exceptions import WebSocketException
 
-    started: set[int] = set()
-    with contextlib.suppress(OSError, WebSocketException):
-        for data in opened:
-            assert isinstance(data, bytes), "the subprotocol has no texts"
-            # Skip the first message of each channel, which has the port. Channel 0 carries data, channel 1 errors.
-            if data[0] not in started:
-                started.add(data[0])
-            elif data[0] == 0:
-                sock.sendall(data[1:])
-            else:
-                break
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
+    started: set[bytes] = set()
+    try:
+        with contextlib.suppress(OSError, WebSocketException):
+            for data in opened:
+                assert isinstance(data, bytes), "the subprotocol has no texts"
+                # The first message of each of both channels has the port. Channel 1 carries errors.
+                if data[:1] not in started:
+                    started.add(data[:1])
+                elif data[:1] == b"\0":
+                    sock.sendall(data[1:])
+                else:
+                    break
+    finally:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 def has_all(folder: RunFolder) -> bool:
