@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from paceline.system import processes
+
 
 class Daemons:
     """Named programs, each with its output in `log/<name>.out`."""
@@ -43,16 +45,19 @@ class Daemons:
         process = self._running.pop(name, None)
         if process is None:
             return
+        child = 0
         if child_too:
             with contextlib.suppress(OSError, IndexError):
-                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-                os.kill(int(children[0]), number)
+                child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+                os.kill(child, number)
         process.send_signal(number)
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        deadline = time.monotonic() + 10
+        while process.poll() is None or (child and processes.is_alive(child)):
+            if time.monotonic() > deadline:
+                process.kill()
+                with contextlib.suppress(OSError):
+                    os.kill(child or process.pid, signal.SIGKILL)
+            time.sleep(0.01)
 
     def stop_all(self, *, number: int = signal.SIGTERM) -> None:
         """End all programs by a signal, the last one first."""

@@ -69,10 +69,9 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
     if ended is not None and pod is None and not readers.has_all(folder):
         try:
             readers.read_log(cluster, folder, ended)
-        except EngineError as error:
-            away = error
-        except TargetError:
-            pass  # its node may be gone, and its log with it
+        except PacelineError as error:
+            # With code 404 the log is gone. Other answers change, such as 401 of a kubelet that ends.
+            away = None if isinstance(error, TargetError) and getattr(error, "code", 404) == 404 else error
     if readers.has_all(folder):
         return JobStatus(state=RUNNING)
     return _status(cluster, folder, job, pods, away)
@@ -118,7 +117,7 @@ def _explained(attempts: Sequence[Attempt], ends: list[str]) -> Iterator[Attempt
 
 
 def _status(
-    cluster: Cluster, folder: RunFolder, job: BatchJob, pods: Sequence[Pod], away: EngineError | None
+    cluster: Cluster, folder: RunFolder, job: BatchJob, pods: Sequence[Pod], away: PacelineError | None
 ) -> JobStatus:
     record = stored(folder)
     conditions = job.get("status", {}).get("conditions", [])
