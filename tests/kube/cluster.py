@@ -98,6 +98,8 @@ class Cluster(Access):
     def __init__(self, hosts: Hosts, *, gpus: int = 2) -> None:
         self.hosts, self.folder, self.nodes, self.gpus = hosts, hosts.folder, hosts.names, gpus
         self._pki = self.folder / "pki"
+        #: Node -> time of the last start of its kubelet, as Kubernetes writes it.
+        self._kubelet_began: dict[str, str] = {}
         self._daemons = Daemons(self.folder / "log", limit_s=_WAIT_S, cwd=self.folder)
         network = int(hosts.own_address.split(".")[2])
         self._pods = {name: f"10.78.{network}.{64 * index}/26" for index, name in enumerate(self.nodes)}
@@ -148,7 +150,8 @@ class Cluster(Access):
         self._daemons.stop(f"kubelet-{node}", child_too=True)
 
     def start_kubelet(self, node: str) -> None:
-        """Start a node's kubelet, and wait until its node is ready."""
+        """Start a node's kubelet."""
+        self._kubelet_began[node] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         argv = [str(programs.program("plane")), "kubelet", f"--config={self.folder}/{node}.yaml"]
         argv += [f"--kubeconfig={self.folder}/{node}.conf", f"--hostname-override={node}"]
         self._daemons.start(
@@ -222,11 +225,14 @@ class Cluster(Access):
 
     def wait_for_nodes(self) -> None:
         """Wait until all nodes are ready, and give them their GPUs, which a kubelet takes away at its start."""
-        path = "jsonpath={range .items[*].status.conditions[?(@.type=='Ready')]}{.status} {end}"
+        ready = "{range .status.conditions[?(@.type=='Ready')]}{.status} {.lastHeartbeatTime}{end}"
+        path = f"jsonpath={{range .items[*]}}{{.metadata.name}} {ready}{{'\\n'}}{{end}}"
 
         def are_ready() -> bool:
-            found = self.kubectl("get", "nodes", f"--output={path}", check=False)
-            return found.split() == ["True"] * len(self.nodes)
+            lines = self.kubectl("get", "nodes", f"--output={path}", check=False).splitlines()
+            found = [line.split() for line in lines if " True " in line]
+            # A node is ready for 40 s after the death of its kubelet.
+            return [name for name, _, beat in found if beat >= self._kubelet_began[name]] == list(self.nodes)
 
         self._daemons.until(are_ready, "all nodes are ready")
         for node in self.nodes:
@@ -381,12 +387,12 @@ class Cluster(Access):
         self._daemons.start(
             f"containerd-{node}", self.hosts.words(node, ["containerd", "-c", f"{self.folder}/{node}.toml"])
         )
+        # A kubelet ends if containerd does not answer.
+        self._daemons.until(lambda: self._answers(node, ["ctr", "version"]), f"containerd of {node} answers")
 
     def _import_images(self, node: str) -> None:
-        ctr = ["ctr", "--namespace=k8s.io"]
-        self._daemons.until(lambda: self._answers(node, [*ctr, "version"]), f"containerd of {node} answers")
         for image in programs.images():
-            self.hosts.run(node, [*ctr, "images", "import", str(image)], timeout=400)
+            self.hosts.run(node, ["ctr", "--namespace=k8s.io", "images", "import", str(image)], timeout=400)
 
     def _answers(self, node: str, argv: Sequence[str]) -> bool:
         return self.hosts.run(node, argv, check=False).returncode == 0

@@ -178,6 +178,7 @@ def test_ended_run_whose_log_can_not_be_read_is_not_lost(
             time.sleep(1)
     finally:
         cluster.start_kubelet(node)
+        cluster.wait_for_nodes()
 
     assert wait_for_end(run) == "Completed"
 
