@@ -36,11 +36,6 @@ _NEW_S, _FRESH_S, _OLD_S = 0.3, 3.0, 60.0
 _answers: dict[str, tuple[float, BatchJob | None, Sequence[Pod]]] = {}
 
 
-def forget(folder: RunFolder) -> None:
-    """Close the connection to a run's pod, if this process has one."""
-    readers.keep_mirror(folder, None)
-
-
 def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobStatus:
     """Update the run's folder here, and return the run's status.
 

@@ -248,10 +248,11 @@ class KubernetesTarget:
         )
 
     def _remove(self, folder: RunFolder, noted: Noted) -> None:
-        """Delete the run's Job, and Secrets that no other run uses."""
-        from paceline.targets.kubernetes.look import forget, remove_sources
+        """Delete the run's objects that no other run uses."""
+        from paceline.targets.kubernetes import readers
+        from paceline.targets.kubernetes.look import remove_sources
 
-        forget(folder)
+        readers.keep_mirror(folder, None)
         cluster = self._cluster()
         cluster.delete("jobs", str(noted["job_id"]))
         remove_sources(cluster, _workspace(folder.path.parent.parent), str(noted["job_id"]), noted.get("secrets") or [])
