@@ -6,6 +6,7 @@ Requests and WebSockets use one proxy, one TLS context and one login. The module
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import shutil
@@ -245,16 +246,14 @@ def _unless_missing(call: Callable[[], T]) -> T | None:
     return None
 
 
-#: Name, context, namespace and kubeconfig of a target -> this process's client, whose connections and login are shared.
-_clusters: dict[tuple[str, str, str, str | None], Cluster] = {}
-
-
 def cluster_of(settings: KubernetesSettings) -> Cluster:
-    """Return the process's client for these settings."""
-    key = (settings.name, settings.context, settings.namespace, settings.kubeconfig)
-    if key not in _clusters:
-        _clusters[key] = Cluster(settings)
-    return _clusters[key]
+    """Return this process's client for these settings, whose connections and login all callers share."""
+    return _cluster_of(settings.name, settings.context, settings.namespace, settings.kubeconfig)
+
+
+@functools.lru_cache(maxsize=8)
+def _cluster_of(name: str, context: str, namespace: str, kubeconfig: str | None) -> Cluster:
+    return Cluster(KubernetesSettings(name=name, context=context, namespace=namespace, kubeconfig=kubeconfig))
 
 
 def _proxy(server: str, context: KubeContext) -> str | None:

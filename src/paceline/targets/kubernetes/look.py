@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from paceline.errors import EngineError, PacelineError, TargetError
+from paceline.errors import EngineError, PacelineError
 from paceline.runs import states
 from paceline.runs.failure import NODES_GONE
 from paceline.runs.folder import RunFolder
@@ -65,8 +65,7 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
         try:
             readers.read_log(cluster, folder, ended)
         except PacelineError as error:
-            # With code 404 the log is gone. Other answers change, such as 401 of a kubelet that ends.
-            away = None if isinstance(error, TargetError) and getattr(error, "code", 404) == 404 else error
+            away = error
     if readers.has_all(folder):
         return JobStatus(state=RUNNING)
     return _status(cluster, folder, job, pods, away)
@@ -126,7 +125,8 @@ def _status(
         why = reasons.first_sentence(failed.get("message", ""))
         return JobStatus(state=GONE, message=f"Its Job failed: {failed.get('reason')}: {why}.")
     if condition_of(conditions, "Complete") is not None:
-        if away is not None:
+        # With code 404 the log is gone. Other answers change, such as 401 of a kubelet that ends.
+        if isinstance(away, EngineError) or getattr(away, "code", 404) != 404:
             return JobStatus(state=UNREACHABLE, message=f"the run has ended, and its result is not here yet: {away}")
         return JobStatus(
             state=GONE, message="The run ended, but its pod's log, which had its result, can't be read any more."
