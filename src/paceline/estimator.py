@@ -466,7 +466,7 @@ def _words_of_list(arguments: object) -> list[str]:
 
 
 def _word(given: object) -> str | None:
-    """Return the word that the script gets for a value, or None if the value has a wrong type."""
+    """Return the script's word for a value, or None if the value has a wrong type."""
     value = _as_reference(given)
     if hasattr(value, "default_value"):
         # Use the default: a pipeline's parameter gets its own value when the pipeline is submitted.
@@ -485,7 +485,7 @@ def _as_reference(value: Any) -> Any:
 
 
 def sent_names(given: Any, source: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Return paths of files and folders as names relative to the source folder; a link's own name, not that of its target.
+    """Return paths of files and folders relative to the source folder, without following a final link.
 
     Raises:
         JobError: A text in place of a list, or a path outside the source folder.

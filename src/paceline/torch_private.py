@@ -385,7 +385,7 @@ def recorded_collectives() -> bytes:
 
 
 def work_class() -> Any:
-    """Return torch's class for handles of running collectives, or None. Imports nothing."""
+    """Return torch's class for handles of running collectives; None before torch.distributed is imported."""
     return getattr(sys.modules.get("torch._C._distributed_c10d"), "Work", None)
 
 
@@ -414,7 +414,7 @@ def time_every_step(model: Any) -> bool:
 
 
 def waited_s(model: Any) -> float | None:
-    """Return how many seconds DDP waited for messages in its last step, or None.
+    """Return the seconds that DDP waited for messages in its last step; None if unknown.
 
     Only the wait after its own gradients are computed counts.
     """

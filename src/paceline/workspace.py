@@ -167,7 +167,7 @@ class Workspace:
 
     @property
     def schedules(self) -> Schedules:
-        """The schedules of the workspace by name, which start runs at times and after events; `add` makes one."""
+        """The schedules of the workspace by name, which start runs at times and after events."""
         from paceline.schedules.schedules import Schedules
 
         return Schedules(self._path)
@@ -205,7 +205,7 @@ class Workspace:
         return Service.deploy(self, name, models, **options)
 
     def services_of(self, model: str) -> list[str]:
-        """Return the names of services that serve a version of a model, or will serve it when they are started.
+        """Return the names of services that serve, or will serve, a version of a model.
 
         `model` is a reference such as "digits:3".
         """

@@ -243,7 +243,7 @@ class _Copy:
                     self.left_out[name] = f"a folder that can't be read: {error.strerror}"
 
     def _entry(self, name: str, *, is_live: bool) -> list[BackupEntry]:
-        """Return the entry of a path, in a list that is empty if the path is left out.
+        """Return a list with the entry of a path; empty if the path is excluded.
 
         Raises:
             OSError: It has vanished, or can't be read.
@@ -271,7 +271,7 @@ class _Copy:
         return [BackupEntry("file", name, mode, max(0, status.st_mtime_ns), size, sha256, is_shared=is_shared)]
 
     def _content(self, file: IO[bytes], name: str, size: int, *, is_live: bool) -> tuple[int, str]:
-        """Return the size and the hash of a file's content, which is in the store or will be."""
+        """Return the size and hash of a file's content, which the store has or will get."""
         limit = _whole_lines(file, size) if is_live and _LOG.fullmatch(name) else None
         if limit is None:
             sha256 = self._digests.of(file)

@@ -1,4 +1,4 @@
-"""The list of a backup's files, and the rules for a list that somebody else could have written.
+"""The list of a backup's files, and checks for a list that others could have written.
 
 An entry names a file by its path in the workspace and its content by the SHA-256. A link is relative and leads to a
 path of the workspace. The list never has tokens, keys or passwords (`NEVER`), nor folders that Paceline can recreate.

@@ -217,6 +217,6 @@ class Backups:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return a process's start time, or None if it has ended. Later processes can get the same pid."""
+    """Return a process's start time, None if it has ended: later processes can get its pid."""
     fields = processes.stat_of(pid)
     return fields[_STARTTIME] if fields else None

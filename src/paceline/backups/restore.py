@@ -1,4 +1,4 @@
-"""Restore a backup, or one run of it: fetch, compare all hashes, then move everything into the workspace.
+"""Restore a backup, or one run of it: fetch, compare all hashes, move everything into the workspace.
 
     <workspace>/.restoring/contents/<sha256>     fetched contents; a killed restore goes on with them
     <workspace>/.restoring/files/...             the files under their names
@@ -238,7 +238,7 @@ def _build(entries: Sequence[BackupEntry], stage: Path) -> None:
 
 
 def _end_runs(entries: Sequence[BackupEntry], files: Path, backup: Backup) -> list[str]:
-    """Record the end of runs that went on when the backup was made, because no process looks after them."""
+    """Record the end of runs that went on during the backup: no process looks after them."""
     ended = []
     for unit in sorted({entry.unit for entry in entries if entry.name.startswith("runs/") and "/" in entry.unit}):
         folder = RunFolder(files / unit)

@@ -343,7 +343,7 @@ class ResponseCache:
 
 
 def inline_payload(task: CollectiveTask) -> bytes | None:
-    """Return the scaled array that travels with this request, or None."""
+    """Return the small array that travels with this request, scaled; None for other operations."""
     request = task.request
     if (
         request.kind != ALLREDUCE

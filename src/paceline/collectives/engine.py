@@ -110,7 +110,7 @@ class Engine:
         return self._reduce(ALLREDUCE, name, arrays, outs, grouped=True, **how)
 
     def reducescatter(self, name: str, array: Array, **how: Unpack[ReductionOptions]) -> Handle:
-        """Start a reduce-scatter; the result is this rank's rows. The first ranks get the remainder, a row each."""
+        """Start a reduce-scatter; the result is this rank's rows. The first ranks get the remainder."""
         return self._reduce(REDUCESCATTER, name, [array], **how)
 
     def grouped_reducescatter(self, name: str, arrays: Sequence[Array], **how: Unpack[ReductionOptions]) -> Handle:

@@ -110,7 +110,7 @@ os.register_at_fork(after_in_child=_close_pipe)
 
 
 def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
-    """Return the notes of this process's running collectives, or None."""
+    """Return the notes of this process's running collectives, or None outside a worker."""
     global _board, _is_made
     if not _is_made:
         _is_made = True

@@ -1,4 +1,4 @@
-"""Functions as runs: the decorator `paceline.job`, the program that calls a function in a worker, and its results.
+"""Functions as runs: the decorator `paceline.job`, the program that calls a function, and the results.
 
 Workers load `decorator` and `__main__`, which need only the standard library. Submitting programs load the other modules.
 """

@@ -1,4 +1,4 @@
-"""`python -m paceline.functions [OPTIONS] MODULE:FUNCTION [--NAME VALUE ...]`: call a function in a worker, and store its result.
+"""`python -m paceline.functions [OPTIONS] MODULE:FUNCTION [--NAME VALUE ...]`: call a function, and store its result.
 
 --pickle: store the result as a pickle. --limit: its largest size in bytes. --calls FOLDER: read the call, or a list of calls,
 from this folder. --at-once: processes for a list of calls.

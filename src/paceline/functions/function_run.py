@@ -101,7 +101,7 @@ class MappedCall(Generic[_R]):
         return found
 
     def exception(self, timeout: float | None = None) -> RunFailedError | RunStateError | None:
-        """Wait for the call's end, and return what `result` would raise, or None."""
+        """Wait for the call's end. Return what `result` would raise, or None after a success."""
         return self._line(timeout)[0]
 
     def done(self) -> bool:

@@ -213,7 +213,7 @@ def prepared(given_function: Callable[..., object], options: Mapping[str, object
 
 
 def _place_of(module: str, name: str) -> tuple[str, Path]:
-    """Return the name by which a worker imports a module, and the folder that it imports it from.
+    """Return the name by which a worker imports a module, and the folder to import it from.
 
     Raises:
         JobError: The module has no such name, or is installed.
@@ -328,7 +328,7 @@ def _calls(known: PreparedFunction, values: Sequence[Iterable[object]]) -> list[
 def _sized(
     known: PreparedFunction, is_here: bool, at_once: int | None, runs: int, number: int
 ) -> tuple[int, PreparedFunction]:
-    """Return how many calls a run makes at a time, and the function with enough cores or GPUs for them."""
+    """Return how many calls a run makes at a time, and the function with the resources for them."""
     if at_once is None and known.options.gpus:
         raise JobError(f"map() of {known.name} with gpus=1: write at_once=, the number of GPUs to use.")
     # 0: as many as the node has cores.

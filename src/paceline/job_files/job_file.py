@@ -141,7 +141,7 @@ def read(
 
 
 def under(file: Path, options: Mapping[str, Any], sections: Collection[str] = ()) -> dict[str, Any]:
-    """Return the job of a file or template, below `options`.
+    """Return the description of a job file or template, overridden by `options`.
 
     `file` and `options` come from `paceline.cli.run_options.words`.
     """

@@ -1,4 +1,4 @@
-"""Parameters of job files: `lr: ${lr:0.1}` in the file, `lr=0.2` behind the file's name on the command line.
+"""Parameters of job files: `lr: ${lr:0.1}` in the file, `lr=0.2` on the command line.
 
 ${lr:0.1}    the value of lr, by default 0.1
 ${lr}        the value of lr, which has to be given, here or as a default elsewhere in the file

@@ -1,4 +1,4 @@
-"""Return the environment variables of workers, as pure functions of a launch and a rank's position in it.
+"""Return the environment variables of workers, as pure functions of launch and rank.
 
 The names are those that frameworks read; docs/worker-environment.md lists the readers. User settings are never replaced:
 `environment_variables` override everything, and the shell's variables override our defaults. Only shell variables that

@@ -220,7 +220,7 @@ def scratch_variables(folder: str, major: int) -> dict[str, str]:
 
 
 def _workers(launch: Launch) -> list[str]:
-    """Return mpirun's arguments: `-n 4 worker` for all workers, or one context per host, or one context per worker.
+    """Return mpirun's arguments: `-n 4 worker` for all workers, or a context per host or worker.
 
     Workers need separate contexts if the workers of a node differ in more than ranks, or if several nodes are on one machine:
     Open MPI sees one host there, with wrong local ranks.
@@ -242,7 +242,7 @@ def _workers(launch: Launch) -> list[str]:
 
 
 def _differ_by_rank(launch: Launch) -> bool:
-    """Return whether workers of a node differ in more than ranks: in their GPU or part of the data."""
+    """Return whether workers of a node have different GPUs or parts of the data."""
     own_gpus = launch.job.gpu_visibility == "worker" and bool(launch.nodes[0].gpus)
     return own_gpus or bool(launch.prepared[0].inputs_by_rank)
 

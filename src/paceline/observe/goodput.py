@@ -314,7 +314,7 @@ def _attempts(record: RunRecord, start: float, end: float) -> Iterator[tuple[Att
 
 
 def _held(record: RunRecord, attempt: Attempt | None) -> tuple[float, float]:
-    """Return an attempt's cores and GPUs; with None the first attempt's or expected ones."""
+    """Return an attempt's cores and GPUs; without an attempt the first one's, or the expected numbers."""
     first = attempt or next(iter(record.attempts), None)
     size = max(record.world_size, 1)
     cores = _count(first.cores) if first else None

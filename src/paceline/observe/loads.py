@@ -21,7 +21,7 @@ RANK_HEADER = (
 
 
 def last(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the last sample (time, nodes, ranks, pace), or None. See docs/when-it-is-slow.md."""
+    """Return the last sample (time, nodes, ranks, pace) of load; None before the first."""
     attempts = (int(path.name) for path in folder.attempt(1).parent.glob("[0-9]*") if path.name.isdigit())
     for number in sorted(attempts, reverse=True):
         found: dict[str, Any] | None = read_json(folder.load(number))

@@ -114,7 +114,7 @@ class RunPace:
 
     @property
     def end_text(self) -> str | None:
-        """Return a sentence on an expensive straggler for the run's end, or None."""
+        """Return a sentence for the run's end on a straggler that cost much time, or None."""
         found = self.straggler
         if found is None or found.lost_s < max(LOST_S, LOST * self.seconds):
             return None
@@ -188,7 +188,7 @@ def pace_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str], 
 
 
 def straggler_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str]) -> Straggler | None:
-    """Return the ranks that hold up the other ranks in these windows, or None."""
+    """Return the ranks that hold up the others in these windows; None if none clearly do."""
     if len(windows) < WINDOWS or len(windows[0]) < 2:
         return None
     total = _summed(windows)

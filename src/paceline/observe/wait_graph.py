@@ -152,7 +152,7 @@ def entries(one: WorkerFacts) -> list[Collective]:
 
 
 def where(one: ProcessFacts, told: WorkersReport) -> str | None:
-    """Return the main thread's position, such as "data.py:41, `__getitem__`", or None."""
+    """Return the main thread's position, such as "data.py:41, `__getitem__`"; None without a stack."""
     frames = _main(one)
     if not frames:
         return None

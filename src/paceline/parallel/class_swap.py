@@ -1,4 +1,4 @@
-"""Modules with another forward that stay the same objects, by a subclass of their class, and custom autograd functions.
+"""Modules with another forward that stay the same objects, by a subclass, and custom autograd functions.
 
 FSDP2 does the same. The module's parameters, buffers and hooks stay, and the script's references to it stay valid.
 """

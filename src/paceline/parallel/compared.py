@@ -248,7 +248,7 @@ class StepsAsked:
 
     @classmethod
     def from_environment(cls) -> StepsAsked | None:
-        """Return the comparison that the environment asks for, or None."""
+        """Return the comparison that `paceline check` requested; None in an ordinary run."""
         text = os.environ.get(VARIABLE)
         if not text:
             return None

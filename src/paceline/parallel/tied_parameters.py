@@ -1,4 +1,4 @@
-"""Tied parameters: tensors with several names, of which the first identifies the tensor, and copies of them in stages.
+"""Tied parameters: tensors with several names, of which the first identifies the tensor, and copies in stages.
 
 Without `StageTies` each stage's copy would silently learn from its own stage's gradient alone. Buffers that the forward pass
 changes are never in two stages: `boundaries` does not cut there.

@@ -134,7 +134,7 @@ def _left_by(job: Job) -> list[str]:
 
 
 def step_records(folder: RunFolder, spec: PipelineSpec) -> list[RunRecord | None]:
-    """Return the record of each step's run, or None."""
+    """Return the record of each step's run, None for steps without a run."""
     return [record_of(RunFolder(folder.path.parent / child_id(folder.run_id, n))) for n in range(len(spec.steps))]
 
 

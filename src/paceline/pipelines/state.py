@@ -126,7 +126,7 @@ class PipelineState(ParentState):
 
 
 def _is_half_made(record: RunRecord, folder: RunFolder) -> bool:
-    """Return whether a run was interrupted before it could continue."""
+    """Return whether a former controller was killed while it created this step's run."""
     if record.is_terminal and record.status == states.COMPLETED:
         return False
     if record.kind == "sweep":

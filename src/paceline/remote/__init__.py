@@ -1,1 +1,1 @@
-"""Work on another machine: the agent that runs there, the supervisor's link to it, and file transfers both ways."""
+"""Work on another machine: the agent there, the supervisor's link to it, and file transfers both ways."""

@@ -50,7 +50,7 @@ def words(python: str, what: str, *, installed: bool = False) -> list[str]:
 
 
 def program(source: str, function: str, *given: Any, above: Sequence[str] = (), ends_at_once: bool = True) -> bytes:
-    """Return a program: a file's text and a call of its `function`, whose result is printed unless it is None.
+    """Return a program: a file's text, a call of its `function`, and a print of the result.
 
     source: The file's path.
     given: The arguments of the function, which are sent as JSON.

@@ -97,7 +97,7 @@ class RunDiff:
 
     @property
     def parting(self) -> MetricChange | None:
-        """Return the metric that differs at the earliest step, or None."""
+        """Return the metric that differs at the earliest step; None if no step is known."""
         return next((change for change in self.metrics if change.step is not None), None)
 
     def to_json(self) -> dict[str, object]:

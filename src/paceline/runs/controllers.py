@@ -1,4 +1,4 @@
-"""Start and restart the controllers of sweeps and pipelines: one process each, here or in an engine's job.
+"""Start and restart the controllers of sweeps and pipelines, here or in an engine's job.
 
 A controller keeps all its state in the records of its run and of the children, so a run that lost its controller has
 not failed: the next reader starts another controller. `runs` must not import the controllers' modules, so it starts

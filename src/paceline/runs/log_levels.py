@@ -1,4 +1,4 @@
-"""Recognize the levels of log lines, in the formats of Python's logging, of glog, and in other common formats.
+"""Recognize the levels of log lines in common formats, such as Python's logging and glog.
 
 A traceback and the line of its exception count as errors.
 """

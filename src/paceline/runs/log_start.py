@@ -1,4 +1,4 @@
-"""Find positions in a run's merged log: of the last lines, or at a time, even in huge logs.
+"""Find positions in a run's merged log: of the last lines, or at a time.
 
 The supervisor's notes (`log_order.txt`: time, rank, bytes) are the index. They cut each rank's log into spans, in the order of
 the merged view; bytes without a note come last, by rank:
@@ -156,7 +156,7 @@ def _from_the_end(
 
 @dataclass(frozen=True)
 class _Span:
-    """Bytes of a rank's log that are adjacent in the merged view. place: offset of the note that ends the span."""
+    """Bytes of a rank's log, adjacent in the merged view. place: offset of the note that ends it."""
 
     place: int
     rank: int

@@ -1,4 +1,4 @@
-"""A run in a notebook: one output that updates during the run, and stays in the saved notebook.
+"""A run in a notebook: one output that updates during the run and is saved.
 
 It uses IPython's display handle: a widget needs a library, and its state would vanish with the kernel.
 """

@@ -1,4 +1,4 @@
-"""The live handle on a run: its state, results, metrics and children, and the calls that end it."""
+"""The live handle on a run: its state, results, metrics, children, and calls that end it."""
 
 from __future__ import annotations
 
@@ -750,7 +750,7 @@ def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
 
 
 def _of_all_nodes(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return each input's files and bytes on all nodes: the sum if nodes have partitions, else one node's numbers."""
+    """Return each input's files and bytes: the sum over nodes with partitions, else one node's numbers."""
     together: dict[str, Any] = {}
     for one in found:
         known = together.setdefault(one["name"], dict(one))

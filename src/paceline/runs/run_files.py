@@ -22,7 +22,7 @@ class HasFiles(ABC):
 
     @reads
     def upload_file(self, name: str, path_or_stream: str | os.PathLike[str] | IO[bytes]) -> str:
-        """Copy a file, or the rest of an open binary stream, into the run. Return its name in the plain form.
+        """Copy a file or the rest of an open stream into the run. Return its plain name.
 
         Uploading equal bytes again is harmless. Names below `outputs/` and `logs/` are files in these folders; all others are
         kept apart from the run's own files, so `state.json` is a name like any other.

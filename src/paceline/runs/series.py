@@ -141,7 +141,7 @@ def _several(numbers: int | Collection[int] | None) -> Collection[int] | None:
 
 
 def plot(found: Mapping[str, MetricSeries], title: str) -> Any:
-    """Return a figure with a subplot for each numeric metric, and a curve for each rank and attempt.
+    """Return a figure with a subplot for each numeric metric, and a curve for each rank.
 
     The x axis is the step, or the value's index without steps.
 

@@ -47,7 +47,7 @@ def create(
     checkpoints: Path | None = None,
     fill: Callable[[RunFolder], None] | None = None,
 ) -> int:
-    """Create the folder of a new run, write its first record, and return the fd that holds its lock.
+    """Create the folder of a new run with its first record, and return its lock's fd.
 
     Readers never find an incomplete run: the folder gets its final name once it is complete.
 
@@ -148,7 +148,7 @@ def replace_state(folder: RunFolder, record: RunRecord, *, sync: bool = False) -
 
 
 def record_mode(record: RunRecord) -> int:
-    """Return the mode of both files of a record: private if its job has environment variables or secrets.
+    """Return the mode of a record's files: private if its job has variables or secrets.
 
     Only the owner can write to these files, so the owner of the files shows who wrote them (`is_mine`).
     """
@@ -243,7 +243,7 @@ def _names(runs_dir: Path) -> dict[str, str | None]:
 
 
 def _named(runs_dir: Path, name: object, names: Mapping[str, str | None]) -> RunFolder | None:
-    """Return the only run of this name, or None.
+    """Return the only run of this name; None if no run has it.
 
     Raises:
         RunNotFoundError: Several runs have this name.
@@ -303,7 +303,7 @@ def deserted_report(record: RunRecord) -> FailureReport:
 
 
 def _rank_failure(folder: RunFolder) -> FailureReport | None:
-    """Return the failure of a rank started by a launcher, or None."""
+    """Return the failure that a launcher inside the run reported for a rank, or None."""
     try:
         return FailureReport.from_json(read_json(folder.rank_failure))
     except (TypeError, ValueError, KeyError, AttributeError):

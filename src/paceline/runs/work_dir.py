@@ -78,7 +78,7 @@ def place(record: Any, *, is_shared: bool = True) -> Place:
 
 
 def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path | None] | None = None) -> Path:
-    """Copy the snapshot to the working directory, and add the job's own files. Keep modes, times and links.
+    """Copy the snapshot to the working directory, and add the job's own files.
 
     is_shared: as for `place`; without the user's folders nothing can be linked. sent: local paths of files that were sent instead
     of copied, by their paths relative to the source; None for an empty folder.
@@ -337,7 +337,7 @@ def _copy(source: str, target: str) -> None:
 
 
 def _original(path: Path, sent: Mapping[Path, str]) -> Path | None:
-    """Return the original of a sent file in the working directory, or None."""
+    """Return the original of a file that was sent to the working directory; None for other files."""
     for above in (path, *path.parents):
         if above in sent:
             return Path(sent[above]) / path.relative_to(above)

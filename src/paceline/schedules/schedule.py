@@ -98,7 +98,7 @@ class Schedule:
         return " ".join([*words, *(["--", *self.arguments] if self.arguments is not None else [])])
 
     def next_time(self, now: dt.datetime) -> dt.datetime | None:
-        """Return the next time in UTC, or None."""
+        """Return the next time in UTC; None if paused or without times."""
         return times.next_time(self.cron, self.time_zone or "UTC", now) if self.cron and not self.is_paused else None
 
 

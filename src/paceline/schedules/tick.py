@@ -193,7 +193,7 @@ class _Look:
         return going
 
     def _end(self, occurrence: Occurrence) -> str | None:
-        """Return the final state of a run, or None."""
+        """Return the final state of an occurrence's run; None while it is active."""
         try:
             record = read.record(RunFolder(self._runs_dir / (occurrence.run_id or "")))
         except RunNotFoundError:

@@ -79,7 +79,7 @@ def remove(workspace_dir: Path) -> None:
 
 
 def advice(kind: str) -> str:
-    """Return advice about a timer of this kind, or ""."""
+    """Return what the user should do for a timer of this kind to work, or ""."""
     if kind == NONE:
         return "Call `paceline schedule tick` each minute: nothing else starts the runs."
     if kind == SYSTEMD and shutil.which("loginctl"):

@@ -48,7 +48,7 @@ def call(
 
 
 def get(uri: str, *, key: str | None, timeout_s: float, certificate: str | None, most_bytes: int) -> bytes:
-    """Return the first bytes of the answer to a GET request. The other arguments are those of `call`.
+    """Return the first bytes of the answer to a GET request, with arguments of `call`.
 
     Raises:
         OSError: The server does not answer, or answers with an error.

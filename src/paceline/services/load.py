@@ -140,7 +140,7 @@ class ServiceLoad:
 
     @property
     def last(self) -> ServerSample | None:
-        """The last sample, or None."""
+        """The last sample; None before the first."""
         return self._samples[-1] if self._samples else None
 
     def points(self, record: ServiceRecord) -> list[LoadPoint]:
@@ -172,7 +172,7 @@ def _sample(folder: ServiceFolder, record: ServiceRecord) -> ServerSample:
 
 
 def get(folder: ServiceFolder, record: ServiceRecord, path: str) -> bytes:
-    """Return the answer of the service's server to a GET request, with the service's key if it has keys.
+    """Return the answer of the service's server to a GET request, with the service's key if any.
 
     Raises:
         ServiceError: The service has no address yet, or the keys can't be read.

@@ -74,7 +74,7 @@ def _served(kind: str) -> tuple[Callable[[], None], Callable[[], bool], Callable
 
 
 def attached() -> bool:
-    """Return whether a client of `paceline exec` is attached: a shell or an ssh connection. Tunnels do not count."""
+    """Return whether a client of `paceline exec` is attached: a shell or an ssh connection."""
     for pid in processes.with_variable("PACELINE_RUN_ID", os.environ["PACELINE_RUN_ID"]):
         words = processes.command_of(pid)
         if any(word.endswith("remote/agent/execute.py") for word in words):

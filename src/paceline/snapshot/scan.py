@@ -332,7 +332,7 @@ class _Scan:
             self._tree.hashes[path] = before[5]
 
     def _link_target(self, path: str) -> str | None:
-        """Return the link's target in the copy, or None."""
+        """Return the target of the link's copy; None if the link is not copied."""
         absolute = os.path.join(self._root, path)
         target = os.readlink(absolute)
         resolved = os.path.realpath(absolute)

@@ -115,7 +115,7 @@ def take_snapshot(
 
 
 def use_snapshot(path: Path) -> None:
-    """Record that a snapshot is in use before a record names it. Raise JobError if the snapshot is gone."""
+    """Record that a snapshot is in use. Raise JobError if the snapshot is gone."""
     if not path.is_dir():
         raise JobError(f"snapshot {path.name} is no longer in {str(path.parent)!r}. Submit the source again.")
     with contextlib.suppress(OSError):

@@ -58,7 +58,7 @@ class NewRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A checked job's target and the copy of its source: prepared once, started for one run or many.
+    """A checked job's target and source copy: prepared once, started for one run or many.
 
     Attributes:
         warnings: First warnings in the record of each run.
@@ -90,7 +90,7 @@ class Submission:
         return folder
 
     def start_alike(self, runs: Sequence[NewRun], at_once: int) -> None:
-        """Start runs by one call of the engine (`targets.base.Alike`), of which at most `at_once` run at the same time.
+        """Start runs by one call of the engine (`targets.base.Alike`), at most `at_once` at a time.
 
         Raises:
             UserError, TargetError: As for `submit`. No run has started then.
@@ -115,7 +115,7 @@ class Submission:
             self.target.start_supervisor(folder.path, lock_fd, library_dir(self.workspace_dir), sys.executable)
 
     def _create(self, folder: RunFolder, run: NewRun) -> tuple[RunRecord, int]:
-        """Create a run's folder, and return its record and its lock's fd. From here on readers see the run."""
+        """Create a run's folder, which readers see from then on. Return its record and lock's fd."""
         job = run.job
         if job.environment != self.job.environment:
             job = dataclasses.replace(job, environment=self.job.environment)
@@ -206,7 +206,7 @@ def submit(
     checkpoints: Path | None = None,
     fill: Callable[[RunFolder], None] | None = None,
 ) -> RunFolder:
-    """Start a run of `job` and return its folder at once. The run continues when this program ends.
+    """Start a run of `job` and return its folder at once. The run outlives this program.
 
     `step` is the record's entry of a pipeline's child, `warnings` its first warnings. `values` of secrets replace those that
     the job's sources have, files in `leave_out` stay out of the snapshot, `checkpoints` is copied as the run's own
@@ -272,7 +272,7 @@ def first_record(
     kind: str = "script",
     sweep: Mapping[str, object] | None = None,
 ) -> RunRecord:
-    """Return the first record of a new run. `sweep` is the search space of a run of kind "sweep"."""
+    """Return the first record of a new run. `sweep` is a sweep's search space."""
     return RunRecord(
         run_id=run.run_id,
         experiment=experiment,

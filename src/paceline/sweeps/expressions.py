@@ -414,7 +414,7 @@ def parse(text: str) -> Expression:
 
 
 def call_of(text: str) -> tuple[str, list[tuple[str, object]]] | None:
-    """Return a call's name and arguments, or None.
+    """Return a call's name and arguments; None for a text that is no call.
 
     "bandit(slack_factor=0.1)" gives ("bandit", [("slack_factor", 0.1)]). A positional argument has the name "".
     """

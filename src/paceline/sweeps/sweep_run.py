@@ -113,7 +113,7 @@ class SweepRun(Run):
         return [Run(self._experiment, trial.best_leg(spec.goal).run_id) for trial in best]
 
     def best_child(self) -> Run | None:
-        """Return the run with the metric's best value, or None.
+        """Return the run with the metric's best value; None before the first value.
 
         Raises:
             SweepError: The sweep has several metrics.
@@ -122,7 +122,7 @@ class SweepRun(Run):
         return None if best is None else Run(self._experiment, best.best_leg(self.spec.goal).run_id)
 
     def best_point(self) -> dict[str, Any] | None:
-        """Return the best trial's hyperparameters by name, or None.
+        """Return the best trial's hyperparameters by name; None before any trial has a value.
 
         Raises:
             SweepError: The sweep has several metrics.

@@ -55,7 +55,7 @@ class SweepState(ParentState):
         return RunFolder(self.runs_dir / self.trials[number].run_id)
 
     def former(self, number: int) -> RunFolder | None:
-        """Return the former sweep's trial to resume, or None."""
+        """Return the run of a former sweep that this trial resumes; None for a new trial."""
         resumed = self.spec.resumed
         return RunFolder(self.runs_dir / resumed[number]) if number < len(resumed) else None
 

@@ -123,7 +123,7 @@ def _unnamed(folder: Path, beside: Path) -> Iterator[tuple[IO[bytes], Callable[[
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy the content of a folder into another, which may exist: links as links, with times and permissions.
+    """Copy the content of a folder into another: links as links, with times and permissions.
 
     Files share their blocks with the originals where the file system supports it (Btrfs, XFS); later writes to a file never
     change its original, or the reverse.
@@ -209,7 +209,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def gone_is_fine() -> contextlib.suppress:
-    """Return a context that ends silently at the first file that is gone or not accessible to this user."""
+    """Return a context that ends silently at the first file that is gone or not accessible."""
     return contextlib.suppress(OSError)
 
 
@@ -226,7 +226,7 @@ def stamp_of(file: Path | str | int) -> tuple[int, int, int] | None:
 
 
 def changed_at(path: Path) -> float:
-    """Return when a file was written or touched, in seconds since 1970, or 0 if it is gone."""
+    """Return when a file was written or touched (seconds since 1970), or 0 if it is gone."""
     stamp = stamp_of(path)
     return stamp[1] / 1e9 if stamp else 0.0
 
@@ -253,7 +253,7 @@ def sync_if_possible(path: Path) -> None:
 
 
 def is_at(path: Path | str, fd: int) -> bool:
-    """Return whether a path still leads to an open file, and not to a file that has replaced it."""
+    """Return whether a path still leads to an open file, which was not replaced."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(fd))
     except OSError:
@@ -263,7 +263,7 @@ def is_at(path: Path | str, fd: int) -> bool:
 def walk_files(
     top: Path, enters: Callable[[os.DirEntry[str]], bool] = lambda entry: True
 ) -> Iterator[tuple[str, os.DirEntry[str], bool]]:
-    """Yield (name below `top`, entry, whether it is a file) for everything below a user's folder except folders.
+    """Yield (name below `top`, entry, whether it is a file) for everything below except folders.
 
     Links are followed, except into a folder that contains them. Dangling links and pipes are not files.
 
@@ -372,7 +372,7 @@ def _ends_torn(path: Path) -> bool:
 
 
 class OwnFolder:
-    """A folder of this user, opened once, because others may later replace its path by a link or another folder.
+    """A folder of this user, opened once, because others may later replace its path.
 
     shut: Refuse a folder if it or its parent is accessible to other users.
 

@@ -50,7 +50,7 @@ class Gap(NamedTuple):
         ).encode()
 
     def place(self, offset: int) -> int:
-        """Convert an offset in the long file to the offset of the same byte in the short file."""
+        """Convert an offset in the long file to that of the same byte in the short one."""
         if offset <= self.begin:
             return offset
         return max(offset - self.end, 0) + self.begin + len(self.mark())
@@ -161,7 +161,7 @@ def _gap_of(log: str, fd: int) -> Gap | None:
 
 
 def apply(path: str) -> None:
-    """Cut the copy of a log on this machine as its original on another machine was cut. `path` describes the gap."""
+    """Cut a log's copy here as its original was cut. `path` describes the gap."""
     log = log_of(path)
     gap = read(log) if log is not None else None
     if log is None or gap is None or gap.is_closed:

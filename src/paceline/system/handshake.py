@@ -72,7 +72,7 @@ def prove_as_server(sock: socket.socket, key: bytes) -> Connection:
 
 
 def serve_each(listener: socket.socket, key: bytes, serve: Callable[[Connection], None]) -> None:
-    """Accept connections forever, and serve each connection in a thread if its client has proved knowledge of `key`.
+    """Accept connections forever, and serve each in a thread if its client knows `key`.
 
     `serve` may raise any error of a broken connection, which ends that connection only.
     """

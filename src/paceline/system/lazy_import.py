@@ -52,7 +52,7 @@ def from_above(name: str) -> object:
 
 
 def later(name: str) -> None:
-    """Defer the execution of `import name` until an attribute of the module is used, unless the module is loaded."""
+    """Defer `import name` until an attribute of the module is used, unless it is loaded."""
     from types import ModuleType
 
     class Later(ModuleType):
@@ -90,7 +90,7 @@ def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
 
 
 def _apply(do: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Call `do` with a loaded module, and copy its changes to other modules that imported the changed names."""
+    """Call `do` with a loaded module, and copy its changes to modules that imported those names."""
     before = dict(vars(module))
     do(module)
     changed = [(name, old) for name, old in before.items() if vars(module).get(name) is not old and name[:2] != "__"]

@@ -145,7 +145,7 @@ def measured(source: Path, found: Iterable[NotCopied]) -> list[NotCopied]:
 
 
 def _stats(path: str) -> Iterator[os.stat_result]:
-    """Yield the status of a file, or of each file below a folder. Follow links to files, not to folders."""
+    """Yield the status of a file, or of each file below a folder, following links to files."""
     try:
         if not os.path.isdir(path):
             yield os.stat(path)
@@ -166,7 +166,7 @@ def _stats(path: str) -> Iterator[os.stat_result]:
 
 
 def with_sent(source: Path, found: Iterable[NotCopied], send: Collection[str]) -> list[NotCopied]:
-    """Return these names with the decision whether each is sent to machines that do not see the user's folders.
+    """Return these names with the decision whether machines without the user's folders get them.
 
     Args:
         source: The folder that is copied.

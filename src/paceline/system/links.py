@@ -80,7 +80,7 @@ def entries(top: str, start: str, follow: bool = False) -> "Iterator[Entry]":
 
 
 def target_in(name: str, target: str) -> "str | None":
-    """Return the normalized target of the link `name`, or None if the target is outside the run's files.
+    """Return the normalized target of the link `name`; None if it is outside the run's files.
 
     `name` itself must not lie behind a link. Chains of links that pass this check never lead out, so links from an untrusted
     machine are safe.
@@ -96,7 +96,7 @@ def target_in(name: str, target: str) -> "str | None":
 
 
 def find(top: str, name: str) -> "Entry | None":
-    """Return the entry of one name, which may be behind links, or None if the name does not exist."""
+    """Return the entry of a name, which may be behind links; None if it does not exist."""
     real_top = os.path.realpath(top)
     place = os.path.relpath(os.path.realpath(os.path.join(real_top, name)), real_top)
     if not may_be_had(name, place):
@@ -119,7 +119,7 @@ def may_be_had(name: str, place: str) -> bool:
 
 
 def open_below(top: str, name: str) -> int:
-    """Open a file without following any link below `top`, because a folder may have become a link meanwhile.
+    """Open a file without following links below `top`, where a folder may become a link meanwhile.
 
     Raises:
         OSError: The file can't be opened, or is not a regular file any more.
@@ -138,7 +138,7 @@ def open_below(top: str, name: str) -> int:
 
 
 def open_folder_below(top: str, name: str) -> int:
-    """Open a folder as `open_below` opens a file. The name "" is `top` itself, which may be reached through links.
+    """Open a folder as `open_below` opens a file. The name "" is `top` itself.
 
     Raises:
         OSError: The folder is missing, or a link is on the way.

@@ -28,7 +28,7 @@ _POLL_S = 0.02
 
 
 class LockHeldError(OSError):
-    """The error that another process holds a lock for too long; the message names the lock and the process."""
+    """The error that a process holds a lock for too long; it names lock and process."""
 
 
 def take(path: Path) -> int | None:

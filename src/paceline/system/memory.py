@@ -21,7 +21,7 @@ class Memory(NamedTuple):
 
 
 def memory() -> Memory:
-    """Return the memory that this process and its control group may use. Without /proc, half of it counts as free."""
+    """Return the memory that this process and its control group may use, in bytes."""
     found = _machine()
     for group in groups():
         limit, used = _limit(group), _used(group)

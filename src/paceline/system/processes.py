@@ -100,7 +100,7 @@ def raise_open_files() -> None:
 def said_by(
     words: Sequence[str], *, timeout_s: float, environment: Mapping[str, str] | None = None, cwd: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end without input, and return its output as text, with undecodable bytes replaced.
+    """Run a program without input, and return its output as text, with undecodable bytes replaced.
 
     Raises:
         OSError: The program can't be started.
@@ -248,7 +248,7 @@ def kill_with_variable(name: str, value: str, *, wait_s: float = 10.0) -> int:
 
 
 def kill_writers(folder: str, *, wait_s: float = 10.0) -> int:
-    """Kill every process whose standard output or error is a file below `folder`. Return how many. Linux only.
+    """Kill every process whose standard output or error is below `folder` (Linux). Return how many.
 
     This finds daemons that have left their parent, session and environment, unless they write elsewhere.
     """
@@ -456,7 +456,7 @@ def _environment(pid: int) -> bytes:
 
 
 def _is_starting(pid: int) -> bool:
-    """Return whether a process is in exec(2): it has memory, but no command line and no variables yet."""
+    """Return whether a process is in exec(2): it has memory, but no command line yet."""
     fields = stat_of(pid)
     # vsize of proc(5) is 0 for kernel threads and ended processes. Other users' variables are never read.
     return (

@@ -35,7 +35,7 @@ GENERATION_VARIABLE = "PACELINE_GENERATION"
 
 
 def nested_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
-    """Return the (rank, world size) that a program inside the run gave this process, or None for a worker.
+    """Return the (rank, world size) given by a program inside the run; None for a worker.
 
     Torchrun, accelerate, deepspeed and Lightning start such ranks. Each of several workers may start a rank 1, so the numbers
     are interleaved:

@@ -26,7 +26,7 @@ class TensorEntry(TypedDict):
 
 
 def header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
-    """Return the start of a file. `tensors` has name, type, shape and bytes of each tensor, in the file's order."""
+    """Return the start of a file. `tensors` has name, type, shape and bytes of each."""
     entries: dict[str, TensorEntry] = {}
     offset = 0
     for name, dtype, shape, size in tensors:

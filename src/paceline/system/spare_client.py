@@ -93,5 +93,5 @@ def connect(path: str) -> socket.socket:
 
 
 def path_here(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path of this node's spare, or ""."""
+    """Return the socket of this node's warm spare; "" if the run has none."""
     return environ.get(VARIABLE, "").replace("%", environ.get("NODE_RANK", "0"))

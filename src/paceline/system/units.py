@@ -103,7 +103,7 @@ def is_number_text(text: str | bytes) -> bool:
 
 
 def value_text(value: Any) -> str:
-    """Format a value of a metric or parameter for a table: six digits, "-" for None, containers as JSON."""
+    """Format a metric or parameter for a table: six digits, "-" for None, containers as JSON."""
     if value is None:
         return "-"
     if isinstance(value, float):

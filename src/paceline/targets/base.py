@@ -142,7 +142,7 @@ class Target(Protocol):
         """Return nodes on which the job could run, for display. Nothing is reserved."""
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Add the run to the queue. The submitting program calls this, so runs queue in the order of submission."""
+        """Add the run to the queue, which keeps the order of submission."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         """Start the run's supervisor as a detached process with the run's open lock. Return the supervisor's pid.
@@ -211,7 +211,7 @@ class Alike(Protocol):
 
 @runtime_checkable
 class Controlling(Protocol):
-    """A target whose engine can run a sweep's controller, so that the submitting machine may be shut down."""
+    """A target whose engine can run a sweep's controller while the submitting machine is off."""
 
     def check_controller(self) -> None:
         """Raise an error if the engine is known not to see the workspace.
@@ -240,7 +240,7 @@ class Examined(Protocol):
         """
 
     def examine(self, node_count: int | None = None) -> AbstractContextManager[list[Any]]:
-        """Open links to nodes for a `with` block; the list has an `Unreachable` for each node without a link.
+        """Open links to nodes for a `with` block; an `Unreachable` stands for a failed link.
 
         node_count: Number of nodes to link to; None for the kind's default.
 

@@ -106,7 +106,7 @@ class Configured:
 
 
 def check_target_name(name: object) -> str:
-    """Return `name` if it is valid: a letter or digit, then letters, digits, `_` and `-`, at most 64.
+    """Return a valid `name`: a letter or digit, then letters, digits, `_` and `-`, at most 64.
 
     Raises:
         TargetError: The name is invalid.

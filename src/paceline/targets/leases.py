@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         users: list[UserShare]
 
     class LeaseAnswer(TypedDict, total=False):
-        """A host's answer: a granted share or the tickets that the run waits for, the host's resources, or an error.
+        """A host's answer: a share or the tickets to wait for, the host's resources, or an error.
 
         why: Why the run waits, unless for lack of room. leave: Why a run has to return its share. shares: The shares of
         the users. outside: Use of the machine by processes outside Paceline.

@@ -135,7 +135,7 @@ class _MachineQueue(ABC):
         self._queue, self._cores, self._gpus = queue, cores, gpus
 
     def most_nodes(self, run_dir: Path, demands: Sequence[LocalDemand]) -> int:
-        """Return the node count of the largest demand that would fit if the run returned its lease, or 0.
+        """Return the node count of the largest demand that would fit without the run's present lease, or 0.
 
         demands: Alternative demands, largest first.
 

@@ -1,4 +1,4 @@
-"""Query engines (Slurm, Ray, ...) in the background or within a time limit, and share their answers between runs.
+"""Query engines (Slurm, Ray, ...) in the background or within a limit, and share answers between runs.
 
     <workspace>/engines/<name>.json, <name>.lock
 

@@ -74,7 +74,7 @@ def stated_level(ticket: "Ticket") -> int:
 
 
 def limit_s(ticket: "Ticket") -> "float | None":
-    """Return the time limit that a ticket states, in seconds, or None."""
+    """Return the time limit (seconds) that a ticket states; None if it states none."""
     limit = ticket.get("limit_s")
     return float(limit) if isinstance(limit, (int, float)) and 0 < limit < 1e9 else None
 
@@ -186,7 +186,7 @@ class SharePolicy:
         return group, group_share, share
 
     def limit(self, user: str, name: str) -> "float | None":
-        """Return a user's limit of this name (`_LIMITS`), or None."""
+        """Return a user's limit of this name (`_LIMITS`); None if the shares file sets none."""
         found = dict(self._limits.get("*", {}), **self._limits.get(user, {})).get(name)
         return None if found is None else float(found)
 

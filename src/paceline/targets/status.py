@@ -1,4 +1,4 @@
-"""The status of a compute target: its nodes, their use and the queue, for `paceline compute list` and `show`."""
+"""The status of a compute target for `paceline compute list` and `show`: nodes, use and queue."""
 
 from __future__ import annotations
 

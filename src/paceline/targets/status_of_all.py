@@ -1,4 +1,4 @@
-"""Query the status of a workspace's targets in parallel, so that a hanging target delays no other target."""
+"""Query the status of targets in parallel, so that a hanging target delays no other one."""
 
 from __future__ import annotations
 

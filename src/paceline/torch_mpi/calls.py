@@ -1,4 +1,4 @@
-"""torch's collectives as MPI calls: each function checks its tensors and returns the call for the communication thread.
+"""torch's collectives as MPI calls: check tensors, and return the call for the communication thread.
 
 Contiguous tensors of MPI's types are read and written in place; others go through a copy. Import on use: it loads torch and
 mpi4py.

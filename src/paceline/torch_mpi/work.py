@@ -1,4 +1,4 @@
-"""Handles of operations in flight, as torch.distributed returns them, and their polling. Import on use: it loads torch."""
+"""Handles of operations in flight, as torch.distributed returns them. Import on use: it loads torch."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class MetricRelay:
         os.close(self._lock)
 
     def run(self) -> None:
-        """Relay until the run has ended and every value is there. Retry while the server does not answer."""
+        """Relay until the run has ended and every value is there, while retrying."""
         pause_s = _LOOK_S
         while True:
             try:

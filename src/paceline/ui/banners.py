@@ -45,7 +45,7 @@ def shown_state(record: RunRecord) -> str:
 
 
 def remedy(record: RunRecord) -> str:
-    """Return what to do after a run's failure, or ""."""
+    """Return what a user can do after a run's failure, or "" for unknown causes."""
     if record.failure is None:
         return ""
     return _REMEDIES.get(record.failure.cause, "").replace("TARGET", record.target or "TARGET")
@@ -61,7 +61,7 @@ def slow_ranks(folder: RunFolder, record: RunRecord) -> SlowRanks | None:
 
 @lru_cache(maxsize=64)
 def _slow_ranks(path: Path, stamp: object) -> SlowRanks | None:
-    """Return the slow ranks in a file of load samples. The cache is valid while the file's stamp is the same."""
+    """Return the slow ranks in a file of load samples, cached while the stamp is the same."""
     sample = read_json(path) if stamp else None
     # Don't trust the sample's form: other programs may write to a shared folder.
     try:

@@ -17,7 +17,7 @@ _EXPORT = re.compile(r"^export ((?:async )?function|class|const) (\w+)", re.MULT
 
 @dataclass(frozen=True)
 class Inlined:
-    """A script or style of an HTML document, with the source expression of a content policy that allows it."""
+    """A script or style of an HTML document, with its source expression in the content policy."""
 
     text: str
 
@@ -76,7 +76,7 @@ def _source(name: str) -> str:
 
 
 def _closed(text: str) -> str:
-    """Return the text, which must not close its HTML element."""
+    """Check that a script or style does not contain the end of its HTML element, and return it."""
     if re.search(r"</(script|style)|<!--", text, re.IGNORECASE):
         raise ValueError("a script or style of the page contains the end of its HTML element.")
     return text

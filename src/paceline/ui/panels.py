@@ -192,7 +192,7 @@ def _cell(value: object) -> object:
 
 
 def _bars(value: object) -> Item | None:
-    """Return the bars of a histogram, or None.
+    """Return the bars of a histogram; None for a value that is no histogram.
 
     A log may hold anything.
     """

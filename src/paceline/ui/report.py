@@ -135,7 +135,7 @@ def report_text(folders: Sequence[RunFolder], *, metrics: Collection[str] = (), 
 
 
 def charts_frame(folder: RunFolder) -> str:
-    """Return a frame with the curves of a run for a notebook, or ""."""
+    """Return an HTML frame with a run's curves for a notebook; "" without curves."""
     record, logged = read.record(folder), RunCurves(folder, has_times=True)
     logged.look()
     shown = _Curves((), most=_FRAME_METRICS, points=_FRAME_POINTS).of([record], [logged])

@@ -170,7 +170,7 @@ def _listen(config: UiConfig) -> socket.socket:
 
 
 def _listen_at(path: str, *, for_members: bool) -> socket.socket:
-    """Return a socket that listens at a path, in a folder that only this user can enter, or where members may enter."""
+    """Return a socket that listens at a path, in a folder for this user or the members only."""
     folder = Path(path).parent
     try:
         if for_members:

@@ -1,4 +1,4 @@
-"""Visitors of a page with members: the sender of each request, and the changes that the sender may make.
+"""Visitors of a page with members: the sender of each request, and their allowed changes.
 
 Another user of the machine can send any header to a port. So only the kernel names users: those with a connection to the page's
 Unix socket. Only the user of a proxy may name other users in a header.
@@ -201,7 +201,7 @@ def shown_forms(request: Request, read_only: bool, record: object) -> dict[str, 
 
 
 def owner_of(folder: RunFolder, record: RunRecord | None, workspace_dir: Path) -> str:
-    """Return who submitted a run. A trial or step belongs to the owner of its sweep or pipeline."""
+    """Return who submitted a run; for a trial or step, its sweep or pipeline."""
     record = store.stored(folder) if record is None else record
     seen = {record.run_id}
     # Damaged records may name each other as parent.

@@ -1,4 +1,4 @@
-"""Detect at a script's end that a worker has trained a model alone although the run has other workers.
+"""Detect at a script's end that a worker has trained alone although the run has other workers.
 
 The state of the loaded libraries shows this when the script ends. Doubtful cases are not reported: the worker has another
 way to reach its peers, made no optimizer (it may evaluate its part of the data), or exited by `os._exit`.

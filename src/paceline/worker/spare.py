@@ -290,7 +290,7 @@ class _Library:
         os.environ[_SKIP_VARIABLE] = json.dumps(self.skipped)
 
     def _load(self, name: str, origin: str) -> str | None:
-        """Import a module. Return why forks are unsafe then, or None."""
+        """Import a module. Return why a fork is unsafe after it, or None if it is safe."""
         refuser = _Refuser(("mpi4py.MPI", *self.skipped))
         sys.meta_path.insert(0, refuser)  # type: ignore[arg-type,unused-ignore]
         try:
@@ -323,7 +323,7 @@ class _Refuser:
 
 
 def _load(name: str, origin: str) -> str | None:
-    """Import a module. Return why forks are unsafe then, or None."""
+    """Import a module. Return why a fork is unsafe after it, or None if it is safe."""
     asked: set[str] = set()
     environ: Any = type(os.environ)
     getter = environ.__getitem__
@@ -375,7 +375,7 @@ def _threads() -> int:
 
 
 def _start_over(unsafe: UnsafeImportError, path: str) -> None:
-    """Replace this process by one without the package."""
+    """Replace this spare by a new one that does not load the unsafe package."""
     skipped: dict[str, str] = json.loads(os.environ.get(_SKIP_VARIABLE) or "{}")
     skipped[unsafe.package] = unsafe.reason
     if len(skipped) > _MOST:

@@ -1,4 +1,4 @@
-"""Keep the content of a dataset's version, so that later changes of its files do not change the version.
+"""Keep the content of a dataset's version, so that later changes of files do not change it.
 
     <path>/<hash of the tree>/<name>      the files under their names, as runs read them
     <path>/.contents/<sha256>             in a folder of this machine: each content once; the names are hard links to it

@@ -74,7 +74,7 @@ def hash_stored(store: Store, reader: Reader, info: FileInfo) -> str:
 
 
 class Blobs:
-    """The files stored by their hashes in a folder of an open store, as of the last `refresh`."""
+    """The files stored by hash in a folder of an open store, as of the last `refresh`."""
 
     def __init__(self, store: Store, place: Source, path: str) -> None:
         self._store, self._place, self._path = store, place, path.rstrip("/")

@@ -1,4 +1,4 @@
-"""Measure the load of this machine and of a run's workers, from the kernel and the GPU driver.
+"""Measure the load of this machine and of a run's workers, from kernel and GPU driver.
 
 A sample reads one file for the processors, one each for disks and networks, and three for each process of a worker. It seldom
 searches for child processes, because the search reads all processes of the machine.

@@ -87,7 +87,7 @@ def _owned(pid: int) -> str:
 
 
 def stat_fields(pid: int) -> "list[str] | None":
-    """Return the fields of /proc/<pid>/stat from the state on, or None."""
+    """Return the fields of /proc/<pid>/stat from the state on; None for an ended process."""
     with contextlib.suppress(OSError, UnicodeDecodeError), open("/proc/%d/stat" % pid) as file:
         return file.read().rpartition(")")[2].split()
     return None

@@ -1,4 +1,4 @@
-"""Read facts from the kernel on a process that may be stuck, and on its children (proc(5)). Linux only."""
+"""Read kernel facts on a process that may be stuck, and on its children (proc(5)). Linux only."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def is_python(pid: int) -> bool:
 
 
 def waits_for(pid: int) -> str | None:
-    """Return the system call in which the process waits ("write to pipe:[123]"), or None."""
+    """Return the read or write on which the process waits ("write to pipe:[123]"), or None if unknown."""
     words = _read(f"/proc/{pid}/syscall").split()
     verb = (
         {"0": "read from", "1": "write to"}.get(words[0]) if len(words) > 1 and os.uname().machine == "x86_64" else None

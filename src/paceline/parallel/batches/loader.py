@@ -68,7 +68,7 @@ class Feed:
         raise NotImplementedError
 
     def sample(self) -> object:
-        """Return the first batch of epoch 0 without consuming it, or None."""
+        """Return the first batch of epoch 0 without consuming it; None if there is none."""
         raise NotImplementedError
 
     def __len__(self) -> int:

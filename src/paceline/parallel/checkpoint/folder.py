@@ -77,7 +77,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def find(path: Path) -> Path | None:
-    """Return the folder that has the complete checkpoint of this path, or None."""
+    """Return the folder with this path's complete checkpoint, or None if it is missing."""
     for candidate in (path, _former(path)):
         if (candidate / RECORD).is_file() or (candidate / ".metadata").is_file():
             return candidate

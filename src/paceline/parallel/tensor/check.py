@@ -287,7 +287,7 @@ def _first_difference(expected: _Pass, actual: _Pass, room: _Room | None = None)
 
 
 def _as_held(plain: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the part of both tensors that this rank has of `other`."""
+    """Cut the plain tensor as `other` is cut over ranks, and return both as plain tensors."""
     if not is_part(other):
         return plain, other
     if any(placement.is_partial() for placement in other.placements):

@@ -1,1 +1,1 @@
-"""A model's outer forward (the code outside of its blocks) as a graph of calls, and where the graph can be cut."""
+"""A model's outer forward (the code outside of its blocks) as a graph that can be cut."""

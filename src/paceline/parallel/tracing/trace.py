@@ -429,7 +429,7 @@ def _check_hooks(model: nn.Module) -> None:
 
 
 def _not_collected(error: BaseException) -> str:
-    """Return the name of an output that transformers left empty in this model, or ""."""
+    """Return the name of an output that the transformers model did not fill; "" for other errors."""
     values = (value for frame, _ in traceback.walk_tb(error.__traceback__) for value in frame.f_locals.values())
     # Look only at dataclasses, because other objects may compute an attribute.
     outputs = ((value, name) for value in values if is_dataclass(value) for name in ("hidden_states", "attentions"))

@@ -1,4 +1,4 @@
-"""The agent of a node, which handles requests, starts and ends commands, and exits when the link closes."""
+"""The agent of a node, which handles requests, runs commands, and exits when the link closes."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SOCKET_VARIABLE = "PACELINE_AGENT_SOCKET"
 
 
 class Relay:
-    """The agent's side of the remote shell, which forwards requests of `rsh.py` from a socket to the supervisor."""
+    """The agent's side of the remote shell, which forwards requests of `rsh.py` to the supervisor."""
 
     def __init__(self, out: SendQueue) -> None:
         self._out = out

@@ -1,4 +1,4 @@
-"""Create, mirror, fetch and remove copies of a run's folder on nodes that do not see the supervisor's folder.
+"""Create, mirror, fetch and remove copies of a run's folder on nodes without the supervisor's folders.
 
 A copy stays on its node if the agent or the supervisor was killed. `clear_node` fetches its files and removes it: for
 `paceline prune`, and before the next run on the node if at most `_IN_PASSING_BYTES` are missing here.

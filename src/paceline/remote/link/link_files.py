@@ -111,7 +111,7 @@ class LinkFiles:
         return bool(self._connection.ask("sees", path=path, token=token)[0]["ok"])
 
     def inode(self, path: str) -> int:
-        """Return the inode of a path, the same on all machines that mount its file system; 0 if it is missing."""
+        """Return the inode of a path, equal on all machines of its file system; 0 if missing."""
         return int(self._connection.ask("inode", path=path)[0]["found"])
 
     def have(self, path: str) -> dict[str, list[int]]:

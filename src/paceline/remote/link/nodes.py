@@ -186,7 +186,7 @@ class AgentNodes:
         return {**command.defaults, **shell, **command.environment}
 
     def _noted(self, command: Command, pid: int, cold: str) -> StartedCommand:
-        """Note that a command runs."""
+        """Record a started command and its pid, and return it."""
         # Pids are reused, so an earlier exit with this pid belongs to another process.
         self._started.add((command.node_rank, pid))
         self._over.discard((command.node_rank, pid))

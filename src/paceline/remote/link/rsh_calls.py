@@ -38,7 +38,7 @@ def make_remote_shell(link: Link, scratch: str, socket: str, python: str) -> tup
 
 
 class _Call:
-    """A command that a node has requested. `pid` is its process on the node of `link`, 0 before the start."""
+    """A command that a node has requested. `pid`: its process on `link`, 0 before the start."""
 
     def __init__(self, asking: Link, number: int) -> None:
         self.asking, self.number = asking, number

@@ -1,4 +1,4 @@
-"""Transport of folders and packages that a job names to machines that do not see the submitting machine's files.
+"""Transport of a job's folders and packages to machines that do not see the submitting machine's files.
 
     here (`packing`)       each such folder becomes a tree named by a hash of its content; and a manifest lists them
     <run>/carried.json     the manifest, only in copies of the run's folder on other machines

@@ -1,4 +1,4 @@
-"""Find the local files that a job needs on other machines, as trees named by their content, without copying."""
+"""Find the local files that a job needs on other machines, as trees named by content."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def add_tree(archive: tarfile.TarFile, tree: str, files: Mapping[str, Path]) -> 
 
 
 def add_run(archive: tarfile.TarFile, folder: RunFolder, packed: Packed | None, *, engine: str) -> None:
-    """Add a new run's folder, with a link to its snapshot, for a cluster whose `engine` manages the run."""
+    """Add a new run's folder, with a link to its snapshot, for a cluster's `engine`."""
     top = f"runs/{folder.run_id}"
     for name in ("logs", "outputs", "metrics", "checkpoints"):
         item = tarfile.TarInfo(f"{top}/{name}")

@@ -1,4 +1,4 @@
-"""Store outputs of runs supervised elsewhere in folders of the submitting machine, in any process that reads the run.
+"""Store outputs of runs supervised elsewhere in folders of the submitting machine, whenever a run is read.
 
     there    uploads/<output>/      the output as the workers have left it, and
              prepared/left.json     names and sizes of its files: {"model": {"a/1.pt": 99}} (`stage_out`)

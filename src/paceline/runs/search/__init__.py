@@ -1,1 +1,1 @@
-"""Find runs: the facts of each run, an index that keeps them fresh, and the query language over them."""
+"""Find runs: the facts of each run, their index, and the query language over them."""

@@ -72,7 +72,7 @@ def _candidates(earlier: list[QueryToken], part: str, runs: Sequence[RunFacts]) 
 
 
 def _compared(earlier: list[QueryToken]) -> RunField | None:
-    """Return the field whose value is expected next, or None."""
+    """Return the field that precedes the cursor's operator; None if no value is expected."""
     place = len(earlier) - 1
     if place >= 1 and earlier[place].kind == "operator":
         return _field(earlier[place - 1].text)

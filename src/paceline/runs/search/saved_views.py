@@ -1,4 +1,4 @@
-"""Views with names: lists of runs, comparisons, and layouts of a run's charts that users keep in a workspace."""
+"""Named views that users keep in a workspace: lists of runs, comparisons, layouts of charts."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class MetricFacts:
 
 @lru_cache(maxsize=2 * MOST_METRICS)
 def goal_of(name: str) -> Goal | None:
-    """Return the direction that a word in the metric's name tells, or None.
+    """Return "minimize" or "maximize" by a word in the metric's name; None for other names.
 
     Examples:
         >>> goal_of("val/top1_acc"), goal_of("train_loss"), goal_of("lr")
@@ -127,7 +127,7 @@ class MetricSummaries(Mapping[str, MetricFacts]):
         return cast("float", _NUMBER.unpack_from(self._numbers, _SUMMARY.size * place + offset)[0])
 
     def goal(self, name: str) -> Goal | None:
-        """Return the goal of a metric: that of the sweep, or else by a word in the name."""
+        """Return the goal of a metric: the sweep's, or else by a word in the name."""
         return (self._goals or {}).get(name) or goal_of(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -182,7 +182,7 @@ def main_metric(metrics: MetricSummaries) -> str | None:
 
 
 class SummaryReader:
-    """A reader of a run's metric logs; each call reads only the appended lines, except after a restart."""
+    """A reader of a run's metric logs; each call reads only the appended lines."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _serve(link: socket.socket, setup: wire.ModelSetup) -> bool:
-    """Load the model, and serve until the front closes the socket. Return False if the model can't be loaded."""
+    """Load the model, and serve until the front closes the socket. Return False without a model."""
     try:
         model = load(setup)
         ready = wire.LoadedModel(model.kind, model.wants_head, model.is_batched, model.documents())

@@ -82,7 +82,7 @@ def _held(rank: int, series: Sequence[tuple[float, Mapping[str, float]]], now_s:
 
 
 def _growth(series: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float, float] | None:
-    """Return (seconds, first GiB) of steady growth after the start-up phase, or None."""
+    """Return (seconds, first GiB) of steady growth after the start-up phase; None without growth."""
     later = series[len(series) // 3 :]
     if len(later) < 4 or later[-1][0] - later[0][0] < _GROWN_S:
         return None

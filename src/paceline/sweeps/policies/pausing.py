@@ -45,7 +45,7 @@ class PausingPolicy(Protocol):
     def next(
         self, trials: Sequence[Trial], goal: Goal, space: Space, seed: int, *, is_last: bool, without: frozenset[str]
     ) -> Next | None:
-        """Return the trial to continue now, or None.
+        """Return the trial to continue now, or None if none may continue.
 
         A pure function, so that a controller that replaces a crashed one decides the same.
 
@@ -57,7 +57,7 @@ class PausingPolicy(Protocol):
         """Return whether a trial without a process may continue later."""
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return the script argument (name, value) that ends a run at the next rung above `rung`, or None."""
+        """Return the script argument (name, value) that ends a run at the next rung; None without one."""
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
         """Return why a waiting trial was not continued."""

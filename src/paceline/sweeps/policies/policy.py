@@ -41,7 +41,7 @@ class NamedPolicy:
 
 
 def judged_at(trial: Trial, evaluation_interval: int, delay_evaluation: int) -> int | None:
-    """Return the interval to judge a trial at, or None."""
+    """Return the last complete interval at which to judge a trial; None before the first."""
     # A trial without a value is not judged even with a delay of 0.
     last = len(trial.curve) // evaluation_interval * evaluation_interval
     return last if not trial.is_over and last and last >= delay_evaluation else None

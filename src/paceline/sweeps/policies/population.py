@@ -127,7 +127,7 @@ class PopulationBasedTraining(NamedPolicy):
         return trial.is_paused or (has_ended and self._end(len(trial.legs)) < self.last)
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return the script argument that ends a run above `rung`, or None."""
+        """Return the script argument that ends a run at the next generation; None without one."""
         return (self.budget, min(rung + self.interval, self.last)) if self.budget else None
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
@@ -190,7 +190,7 @@ class PopulationBasedTraining(NamedPolicy):
 
 
 def _result(trial: Trial, generation: int) -> float | None:
-    """Return a trial's finite last value in a generation, or None."""
+    """Return a trial's last value in a generation; None if it failed or is not finite."""
     leg = trial.legs[generation - 1]
     if leg.status == states.FAILED or not leg.curve or not math.isfinite(leg.curve[-1]):
         return None

@@ -144,7 +144,7 @@ class OptunaSampler:
             self._study.tell(self._asked[trial.number], values)
 
     def _known(self, trial: Trial) -> tuple[float, ...] | None:
-        """Return a trial's finite result, or None. A trial that a policy has stopped counts with its best value."""
+        """Return a trial's finite result; None without one. A stopped trial counts with its best value."""
         if trial.status == states.FAILED:
             return None
         if len(self._goals) > 1:

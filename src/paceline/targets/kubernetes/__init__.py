@@ -1,4 +1,4 @@
-"""The target for Kubernetes: each run is an Indexed Job in one namespace, and needs no rights outside of it.
+"""The target for Kubernetes: each run is an Indexed Job, and needs only rights in one namespace.
 
 settings.py    the settings of such a target, and the kubeconfig
 target.py      the compute target (both sides)

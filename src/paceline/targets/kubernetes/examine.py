@@ -1,4 +1,4 @@
-"""Query a user's rights and the nodes of a cluster, and open links to pods for `paceline compute doctor`."""
+"""Query a user's rights and a cluster's nodes, and open links to pods for `paceline compute doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serve the port of index 0: other pods become agents of the supervisor; readers fetch changes, run commands, cancel.
+"""Serve the port of index 0 to other pods, whose agents the supervisor uses, and to readers.
 
     other pods  ── TCP ──> hub ── Unix socket, passed descriptors ──> supervisor (`allocate`)
     readers     ── port-forward ──> hub ── files of the run's folder

@@ -1,4 +1,4 @@
-"""The first process of each pod. It forwards signals, reaps orphans, and ends with an exit code that Kubernetes understands.
+"""The first process of each pod: forwards signals, reaps orphans, ends with a code for Kubernetes.
 
     index 0     the run's supervisor as its child, and a port (`hub`) for the other pods and the submitting machine
     others      connect to index 0, and become an agent for each attempt

@@ -1,4 +1,4 @@
-"""Create a run's objects in the cluster: the Secrets by content, the Job, then the objects that the Job owns.
+"""Create a run's objects in the cluster: Secrets by content, the Job, then the Job's own objects.
 
 Run as a program, this module uploads a run's files that are too large for Secrets, and outlives the submitting program.
 """

@@ -1,4 +1,4 @@
-"""Record changes of a run's folder as a sequence of parts, for a store of immutable objects, and replay them.
+"""Record changes of a run's folder as parts in a store of immutable objects, and replay them.
 
 A part is a list of frames (`paceline.remote.wire`) with the changes of `paceline.remote.replica.changes`. The last part is
 {"over": true}. No data is stored twice: of a log, each part has only the new bytes.
@@ -58,7 +58,7 @@ class DeltaRecorder:
         return None if record[0]["stamp"] == self._changes.known.get(RECORD) else record
 
     def _take_large(self, pieces: list[bytes], is_final: bool) -> bool:
-        """Continue the pass over the user's files until the part is full. Return whether a final pass is done."""
+        """Continue the pass over the user's files until the part is full. Return whether it is done."""
         size = sum(map(len, pieces))
         while True:
             if self._pass is None:

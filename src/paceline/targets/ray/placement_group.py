@@ -1,4 +1,4 @@
-"""Hold a placement group for a supervisor, with a driver and a port to which the group's nodes connect.
+"""Hold a placement group for a supervisor, with a driver and a port for the group's nodes.
 
 supervisor ── driver (has Ray) ~~ Ray ~~> task on each node ── agent │ listens  <──────────────────────────────── connects
 ──────┘

@@ -138,7 +138,7 @@ def _let_go_of_driver() -> None:
 
 
 def _insist(journal: _Journal, deadline: float) -> None:
-    """Retry to store the messages that wait in the journal.
+    """Retry to store the parts that wait in the journal.
 
     Raises:
         PacelineError: The store still fails at the deadline.
@@ -154,7 +154,7 @@ def _insist(journal: _Journal, deadline: float) -> None:
 
 
 class _Journal:
-    """A queue of parts that wait to be stored.
+    """A queue of parts (recorded changes of the run's folder) that wait to be stored.
 
     key: The key that signs the parts, in hexadecimal.
     """

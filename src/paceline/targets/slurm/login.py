@@ -1,4 +1,4 @@
-"""Transfer a run's folder to a cluster through its login host, mirror it back, and run commands there.
+"""Transfer a run's folder to a cluster through its login host, mirror it, and run commands there.
 
     here     <workspace>/runs/<run id>         the readers' copy, state.json its last file
     there    <folder>/runs/<run id>            the original, where the supervisor and the workers write

@@ -126,7 +126,7 @@ class SlurmSettings:
 
     @property
     def time_s(self) -> float | None:
-        """The time limit in seconds, or None."""
+        """The time limit in seconds; None if the settings have none."""
         return None if self.time is None else time_s(self.time)
 
     @property

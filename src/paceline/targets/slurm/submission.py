@@ -1,4 +1,4 @@
-"""Submit batch scripts exactly once, even if the controller or this program fails; hold more nodes for elastic runs."""
+"""Submit batch scripts exactly once in spite of failures; hold more nodes for elastic runs."""
 
 from __future__ import annotations
 

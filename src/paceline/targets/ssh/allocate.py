@@ -60,7 +60,7 @@ class HostDemand:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldHosts:
-    """A host on which the run holds a share, and the GPUs that the run may use there."""
+    """A host on which the run holds a share, and the run's GPUs there."""
 
     member: HostMember
     gpus: tuple[str, ...]
@@ -262,7 +262,7 @@ class Gathering:
 
 
 def too_few(count: int, hosts: Sequence[SshHost], reasons: dict[SshHost, str]) -> str:
-    """Return the error message for a run that can't get enough hosts, with the reason for each host."""
+    """Return the error message for a run with too few hosts, with each host's reason."""
     fit = len(hosts) - len(reasons)
     lines = [f"\n  {host.name}: {reasons[host]}" for host in hosts if host in reasons]
     are = "is" if fit == 1 else "are"

@@ -1,4 +1,4 @@
-"""Old runs as runs of a workspace: each complete or absent, and the same old run always the same run.
+"""Old runs as runs of a workspace: complete or absent, and never imported twice.
 
     read    all values and names of files, checked        -> what the run should hold
     new     runs/.new-<id> is filled, then renamed         a kill leaves a hidden folder, which the next import removes

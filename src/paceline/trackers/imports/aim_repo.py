@@ -1,4 +1,4 @@
-"""Aim's repositories, read by the package `aim` from a temporary copy: Aim writes into the folder that it opens."""
+"""Aim's repositories, read from a temporary copy: the package `aim` writes into the folder that it opens."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def _test(clause: _Clause) -> Predicate | None:
 
 
 def _param_test(name: str, value: str) -> Predicate:
-    """Return such a test for a parameter, true too if MLflow may see another value than the facts have."""
+    """Return a test of a parameter that also passes if MLflow may show another value."""
     test = Compare(field_of(f"params.{quoted(name)}"), "=", (value,)).test(0)
 
     def passes(facts: RunFacts) -> bool:

@@ -1,4 +1,4 @@
-"""The process that reads a file for its preview: standard input is the file, standard output the preview as JSON."""
+"""The process that reads a file from standard input and prints its preview as JSON."""
 
 from __future__ import annotations
 

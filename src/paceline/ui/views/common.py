@@ -63,7 +63,7 @@ def folder_of(request: Request) -> RunFolder:
 
 
 def number(request: Request, name: str) -> float | None:
-    """Return the number of this name in the query, or None.
+    """Return the number of this name in the query; None if it is missing.
 
     Raises:
         HTTPException: The value is not a number (400).

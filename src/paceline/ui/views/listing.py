@@ -300,7 +300,7 @@ async def _changes(
 
 
 def _selected_now(index: RunIndex, query: RunQuery) -> list[RunFacts]:
-    """Return the runs that match. Read the notes of the shown runs again first, so that changes appear at once.
+    """Return the runs that match, with the notes of the shown runs read again.
 
     Raises:
         QueryError: The query's text is wrong.
@@ -320,7 +320,7 @@ def _place(rows: dict[str, Markup], total: int) -> str:
 def _rows(
     made: RunRows, matching: list[RunFacts], query: RunQuery, root: str, link: Link
 ) -> tuple[dict[str, Markup], int]:
-    """Return the page's rows by run id or group value, and the number of rows of all pages."""
+    """Return the page's rows by run id or group value, and the number of all rows."""
     fields = [(name, None if name in _NO_FIELDS else field_of(name)) for name in query.columns]
     place = slice((query.page - 1) * ROWS, query.page * ROWS)
     if not query.group:

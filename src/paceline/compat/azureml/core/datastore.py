@@ -156,7 +156,7 @@ class Datastore(paceline.Datastore):
         *others: object,
         **named: object,
     ) -> Datastore:
-        """Return the store that the user has added under this name, for the share or a copy of it.
+        """Return the store that the user has added under this name for the share.
 
         Raises:
             UserErrorException: There is no such store. The next two methods raise this too.

@@ -1,4 +1,4 @@
-"""The variables of a model and its optimizer, of any Keras, and their exchange between ranks as NumPy arrays."""
+"""The variables of any Keras model and optimizer, and their exchange between ranks as NumPy arrays."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class _Registry:
                     self._sets[number] = process_set
 
     def _alike(self, process_set: ProcessSet) -> list[list[int]]:
-        """Return the ranks of this set, or of every rank's set if given as communicators."""
+        """Return the ranks of this set; for a communicator the sets of all ranks."""
         if process_set.ranks is not None or process_set.mpi_comm is None:
             return [process_set.ranks or []]
         import numpy as np

@@ -1,4 +1,4 @@
-"""Hosts and slots from `-H`, `--hostfile` or a discovery script, and the place of each rank on them."""
+"""Hosts and slots from `-H`, `--hostfile` or a discovery script, and each rank's place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process beside each rank: it starts the program, sends its output to `horovodrun`, and reports its end.
+"""The process beside each rank: starts the program, sends its output to `horovodrun`, reports its end.
 
     python .../runner/rank.py [RANK]
 
