@@ -257,7 +257,7 @@ def worker_argv(launch: Launch, node_rank: int, *options: str) -> tuple[str, ...
     library while Paceline loads.
     """
     # Start it by path: Python then puts only this file's folder first on sys.path, and the program removes it.
-    main = launch.library_dir / "paceline" / "worker" / "__main__.py"
+    main = launch.library_dir.joinpath("paceline", "worker", "__main__.py")
     return (
         launch.prepared[node_rank].python,
         str(main),

@@ -198,10 +198,10 @@ class RunFolder:
         return self.logs / f"rank_{rank}.log"
 
     def attempt(self, number: int) -> Path:
-        return self.path / "attempts" / str(number)
+        return self.path.joinpath("attempts", str(number))
 
     def rank_log(self, attempt: int, rank: int) -> Path:
-        return self.attempt(attempt) / f"rank_{rank}.log"
+        return self.path.joinpath("attempts", str(attempt), f"rank_{rank}.log")
 
     def ranks_with_log(self, attempt: int) -> list[int]:
         """Return the ranks with a log in this attempt, including ranks that a script started."""
@@ -223,7 +223,7 @@ class RunFolder:
 
     def worker_start(self, attempt: int, rank: int) -> Path:
         """Return the file that a worker writes at its start, once it has its rank."""
-        return self.attempt(attempt) / f"start_{rank}.json"
+        return self.path.joinpath("attempts", str(attempt), f"start_{rank}.json")
 
     def spare(self, attempt: int, node_rank: int) -> Path:
         """Return the file in which a node's warm spare reports its modules and memory."""
@@ -235,11 +235,11 @@ class RunFolder:
 
     def worker_error(self, attempt: int, rank: int) -> Path:
         """Return the file in which a worker stores its exception, in torchelastic's format."""
-        return self.attempt(attempt) / f"error_{rank}.json"
+        return self.path.joinpath("attempts", str(attempt), f"error_{rank}.json")
 
     def worker_end(self, attempt: int, rank: int) -> Path:
         """Return the file that records a worker's exit where the supervisor is not the worker's parent."""
-        return self.attempt(attempt) / f"end_{rank}.json"
+        return self.path.joinpath("attempts", str(attempt), f"end_{rank}.json")
 
     def worker_alone(self, attempt: int, rank: int) -> Path:
         """Return the file by which a worker reports that it trained without other ranks."""
