@@ -1,6 +1,6 @@
 """The writing side of a link, for supervisor and agent, which sends urgent frames first.
 
-When there is nothing to send, it sends a ping every few seconds, which proves that this side lives.
+When there is nothing to send, each side sends a ping every few seconds, which proves that it lives.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import collections
 import os
 import threading
+from collections.abc import Callable
 
-from paceline.remote.wire import Header, frame
+from paceline.remote.wire import PING, Header, frame
 
 #: Priorities, in which frames keep their order. LIVE: lines of logs and metrics, exits of commands. BULK: files.
 URGENT, LIVE, BULK = range(3)
@@ -17,12 +18,14 @@ URGENT, LIVE, BULK = range(3)
 _ROOM_BYTES = 1 << 20
 
 
-class SendQueue(threading.Thread):
-    """A thread that writes frames to a file descriptor. It drops frames once the other side is gone."""
+class Outbox:
+    """Frames that wait to be written, urgent ones first. Thread-safe.
 
-    def __init__(self, fd: int, ping_s: float) -> None:
-        super().__init__(name="paceline-link-out", daemon=True)
-        self._fd, self._ping_s = fd, ping_s
+    on_frame: A callback for each queued frame, and for the end.
+    """
+
+    def __init__(self, on_frame: Callable[[], None] = lambda: None) -> None:
+        self._on_frame = on_frame
         self._queues: tuple[collections.deque[bytes], ...] = tuple(collections.deque() for _ in range(3))
         self._sizes = [0, 0, 0]
         # Guards the queues, sizes and flags; notified after each change. Not held during a write.
@@ -47,6 +50,7 @@ class SendQueue(threading.Thread):
             self._queues[kind].append(text)
             self._sizes[kind] += len(text)
             self._changed.notify_all()
+        self._on_frame()
 
     def has_room(self, kind: int) -> bool:
         """Return whether `put` would queue a frame of this priority without waiting."""
@@ -65,6 +69,29 @@ class SendQueue(threading.Thread):
             self._closed = True
             self._changed.notify_all()
 
+    def take(self) -> bytes | None:
+        """Return the next frame to write, or None if no frame waits."""
+        with self._changed:
+            if self._closed:
+                return None
+            for kind, queue in enumerate(self._queues):
+                if queue:
+                    text = queue.popleft()
+                    self._sizes[kind] -= len(text)
+                    self._changed.notify_all()
+                    return text
+            self._closed = self._closing
+            return None
+
+
+class SendQueue(Outbox, threading.Thread):
+    """A thread that writes frames to a file descriptor. It drops frames once the other side is gone."""
+
+    def __init__(self, fd: int, ping_s: float) -> None:
+        Outbox.__init__(self)
+        threading.Thread.__init__(self, name="paceline-link-out", daemon=True)
+        self._fd, self._ping_s = fd, ping_s
+
     def run(self) -> None:
         while (text := self._next()) is not None:
             # Write without the lock, since writing may block for seconds while other threads queue frames.
@@ -76,16 +103,9 @@ class SendQueue(threading.Thread):
                 self.drop()  # wakes threads that wait for room
 
     def _next(self) -> bytes | None:
+        """Return the next frame, a ping after a pause, or None at the end."""
         with self._changed:
-            while not self._closed:
-                for kind, queue in enumerate(self._queues):
-                    if queue:
-                        text = queue.popleft()
-                        self._sizes[kind] -= len(text)
-                        self._changed.notify_all()
-                        return text
-                if self._closing:
-                    self._closed = True
-                elif not self._changed.wait(self._ping_s):
-                    return frame({"op": "ping"})
-            return None
+            while (text := self.take()) is None and not self._closed:
+                if not self._changed.wait(self._ping_s):
+                    return PING
+            return text

@@ -83,11 +83,17 @@ class Ends:
 
     def hear_rest(self, wait_s: float) -> None:
         """Collect standard error until it is silent for `wait_s`."""
-        while self.stderr_fd is not None and select.select([self.stderr_fd], [], [], wait_s)[0]:
+        # Not `select.select`, which refuses descriptors from 1,024 on.
+        while self.stderr_fd is not None and self._can_hear(wait_s):
             self.hear_stderr()
 
-    def hear_stderr(self) -> None:
-        """Read what is available of standard error, and keep its last `_SAID_BYTES`."""
+    def _can_hear(self, wait_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self.stderr_fd, select.POLLIN)  # type: ignore[arg-type]
+        return bool(poll.poll(wait_s * 1000))
+
+    def hear_stderr(self) -> bool:
+        """Read available standard error, and keep its last `_SAID_BYTES`. Return False at its end."""
         assert self.stderr_fd is not None
         data = os.read(self.stderr_fd, 1 << 14)
         # Stop polling standard error at its end: `poll` would report it as ready forever.
@@ -95,6 +101,7 @@ class Ends:
             self.stderr_fd = None
         self.said += data
         del self.said[:-_SAID_BYTES]
+        return bool(data)
 
     def stderr(self) -> str:
         """Return the collected standard error."""

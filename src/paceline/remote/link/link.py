@@ -51,7 +51,7 @@ class Link(LinkFiles):
     def __init__(self, ends: Ends, name: str, silence_s: float) -> None:
         super().__init__()
         self.name, self.silence_s = name, silence_s
-        self._connection = AgentConnection(ends, name, silence_s, self._hear)
+        self._connection = AgentConnection(ends, name, silence_s, self._hear, self._note_lost)
         self._said_hello = threading.Event()
         self._ends: list[StartedEnd] = []
         #: Guards `_ends`, which the connection's filer fills and the supervisor empties.
@@ -59,7 +59,7 @@ class Link(LinkFiles):
         #: Callbacks for frames of the remote shell (`on_rsh`), and for exits of commands with a tag (`on_tagged_end`).
         self.on_rsh: Callable[[Header], None] = lambda header: None
         self.on_tagged_end: Callable[[Header], None] = lambda header: None
-        #: A callback after the exit of a command without a tag; `ends` returns the exit.
+        #: A callback after the exit of a command without a tag, which `ends` returns, and after the end of the link.
         self.on_end: Callable[[], None] = lambda: None
 
     @classmethod
@@ -144,6 +144,10 @@ class Link(LinkFiles):
             lost = self.lost or f"{self.name}: its agent does not say hello."
             self.close()
             raise LinkError(lost, ends.stderr(), ends.exit_code())
+
+    def _note_lost(self) -> None:
+        # Look `on_end` up only now: the nodes of a run set it later.
+        self.on_end()
 
     @property
     def lost(self) -> str | None:
