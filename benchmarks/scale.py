@@ -22,6 +22,7 @@ from common import median, report, scratch
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import parse_utc
 from paceline.runs.run import Run
+from paceline.runs.states import TERMINAL
 from paceline.targets.configured import Configured, add
 
 PER_NODE = 8
@@ -48,12 +49,16 @@ class Cost:
                     words = (entry / "cmdline").read_bytes().split(b"\0")
                     if b"paceline.supervisor" in words and any(run_id.encode() in word for word in words):
                         self.supervisors.append(int(entry.name))
+        #: pid -> seconds at the last look, which outlive the process.
+        self._known: dict[int, float] = {}
 
     def seconds(self) -> tuple[float, float]:
         """(of the supervisor and its guardian, of the simulation) until now."""
-        own = sum(_cpu_s(pid) for pid in self.supervisors)
-        simulators = [child for pid in self.supervisors for child in _children(pid) if child not in self.supervisors]
-        return own, sum(_cpu_s(pid) for pid in simulators)
+        children = {child for parent in self.supervisors for child in _children(parent)}
+        for pid in {*self.supervisors, *self._known, *children}:
+            self._known[pid] = max(_cpu_s(pid), self._known.get(pid, 0.0))
+        own = sum(self._known[pid] for pid in self.supervisors)
+        return own, sum(self._known.values()) - own
 
     def memory_mib(self) -> float:
         """Of the supervisor alone; the guardian's pages are nearly all shared with it."""
@@ -78,7 +83,8 @@ def _rss_mib(pid: int) -> float:
 def _children(pid: int) -> list[int]:
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += [int(word) for word in path.read_text().split()]
+        with contextlib.suppress(OSError):
+            found += [int(word) for word in path.read_text().split()]
     return found
 
 
@@ -106,10 +112,14 @@ def measure(nodes: int, folder: Path, settings: dict[str, object]) -> dict[str, 
         cost, begun + first_s + logs_at + LOGS_S - 5
     )
     found["memory, MiB"] = cost.memory_mib()
-    asked = time.time()
+    asked, before = time.time(), cost.seconds()
     run.cancel()
-    run.wait_for_completion(raise_on_error=False)
+    while run.status not in TERMINAL:
+        after = cost.seconds()
+        time.sleep(0.1)
     found["cancel, s"] = time.time() - asked
+    found["cancel, supervisor's CPU s"] = after[0] - before[0]
+    found["cancel, simulation's CPU s"] = after[1] - before[1]
     dies_s = start_s + 5
     _add_cluster({"nodes": nodes, "dead": 1, "fault_after_s": dies_s, "fault_within_s": 0, **settings})
     run, begun = _submitted(folder, nodes, EVENTS.format(logs_at=0, logs_end=0))
