@@ -29,7 +29,7 @@ FEATURES = {
     "checkpoints in the background": (1_223, 5),
     "warm spares and replacement": (1_243, 4),
     "types of the JSON": (344, 0),
-    "simulated nodes": (1_858, 8),
+    "simulated nodes": (1_868, 8),
     "kubernetes": (3_482, 16),
     "preemptions without a restart": (49, 0),
     "packages that an example lacks": (21, 0),

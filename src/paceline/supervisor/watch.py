@@ -249,10 +249,7 @@ class WorkerWatch:
             if self._hangs.failure is not None:
                 self._end_gracefully()
                 return None
-            # With thousands of workers a look takes a while: pause longer, and let news gather.
-            pause_s = min(_PAUSE * (time.monotonic() - began_s), _LONGEST_S)
-            time.sleep(min(pause_s / 2, _TICK_S))
-            self._wake.sleep(max(_TICK_S, pause_s))
+            self._pause(_TICK_S, began_s)
 
     def _look_where(self, ranks: tuple[int, ...]) -> None:
         """Sample the stacks of the first straggler, to find the line that takes most of its time."""
@@ -347,10 +344,18 @@ class WorkerWatch:
 
     def _look_until(self, is_so: Callable[[], bool], limit_s: float, pause_s: float = _TICK_S / 2) -> None:
         """Process events until a condition holds, or until the time limit."""
-        deadline = time.monotonic() + limit_s
+        began_s = time.monotonic()
+        deadline = began_s + limit_s
         while not is_so() and time.monotonic() < deadline:
-            self._wake.sleep(pause_s)
+            self._pause(pause_s, began_s)
+            began_s = time.monotonic()
             self._look()
+
+    def _pause(self, least_s: float, began_s: float) -> None:
+        """Sleep after a look that began then: a look at thousands of workers takes a while, so let news gather."""
+        pause_s = min(_PAUSE * (time.monotonic() - began_s), _LONGEST_S)
+        time.sleep(min(pause_s / 2, _TICK_S))
+        self._wake.sleep(max(least_s, pause_s))
 
     def _take_report(self, kind: str, rank: int) -> bool:
         """Read a worker's report of its start, end or exception. Return False to read it again later."""
