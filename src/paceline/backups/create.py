@@ -215,7 +215,7 @@ class _Copy:
         )
 
     def flush(self) -> None:
-        """Store the copies."""
+        """Store the temporary copies, and remove them."""
         self._blobs.put(sorted(self._copies.items()))
         self.stored += len(self._copies)
         self.stored_bytes += self._copied_bytes

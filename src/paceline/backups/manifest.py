@@ -145,12 +145,12 @@ def link_target(name: str, target: str) -> str | None:
 
 
 def to_bytes(entries: Iterable[BackupEntry]) -> bytes:
-    """Return the list of files as bytes."""
+    """Serialize the list of a backup's files."""
     return json.dumps({"version": VERSION, "entries": [list(entry) for entry in entries]}).encode()
 
 
 def from_bytes(data: bytes, where: str) -> list[BackupEntry]:
-    """Parse a list of files.
+    """Parse the list of a backup's files.
 
     Raises:
         DataError: A name or a link leaves the workspace, a name occurs twice or may not be in a backup, or a size, a mode

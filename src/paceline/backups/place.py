@@ -156,7 +156,7 @@ class Backups:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Callable[[], None]]:
-        """Hold the lock of this place. Yield a function that raises DataError if another process has taken the lock.
+        """Hold the lock of this place. Yield a function that raises DataError once it is lost.
 
         Raises:
             DataError: Another process holds the lock.

@@ -202,7 +202,7 @@ def _damaged(name: str, backup: Backup) -> DataError:
 
 
 def _build(entries: Sequence[BackupEntry], stage: Path) -> None:
-    """Create the files under their names, from the contents."""
+    """Create the restored files from the backup's contents."""
     files, used = stage / "files", set[str]()
     shared: dict[object, Path] = {}
     for entry in entries:
@@ -264,7 +264,7 @@ def _ended(record: RunRecord, backup: Backup) -> RunRecord:
 
 
 def _move(entries: Iterable[BackupEntry], files: Path, top: Path) -> None:
-    """Move everything to its place, the runs last."""
+    """Move the restored files into the workspace, the runs last."""
     units = {entry.unit for entry in entries}
     for unit in sorted(units, key=lambda name: (name.startswith("runs"), name)):
         if not os.path.lexists(files / unit):

@@ -1,4 +1,4 @@
-"""Keep the newest states in memory of the warm spare, so that the next attempt loses fewer steps.
+"""Keep the newest states in the memory of a warm spare process, so that the next attempt loses fewer steps.
 
 The spare (`paceline.worker.spare`) is a process on the same machine that outlives the attempt. Calls of save() that write
 nothing to the disk hand it an image of the state, as often as that takes at most 1 % of the training's time.

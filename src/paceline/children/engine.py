@@ -57,7 +57,7 @@ class ParentState(abc.ABC):
         return self.folder.path.parent
 
     def note(self, **changes: Any) -> None:
-        """Write changed fields into the record."""
+        """Write changed fields into the run's record."""
         self.record = dataclasses.replace(self.record, **changes)
         store.write(self.folder, self.record)
 

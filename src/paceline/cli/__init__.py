@@ -1,4 +1,4 @@
-"""The verbs of the command line: a file for each group of verbs."""
+"""The verbs (subcommands) of the command line: a file for each group of verbs."""
 
 from __future__ import annotations
 

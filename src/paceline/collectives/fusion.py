@@ -37,7 +37,7 @@ def is_multiplied(prescale: float, postscale: float, divisor: int) -> bool:
 
 
 class _Piece(NamedTuple):
-    """A piece of a part in the buffer.
+    """The range of a part (array) that is in the buffer.
 
     `is_scaled` says that the result's factor is already applied. `is_there` says that the target still holds the buffer's values.
     """

@@ -41,7 +41,7 @@ def result_stem(rank: int) -> str:
 
 
 def is_json(value: object) -> bool:
-    """Return whether JSON returns the value unchanged."""
+    """Return whether a value survives a round trip through JSON."""
     kind = type(value)
     if kind is list:
         return all(map(is_json, value))  # type: ignore[call-overload]

@@ -261,7 +261,7 @@ class Job:
 
     @property
     def is_python(self) -> bool:
-        """Whether the script's interpreter runs the entry."""
+        """Whether the script's interpreter runs the job's entry (script or module)."""
         return self.entry_module is not None or self.entry_script.endswith(".py")
 
     @property

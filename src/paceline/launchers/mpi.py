@@ -145,7 +145,7 @@ def find_open_mpi(python: str) -> OpenMpi:
 
 
 def _of_library(first: OpenMpi, others: Iterator[OpenMpi], python: str) -> OpenMpi:
-    """Return the candidate that belongs to mpi4py's library; without mpi4py, the first."""
+    """Return the Open MPI of mpi4py's library; without mpi4py, the first one found."""
     library = mpi4py_library(python)
     if library is None or library.version == first.version:
         return first

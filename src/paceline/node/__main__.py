@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
 
 
 def _failure(error: Exception) -> dict[str, str]:
-    """Return the cause and the message for the failure report."""
+    """Return the cause and message of an exception, for the failure report."""
     if isinstance(error, (EnvironmentBuildError, EnvironmentSpecError)):
         return {"cause": "environment", "message": str(error)}
     if isinstance(error, (LauncherError, EngineError)) and not isinstance(error, TransferError):
@@ -89,7 +89,7 @@ def _failure(error: Exception) -> dict[str, str]:
 
 
 def clean(job: Job, folder: RunFolder) -> dict[str, object]:
-    """Remove a run's containers and its views of cached data; keep data, environments and images for other runs."""
+    """Remove a run's containers and its links to cached data; keep what other runs may use."""
     remove_containers(job, folder)
     if any(not reference.is_output for reference in job.inputs):
         from paceline.data.transfer.cache import DataCache

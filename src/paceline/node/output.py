@@ -67,7 +67,7 @@ def close() -> None:
 
 
 def check_outputs(references: Iterable[DataReference], came: Arrived) -> dict[str, object]:
-    """Check that this machine can store the outputs. The submitting machine has checked the outputs that it stores.
+    """Check that this machine can store the outputs which the submitting machine does not store.
 
     Raises:
         TransferError, DataError: A store can't be written, or has files that must not be replaced.

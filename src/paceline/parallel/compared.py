@@ -223,7 +223,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 class _Values(TypedDict):
-    """The values of the run with one process."""
+    """The compared values of the run with one process."""
 
     first: dict[str, Tensor]
     losses: list[float]

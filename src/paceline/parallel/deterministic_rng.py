@@ -40,7 +40,7 @@ class RandomState(TypedDict, total=False):
 
 
 class Streams:
-    """The random streams of this rank."""
+    """The random number streams of this rank."""
 
     def __init__(self, *, seed: int, replica: int, stage: int, device: torch.device, active: bool) -> None:
         self.seed = seed

@@ -113,7 +113,7 @@ class PendingReference(DataReference):
 
 
 class PipelineParameter:
-    """A value to set at submission.
+    """A value of a pipeline's steps that is set at submission.
 
     Set it by `submit(pipeline, pipeline_parameters={name: value})`.
     It may stand in the `script_params`, `arguments` or `command` of a step.

@@ -52,7 +52,7 @@ class TableJson(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedFact:
-    """One row of the table.
+    """One row of a table of runs: a fact and its values.
 
     Attributes:
         kind: A key of `KINDS`.
@@ -67,7 +67,7 @@ class ComparedFact:
 
     @property
     def title(self) -> str:
-        """The name, with the part of a metric."""
+        """The fact's name; of a metric also the compared part."""
         return f"{self.name} {self.part}" if self.part else self.name
 
     @property

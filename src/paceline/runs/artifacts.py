@@ -46,7 +46,7 @@ def left_out(folder: RunFolder) -> list[str]:
 
 
 def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]) -> str:
-    """Copy a file or the rest of an open binary stream into the run, and return its name there.
+    """Copy a file or the rest of a stream into the run. Return its name.
 
     A file that the run already has under this name, with equal content, stays unchanged.
 

@@ -196,7 +196,7 @@ def watch_folders(folder: RunFolder, outputs: Path) -> None:
 
 
 def keep_watched(folder: RunFolder) -> None:
-    """Copy new and changed files into the run."""
+    """Copy new and changed files of the watched folders into the run."""
     for path, name, seen in _watched.get(folder, ()):
         for inside, stamp in _stamps(path).items():
             if seen.get(inside) == stamp:

@@ -49,7 +49,7 @@ class MetricLog:
         self._is_torn = False
 
     def scalar(self, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:
-        """Append one value.
+        """Append one scalar of a metric.
 
         value: int, float, str, bool, None, or an object whose `.item()` returns one (a numpy or torch scalar). time_s: seconds
         since 1970; default: now.

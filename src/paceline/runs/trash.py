@@ -48,7 +48,7 @@ class DeletedRun:
 
     @cached_property
     def name(self) -> str:
-        """Its display name, or its id."""
+        """The run's display name, or its id."""
         # Read the name only when needed: a page shows a hundred of perhaps 10,000 runs.
         return str(tags_and_properties.read(self.folder.notes).name or self.run_id)
 

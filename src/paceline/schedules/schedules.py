@@ -244,7 +244,7 @@ class Schedules(NamedDocuments[Schedule]):
             return None
 
     def _awaited(self, given: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Sort names into experiments and run ids."""
+        """Split the names that schedules wait for into experiments and run ids."""
         runs_dir = self.workspace_dir / "runs"
         known = {experiment_of(run_id) for run_id in store.ids(runs_dir)} - {None}
         experiments, runs = [], []

@@ -33,7 +33,7 @@ def check_job(schedule: Schedule, workspace_dir: Path) -> None:
 
 
 def start(workspace_dir: Path) -> Callable[[Schedule, Occurrence, Callable[[str], None]], None]:
-    """Return the function that submits an occurrence's run, after it has returned the run's id."""
+    """Return the function that submits an occurrence's run; it first passes the run's id to `keep`."""
 
     def submit(schedule: Schedule, occurrence: Occurrence, keep: Callable[[str], None]) -> None:
         what = occurrence.what or "by hand"

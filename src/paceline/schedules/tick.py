@@ -105,7 +105,7 @@ def resume(schedules: Schedules, name: str) -> int:
 
 
 class _Look:
-    """A look at one schedule."""
+    """One check of a schedule for due runs."""
 
     def __init__(self, schedules: Schedules, schedule: Schedule, now: dt.datetime | None = None) -> None:
         self.now = now or dt.datetime.now(dt.timezone.utc)

@@ -156,7 +156,7 @@ class Space:
         return cls({name: _parsed(part) for name, part in data.items()})
 
     def parts(self) -> dict[str, object]:
-        """Return name -> expression."""
+        """Return the space as name -> expression."""
         return {name: _parsed(part) for name, part in self.to_json().items()}
 
 

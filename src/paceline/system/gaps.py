@@ -225,7 +225,7 @@ def _copy(source: int, target: int, begin: int, end: int) -> None:
 
 
 def _write(log: str, gap: Gap, *, size: int | None = None) -> None:
-    """Write the description. `size` is that of the short file."""
+    """Write the description of a gap. `size` is that of the shortened log."""
     # Write to another file and rename it: readers see the old or the new file.
     beside = f"{path_of(log)}.new"
     with open(beside, "w", encoding="utf-8") as file:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import TypedDict
 
     class State(TypedDict):
-        """A state of one rank.
+        """A training state of one rank.
 
         folder: The folder of its checkpoints.
         of: The number of ranks with a part of the state.
@@ -51,7 +51,7 @@ class KeptStates:
         self._states: list[tuple[State, int]] = []
 
     def answer(self, connection: socket.socket, request: dict[str, object], fds: list[int]) -> None:
-        """Answer a request.
+        """Answer a worker's request to keep or return states.
 
         Raises:
             ValueError: The request is invalid.

@@ -30,7 +30,7 @@ _SPECIAL = (
 
 
 class Entry(NamedTuple):
-    """A name below a run's folder.
+    """A file, folder, link or excluded name below a run's folder.
 
     Attributes:
         name: Relative to the run's folder.

@@ -152,7 +152,7 @@ def _wait_reason(ticket: Mapping[str, Any], before: int) -> str:
 
 
 def _remark(ticket: Mapping[str, Any]) -> str:
-    """Return remarks on a running run for people who wait, such as that it hangs."""
+    """Return remarks on a running run for people who wait, such as "hangs"."""
     remarks = []
     if ticket.get("hangs_since"):
         remarks.append(f"hangs since {ticket['hangs_since']}")

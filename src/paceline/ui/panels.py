@@ -34,7 +34,7 @@ class HistogramBar(TypedDict):
 
 
 class Item(TypedDict, total=False):
-    """A value of one rank.
+    """A logged value of one rank.
 
     Its keys depend on the kind.
     """
@@ -91,7 +91,7 @@ def panels_of(curves: RunCurves) -> Panels:
 
 
 def panel_of(curves: RunCurves, name: str, at: int = -1, rank: float | None = None) -> Panel:
-    """Return the panel of a name.
+    """Return the panel of values logged under a name.
 
     at: position, -1 for the last one. rank: only values of this rank.
     """

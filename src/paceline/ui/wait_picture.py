@@ -110,7 +110,7 @@ def wait_picture(told: WorkersReport) -> WaitPicture:
 
 
 def _groups(told: WorkersReport, waits: Sequence[Wait]) -> list[tuple[tuple[int, ...], str]]:
-    """Return (ranks, position) of ranks with the same waits. Ranks for which others wait also share their position."""
+    """Group ranks with the same waits, and ranks for which others wait also by position."""
     waiting: dict[int, list[int]] = {}
     awaited: dict[int, list[int]] = {}
     for number, wait in enumerate(waits):

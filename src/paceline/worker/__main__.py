@@ -135,7 +135,7 @@ def _import_from_copy() -> None:
 
 
 def _offer_names() -> None:
-    """Make Paceline's `horovod` importable if Horovod is missing, and Paceline's `azureml` always, also in child processes.
+    """Make Paceline's `horovod` importable if Horovod is missing, and Paceline's `azureml` always.
 
     Paceline's `azureml` comes before an installed one, which would log to a service that no longer exists.
     """

@@ -225,7 +225,7 @@ def versions(workspace_dir: Path, name: str) -> list[int]:
 
 
 def remove(workspace_dir: Path, name: str) -> None:
-    """Remove all versions, but no data files."""
+    """Remove all versions of a dataset's name, but no data files."""
     registry = _registry(workspace_dir)
     with registry.locked():
         registry.remove(check_dataset_name(name))

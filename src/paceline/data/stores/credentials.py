@@ -146,7 +146,7 @@ def _is_secret(name: str) -> bool:
 
 
 def read_place(place: str) -> str:
-    """Return the secret at a place.
+    """Return the secret at a place such as "env:LAB_SECRET".
 
     Raises:
         DataError: The place is empty, or is a file that others may read.

@@ -147,13 +147,13 @@ class Datastore:
 
     @property
     def name(self) -> str:
-        """The registered name."""
+        """The name under which the store is registered."""
         assert self._record.name is not None
         return self._record.name
 
     @property
     def url(self) -> str:
-        """The registered URL."""
+        """The URL under which the store is registered."""
         return self._record.url
 
     @property
@@ -186,7 +186,7 @@ class Datastore:
         return str(named) if named else self.url.partition("@")[2].partition(".")[0] or None
 
     def unregister(self) -> None:
-        """Remove the registration. The files stay in place."""
+        """Remove the store's registration. The files stay in place."""
         records.remove_record(self._dir, str(self._record.name))
 
     def set_as_default(self) -> None:

@@ -33,7 +33,7 @@ KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRecord:
-    """The data of a store.
+    """The registered data of a store.
 
     Attributes:
         name: None for a plain URL or path without registration.
@@ -156,7 +156,7 @@ def write_record(workspace_dir: Path, record: StoreRecord) -> None:
 
 
 def remove_record(workspace_dir: Path, name: str) -> None:
-    """Remove the registration. The files stay in place."""
+    """Remove the store's registration. The files stay in place."""
     # `read_record` raises if the store does not exist.
     read_record(workspace_dir, name)
     # Remove the file `.default` first, so that it never names a missing store.

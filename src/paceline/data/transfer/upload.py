@@ -155,7 +155,7 @@ def output_files(reference: DataReference, run_dir: Path) -> tuple[list[tuple[st
 
 
 def left_out_text(reference: DataReference, name: str, why: str) -> str:
-    """Return one line about an excluded entry."""
+    """Return a line about an excluded file of an output."""
     return f"output {reference.name!r}: {name!r} is {why}, and is left out"
 
 

@@ -96,7 +96,7 @@ def _storable(tensor: Tensor) -> Tensor:
 
 
 class SavedParts:
-    """The parts in a folder.
+    """The parts of a checkpoint in a folder.
 
     Attributes:
         about: Key -> shape and dtype of each whole tensor.

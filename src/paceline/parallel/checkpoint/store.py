@@ -282,7 +282,7 @@ def hold(par: ParallelHandle) -> HeldState:
 
 
 def _pack(record: CheckpointRecord) -> bytes:
-    """Serialize the record.
+    """Serialize a checkpoint's record.
 
     Raises:
         ParallelError: It holds something that cannot be read again without running code.

@@ -52,7 +52,7 @@ class Folder:
         return list(self._entries)
 
     def find(self, names: Iterable[str]) -> str | None:
-        """Return the first of these names that exists."""
+        """Return the first of these tensor names that a file has."""
         return next((name for name in names if name in self._entries), None)
 
     def check(self, name: str, shape: tuple[int, ...], wanted: str) -> None:

@@ -277,7 +277,7 @@ class LeftBehind:
 def clear_node(
     link: Link, top: str, runs_dir: Path, *, but: str = "", most_bytes: int | None = None, dry_run: bool = False
 ) -> Iterator[LeftBehind]:
-    """Fetch missing files of ended runs from a node and remove their copies there. Yield each such run.
+    """Fetch ended runs' missing files from a node and remove the copies. Yield each run.
 
     Runs that are alive or supervised are skipped. Runs of other workspaces stay.
 

@@ -185,7 +185,7 @@ class Link(LinkFiles):
     def start(
         self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, log: str, exact: bool = False, tag: str = ""
     ) -> int:
-        """Start a command on the node, with its output in the node's file `log`. Return the command's pid.
+        """Start a command on the node, with its output in `log` there. Return its pid.
 
         Its environment is the agent's (empty with `exact`), updated with `env`. The exit of a tagged command goes to
         `on_tagged_end` instead of `ends`.

@@ -328,7 +328,7 @@ class AgentNodes:
         return [link for link in self._links if link.lost is None]
 
     def _make_scratch(self) -> tuple[str, str]:
-        """Create a folder with the same short path on all nodes, in /dev/shm if possible, else in /tmp.
+        """Create a folder with one short path on all nodes, in /dev/shm or else /tmp.
 
         Return its path, and the path of the remote shell's socket of the first node's agent.
         """

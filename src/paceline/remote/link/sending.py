@@ -152,7 +152,7 @@ def send_left(link: Link, source: Path, path: str) -> None:
 
 
 def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
-    """Send a node the files that the job names on this machine, except trees that the node has."""
+    """Send a node the local files that the job names, except trees that it has."""
     for tree, files in packed.files.items():
         target = f"{top}/{FOLDER}/{tree}"
         count, size = packed.size(tree)

@@ -96,7 +96,7 @@ def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
 
 
 def _sent(folder: RunFolder) -> Iterator[NotCopied]:
-    """Yield the parts of the source that were not copied into the snapshot but are sent to the nodes."""
+    """Yield the source's parts that are sent to nodes without being in the snapshot."""
     return (one for one in linked.read(folder.linked) if one.is_sent)
 
 

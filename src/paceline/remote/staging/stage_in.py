@@ -153,7 +153,7 @@ class Arrived:
 
 
 def as_here(folder: RunFolder) -> Arrived:
-    """Return the files that came to this machine with a run. Without such files, paths are not translated."""
+    """Return the files that came here with a run, for a translation of paths."""
     told, workspace = read_json(folder.carried), folder.path.parent.parent
     if told is None:
         return Arrived(manifest=Manifest(), workspace=workspace, stores_dir=workspace)

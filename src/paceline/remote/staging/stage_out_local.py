@@ -58,7 +58,7 @@ def expect(folder: RunFolder, outputs: Sequence[str]) -> None:
 
 
 def take_record(folder: RunFolder, data: bytes) -> None:
-    """Store a run's state from its supervisor. A final state waits if outputs have to be stored first.
+    """Store a run's state from its supervisor. A final state waits for the outputs.
 
     Only the fields `_TAKEN` are accepted.
 
@@ -110,7 +110,7 @@ def _checked(folder: RunFolder, data: bytes) -> RunRecord:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Return whether a JSON value has this type. For a dataclass, the value has the form of its `to_json`."""
+    """Return whether a JSON value has this type; for a dataclass, the form of `to_json`."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -310,7 +310,7 @@ def _outputs(record: RunRecord, names: Sequence[str] | Mapping[str, object]) -> 
 
 
 def _finalizing(record: RunRecord) -> RunRecord:
-    """Return a copy of the final record with the status of a run that is still storing outputs."""
+    """Return the final record with the status of a run that still stores outputs."""
     return dataclasses.replace(record, status=states.FINALIZING, exit_code=None, failure=None, ended_utc=None)
 
 

@@ -180,7 +180,7 @@ class SavedViews(NamedDocuments[SavedView]):
         return sorted(stems)[:_MOST]
 
     def _read(self, name: str) -> SavedView | None:
-        """Return the view, or None if its file is missing or damaged: other programs may write a shared folder."""
+        """Return the view; None if its file is missing, or damaged by another program."""
         if not _NAME.fullmatch(name):
             return None
         path = self._path(name)

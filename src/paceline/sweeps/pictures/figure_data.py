@@ -173,7 +173,7 @@ def sketch(
 
 
 def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
-    """Return a column for each name that varies."""
+    """Return a column for each hyperparameter that varies."""
     dimensions_by_name: dict[str, list[Dimension]] = {}
     # Skip a choice between branches: the parameters that a trial has show its branch.
     for dimension in space.parameters:

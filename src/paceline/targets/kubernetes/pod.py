@@ -134,7 +134,7 @@ class PodLeader:
         return True
 
     def _note_lost_attempts(self) -> None:
-        """Record the attempts that earlier pods of index 0 supervised: their records were lost with the pods.
+        """Record the attempts of earlier pods of index 0, whose records were lost.
 
         Not every failed pod had an attempt, so the other pods, which outlive index 0, report how many there were.
         """

@@ -152,7 +152,7 @@ def library_secrets(cluster: Cluster, settings: KubernetesSettings, library: Pat
 
 
 def _source(cluster: Cluster, settings: KubernetesSettings, snapshot: Path, workspace: str) -> dict[str, str] | None:
-    """Create the Secrets of a source; None if it is too large."""
+    """Create the Secrets for a run's source; None if it is too large."""
     # Include the workspace in the names: no other workspace uses these Secrets, so this one can delete them.
     name = f"paceline-source-{workspace[:10]}-{snapshot.name[:20].lower()}"
     return _ensured(cluster, settings, name, workspace, lambda: _packed_source(snapshot), most=_SOURCE_PARTS)

@@ -289,7 +289,7 @@ def signed_part(part: bytes, key: str, run_id: str, number: int) -> bytes:
 
 
 def _unsigned(store: Store, folder: RunFolder, number: int, signed: bytes) -> bytes:
-    """Return the part behind a signature.
+    """Check a part's signature, and return the part.
 
     Raises:
         TransferError: The signature does not match, or the key is missing here.

@@ -161,7 +161,7 @@ class Extension:
     _gave_up: bool = False
 
     def look(self, job: Job, held: Collection[str]) -> int:
-        """Return how many nodes the run could have beyond those in `held`. Submit the second job if needed.
+        """Return how many nodes the run could have beyond `held`; submit the second job if needed.
 
         Raises:
             EngineError: Slurm does not answer.

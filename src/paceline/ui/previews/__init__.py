@@ -22,7 +22,7 @@ ROWS, COLUMNS, CELL = 200, 60, 300
 
 
 class PreviewBlock(TypedDict, total=False):
-    """A part of a preview.
+    """A part of a file's preview, such as a table.
 
     text: for "text". html: for "html"; escaped by its maker. columns, rows: for "table". source: of a "picture", an address with
     its data. output: of a "frame", the number of a notebook's HTML output.

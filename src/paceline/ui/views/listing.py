@@ -168,7 +168,7 @@ def _known_field(text: str) -> str:
 
 
 def _columns(text: str) -> list[str]:
-    """Return the columns of a list with commas that exist."""
+    """Return the existing columns that a comma-separated list names."""
     names = (name.strip() for name in split_fields(text))
     return list(filter(None, (name if name in _NO_FIELDS else _known_field(name) for name in names)))
 

@@ -42,7 +42,7 @@ _Change = Callable[[Model, dict[str, str]], "str | None"]
 
 
 class FactSection(TypedDict):
-    """A part of a comparison."""
+    """A part of a comparison of model versions, such as metrics."""
 
     title: str
     facts: list[compare.VersionFact]
@@ -135,7 +135,7 @@ def _chosen(texts: Sequence[str]) -> list[int]:
 
 
 def _sections(request: Request, models: Sequence[Model]) -> tuple[list[FactSection], str]:
-    """Return the facts of versions by part, and why they can't be read."""
+    """Return the facts of model versions by part, or why they can't be read."""
     try:
         found = compare.compare(request.app.state.workspace_dir, [model.record for model in models])
     except ModelError as error:
