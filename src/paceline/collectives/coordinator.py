@@ -291,7 +291,7 @@ class Coordinator:
 
     def _start_epoch(self) -> None:
         """Restart the numbering of the slots."""
-        # Slot numbers in flight remain valid, and no further epoch starts until they have arrived.
+        # Slot numbers in flight remain valid, and no new epoch starts until they have arrived.
         self._write_out_all()
         self._old_slots, self._slots, self._slot_of, self._requested = self._slots, [], {}, []
         self._epoch += 1

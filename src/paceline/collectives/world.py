@@ -140,7 +140,7 @@ def _join_gloo(environ: Mapping[str, str]) -> RankedWorld:
     except CollectivesError:
         if rank == 0 or not _lost[0] or GENERATION_VARIABLE not in environ:
             raise
-        # Rank 0 was lost too, a moment after the rank that this one knows of.
+        # Rank 0 was lost too, a moment after the rank that this rank knows of.
         rendezvous.forget_store(host, port)
         meeting = rendezvous.meet(environ, generation)
     transport = GlooTransport(meeting, range(size))

@@ -114,7 +114,7 @@ def _ask(path: str, variables: Mapping[str, str], to_start: bool) -> ContainerEn
         return _podman(path, version, variables, to_start)
     if kind == "docker":
         return _docker(path, variables)
-    # Ask apptainer nothing further: it needs no daemon, and always runs as the calling user.
+    # Ask apptainer nothing else: it needs no daemon, and always runs as the calling user.
     return ContainerEngine(kind=kind, path=path, version=version, is_rootless=True)
 
 

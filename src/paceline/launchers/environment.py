@@ -283,5 +283,5 @@ def watch_dir(launch: Launch) -> Path:
 
 
 def resize_request(launch: Launch) -> Path:
-    """Return a node's file, in memory, that exists once the supervisor wants to resize at the next checkpoint."""
+    """Return a node's file, in memory, that exists once a resize is wanted at a checkpoint."""
     return watch_dir(launch) / "resize"

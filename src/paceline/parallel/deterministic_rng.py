@@ -55,7 +55,7 @@ class Streams:
         if not self._active:
             yield
             return
-        # Each step starts a new stream, so that a run resumed at a step draws what it would have drawn.
+        # Each step starts a new stream of random numbers, so that a run resumed at a step draws what it would have drawn.
         seed = derive(purpose, self.seed, number, self._replica, self._stage)
         with generators(seed, self._device):
             yield

@@ -116,7 +116,7 @@ def _second(block: nn.Module, counting: AbstractContextManager[None]) -> Iterato
 
 
 def _numbers(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield name and value of number attributes, such as counters."""
+    """Yield name and value of a module's number attributes, such as counters."""
     return ((name, value) for name, value in itertools.islice(vars(module).items(), 200) if type(value) in (int, float))
 
 

@@ -69,7 +69,7 @@ def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
 def note(record: RunRecord, workspace_dir: Path) -> None:
     """Record the run of a Completed step as the last run with its cache key."""
     entry = record.step or StepEntry()
-    # Don't record a run that reuses another run's outputs: further runs should depend on the original run only.
+    # Don't record a run that reuses another run's outputs: later runs should depend on the original run only.
     if (key := entry.get("key")) and not entry.get("reused_from"):
         path = _path(key, workspace_dir)
         path.parent.mkdir(exist_ok=True)

@@ -106,7 +106,7 @@ def _sizes(paths: list[Path]) -> list[int]:
 def prune(workspace_dir: Path, *, dry_run: bool = False) -> int:
     """Remove unused model files, and return their size."""
     parts, blobs = registry.parts_dir(workspace_dir), registry.blobs_dir(workspace_dir)
-    # Remove abandoned parts first, because they have further links to the files.
+    # Remove abandoned parts first, because they have other links to the files.
     freed = sum(size for _, size in staging.abandoned(parts)) if dry_run else staging.sweep(parts)
     for path, size in [*keep.unneeded(blobs)]:
         freed += size if dry_run else keep.drop(path)

@@ -145,7 +145,7 @@ def run_table(folders: Sequence[RunFolder], facts: FactsOf = read_facts) -> RunT
 
 
 def _values(folder: RunFolder, facts: RunFacts | None) -> dict[str, dict[tuple[str, str], object]]:
-    """Return a run's values by kind, name and part."""
+    """Return a run's compared values by kind, name and part."""
     sides: dict[str, dict[str, object]] = diff.sides(folder, read.record(folder))
     if facts is not None:
         # Arguments have the names by which users search: without dashes, and with values of sweeps and trackers.
@@ -166,7 +166,7 @@ def compact_facts(table: RunTable) -> list[list[object]]:
 
 
 def _cell(value: object) -> object:
-    """Return a value as number or text."""
+    """Return a table's value as number or text."""
     return json_safe(value) if isinstance(value, float) else value if type(value) is int else text_of(value)
 
 

@@ -156,7 +156,7 @@ def _from_the_end(
 
 @dataclass(frozen=True)
 class _Span:
-    """Bytes of a rank's log, adjacent in the merged view. place: offset of the note that ends it."""
+    """Bytes of a rank's log, adjacent in the merged view. place: offset of the `log_order` line behind."""
 
     place: int
     rank: int
@@ -184,7 +184,7 @@ class _Notes:
             self._file.close()
 
     def cut(self, ends: Mapping[int, int], rank: int, offset: int) -> dict[int, int]:
-        """Drop the notes behind a byte of a rank's log. Return all logs' sizes before it.
+        """Drop the lines behind a byte of a rank's log. Return all logs' sizes before it.
 
         ends: rank -> size of its log.
         """
@@ -229,7 +229,7 @@ class _Notes:
             end, want = begin, min(want * 8, _MOST_NOTES)
 
     def offsets(self, ranks: Sequence[int], end: int) -> dict[int, int]:
-        """Return the size of each rank's log by the last note before `end`, or 0."""
+        """Return the size of each rank's log by the last line before `end`, or 0."""
         # Use a cached note only if it is before `end`.
         missing = {rank for rank in ranks if rank not in self._seen or self._seen[rank][0] > end}
         at = end
@@ -248,13 +248,13 @@ class _Notes:
         return {rank: self._seen[rank][1] for rank in ranks}
 
     def at(self, time_s: float) -> int:
-        """Return the offset of the first note at `time_s` or later."""
+        """Return the offset of the first `log_order` line at `time_s` or later."""
         # Bisect over offsets: the time of the first note behind an offset never decreases.
         lines = range(self.size + 1)
         return self._line_start(bisect.bisect_left(lines, time_s, key=self._time_at))
 
     def _time_at(self, place: int) -> float:
-        """Return the time of the first whole note behind this offset."""
+        """Return the time of the first whole `log_order` line behind this offset."""
         begin = self._line_start(place)
         for _, time_s, _, _ in self._between(begin, min(self.size, begin + 4 * _NOTE_BYTES)):
             return time_s
@@ -269,7 +269,7 @@ class _Notes:
         return self.size if end < 0 else min(self.size, place + end)
 
     def _between(self, begin: int, end: int) -> Iterator[tuple[int, float, int, int]]:
-        """Yield (offset, time, rank, bytes) of each whole note."""
+        """Yield (offset, time, rank, bytes) of each whole `log_order` line."""
         place = begin
         *lines, _ = self._read(begin, end).split(b"\n")
         for line in lines:
@@ -286,7 +286,7 @@ class _Notes:
 
 
 def _last_offset(data: bytes, rank: int) -> tuple[int, int] | None:
-    """Return the offset after this rank's last note, and the log size in the note."""
+    """Return the offset after a rank's last `log_order` line, and the log size in it."""
     # Search for the rank between spaces, so that 1 matches neither 11 nor the size, which a newline follows.
     word, end = b" %d " % rank, len(data)
     while (at := data.rfind(word, 0, end)) >= 0:

@@ -421,7 +421,7 @@ def _numbers(name: str, values: Iterable[Any]) -> list[float]:
 
 
 def _counted(name: str, values: object, bins: int) -> tuple[list[int], list[float], int]:
-    """Return counts, edges, and the number of non-finite values."""
+    """Return a histogram's counts, edges, and number of non-finite values."""
     if isinstance(values, list):
         finite = [value for value in values if value - value == 0]
         low, high = _range(min(finite, default=0.0), max(finite, default=1.0))

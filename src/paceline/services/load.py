@@ -122,7 +122,7 @@ def _history_at(folder: ServiceFolder, stamp: object) -> list[LoadPoint]:
 
 
 def _is_point(value: object) -> bool:
-    """Return whether a line of a history has all numbers of a point."""
+    """Return whether a line of a load history has all numbers of a point."""
     if not isinstance(value, dict) or LoadPoint.__annotations__.keys() - value.keys():
         return False
     numbers = [value[name] for name in LoadPoint.__annotations__ if value[name] is not None or not name.endswith("_ms")]

@@ -303,7 +303,7 @@ def _go_on(folder: ServiceFolder, fd: int) -> ServiceRecord:
     state = TRANSITIONING if current.state in AT_REST else current.state
     current = change(folder, current, state=state, owner={**runs_store.owner(), **current.owner, "starts": starts})
     python = current.owner.get("python")
-    # If the interpreter that deployed the service was removed, use this one, which has Paceline as well.
+    # If the interpreter that deployed the service was removed, use this interpreter, which has Paceline as well.
     start_supervisor(folder, fd, python if python and Path(python).exists() else None)
     return current
 

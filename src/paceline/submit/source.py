@@ -131,7 +131,7 @@ def _with_not_copied(taken: snapshot.Snapshot, job: Job, directory: Path, *, is_
 
 
 def _check_named(job: Job, source: SourceCopy, workspace_dir: Path) -> None:
-    """Check the files that the job links or sends beside the copy.
+    """Check the files that the job links or sends beside the source's copy.
 
     Raises:
         JobError: A file is missing, may never be sent, or takes the place of the run's own outputs.

@@ -120,7 +120,7 @@ class MetricRelay:
             time.sleep(_LOOK_S)
 
     def look(self) -> bool:
-        """Send all new values; return whether the run has ended. Raise CutError if the server does not answer."""
+        """Send all new values, or raise CutError without an answer. Return whether the run has ended."""
         # Read the record first: values are complete when a run has ended.
         record = read.record(self._folder)
         if self._state.is_done:
@@ -196,7 +196,7 @@ def _values(line: bytes, counts: dict[str, int]) -> Iterator[SentValue]:
 
 
 class _Server:
-    """The run on an MLflow server. A call that raises CutError, because the server is silent, may be repeated."""
+    """The run on an MLflow server. Calls that raise CutError may be repeated."""
 
     def __init__(self, folder: RunFolder, uri: str, experiment: str | None) -> None:
         # The relay repeats a request itself: MLflow's client would repeat one that the server already has, which doubles values.

@@ -130,7 +130,7 @@ class _HttpReader:
         from fsspec.asyn import sync
 
         fs = self._store.fs
-        # Runs in fsspec's thread while this one waits, so `sink` is called there.
+        # Runs in fsspec's thread while this thread waits, so `sink` is called there.
         sync(fs.loop, self._stream, fs, path, start, end, version, whole, sink)
 
     async def _stream(self, fs: Any, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:

@@ -279,7 +279,7 @@ async def _take(reader: ObjectReader, waiting: Iterator[FileToFetch], meter: Met
     fetched = 0
     # All 32 tasks share one iterator: they run in one thread, and switch only at a download.
     for job in waiting:
-        # After a failure leave all further jobs to the caller's threads, which retry each file and report the cause.
+        # After a failure leave all remaining files to the caller's threads, which retry each file and report the cause.
         if left:
             left.append(job)
             continue

@@ -225,7 +225,7 @@ def put_files(
             for done in [pool.submit(put, item) for item in files]:
                 done.result()
         except BaseException:
-            # Also after Ctrl-C, start no further file and cancel the running uploads.
+            # Also after Ctrl-C, start no other upload and cancel the running uploads.
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -130,7 +130,7 @@ def _ticks() -> tuple[int, int] | None:
     """Return (busy, all) ticks of the processors since boot; proc_stat(5)."""
     with contextlib.suppress(OSError, ValueError), open("/proc/stat", encoding="ascii") as file:
         numbers = [int(word) for word in file.readline().split()[1:9]]
-        # Subtract idle and iowait. User time includes the time of guests, which has further fields.
+        # Subtract idle and iowait. User time includes the time of guests, which also has its own fields.
         return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
     return None
 

@@ -118,7 +118,7 @@ def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
 
 
 def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, numbers: int) -> tuple[int, float] | None:
-    """Return the optimizer's state numbers per parameter, and seconds per byte.
+    """Try a step of the optimizer. Return its state numbers per parameter, and seconds per byte.
 
     Returns None if the trial step fails.
     """
@@ -139,7 +139,7 @@ def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, number
             best = min(best, now() - start)
         state = own.state.get(param, {})
     except Exception:
-        # The constructor of the user's optimizer needs further arguments.
+        # The constructor of the user's optimizer needs more arguments.
         return None
     kept = sum(value.numel() for value in state.values() if isinstance(value, Tensor) and value.dim())
     return round(kept / param.numel()), best / param.nbytes

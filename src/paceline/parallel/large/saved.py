@@ -81,7 +81,7 @@ def save_safetensors(par: ParallelHandle, path: str | Path) -> Path:
 
 def _write(path: Path, names: dict[str, Tensor], mine: list[str]) -> None:
     # All ranks visit all tensors, because gathering a tensor is a collective of the ranks that hold its parts. An error
-    # is raised after the loop, when no rank waits for this one.
+    # is raised after the loop, when no rank waits for this rank.
     own, failed = set(mine), None
     writer = None
     try:

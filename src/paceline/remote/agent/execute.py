@@ -83,7 +83,7 @@ class CommandFiles:
             try:
                 found.append(json.loads(self._folder.read(f"in_{self._next}.json")))
             except OSError:
-                # A missing folder means that the client is gone; a missing file, that no further message exists yet.
+                # A missing folder means that the client is gone; a missing file, that no new message exists yet.
                 return found if self._folder.is_there() else [{"gone": True}]
             self._next += 1
             self._read = max(self._read, int(found[-1].get("read", 0)))

@@ -255,7 +255,7 @@ class App:
             headers.append(_CLOSE)
         await send({"type": "http.response.start", "status": refused.status, "headers": headers})
         if refused.unread:
-            # Read and discard further data: closing a connection with unread data could destroy the response.
+            # Read and discard the remaining data: closing a connection with unread data could destroy the response.
             await send({"type": "http.response.body", "body": body, "more_body": True})
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(_forget(exchange.receive), _LINGER_S)

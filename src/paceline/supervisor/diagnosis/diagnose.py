@@ -170,7 +170,7 @@ def gone_before(first: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
 
 
 def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:
-    """Return the key of the failure's cause, and a sentence."""
+    """Return the key of the failure's cause, and a sentence about it."""
     exception, _ = _exception(end)
     has_own = end.error is not None and end.error.get("type") != "SystemExit"
     if not has_own and exception is not None:

@@ -173,7 +173,7 @@ class Hyperband(NamedPolicy):
         return reasons
 
     def _brackets(self) -> int:
-        # There is one bracket for each rung below `last`, since a further bracket would have no rungs.
+        # There is one bracket for each rung below `last`, since another bracket would have no rungs.
         return max(1, len(Ladder(first=self.first, eta=self.eta, last=self.last).up_to(self.last)))
 
     def _bracket_of(self, number: int, brackets: int) -> int:

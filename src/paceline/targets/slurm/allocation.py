@@ -320,7 +320,7 @@ def common_addresses(
 
 
 def _named_address(name: str, hello: Hello) -> str:
-    """Return the address of one of the node's interfaces to which its name resolves; "" if it has none."""
+    """Return the interface address to which the node's name resolves; "" if it has none."""
     own = {address for address, _ in hello.interfaces.values()}
     for host in (name, hello.host):
         with contextlib.suppress(OSError):

@@ -133,7 +133,7 @@ def execute(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> None:
 
 
 class Passing:
-    """A writer of a command's input. `heard` is the time of the last input line, None after the end."""
+    """A writer of a command's input. `heard`: time of the last line, None after the end."""
 
     def __init__(self, folder: str) -> None:
         self.heard = time.monotonic()  # type: float | None

@@ -175,7 +175,7 @@ class Query:
         return None
 
     def job_named(self, name: str, task: int | None = None) -> JobState | None:
-        """Return the state of the newest job of this name, or None if the last answer has none.
+        """Return the state of the newest job of this name in the last answer, or None.
 
         task: The number of a task, if the name is that of a job array.
 

@@ -378,7 +378,7 @@ class SlurmTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Any]]:
-        """Open a link to each node of a short allocation; by default of two nodes if there are two."""
+        """Open a link to each node of a short allocation, by default of up to two nodes."""
         from paceline.targets.slurm.examine import examined
 
         if node_count is None:

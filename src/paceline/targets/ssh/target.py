@@ -261,7 +261,7 @@ class SshTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Any]]:
-        """Open a link to each host, or to the first `node_count` that are up. A host that is down has `lost`."""
+        """Open links to the first `node_count` hosts that are up, by default all; down hosts have `lost`."""
         import paceline
         from paceline.targets.ssh.members import Opening
 

@@ -48,7 +48,7 @@ def init(comm: RanksOrComm | None = None, process_sets: Sequence[ProcessSet] | s
         if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
             raise ValueError(f"process_sets={process_sets!r}: give a list of hvd.ProcessSet, or 'dynamic'.")
         registry.begin(engine, dynamic=dynamic, first=[] if isinstance(process_sets, str) else process_sets or [])
-    # The engine runs by now, and other ranks expect this one, so tell them that it leaves.
+    # The engine runs by now, and other ranks expect this rank, so tell them that it leaves.
     except BaseException:
         shutdown()
         raise

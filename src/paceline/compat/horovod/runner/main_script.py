@@ -28,7 +28,7 @@ def main(argv: "list[str]") -> None:
 
     def failed(error: BaseException) -> None:
         # Set these variables only now: with them a process believes that it is a worker of a Paceline run.
-        # The process beside this one removes the folder, and may have ended earlier.
+        # The process beside this rank removes the folder, and may have ended earlier.
         if scratch is not None and os.path.isdir(scratch):
             os.environ |= {"PACELINE_RUN_DIR": scratch, "PACELINE_ATTEMPT": "1", "PACELINE_RANK": os.environ["RANK"]}
             report_failure(error)

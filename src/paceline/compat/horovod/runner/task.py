@@ -45,7 +45,7 @@ def main(scratch: str) -> None:
 
 
 def _leave(scratch: str, content: "dict[str, object]") -> None:
-    # Rename the file when it is complete, because the process beside this one sends `result` if it exists.
+    # Rename the file when it is complete, because the process beside this rank sends `result` if it exists.
     beside = os.path.join(scratch, "result.part")
     with open(beside, "wb") as file:
         pickle.dump(content, file, pickle.HIGHEST_PROTOCOL)
