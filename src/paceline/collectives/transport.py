@@ -41,7 +41,7 @@ class Transport(Protocol):
         """Return the sender and bytes of the next message, or None if none has arrived."""
 
     def allreduce(self, source: Array, target: Array, op: str) -> None:
-        """Fill `target` with the reduced `source` arrays of all ranks. Both are flat, and may be the same array."""
+        """Fill `target` with the reduced `source` arrays of all ranks; both are flat, perhaps the same."""
 
     def reducescatter(self, source: Array, target: Array, counts: Sequence[int], op: str) -> None:
         """Fill `target` with this rank's part of the reduced `source`.

@@ -181,7 +181,7 @@ def _mesh_and_groups(
         active = set(axes)
         groups: dict[frozenset[str], dist.ProcessGroup | None]
         groups = {frozenset({axis}): mesh.get_group(axis) for axis in active}
-        # Axes that span all ranks reuse the world's group. Each additional group costs connections between all of its ranks.
+        # Axes that span all ranks reuse the world's group. Each other group costs connections between all its ranks.
         groups.setdefault(frozenset(active), dist.group.WORLD)
         for together in (("data", "shard"), ("data", "shard", "context"), ("pipe", "shard", "expert", "tensor")):
             spanned = frozenset(together) & active

@@ -212,7 +212,7 @@ class _Server:
         self._key = ""
 
     def open(self, key: str | None) -> str:
-        """Store the run's parameters and tags, and return its id there. If `key` is None, find or create it."""
+        """Store the run's parameters and tags, find or create it without a `key`, and return its id."""
         self._key = key or self._call(self._find_or_create)
         self._call(self._describe)
         return self._key

@@ -259,7 +259,7 @@ class RunFeeds:
 
 
 def state_json(record: RunRecord, slow: SlowRanks | None = None) -> dict[str, object]:
-    """Return the facts after whose change a page requests its header again."""
+    """Return the facts about a run whose change makes its page reload the header."""
     return {
         "shown": shown_state(record),
         "slow": slow.text if slow else "",

@@ -423,7 +423,7 @@ def _listen(path: str) -> socket.socket:
 
 
 def _answer(connection: socket.socket, listener: socket.socket) -> list[str] | None:
-    """Fork for a request. Return the worker's arguments in the fork, and None here."""
+    """Fork for a request. Return the worker's arguments in the fork, None in the spare."""
     connection.settimeout(2.0)
     fds: list[int] = []
     what = "fork"

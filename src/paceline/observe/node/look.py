@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 
 def answer(output: str, found: dict[str, WorkerFacts], notes: list[str]) -> None:
-    """Append the facts on all ranks to a file, as one line of JSON."""
+    """Append the stacks and states of all ranks to a file, as one line of JSON."""
     text = json.dumps({"time": time.time(), "ranks": found, "notes": sorted(set(notes))})
     file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with os.fdopen(file, "wb") as out:
@@ -68,7 +68,7 @@ def answer(output: str, found: dict[str, WorkerFacts], notes: list[str]) -> None
 
 
 def look(folder: str, ranks: list[int], *, native: bool, notes: list[str]) -> dict[str, WorkerFacts]:
-    """Return the facts on these ranks' workers. Add missing permissions to `notes`."""
+    """Return stacks and state of these ranks' workers. Add missing permissions to `notes`."""
     workers = [Worker(folder, rank) for rank in ranks]
     # Send all requests first, so that all stacks are from the same moment and a silent worker delays no other.
     for worker in workers:
@@ -83,7 +83,7 @@ def look(folder: str, ranks: list[int], *, native: bool, notes: list[str]) -> di
 
 
 class Worker:
-    """One worker, and the facts that are collected on it."""
+    """One worker, with its stacks and state as collected so far."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self.rank = rank

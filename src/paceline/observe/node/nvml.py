@@ -34,7 +34,7 @@ class Nvml:
 
     @classmethod
     def begin(cls) -> "Nvml | None":
-        """Return the library, or None if there is no NVIDIA driver."""
+        """Return NVML, or None if there is no NVIDIA driver."""
         # Check the driver's device first: searching for a missing library takes longer.
         if not os.path.exists("/dev/nvidiactl"):
             return None

@@ -86,7 +86,7 @@ class Relay:
 
 
 def main(argv: list[str]) -> int:
-    """Run `rsh.py HOST COMMAND...`. As with ssh, a shell on the host parses the joined words of the command."""
+    """Run `rsh.py HOST COMMAND...`: a shell on the host parses the joined words, as with ssh."""
     if len(argv) < 2:
         print("usage: rsh.py HOST COMMAND...", file=sys.stderr)
         return 255

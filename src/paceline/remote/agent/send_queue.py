@@ -18,7 +18,7 @@ _ROOM_BYTES = 1 << 20
 
 
 class SendQueue(threading.Thread):
-    """A thread that writes frames to a file descriptor. It drops frames once the other side is gone."""
+    """A thread that writes frames to a file descriptor until the other side is gone."""
 
     def __init__(self, fd: int, ping_s: float) -> None:
         super().__init__(name="paceline-link-out", daemon=True)

@@ -37,7 +37,7 @@ _answers: dict[str, tuple[float, BatchJob | None, Sequence[Pod]]] = {}
 
 
 def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobStatus:
-    """Update the run's folder here, and return the run's status.
+    """Update the local copy of the run's folder, and return the run's status.
 
     Raises:
         EngineError: The cluster does not answer.
@@ -166,7 +166,7 @@ def _without_job(folder: RunFolder, noted: Noted) -> JobStatus:
 
 
 def _update(cluster: Cluster, folder: RunFolder, pod: Pod, noted: Noted) -> None:
-    """Update the run's folder here from a running pod, if the pod can be reached."""
+    """Update the local copy of the run's folder from a running pod, if the pod can be reached."""
     try:
         if not noted.get("forwards"):
             readers.read_log(cluster, folder, pod)

@@ -100,7 +100,7 @@ def has_all(folder: RunFolder) -> bool:
 
 
 class PodMirror:
-    """A connection to index 0 that updates the run's folder here."""
+    """A connection to index 0 that updates the local copy of the run's folder."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -131,7 +131,7 @@ class PodMirror:
 
 
 def read_log(cluster: Cluster, folder: RunFolder, pod: Pod) -> None:
-    """Update the run's folder here from the parts in a pod's log.
+    """Update the local copy of the run's folder from the parts in a pod's log.
 
     Raises:
         EngineError, ApiRefusedError: The log can't be read.

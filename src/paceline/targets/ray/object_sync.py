@@ -229,7 +229,7 @@ def _pack_run(folder: RunFolder, workspace: Path, path: Path, carried: dict[str,
 
 
 def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
-    """Update the run's folder here from the datastore, at most once a second.
+    """Update the local copy of the run's folder from the datastore, at most once a second.
 
     Return whether another process is updating it, so that more changes may come.
 

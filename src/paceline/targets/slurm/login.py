@@ -112,7 +112,7 @@ class Login:
         return there
 
     def pull(self, folder: RunFolder, run_dir: str) -> None:
-        """Update the run's folder here, at most once a second, until all files have arrived.
+        """Update the local copy of the run's folder, at most once a second, until it is complete.
 
         Raises:
             AwayError: The login host can't be reached.

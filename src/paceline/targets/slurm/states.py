@@ -214,7 +214,7 @@ def _exit_pair(text: str) -> tuple[int | None, int | None]:
 
 
 def _state(text: str) -> str:
-    """Return the first word: `CANCELLED by 1000` and `CANCELLED+` are CANCELLED."""
+    """Return a state's first word: `CANCELLED by 1000` and `CANCELLED+` are CANCELLED."""
     words = text.replace("+", " ").split()
     return words[0].upper() if words else ""
 

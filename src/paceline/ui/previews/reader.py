@@ -103,7 +103,7 @@ def _too_large(what: str) -> FilePreview:
 
 
 def _start(file: BinaryIO) -> tuple[bytes, list[str]]:
-    """Return the first bytes, and a note about more bytes."""
+    """Return a file's first bytes, and a note if it has more."""
     data, size = file.read(previews.TEXT_BYTES), file.seek(0, os.SEEK_END)
     if size <= len(data):
         return data, []

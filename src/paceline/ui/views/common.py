@@ -190,7 +190,7 @@ def as_json(value: object) -> Response:
 
 
 def file_name(request: Request, part: str) -> str:
-    """Return the file's name behind `/<part>/` in the path. It may have any bytes, as in file systems."""
+    """Return the file's name behind `/<part>/` in the path, which may have any bytes."""
     raw = request.scope.get("raw_path", b"").partition(f"/{part}/".encode())[2]
     return os.fsdecode(unquote_to_bytes(raw))
 
