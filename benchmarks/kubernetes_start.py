@@ -157,15 +157,17 @@ class _JobWatch:
 
     def __init__(self, cluster: Cluster) -> None:
         access = [f"--kubeconfig={cluster.kubeconfig(EDITOR)}", f"--namespace={cluster.namespace}"]
-        words = ["get", "jobs", "--watch-only", "--output-watch-events", "--output=name"]
+        words = ["get", "jobs", "--watch-only", "--output=name"]
         self._process = subprocess.Popen([*programs.kubectl(), *access, *words], stdout=subprocess.PIPE, text=True)
         self._times: list[float] = []
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("ADDED"):
+        names = set()
+        for name in self._process.stdout:
+            if name not in names:
+                names.add(name)
                 self._times.append(time.time())
 
     def created_at(self, began: float) -> float:
