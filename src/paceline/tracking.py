@@ -164,7 +164,7 @@ def _open_run() -> Run | None:
 
 
 def _started(experiment: str | None) -> Run:
-    """Start a run on rank 0."""
+    """Return the run that rank 0 starts and the other ranks join."""
     workspace = Workspace.from_config()
     rank, world_size = launched_rank()
     launch, launcher = _launch_file(workspace.path), _launcher()

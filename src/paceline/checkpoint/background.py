@@ -46,7 +46,7 @@ class BackgroundWrite(threading.Thread):
         self._moved_at = time.monotonic()
 
     def settle(self, patience_s: float = END_S) -> bool:
-        """Wait until the thread has ended, or makes no progress for `patience_s`. Return whether it has ended."""
+        """Wait until the thread ends, or makes no progress for `patience_s`. Return whether it has ended."""
         while self.is_alive():
             left_s = self._moved_at + patience_s - time.monotonic()
             if left_s <= 0:

@@ -110,7 +110,7 @@ def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
 
 
 def header_of(state: object, dense: Sequence[values.DenseArray], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the header of a checkpoint file, which precedes the arrays' bytes. It contains `state` and `metadata`."""
+    """Return the header of a checkpoint file, with `state` and `metadata`; it precedes the arrays' bytes."""
     about = [(array.name, array.dtype, array.shape, array.size) for array in dense]
     return safetensors.header(about, {_STATE: json.dumps(state), "format": "pt", **(metadata or {})})
 

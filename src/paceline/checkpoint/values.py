@@ -225,7 +225,7 @@ def is_storable(tensor: torch.Tensor) -> bool:
 
 
 class DenseArray:
-    """An array as contiguous bytes, ready to be written. It shares the array's memory where it can.
+    """An array as contiguous bytes, which shares the array's memory where it can.
 
     Attributes:
         dtype: The safetensors name of the dtype.

@@ -397,7 +397,7 @@ def current() -> Engine | None:
 
 
 def stop() -> None:
-    """Shut the engine down on all ranks. Operations in flight fail. All ranks may call `start` again."""
+    """Shut the engine down on all ranks. Operations in flight fail. `start` may be called again."""
     global _engine
     with _lock:
         engine, _engine = _engine, None

@@ -19,7 +19,7 @@ _MAX_LISTED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Changed:
-    """A changed file.
+    """A changed file of a model version.
 
     why: the end of a sentence that begins with the file's name, such as "has changed".
     """

@@ -129,7 +129,7 @@ class ModelRecord:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all files."""
+        """The size of all of the version's files."""
         return sum(file.size_bytes for file in self.files)
 
     def to_json(self) -> dict[str, object]:

@@ -20,7 +20,7 @@ _MAX_LISTED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSourceFile:
-    """A source file.
+    """A source file of a model.
 
     name: the file's name in the model. top: the folder below which no link is followed, or None.
     """

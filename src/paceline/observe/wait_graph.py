@@ -195,7 +195,7 @@ def trouble(one: WorkerFacts, told: WorkersReport) -> str | None:
 
 
 def in_debugger(one: WorkerFacts) -> str | None:
-    """Return a worker's debugger: a module's name, or "process 123" for gdb and similar debuggers; or None."""
+    """Return a worker's debugger: a module's name, or "process 123" for gdb and the like; or None."""
     if one.get("tracer"):
         return f"process {one['tracer']}"
     for thread in one.get("threads") or ():

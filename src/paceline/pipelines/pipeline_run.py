@@ -139,7 +139,7 @@ def step_records(folder: RunFolder, spec: PipelineSpec) -> list[RunRecord | None
 
 
 def rows(folder: RunFolder, pipeline: RunRecord) -> list[StepRow]:
-    """Return a mapping for each step.
+    """Return a table row for each step of a pipeline.
 
     Keys: number, step (its name), run_id, status, after (names), reused_from, target, started_utc, duration_s, failure (its
     message). run_id is None before the step begins. A step that will never begin is Skipped.

@@ -80,7 +80,7 @@ def bootstrap_words(python: str = "python3") -> tuple[str, ...]:
 
 
 def stream_program(*sources: str, last: str) -> bytes:
-    """Return a line that reads and runs a program, then this program: the texts of files, and `last`.
+    """Return a line that reads and runs a program, and the program: texts of files, and `last`.
 
     Only the first file may import from `__future__`.
     """

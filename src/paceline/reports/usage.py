@@ -79,7 +79,7 @@ class Usage:
         return {**asdict(self), **lost}
 
     def plus(self, other: Usage) -> Usage:
-        """Return the sum of both usages, under the name of this one."""
+        """Return the sum of this usage and another, under the name of this usage."""
         sums = {
             name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__ if name != "name"
         }

@@ -182,5 +182,5 @@ def state_text(record: RunRecord) -> str:
 
 
 def attempt_text(before: Attempt, now: Attempt) -> str:
-    """Return the words that announce a further attempt and its reason."""
+    """Return the words that announce another attempt and its reason."""
     return f"Attempt {before.number} ended ({before.cause}); attempt {now.number} starts."

@@ -44,7 +44,7 @@ def create(
     begin: bool = True,
     snapshot_id: str | None = None,
 ) -> RunFolder:
-    """Create a run that this process owns. Return its folder. With begin=False it is NotStarted, else Running.
+    """Create a run that this process owns, Running or (begin=False) NotStarted. Return its folder.
 
     Raises:
         FileNameError: `run_id` is not a valid id.
@@ -185,7 +185,7 @@ def _end_all() -> None:
 
 
 def watch_folders(folder: RunFolder, outputs: Path) -> None:
-    """Create `outputs`, and watch it and `./logs` for the run. Folders that cannot be created are skipped."""
+    """Create `outputs`, and watch it and `./logs` for the run, as far as they can be created."""
     if outputs.is_symlink():
         return  # in a worker, `outputs` belongs to the submitted run
     folders = [(outputs.absolute(), "outputs"), (Path("logs").absolute(), "logs")]

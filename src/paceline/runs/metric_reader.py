@@ -57,7 +57,7 @@ class LogTail:
         self.position = 0
 
     def chunks(self, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[bytes]:
-        """Yield the appended lines in chunks of whole lines; a line without its newline waits for the next call.
+        """Yield the appended lines in chunks of whole lines; an unfinished line waits for the next call.
 
         Raises:
             OSError: The log cannot be read.

@@ -216,7 +216,7 @@ class RunRecord:
 
     @property
     def receivers(self) -> dict[str, set[str]]:
-        """The events of each receiver of messages. The receivers of a pipeline's steps hear of the pipeline."""
+        """The events of each receiver of messages; a pipeline's include those of its steps."""
         steps: Any = (self.pipeline or {}).get("steps") or ()
         jobs = [(step["job"].get("notify") or (), step["job"].get("notify_on") or DEFAULT_EVENTS) for step in steps]
         found: dict[str, set[str]] = {}

@@ -19,7 +19,7 @@ _PATIENCE_S = 30.0
 
 @dataclass
 class Notes:
-    """The content of a notes file.
+    """A run's tags, properties, name and description.
 
     drawn_name: the readable name given at submission (`paceline.runs.ids`). display_name: a name set later by a user or
     the script's tracker. description: notes of people, in Markdown. is_archived: whether lists leave the run out.

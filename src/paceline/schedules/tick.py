@@ -1,4 +1,4 @@
-"""One look at all schedules, which the timer takes each minute: new events, and the runs that they start.
+"""One check of all schedules, which the timer makes each minute: new events, and the runs that they start.
 
     new times, versions, ended runs ── claim ── waiting ──┬── started ── ended
                                                           └── skipped, missed, failed

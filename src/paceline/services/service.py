@@ -287,7 +287,7 @@ class Service:
         return log.last_lines(self._folder, num_lines)
 
     def get_keys(self) -> tuple[str, str]:
-        """Return (primary, secondary).
+        """Return the service's two keys (primary, secondary).
 
         A request needs one of the keys, as `Authorization: Bearer KEY`.
 

@@ -70,5 +70,5 @@ class SshServer:
         print(serving_line(Serving(kind="ssh", at=f"{getpass.getuser()} {words}")), flush=True)
 
     def close(self) -> None:
-        """Remove the files."""
+        """Remove the files of the ssh server."""
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -352,7 +352,7 @@ class WorkerWatch:
             self._look()
 
     def _pause(self, least_s: float, began_s: float) -> None:
-        """Sleep after a look that began then: a look at thousands of workers takes a while, so let news gather."""
+        """Sleep between two looks at the workers, longer if looks take long."""
         pause_s = min(_PAUSE * (time.monotonic() - began_s), _LONGEST_S)
         time.sleep(min(pause_s / 2, _TICK_S))
         self._wake.sleep(max(least_s, pause_s))

@@ -50,7 +50,7 @@ class Gap(NamedTuple):
         ).encode()
 
     def place(self, offset: int) -> int:
-        """Convert an offset in the long file to that of the same byte in the short one."""
+        """Convert an offset in the uncut log to that of the same byte in the shortened log."""
         if offset <= self.begin:
             return offset
         return max(offset - self.end, 0) + self.begin + len(self.mark())

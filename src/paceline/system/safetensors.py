@@ -18,7 +18,7 @@ _MOST_BYTES = 100_000_000
 
 
 class TensorEntry(TypedDict):
-    """A tensor in a header."""
+    """A tensor in a safetensors header."""
 
     dtype: str
     shape: list[int]

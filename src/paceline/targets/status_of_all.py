@@ -55,7 +55,7 @@ class TargetLook:
 
 
 def look(workspace_dir: Path, name: str, limit_s: float) -> TargetLook:
-    """Query one target.
+    """Query the status of one target.
 
     Raises:
         TargetError: The target does not exist, or its description can't be read.

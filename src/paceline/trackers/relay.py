@@ -56,7 +56,7 @@ class SentValue(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, int, int]:
-        """An identity in which NaN equals NaN. MLflow's database has its largest number in the place of infinity."""
+        """An identity in which NaN equals NaN, and infinity MLflow's largest number."""
         value = math.copysign(math.inf, self.value) if abs(self.value) >= sys.float_info.max else self.value
         return self.name, repr(value), self.time_ms, self.step
 

@@ -67,7 +67,7 @@ _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
 class FileRow(TypedDict):
-    """A row of the tree.
+    """A row of a run's file tree.
 
     files: number of files in a folder, 0 for a file. is_open: whether the folder's content follows.
     """

@@ -76,7 +76,7 @@ class LogQuery:
 
 
 def find(folder: RunFolder, query: LogQuery, check_reader: Callable[[], None]) -> LogJson:
-    """Return the lines of a query.
+    """Return the log lines that a query asks for.
 
     check_reader: called repeatedly during a search. An error of it ends the search.
 

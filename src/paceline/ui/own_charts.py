@@ -23,7 +23,7 @@ class OwnCurve(TypedDict):
 
 
 class OwnChart(TypedDict):
-    """The data of a chart. labels: names of bars; None for numbers. width: of a bar. note: what the chart leaves out."""
+    """The data of a chart. labels: names of bars, or None. note: what the chart leaves out."""
 
     curves: list[OwnCurve]
     labels: list[str] | None
@@ -33,7 +33,7 @@ class OwnChart(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnQuery:
-    """The chart that a page requests. y: a metric; for bars, a text in names of metrics. x: the horizontal metric."""
+    """The chart that a page requests. x, y: metrics; for bars, y is a text in names of metrics."""
 
     kind: str
     y: str
@@ -84,7 +84,7 @@ def _pairs(curves: Mapping[Key, Curve], query: OwnQuery) -> OwnChart:
 
 
 def _bars(curves: Mapping[Key, Curve], text: str) -> OwnChart:
-    """Return the last value of each metric whose name contains `text`; of a single metric, that of each rank."""
+    """Return the last value of each metric whose name contains `text`; of one metric, each rank's."""
     keys = sorted((key for key in curves if text in key.name), key=lambda key: (key.name, key.rank, key.attempt))
     names = list(dict.fromkeys(key.name for key in keys))
     ranks = {f"rank {key.rank}": curves[key].ys[-1] for key in keys}

@@ -53,7 +53,7 @@ _SIGNS = {
 
 @cache
 def static_version() -> str:
-    """Return a hash of the static files for their URLs, so that browsers may cache the files without limit."""
+    """Return a hash of the static files for their URLs, which browsers may cache without limit."""
     digest = hashlib.sha256()
     for path in (*sorted(STATIC.iterdir()), *SHARED.values()):
         digest.update(path.read_bytes())

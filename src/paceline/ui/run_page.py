@@ -94,7 +94,7 @@ class CurveQuery:
 
 
 class MetricJson(TypedDict):
-    """A metric in the list of a page. node: 1 for a fact about a node. last: the last value."""
+    """A metric in the list of a page. node: 1 for a fact about a node."""
 
     name: str
     node: int

@@ -53,7 +53,7 @@ class _Server(uvicorn.Server):
 
 
 class _PeerProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """HTTP over a Unix socket. The client's address is `UNIX` and the number of the user, which the kernel names."""
+    """HTTP over a Unix socket. The client's address is `UNIX` and the uid that the kernel reports."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

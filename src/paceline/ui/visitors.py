@@ -189,7 +189,7 @@ def may_change(request: Request, folder: RunFolder, record: RunRecord | None = N
 
 
 def shown_forms(request: Request, read_only: bool, record: object) -> dict[str, bool]:
-    """Return the fields of a page's heading that say which forms its visitor sees. record: of the page's run, if any."""
+    """Return which forms the visitor of a page sees, as fields of its heading. record: of its run."""
     visitor = visitor_of(request)
     is_admin = visitor.role == ADMIN
     is_own = isinstance(record, RunRecord) and may_change(request, RunFolder(Path(record.run_id)), record)

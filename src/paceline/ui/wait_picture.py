@@ -30,7 +30,7 @@ _PER_ROW = 3
 
 @dataclass
 class Box:
-    """A group of equal ranks. is_cause: other ranks wait for these ranks, which wait for no rank. x, y: top left corner.
+    """A group of equal ranks. is_cause: other ranks wait for these ranks, which wait for none. x, y: top left corner.
 
     waits: the collective in which they wait, or "".
     """

@@ -43,7 +43,7 @@ _SRUN_HINT = (
 
 
 def from_open_mpi(environment: MutableMapping[str, str], starter: str = "mpirun") -> None:
-    """Set RANK and related variables from Open MPI's variables, after a check against the job's world size.
+    """Set RANK and related variables from Open MPI's, checked against the job's world size.
 
     starter: The program that started the workers, for messages.
 

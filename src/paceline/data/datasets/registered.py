@@ -40,7 +40,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetRecord:
-    """A registered version.
+    """A registered version of a dataset.
 
     Attributes:
         kind: "file" or "tabular".
@@ -130,7 +130,7 @@ def add(
 
 
 def load(workspace_dir: Path, name: str, version: int | str = "latest") -> DatasetRecord:
-    """Return a registered version.
+    """Return a registered version of a dataset.
 
     Args:
         workspace_dir: Folder of the workspace.

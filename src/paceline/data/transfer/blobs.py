@@ -145,7 +145,7 @@ class Blobs:
         meter.finish()
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove contents.
+        """Remove stored contents by their hashes.
 
         Raises:
             TransferError: The store does not allow it.

@@ -54,7 +54,7 @@ class CacheUse:
 
 
 class DataCache:
-    """The cache in a folder.
+    """The cache of store files in a folder.
 
     Files that runs use now stay, even beyond the limit.
 

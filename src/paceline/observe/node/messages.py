@@ -42,7 +42,7 @@ class Recorded(TypedDict):
 
 
 class ProcessFacts(TypedDict, total=False):
-    """Facts on a process: its state (`process_state.state_of`), and its stacks or the reason why they are missing."""
+    """Facts on a process: its state (`process_state.state_of`), and its stacks or why they are missing."""
 
     pid: int
     parent: int

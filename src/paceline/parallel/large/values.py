@@ -156,7 +156,7 @@ class TensorValues:
 
     @property
     def source(self) -> str:
-        """A sentence on where the values are from, or "" if the model already had them."""
+        """A sentence on the source of the initial values, or "" if the model already had them."""
         if self._folder is not None:
             return f"weights of {self._folder.path}: each worker has read its own part"
         if not self.empty:

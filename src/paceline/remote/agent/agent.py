@@ -238,7 +238,7 @@ class Agent:
         return [] if self._run_id is None else processes.belonging("PACELINE_RUN_ID", self._run_id)
 
     def _kill(self, which: Callable[[], list[int]]) -> int:
-        """Kill the processes that `which` returns until none exists or `_GONE_S` is over. Return how many remain."""
+        """Kill the processes that `which` returns for up to `_GONE_S`. Return how many remain."""
         deadline = time.monotonic() + _GONE_S
         while (left := which()) and time.monotonic() < deadline:
             for pid in left:

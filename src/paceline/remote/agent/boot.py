@@ -83,7 +83,7 @@ def digest_in(folder: str, is_ours: bool = False) -> "Optional[str]":  # noqa: U
 
 
 def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
-    """Return the cached `digest` of a package in our own folder, if its files are unchanged, else a new one.
+    """Return the `digest` of a package in our own folder, cached while its files are unchanged.
 
     The cache is worth it: reading a thousand files takes ten times as long as checking their status.
     """

@@ -64,7 +64,7 @@ class Ends:
 
     @classmethod
     def of_socket(cls, sock: socket.socket) -> Ends:
-        """Use a socket that is connected to a program's standard input and output. Takes ownership of the socket."""
+        """Use a socket connected to a program's standard input and output, and take ownership of it."""
         sock.setblocking(True)
         fd = sock.detach()
         return cls(fd, fd)

@@ -197,7 +197,7 @@ class AgentConnection:
     # --- the end
 
     def _end_program(self, wait_s: float) -> None:
-        """End the local program unless it exits within `wait_s`. The agent then detects the end of the link."""
+        """End the local program unless it exits within `wait_s`; the agent then detects the link's end."""
         process = self._ends.process
         if process is None:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._ends.read_fd)) as mine:

@@ -186,7 +186,7 @@ class Copies:
         self._unfetched.add(self._groups[rank])
 
     def fetch(self, attempt: int, *, is_last: bool = False) -> None:
-        """Fetch all missing files. Do nothing if the run was never sent. `is_last` is as for `LinkFiles.flush`.
+        """Fetch all missing files, if the run was ever sent. `is_last` is as for `LinkFiles.flush`.
 
         Raises:
             TargetError: Some files can't be fetched; the message names them or their nodes, and their folder.

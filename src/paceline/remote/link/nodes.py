@@ -127,7 +127,7 @@ class AgentNodes:
         )
 
     def _sees_source(self, folder: RunFolder) -> bool:
-        """Return whether the nodes see the source folder; if it is not here, our folders."""
+        """Return whether the nodes see the source folder; without one, whether they see the workspace."""
         source = place(read_json(folder.job)).source
         if not self._is_shared or not os.path.isdir(source):
             return bool(self._is_shared)

@@ -195,7 +195,7 @@ class Changes:
         return known is not None and known[:2] == stamp[:2] and known[2] in (0, stamp[2])
 
     def _rests(self, name: str, stamp: Stamp) -> bool:
-        """Return whether a file is unchanged for `QUIET_S`, by this machine's clock, not by the file's times."""
+        """Return whether a file is unchanged for `QUIET_S`, by this machine's clock."""
         last, since = self._resting.get(name, (None, 0.0))
         if last != stamp:
             since = time.monotonic()

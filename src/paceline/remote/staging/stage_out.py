@@ -14,7 +14,7 @@ from paceline.system.files import read_json, write_json
 
 
 def leave(reference: DataReference, folder: RunFolder, say: Callable[[str], None]) -> tuple[tuple[str, str], ...]:
-    """Record an output's files for the submitting machine, which compares its copy with the record. Resolve links.
+    """Record an output's files for the submitting machine, which compares its copy. Resolve links.
 
     Report entries that can't be stored, such as links out of the run's files, to `say`, and return them with reasons.
 

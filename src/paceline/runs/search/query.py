@@ -104,7 +104,7 @@ class Compare:
         return f"{self.field.name} {self.operator} {shown}"
 
     def test(self, now: float) -> Predicate:
-        """Return the predicate.
+        """Return the comparison as a predicate on a run's facts.
 
         Raises:
             QueryError: A value does not fit the field. The error's position is the index of this value.

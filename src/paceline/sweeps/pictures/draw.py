@@ -83,7 +83,7 @@ def into(folder: Path, drawn: Sketch) -> list[str]:
 
 
 def write_page(path: Path, drawn: Sketch) -> None:
-    """Write the HTML file.
+    """Write a sweep's pictures into one HTML file.
 
     Raises:
         OSError: It cannot be written.
@@ -116,7 +116,7 @@ def write_importances(path: Path, drawn: Sketch) -> None:
 
 
 def page(sketch: Sketch) -> str:
-    """Return the HTML text."""
+    """Return the HTML page with a sweep's pictures."""
     parts = [f"<h1>{_text(sketch.title)}</h1>", *[f"<p>{_text(remark)}</p>" for remark in sketch.remarks]]
     for history in sketch.histories:
         parts.append(f"<h2>History of {_text(history.name)}</h2>{_picture(svg.history(history))}")

@@ -44,7 +44,7 @@ class AwayError(EngineError):
 
 @dataclass(frozen=True, kw_only=True)
 class CommandResult:
-    """The result of a completed call."""
+    """The result of a completed call of a Slurm program."""
 
     returncode: int
     stdout: str
@@ -81,7 +81,7 @@ class Scheduler:
         timeout_s: float = CALL_S,
         environment: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Call a program.
+        """Call a Slurm program.
 
         environment: Environment of a local program; None for this process's.
 

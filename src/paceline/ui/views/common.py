@@ -108,7 +108,7 @@ def curve_query(request: Request) -> run_page.CurveQuery:
 
 
 def reader_check(request: Request) -> Callable[[], None]:
-    """Return a function that raises HTTPException if the reader has closed the connection. Call it in a view's thread."""
+    """Return a function, for a view's thread, that raises HTTPException once the reader has disconnected."""
     next_s = 0.0
 
     def check() -> None:

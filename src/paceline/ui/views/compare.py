@@ -117,7 +117,7 @@ def page(request: Request) -> Response:
 
 
 def table(request: Request) -> Response:
-    """Return the table as JSON.
+    """Return the table of compared runs as JSON.
 
     Each fact is `[kind, name, part, values]`, with one value if all runs share it.
     """

@@ -108,7 +108,7 @@ class ColumnHeading:
 
 @dataclass(frozen=True)
 class RunOverview:
-    """Facts about all runs that every list page needs. top: runs that are not archived and have no parent run."""
+    """Facts about all runs that every list page needs. top: unarchived runs without a parent run."""
 
     entries: Sequence[RunFacts]
     top: list[RunFacts]

@@ -159,7 +159,7 @@ class TargetWatch:
 
 
 def examination(kept: dict[str, object]) -> KeptExamination | None:
-    """Return the results of `paceline doctor` from a saved file, or None if it has no findings."""
+    """Return the results of `paceline compute doctor` from a saved file; None without findings."""
     listed = kept.get("findings")
     if not isinstance(listed, list):
         return None
