@@ -321,7 +321,7 @@ def _copy_and_leave(
 
 @dataclass(frozen=True)
 class _Mappings:
-    """Special parts of this process's memory.
+    """This process's mappings of shared memory and devices.
 
     shared: Sorted address ranges of shared memory, which a forked child does not see as a copy.
     devices: Names of devices that this process has mapped.

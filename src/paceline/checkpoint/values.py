@@ -262,7 +262,7 @@ class DenseArray:
 
     @property
     def data(self) -> memoryview:
-        """The bytes."""
+        """The array's bytes."""
         # numpy's view of a tensor would need numpy, which may be missing.
         return memoryview((ctypes.c_ubyte * self.size).from_address(self.address))
 

@@ -137,7 +137,7 @@ class Fusion:
         return part.prescale, False
 
     def _next(self, kind: DType) -> Array:
-        """Return the next buffer to fill."""
+        """Return the next fusion buffer to fill."""
         size = max(1, self._limit_bytes // kind.itemsize)
         return self._shared.fill(kind)[:size] if self._shared is not None else self._own(kind, size)
 

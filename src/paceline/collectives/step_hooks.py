@@ -105,7 +105,7 @@ def _follow_replicas(module: ModuleType) -> None:
 
 
 def _ask_replicas(clock: StepClock) -> None:
-    """Count each model's last waiting time once for each new step."""
+    """Count how long each model waited for other ranks, once for each step."""
     import time
 
     from paceline import torch_private

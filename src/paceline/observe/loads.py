@@ -31,7 +31,7 @@ def last(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def pace(folder: RunFolder, record: RunRecord) -> RunPace:
-    """Return the pace of the ranks in the last attempt."""
+    """Return the ranks' times per step (pace) in the last attempt."""
     found = last(folder)
     return (
         RunPace(is_over=record.is_terminal)

@@ -280,7 +280,7 @@ class _Scan:
         tree.not_copied[:] = [excluded for excluded in tree.not_copied if not excluded.path.startswith(below)]
 
     def _link_largest(self) -> None:
-        """Exclude the largest untracked files or folders until the rest is within the limits."""
+        """Exclude the largest untracked files or folders until the rest is within the snapshot's limits."""
         tree = self._tree
         if tree.size <= MAX_BYTES and len(tree.files) <= MAX_FILES:
             return

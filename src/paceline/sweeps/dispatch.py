@@ -194,7 +194,7 @@ class Dispatcher:
         return self._submission
 
     def _run(self, run_id: str, entry: TrialEntry, rung: int, former: RunFolder | None = None) -> NewRun:
-        """Return a trial's run, which resumes from a former sweep's trial."""
+        """Return a trial's run, which may resume a former sweep's trial."""
         sweep, spec = self._sweep, self._sweep.spec
         values = {**entry["values"], **budget(spec.stop, rung)}
         job = job_of(sweep.job, values, spec.pass_as, self._snapshot, spec.switches)

@@ -44,7 +44,7 @@ def hand_down(name: str, home: str) -> None:
 
 
 def from_above(name: str) -> object:
-    """Return the function that `hand_down` registered under this name."""
+    """Return the higher layer's function that `hand_down` registered under this name."""
     from importlib import import_module
 
     found: object = getattr(import_module(_HANDED_DOWN[name]), name)

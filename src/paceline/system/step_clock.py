@@ -34,7 +34,7 @@ _DOUBLE, _LONG = struct.Struct("<d"), struct.Struct("<q")
 
 
 class Counts:
-    """The totals of a clock.
+    """The totals that a worker's clock has counted.
 
     steps: Optimizer steps, or values of one metric; 0 if neither is known.
     """

@@ -58,7 +58,7 @@ class TargetUnderTest:
 
     @functools.cached_property
     def workspace_dir(self) -> Path:
-        """Return the workspace of all runs, which has the target."""
+        """Return the workspace of all runs, in which the target is registered."""
         path = self.folder / "ws"
         if self.name != configured.LOCAL:
             described = configured.Configured(name=self.name, kind=self.kind, settings=self.settings)

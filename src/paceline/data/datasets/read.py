@@ -51,7 +51,7 @@ def format_of(files: Sequence[LocalFile]) -> str:
 
 
 def read_frames(files: Sequence[LocalFile], reading: Reading, steps: Steps) -> pandas.DataFrame:
-    """Read the rows of all files and apply the steps.
+    """Read the rows of all files, and apply the dataset's steps, such as filters.
 
     Empty text files have no rows. After a leading `take`, further files are not read.
 

@@ -122,7 +122,7 @@ class Stage:
         return tuple(tensor.contiguous() for tensor in result)
 
     def backward(self, micro: int, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Run the backward pass; return the gradients for the former stage."""
+        """Run the backward pass; return the gradients for the previous stage."""
         turn = self._turns[micro]
         inputs, made = self._kept.pop(micro)
         self._left -= 1

@@ -153,7 +153,7 @@ def read_log(cluster: Cluster, folder: RunFolder, pod: Pod) -> None:
 
 @contextlib.contextmanager
 def _updating(folder: RunFolder) -> Iterator[dict[str, Any] | None]:
-    """Lock the run's folder for an update. Yield `mirrored.json`; None if nothing is to do."""
+    """Lock the run's folder for an update. Yield the content of `mirrored.json`, None without an update."""
     with locks.locked(folder.path / _LOCK):
         told: dict[str, Any] = read_json(folder.path / _STATE) or {"known": {}}
         if 0 <= time.time() - told.get("time", 0.0) < _FRESH_S or has_all(folder):

@@ -44,7 +44,7 @@ class HostMember:
         return self.host.slots or self.link.hello.cores
 
     def ask(self, verb: str, given: Ticket) -> LeaseAnswer:
-        """Return the answer of `paceline.targets.host_leases` to a verb.
+        """Return the host's answer to a request (`paceline.targets.host_leases`).
 
         Raises:
             EngineError: The host did not answer.

@@ -93,7 +93,7 @@ class _Value:
 
 
 class Adopter:
-    """A writer of old runs into a workspace.
+    """A writer of imported runs into a workspace.
 
     The caller holds the workspace's import lock.
     """
