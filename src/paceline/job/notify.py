@@ -47,7 +47,7 @@ def check_notify(given: object) -> tuple[str, ...]:
 
 
 def check_notify_on(given: object) -> tuple[NotifyEvent, ...]:
-    """Return valid events.
+    """Return the events to notify of, if they are valid.
 
     Raises:
         JobError: An event is unknown.

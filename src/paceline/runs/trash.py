@@ -239,7 +239,7 @@ def purge(run: DeletedRun) -> None:
 
 
 def expire(workspace_dir: Path) -> None:
-    """Remove expired runs. Never raises."""
+    """Remove expired runs from the trash. Never raises."""
     removal.sweep(workspace_dir / "trash")
     now = utc_now()
     for run in deleted(workspace_dir):

@@ -213,7 +213,7 @@ def log_change(workspace_dir: Path, **action: str) -> None:
 
 
 def last_changes(workspace_dir: Path, most: int) -> list[dict[str, str]]:
-    """Return the newest lines of the log, the newest first."""
+    """Return the newest lines of the log of changes, newest first."""
     found = []
     for line in reversed(last_lines(log_path(workspace_dir), most, window=1 << 22)):
         with contextlib.suppress(ValueError):

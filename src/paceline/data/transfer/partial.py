@@ -114,7 +114,7 @@ class Partial:
         self.close()
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the partial file's lock."""
         self._close_journal()
         if self._fd >= 0:
             os.close(self._fd)

@@ -207,7 +207,7 @@ _SYNCHRONISED: dict[type, type] = {
 
 
 class _Normalise(torch.autograd.Function):
-    """Batch normalisation over all ranks' rows that count.
+    """Batch normalisation over all ranks' rows, without padding.
 
     Two sums in the forward pass and one in the backward pass are all-reduced. The gradients of weight and bias are this rank's
     own; they are summed with all others. Ioffe and Szegedy, "Batch Normalization", 2015, section 3.

@@ -231,7 +231,7 @@ def eager() -> AbstractContextManager[object]:
 
 
 def fake_like(tensor: Tensor) -> Tensor:
-    """Return a new fake tensor with the properties of this one."""
+    """Return a new fake tensor with this tensor's properties."""
     other = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return other.requires_grad_().clone() if tensor.requires_grad else other
 

@@ -128,7 +128,7 @@ def is_json_type(mimetype: str) -> bool:
 
 
 def install() -> None:
-    """Make the replaced modules importable, as in a run's worker."""
+    """Make the modules of Azure's server importable, as in a run's worker."""
     # Use the folder's path instead of an import: a packaged service has `paceline.serving` without other packages.
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     shim = os.path.join(package, "compat", "shim", "azureml_names")
