@@ -78,7 +78,7 @@ def print_submitted(folder: RunFolder, hints: str, *, as_json: bool) -> int:
 
 
 def details(folder: RunFolder) -> ShownRun:
-    """Return what `show` prints with --json: the keys of `summary`, and further keys."""
+    """Return what `show` prints with --json: the keys of `summary`, and more keys."""
     # Import this here, because `paceline run` loads this module but not models.
     from paceline.models import registry
 

@@ -14,7 +14,7 @@ class MismatchError(CollectivesError):
 
 
 class ShutDownError(CollectivesError):
-    """A rank died or left while others needed it. No further operation is possible."""
+    """A rank died or left while others needed it. No other operation is possible."""
 
 
 class LostRankError(ShutDownError):

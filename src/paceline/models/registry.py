@@ -240,7 +240,7 @@ def _check_outside(source: ModelSource, workspace_dir: Path) -> None:
 
 
 def listed(found: Sequence[object]) -> str:
-    """Return text that lists the first items and the number of further items."""
+    """Return text that lists the first items and the number of remaining items."""
     return some([*map(str, found)], _MAX_LISTED) or "none"
 
 

@@ -647,7 +647,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     # --- children
 
     def child_run(self, name: str | None = None, run_id: str | None = None, outputs: str | None = None) -> Self:
-        """Start a new run below this one, which this process logs and ends.
+        """Start a new run below this run, which this process logs and ends.
 
         Args:
             name: Name of the new run, for people.
@@ -659,7 +659,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def create_children(
         self, count: int | None = None, tag_key: str | None = None, tag_values: list[object] | None = None
     ) -> list[Self]:
-        """Create several NotStarted runs below this one.
+        """Create several NotStarted runs below this run.
 
         count: number of runs; each is tagged with its index. tag_values: one run per value, tagged `tag_key=value`.
 
@@ -685,7 +685,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         kind: str | None = None,
         status: str | None = None,
     ) -> Iterator[Self]:
-        """Yield the runs below this one, newest first.
+        """Yield the runs below this run, newest first.
 
         recursive: also the runs below them. tags: only runs with these tags (name -> value, or one name). properties: only runs
         with these properties. kind: only runs of this kind, such as "script". status: only runs in this state, such as "Failed".
@@ -710,7 +710,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
                 yield self._handle(self._experiment, record)
 
     def submit_child(self, config: Submittable, tags: Mapping[str, object] | None = None, **overrides: Any) -> Run:
-        """Submit an estimator or a job as a run below this one.
+        """Submit an estimator or a job as a run below this run.
 
         Args:
             config: An estimator or a job, as for `Experiment.submit`.

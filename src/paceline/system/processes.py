@@ -304,7 +304,7 @@ def kill_group(group: int) -> None:
 
 
 def kill_session(session: int, wait_s: float = 1.0) -> None:
-    """Kill the processes below this one that belong to a session, and wait until they are gone."""
+    """Kill the processes below this process that belong to a session, and wait until they are gone."""
     deadline = time.monotonic() + wait_s
     while (left := [pid for pid in descendants(os.getpid()) if _session_of(pid) == session]) and (
         time.monotonic() < deadline

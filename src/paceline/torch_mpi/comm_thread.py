@@ -119,7 +119,7 @@ class Lane:
             raise CollectivesError(self._broken)
 
     def break_off(self, why: str) -> None:
-        """Fail all further calls, and skip MPI's finalization."""
+        """Fail all later calls, and skip MPI's finalization."""
         if not self._broken:
             self._broken = why
         mpi.abandon()

@@ -55,7 +55,7 @@ class Secrets:
         return dict(self._values)
 
     def add(self, name: str, value: str) -> None:
-        """Add a further secret value that `scrub` removes from messages."""
+        """Add another secret value that `scrub` removes from messages."""
         self._others[name] = value
 
     def scrub(self, text: str) -> str:

@@ -235,7 +235,7 @@ class _Work:
 
 
 class _StoppedError(Exception):
-    """Another file has failed, so this one is cancelled."""
+    """Another file has failed, so this fetch is cancelled."""
 
 
 def _first_error(futures: Sequence[Future[None]], stop: threading.Event) -> None:

@@ -88,7 +88,7 @@ class AgentConnection:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether an answer timed out and nothing arrived since, so that further requests are pointless."""
+        """Whether an answer timed out and nothing arrived since, so that more requests are pointless."""
         return self._waited_in_vain > self._heard
 
     def wait_for(self, pending: Pending, what: str, timeout_s: float | None) -> Frame:

@@ -152,7 +152,7 @@ class Link(LinkFiles):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a request timed out and nothing has arrived since, so that further requests are pointless."""
+        """Whether a request timed out and nothing has arrived since, so that more requests are pointless."""
         return self._connection.is_stuck
 
     # --- commands

@@ -38,7 +38,7 @@ class Ladder:
         return rungs
 
     def above(self, rung: int) -> int | None:
-        """Return the next rung above this one, else `last`, which may be None."""
+        """Return the next rung above a rung, else `last`, which may be None."""
         if rung >= TO_ITS_END:
             return self.last
         rung_above = self.first

@@ -39,7 +39,7 @@ class Sampler(Protocol):
     """
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        """Return the point of trial `number`, or None if the space has no further point."""
+        """Return the point of trial `number`, or None if the space has no other point."""
 
 
 def seed_of(seed: int, number: int) -> int:

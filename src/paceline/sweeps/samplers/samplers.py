@@ -140,7 +140,7 @@ class Proposals:
         )
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        """Return the point of trial `number`, or None if the space has no further point."""
+        """Return the point of trial `number`, or None if the space has no other point."""
         if number < len(self._points):
             return Proposal(chosen=self._points[number])
         return self._sampler.propose(number, trials)

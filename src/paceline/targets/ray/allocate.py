@@ -67,7 +67,7 @@ class RayNodes(AgentNodes):
         return {**self.holding.lost(), **super().lost()}
 
     def spare(self) -> int:
-        """Return how many further nodes an elastic run could get now."""
+        """Return how many additional nodes an elastic run could get now."""
         self.holding.lost()  # this also reads new messages of the driver
         return self.holding.spare
 

@@ -159,7 +159,7 @@ class Gathering:
     # --- shares
 
     def _take_at_once(self, members: Sequence[HostMember], held: list[HeldHosts]) -> list[HeldHosts]:
-        """Lease free shares on further hosts without queueing. Return them with `held`."""
+        """Lease free shares on other hosts without queueing. Return them with `held`."""
         mine = {item.member.host for item in held}
         left = [member for member in members if member.host not in mine]
         while left and len(held) < self._demand.most:

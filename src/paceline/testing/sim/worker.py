@@ -185,7 +185,7 @@ class SimWorker:
                 self._host.after(event.at_s, functools.partial(self._play, event, 0))
 
     def end(self, code: int, error: str = "") -> None:
-        """End the worker. Further calls do nothing."""
+        """End the worker. Later calls do nothing."""
         if self._has_ended:
             return
         self._has_ended = True

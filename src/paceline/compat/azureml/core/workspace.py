@@ -142,7 +142,7 @@ class Workspace(paceline.Workspace):
 
     @staticmethod
     def setup() -> Workspace:
-        """Return the workspace of `from_config()`, which needs no further setup."""
+        """Return the workspace of `from_config()`, which needs no other setup."""
         return Workspace.from_config()
 
     @staticmethod

@@ -32,7 +32,7 @@ class SdkDataReference(paceline.DataReference):
         return self.sources[0].path
 
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> SdkDataReference:
-        """Return a reference to a path below this one."""
+        """Return a reference to a path below this path."""
         source = self.sources[0]
         inside = "/".join(part.strip("/") for part in (source.path, path or "") if part.strip("/"))
         return dataclasses.replace(

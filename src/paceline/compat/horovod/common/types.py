@@ -34,7 +34,7 @@ class KerasLayer(Protocol):
 
 
 class Optimizer(Protocol):
-    """An optimizer of Keras. Its further attributes differ between releases."""
+    """An optimizer of Keras. Its other attributes differ between releases."""
 
     learning_rate: object
     built: bool

@@ -52,7 +52,7 @@ class ElasticLimits:
 
 
 class ElasticDriver:
-    """A sequence of attempts, until one succeeds or no further one can start.
+    """A sequence of attempts, until one succeeds or no other one can start.
 
     `job` makes an attempt's job from its slots. The outcome is that of the last attempt.
     """

@@ -62,7 +62,7 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
-    """Return the rows that every rank sent to this one.
+    """Return the rows that every rank sent to this rank.
 
     `splits` (a list or int32 tensor) holds the number of rows for each rank, from the first row on. The rest is not sent. None
     means equal parts. With `splits` the result is (tensor, received_splits), else one tensor.

@@ -58,7 +58,7 @@ def grouped_allgather_async(
 def alltoall(
     tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows that every rank sent to this one.
+    """Return the rows that every rank sent to this rank.
 
     `splits` (a list or int32 tensor) holds the number of rows for each rank, from the first row on. The rest is not sent. None
     means equal parts. With `splits` the result is (tensor, received_splits), else one tensor.
