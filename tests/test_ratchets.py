@@ -43,7 +43,7 @@ FEATURES = {
     "members": (683, 3),
 }
 CEILINGS = {
-    "lines": 140_941 + sum(lines for lines, _ in FEATURES.values()),
+    "lines": 140_940 + sum(lines for lines, _ in FEATURES.values()),
     "files": 821 + sum(files for _, files in FEATURES.values()),
     "percent of code lines that import": 9.55,
     "Any per 1,000 lines": 9.0,
