@@ -374,6 +374,11 @@ def test_the_interpreter_of_a_virtual_environment_keeps_its_own_path(tmp_path):
     assert interpreter(os.path.relpath(link)) == str(link)
 
 
+def test_paths_of_the_script_and_the_interpreter_may_be_path_objects():
+    job = PyTorch(entry_script=Path("train.py"), python=Path(sys.executable)).job()
+    assert (job.entry_script, job.environment.python) == ("train.py", sys.executable)
+
+
 @pytest.mark.parametrize(
     ("python", "said"), [("no-such-python", "no such program"), ("", "not a path"), (3.11, "not a path")]
 )

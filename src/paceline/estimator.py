@@ -104,7 +104,7 @@ class _Script:
     source_directory: str | os.PathLike[str] | None = "."
     # Keyword-only from here on, so that new fields never change the position of others.
     _: KW_ONLY
-    entry_script: str | None = None
+    entry_script: str | os.PathLike[str] | None = None
     entry_module: str | None = None
     command: str | Sequence[Any] | None = None
     script_params: Mapping[str, object] | None = None
@@ -129,7 +129,7 @@ class _Script:
     inputs: Sequence[Any] | None = None
     send: Sequence[str | os.PathLike[str]] = ()
     max_run_duration_seconds: float | str | dt.timedelta | None = None
-    python: str | None = None
+    python: str | os.PathLike[str] | None = None
     grace_period_seconds: float | str | dt.timedelta = DEFAULT_GRACE_S
     max_restarts: int = 0
     on_failure: OnFailure = "restart"
@@ -203,7 +203,7 @@ class _Script:
             definition=self.environment_definition,
             source_directory=self.source_directory or ".",
             # With an image, the name is looked up on the image's PATH, which is unknown on this machine.
-            python=interpreter(self.python) if self.custom_docker_image is None else self.python,
+            python=_text(self.python if self.custom_docker_image else interpreter(self.python)),
             # Framework estimators use the installed framework, without another download.
             layered=(self.framework is not None and not self.user_managed) if self.layered is None else self.layered,
             user_managed=self.user_managed,
@@ -251,7 +251,7 @@ class _Script:
         words = argument_words(self.script_params, self.arguments)
         if self.command is None:
             # An empty string means to the job that no script was given; without a module, the job then asks for one.
-            return {"entry_script": self.entry_script or "", "entry_module": self.entry_module, "arguments": words}
+            return {"entry_script": _text(self.entry_script or ""), "entry_module": self.entry_module, "arguments": words}
         if self.entry_script or self.entry_module or words:
             raise JobError(
                 f"command={self.command!r} together with a script, a module or arguments: the command line says it all."
@@ -520,7 +520,12 @@ def log_limit(given: object) -> Any:
         raise JobError(f"log_limit={given!r}: {error}") from None
 
 
-def interpreter(python: str | None) -> str | None:
+def _text(path: Any) -> Any:
+    """Return a `Path` as a text, and anything else unchanged."""
+    return os.fspath(path) if isinstance(path, os.PathLike) else path
+
+
+def interpreter(python: str | os.PathLike[str] | None) -> str | None:
     """Return `python` as an absolute path, after a search on PATH.
 
     Raises:
@@ -528,6 +533,7 @@ def interpreter(python: str | None) -> str | None:
     """
     if python is None:
         return None
+    python = _text(python)
     if not isinstance(python, str) or not python:
         raise JobError(f"python={python!r} is not a path. Give the path of a Python interpreter, or None.")
     # which() takes a name with a slash unchanged, and checks that the file is executable.

@@ -210,7 +210,8 @@ print("forked" if "--spare" in open("/proc/self/cmdline").read() else "cold")
 
 
 def test_workers_after_a_killed_worker_are_forked_on_each_host(ssh_lab: Lab, hosts: Hosts) -> None:
-    run = ssh_lab.submit(FORKED, max_restarts=1, **TWO)
+    # As on a user's hosts, Paceline is not installed in this interpreter: the run brings it along.
+    run = ssh_lab.submit(FORKED, max_restarts=1, python=os.path.realpath(sys.executable), **TWO)
     assert wait_for_end(run) == states.COMPLETED
     assert [log_text(run, rank) for rank in (0, 1)] == ["forked\n", "forked\n"]
     assert [hosts.processes(name) for name in hosts.names] == [{}, {}, {}]
