@@ -27,7 +27,7 @@ FEATURES = {
     "sessions on a node": (919, 8),
     "goodput": (850, 6),
     "checkpoints in the background": (1_223, 5),
-    "warm spares and replacement": (1_243, 4),
+    "warm spares and replacement": (1_244, 4),
     "types of the JSON": (344, 0),
     "simulated nodes": (1_507, 7),
     "kubernetes": (3_478, 16),

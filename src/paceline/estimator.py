@@ -203,7 +203,7 @@ class _Script:
             definition=self.environment_definition,
             source_directory=self.source_directory or ".",
             # With an image, the name is looked up on the image's PATH, which is unknown on this machine.
-            python=_text(self.python if self.custom_docker_image else interpreter(self.python)),
+            python=interpreter(self.python) if self.custom_docker_image is None else _word(self.python),
             # Framework estimators use the installed framework, without another download.
             layered=(self.framework is not None and not self.user_managed) if self.layered is None else self.layered,
             user_managed=self.user_managed,
@@ -251,7 +251,8 @@ class _Script:
         words = argument_words(self.script_params, self.arguments)
         if self.command is None:
             # An empty string means to the job that no script was given; without a module, the job then asks for one.
-            return {"entry_script": _text(self.entry_script or ""), "entry_module": self.entry_module, "arguments": words}
+            script = _word(self.entry_script or "")
+            return {"entry_script": script, "entry_module": self.entry_module, "arguments": words}
         if self.entry_script or self.entry_module or words:
             raise JobError(
                 f"command={self.command!r} together with a script, a module or arguments: the command line says it all."
@@ -520,11 +521,6 @@ def log_limit(given: object) -> Any:
         raise JobError(f"log_limit={given!r}: {error}") from None
 
 
-def _text(path: Any) -> Any:
-    """Return a `Path` as a text, and anything else unchanged."""
-    return os.fspath(path) if isinstance(path, os.PathLike) else path
-
-
 def interpreter(python: str | os.PathLike[str] | None) -> str | None:
     """Return `python` as an absolute path, after a search on PATH.
 
@@ -533,10 +529,8 @@ def interpreter(python: str | os.PathLike[str] | None) -> str | None:
     """
     if python is None:
         return None
-    python = _text(python)
-    if not isinstance(python, str) or not python:
+    if not isinstance(python, (str, os.PathLike)) or not python:
         raise JobError(f"python={python!r} is not a path. Give the path of a Python interpreter, or None.")
-    # which() takes a name with a slash unchanged, and checks that the file is executable.
     found = shutil.which(python)
     if found is None:
         raise JobError(f"python={python!r} can't be run: there is no such program. Give a Python interpreter's path.")

@@ -57,8 +57,8 @@ class WarmSpares:
                 self._begun[node_rank] = launch.attempt
                 try:
                     shell = self._shells[node_rank]
-                    command = environment.with_paths(command, launch, shell)
-                    self._pids[node_rank] = self._nodes.start(command, launch.work_dir, shell).pid
+                    started = environment.with_paths(command, launch, shell)
+                    self._pids[node_rank] = self._nodes.start(started, launch.work_dir, shell).pid
                 except (OSError, EngineError) as error:
                     say(f"node {name} has no warm process: {error}")
             report = read_json(folder.spare(self._begun[node_rank], node_rank))
