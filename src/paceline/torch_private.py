@@ -100,7 +100,7 @@ class TorchError(PacelineError, ImportError):
 
 
 def requirement() -> str:
-    """Return the requirement for pip."""
+    """Return pip's requirement for supported versions of torch."""
     return f"torch>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
 
 

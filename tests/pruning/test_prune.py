@@ -248,7 +248,7 @@ def test_env_prune_keeps_environments_of_live_runs(tmp_path, layers):
     assert environments.free_keys(tmp_path / "none") == set()
 
 
-def test_other_kinds_are_pruned_only_with_an_age_or_a_size(tmp_path, layers):
+def test_layers_are_pruned_only_with_an_age_or_a_size(tmp_path, layers):
     assert not prune(tmp_path, PrunePolicy(), dry_run=True)
     assert keys(prune(tmp_path, PrunePolicy(older_than_s=30 * DAY), dry_run=True)) == ["a"]
     assert not prune(tmp_path, PrunePolicy(keep_last=3), dry_run=True)

@@ -221,7 +221,7 @@ def test_sent_data_is_copied_and_removed_unless_changed(folder, carried):
     assert everything(carried) == {"x.txt", "deep", "deep/tool"}
 
 
-def test_sent_data_through_a_link_out_of_the_source_is_refused(folder, carried, tmp_path):
+def test_data_for_a_path_that_leaves_the_source_by_a_link_is_refused(folder, carried, tmp_path):
     (folder.snapshot / "away").symlink_to(tmp_path)
     with pytest.raises(OSError, match="leads out"):
         work_dir.make(folder, is_shared=False, sent={"away/x": carried})

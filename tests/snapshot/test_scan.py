@@ -187,7 +187,7 @@ def test_limit_variable_lifts_both_limits(tmp_path, monkeypatch, name, value):
     assert scanned(write_tree(tmp_path / "code", {"a": "12345", "b": "12345"})).size == 10
 
 
-def test_ignored_files_do_not_count(tmp_path, monkeypatch):
+def test_ignored_files_do_not_count_toward_the_limit_of_files(tmp_path, monkeypatch):
     monkeypatch.setattr(scan_module, "MAX_FILES", 1)
     files = {".gitignore": "data/\n", "data/a": "", "data/b": ""}
     assert set(scanned(write_tree(tmp_path / "code", files)).files) == {".gitignore"}

@@ -151,7 +151,7 @@ def test_single_trial_without_the_metric_is_reported_in_the_singular(tmp_path: P
 
 
 @pytest.mark.promise("more-trials-sweep-ended-so")
-def test_trials_without_the_metric_end_a_sweep_until_more_are_added(tmp_path: Path) -> None:
+def test_sweep_whose_trials_lack_the_metric_ends_and_reopens_for_more_trials(tmp_path: Path) -> None:
     folder = failed_with(tmp_path)
     for number in range(3):
         add_trial(folder, number, {"x": 0.5}, (1.0,), metric="other", chosen={"x": 0.5})

@@ -332,7 +332,7 @@ class ResponseCache:
         """Return the response's agreements in its order."""
         known = [self._agreements[slot] for slot in response.slots]
         if response.epoch != self._epoch:
-            # From now on all slot numbers are void, including those of this response, which were resolved above.
+            # Forget all agreements: in a new epoch their slot numbers mean nothing. Those of this response were resolved above.
             self._numbers, self._agreements, self._epoch = {}, {}, response.epoch
         for agreement in response.agreements:
             request = own_request(agreement.request.key) if agreement.slot >= 0 else None

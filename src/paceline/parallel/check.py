@@ -191,9 +191,9 @@ def compare(
 
 
 def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor, float]:
-    """Run one step; return its loss and the loss's factor.
+    """Run one step; return its loss and the loss's scale.
 
-    The gradients stay in the parameters. Raise CannotComputeError after an error, which the plain model does not have.
+    The gradients stay in the parameters. Raise CannotComputeError if the step fails: the plain model has passed it before.
     """
     means, group = par.task.means, par.world.replica_group
     try:

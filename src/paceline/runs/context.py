@@ -20,7 +20,7 @@ _SUPERVISOR = ["-m", "paceline.supervisor"]
 class WorkerContext:
     """A worker's run, its rank in the run, and the number of the attempt.
 
-    In a process group of the script (`paceline.system.run_variables`), rank and world size are the group's.
+    If the script starts further processes, as Lightning does (`paceline.system.run_variables`), rank and world size count these.
     """
 
     run_dir: Path

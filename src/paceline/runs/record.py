@@ -300,7 +300,7 @@ ACTS_FOR: ContextVar[str] = ContextVar("ACTS_FOR", default="")
 
 
 def user_name() -> str:
-    """Return the name of the user who acts: a member of the page, or the process's own user."""
+    """Return the name of the page's visitor who acts, else of this process's user."""
     return ACTS_FOR.get() or login_name()
 
 

@@ -288,7 +288,7 @@ class _Scan:
         groups: dict[str, list[int]] = {}
         for path, stamp in tree.files.items():
             parts = path.split("/")
-            # The topmost folder that is neither open nor tracked, else the file itself.
+            # Name the topmost folder without an included or tracked file, else the file itself.
             names = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
             group = next((name for name in names if name not in self._opened and not self._has_tracked(name)), None)
             if group is not None:

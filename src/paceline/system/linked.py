@@ -290,7 +290,7 @@ def write(path: Path, found: Iterable[NotCopied]) -> None:
 
 
 def read(path: Path) -> list[NotCopied]:
-    """Return the list that `write` wrote; empty if the file is missing or invalid.
+    """Return the names that a snapshot does not copy; none if the file is missing or invalid.
 
     Another user may have written the file in a shared workspace, so names that lead out of the source are refused.
     """

@@ -116,7 +116,7 @@ def test_sacct_output_is_parsed(version: str):
     assert jobs[ODD.replace('"', "`")].exit_code == 3
 
 
-def test_out_of_memory_job_has_its_signal():
+def test_signal_of_an_out_of_memory_job_is_read_from_sacct():
     (job,) = parse_sacct("7|OUT_OF_MEMORY|0:125|OutOfMemory|n1|x\n")
     assert (job.state, job.exit_code, job.signal, job.reason) == ("OUT_OF_MEMORY", 0, 125, "OutOfMemory")
 

@@ -62,7 +62,7 @@ def spec_of(
     `use_docker` comes from DockerConfiguration and overrides the environment's own setting.
 
     Raises:
-        UserErrorException: The interpreter is missing, or PACELINE_AZUREML=strict forbids a replacement.
+        UserErrorException: The interpreter is missing, or PACELINE_AZUREML=strict forbids to replace what the environment names.
     """
     if environment is None:
         return EnvironmentSpec()

@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 def profile(folder: str, ranks: list[int], seconds: float, rate: float, notes: list[str]) -> dict[str, WorkerFacts]:
-    """Return rank -> profile. notes: receives what is not allowed on this machine."""
+    """Sample the stacks of a node's ranks. notes: receives why a part was not possible."""
     workers = {rank: Worker(folder, rank) for rank in ranks}
     spy = py_spy()
     if spy is None:

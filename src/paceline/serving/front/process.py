@@ -235,7 +235,7 @@ def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
     if not name or config.source_dir is None or config.working_dir is not None:
         return config
     if name != os.path.basename(os.path.normpath(f"/{name}")):
-        return config  # the variable is not the name of a folder
+        return config  # the value is a path, not a folder's name
     # Each source has a folder of its own, because during an update two revisions are served.
     root = folder / "shared" / f"app-{zlib.crc32(config.source_dir.encode()):08x}"
     root.mkdir(parents=True, exist_ok=True)

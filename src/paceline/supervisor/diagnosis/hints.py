@@ -34,7 +34,7 @@ _OF_KERAS_2 = re.compile(
     r"|object has no attribute '(fit|predict|evaluate)_generator'|passed to BatchNormalization: \{'fused'"
     r"|Could not interpret optimizer identifier: <tensorflow\.python\.training"
 )
-#: Errors of such a script whose messages do not mention Keras; they count if the traceback mentions Keras.
+#: Errors of a script for Keras 2 whose messages do not mention Keras; the traceback has to mention it.
 _PERHAPS_OF_KERAS_2 = re.compile(
     r"'list' object is not callable|object has no attribute '(lr|get_weights|set_weights|ref|get_session)'"
 )

@@ -54,7 +54,7 @@ class ObjectNames:
     """The names of a run's objects.
 
     Attributes:
-        secrets: Secrets by content, each with one part of the library or the source, as {file in a pod: name}.
+        secrets: File in a pod -> name of the Secret with the file, a packed part of the library or the source.
     """
 
     job: str

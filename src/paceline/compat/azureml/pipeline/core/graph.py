@@ -55,7 +55,7 @@ class PipelineParameter(paceline.PipelineParameter):
 
 
 class TrainingOutput:
-    """The part of a sweep's results for a PipelineData of `HyperDriveStep(outputs=)`.
+    """Selects which results of a sweep go into a PipelineData of `HyperDriveStep(outputs=)`.
 
     Args:
         type: "Model" is a file or folder of the best trial; "Metrics" is a JSON of all trials' metrics.
