@@ -17,6 +17,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system.files import json_lines, read_json
 from paceline.ui.guard import Token
 from paceline.ui.views import actions, common, run, start
+from tests.helpers import wait_until
 from tests.observe.test_wait_graph import entry, rank, told
 from tests.ui.conftest import HOSTILE, Place, log_values, say
 
@@ -340,9 +341,9 @@ def test_page_of_a_run_with_many_tags_shows_the_first_and_their_number(
         assert len(text) < 1_000_000
     # One page shows the notes; the page of details compares them with those of other runs.
     assert reads <= 2
-    row = client.get("/").text
-    assert "and 980 more" in row
-    assert len(row) < 100_000
+    # On a busy machine the list first comes without the run, whose many tags are still read.
+    wait_until(lambda: "and 980 more" in client.get("/").text, "the list has the run")
+    assert len(client.get("/").text) < 100_000
     tags_and_properties.remove_tags(folder.notes, ["tag0"])
     assert ">tag200<" in client.get(f"/runs/{folder.run_id}").text
 
