@@ -57,7 +57,7 @@ class PausingPolicy(Protocol):
         """Return whether a trial without a process may continue later."""
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return the script argument (name, value) that ends a run at the next rung; None without one."""
+        """Return the script argument (name, value) that ends a run above `rung`, or None without one."""
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
         """Return why a waiting trial was not continued."""
