@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Iterable, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from paceline.children.retries import Canceling, Refusals
 from paceline.errors import EngineError, PacelineError
@@ -22,14 +22,11 @@ from paceline.runs import controllers, read, removal, states, store
 from paceline.runs.driver_log import say
 from paceline.runs.failure import EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder
+from paceline.runs.messenger import Messenger
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks
 from paceline.system.files import read_json
 from paceline.system.names import counted
-
-if TYPE_CHECKING:
-    from paceline.job.notify import NotifyEvent
-    from paceline.runs.notify import Messenger
 
 #: Pause between two ticks. When a trial ends, its core is idle for half of this time on average.
 _TICK_S = 0.05
@@ -102,7 +99,7 @@ class ParentController(abc.ABC, Generic[State]):
     def __init__(self, folder: RunFolder) -> None:
         self.state: State = self.read_state(folder)
         self.canceling = Canceling(f"{self.state.record.kind} {folder.run_id}")
-        self._messenger: Messenger | None = None
+        self.messenger = Messenger(folder)
 
     def run(self, record: RunRecord) -> None:
         """Control the run until it has ended or its folder is removed.
@@ -116,7 +113,7 @@ class ParentController(abc.ABC, Generic[State]):
         if state.record.status != states.RUNNING:
             started = state.record.started_utc or utc_now()
             state.record = store.change(state.folder, state.record, states.RUNNING, started_utc=started)
-            self.tell("start")
+            self.messenger.tell(state.record, "start")
         while state.folder.state.exists():
             self.look()
             self.canceling.again()
@@ -127,22 +124,13 @@ class ParentController(abc.ABC, Generic[State]):
                 self.advance()
                 is_over = not len(state.live) and self.is_done()
             if is_over:
-                if self._messenger is not None:
-                    state.note(warnings=(*state.record.warnings, *self._messenger.wrong()))
+                if wrong := self.messenger.wrong():
+                    state.note(warnings=(*state.record.warnings, *wrong))
                 self.write_end()
                 return
             time.sleep(_TICK_S)
         # Without a folder, cancel requests can't be stored and the end can't be recorded.
         self.stop_all(f"the {state.record.kind}'s folder is gone")
-
-    def tell(self, event: NotifyEvent, digest: str = "") -> None:
-        """Send the messages of an event from a thread, because the children are watched meanwhile."""
-        if not any(event in events for events in self.state.record.receivers.values()):
-            return
-        from paceline.runs.notify import Messenger
-
-        self._messenger = self._messenger or Messenger(self.state.folder)
-        self._messenger.tell(self.state.record, event, digest)
 
     @staticmethod
     @abc.abstractmethod

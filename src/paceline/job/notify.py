@@ -13,7 +13,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from paceline.errors import JobError
 from paceline.job.secret_values import hidden, is_place
@@ -24,8 +24,8 @@ HOOKS = ("slack", "teams", "webhook", "ntfy", "apprise")
 FORMS = f"{', '.join(f'{kind}:PLACE' for kind in HOOKS)}, mail:ADDRESS, command:WORDS"
 #: Events that send messages: the workers have started, the run has ended or failed, it hangs, its user is over quota, and of
 #: a sweep, another trial is the best.
-EVENTS = ("start", "end", "failure", "hang", "quota", "best")
 NotifyEvent: TypeAlias = Literal["start", "end", "failure", "hang", "quota", "best"]
+EVENTS: tuple[NotifyEvent, ...] = get_args(NotifyEvent)
 DEFAULT_EVENTS: tuple[NotifyEvent, ...] = ("end", "hang")
 
 _ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"-][^\s@,;:<>()\[\]\\\"]*@[^\s@,;:<>()\[\]\\\"]+")

@@ -18,7 +18,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from email.message import EmailMessage
 from pathlib import Path
@@ -95,23 +95,6 @@ def _sentence(said: Notification, receiver: str, why: str) -> str:
 def _heard(receiver: str, record: RunRecord) -> dict[str, str]:
     """Return the line of `told.jsonl` of a receiver."""
     return {"to": receiver, "status": record.status}
-
-
-class Messenger:
-    """A thread that sends a run's messages, one event after the other, while its owner goes on."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-        self._pool = ThreadPoolExecutor(1)
-        self._sent: list[Future[list[str]]] = []
-
-    def tell(self, record: RunRecord, event: NotifyEvent, digest: str = "") -> None:
-        """Send the messages of an event, as `tell` does."""
-        self._sent.append(self._pool.submit(tell, self._folder, record, event, digest))
-
-    def wrong(self) -> list[str]:
-        """Return a sentence for each failure, once all messages are sent."""
-        return [why for sent in self._sent for why in sent.result()]
 
 
 @dataclass(frozen=True, kw_only=True)

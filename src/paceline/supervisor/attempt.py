@@ -87,7 +87,7 @@ def _note_running(run: Supervision) -> None:
     run.to(states.RUNNING)
     # A restart keeps its place, and begins without a wait in the queue.
     if run.reason.startswith(("start", "preempted")):
-        run.tell("start")
+        run.messenger.tell(run.record, "start")
 
 
 def _replacing(run: Supervision, launch: Launch, shells: Sequence[Mapping[str, str]]) -> Replacing | None:

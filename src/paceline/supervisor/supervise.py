@@ -299,7 +299,7 @@ def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
 def _end(run: Supervision, status: str, **changes: Any) -> None:
     """Write the end of the run, which sends notifications. Everything else is released by now."""
     if run.job.notify:
-        for why in run.messenger.wrong() if run.messenger else ():
+        for why in run.messenger.wrong():
             run.warn(why)
         run.waiting("telling of its end")
         changes["waiting_for"] = None

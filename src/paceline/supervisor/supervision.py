@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import EngineError, TargetError
 from paceline.job.job import Job
@@ -20,16 +20,13 @@ from paceline.runs import remote_status, states, store
 from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
+from paceline.runs.messenger import Messenger
 from paceline.runs.record import Attempt, Hang, Owner, Replacement, RunRecord, parse_utc, utc_now
 from paceline.supervisor.spares import WarmSpares
 from paceline.system.files import read_json
 from paceline.targets import Nodes, Target
 from paceline.targets.configured import LOCAL
 from paceline.targets.shares import OVER_QUOTA
-
-if TYPE_CHECKING:
-    from paceline.job.notify import NotifyEvent
-    from paceline.runs.notify import Messenger
 
 #: Seconds between two questions whether another run needs the nodes.
 _ASK_S = 1.0
@@ -70,7 +67,7 @@ class Supervision:
         self.job: Job = self.record.job
         #: Values of the job's secrets.
         self.secrets: Mapping[str, str] = read_json(folder.secrets) or {} if self.job.secrets else {}
-        self.messenger: Messenger | None = None
+        self.messenger = Messenger(folder)
         self.target: Target | None = None
         self.nodes: Nodes | None = None
         self.seen: RemotePaths | None = None
@@ -114,7 +111,7 @@ class Supervision:
             self.record = replace(self.record, waiting_for=text)
             store.write(self.folder, self.record)
             if OVER_QUOTA in text and not was_over_quota:
-                self.tell("quota")
+                self.messenger.tell(self.record, "quota")
         return self.stop_reason() is not None
 
     def warn(self, text: str) -> None:
@@ -133,18 +130,7 @@ class Supervision:
             since = f"{str(hang['since_utc'])[:19].replace('T', ' ')} UTC" if hang else None
             threading.Thread(target=note, args=(since,), daemon=True).start()
         if hang is not None and self.job.on_hang == "report":
-            self.tell("hang")
-
-    def tell(self, event: NotifyEvent) -> None:
-        """Send the messages of an event from a thread, because the workers are watched meanwhile."""
-        if not any(event in events for events in self.record.receivers.values()):
-            return
-        if self.messenger is None:
-            # The import is late, because it takes a fifth of a supervisor's start, and few runs notify.
-            from paceline.runs.notify import Messenger
-
-            self.messenger = Messenger(self.folder)
-        self.messenger.tell(self.record, event)
+            self.messenger.tell(self.record, "hang")
 
     def note_growth(self, text: str) -> None:
         """Record that an elastic run will continue with more nodes."""

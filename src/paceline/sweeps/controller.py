@@ -66,7 +66,7 @@ class Controller(ParentController[SweepState]):
                 self._say_ended(trial)
         if self._leader != self._told_leader and time.monotonic() >= self._tell_best_at:
             self._told_leader, self._tell_best_at = self._leader, time.monotonic() + _BEST_S
-            self.tell("best", best_text(self.state))
+            self.messenger.tell(self.state.record, "best", best_text(self.state))
         self._take_more()
 
     def end_reason(self) -> str | None:

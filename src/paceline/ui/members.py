@@ -10,7 +10,6 @@ The file has a line for each name; names may be in quotes.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from paceline.runs.logs import last_lines
 from paceline.runs.record import utc_now
 from paceline.system.files import PRIVATE, append_line, make_own, names_in, write_json
 from paceline.system.names import did_you_mean
+from paceline.ui.shares import digest_of
 
 VIEW, OWN, ADMIN = ROLES = ("view", "own", "admin")
 #: Name of a member, as a proxy or the kernel gives it. "*" is not a name, so no user can log in with it.
@@ -145,7 +145,7 @@ class Accounts:
         if path.exists():
             raise UserError(f"there is an account {name!r} already. Remove it first: paceline account remove {name}")
         secret, now = secrets.token_urlsafe(32), time.time()
-        account = Account(name=name, role=role, digest=_digest(secret), made=now, expires=now + valid_s)
+        account = Account(name=name, role=role, digest=digest_of(secret), made=now, expires=now + valid_s)
         make_own(self._folder.parent)
         make_own(self._folder)
         write_json(path, asdict(account), mode=PRIVATE)
@@ -156,7 +156,7 @@ class Accounts:
         name, _, secret = token.removeprefix(PREFIX).partition(".")
         account = self.get(name)
         return (
-            account if account and secrets.compare_digest(account.digest.encode(), _digest(secret).encode()) else None
+            account if account and secrets.compare_digest(account.digest.encode(), digest_of(secret).encode()) else None
         )
 
     def get(self, name: str) -> Account | None:
@@ -191,10 +191,6 @@ class Accounts:
         if not _ACCOUNT.fullmatch(name):
             raise UserError(f"the account {name[:80]!r} must have lower-case letters, digits and `-`, at most 63.")
         return self._folder / f"{name}.json"
-
-
-def _digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
 
 
 def log_path(workspace_dir: Path) -> Path:

@@ -92,7 +92,7 @@ class SharedLinks:
         share_id, secret, now = secrets.token_hex(8), secrets.token_urlsafe(32), time.time()
         share = Share(
             share_id=share_id,
-            digest=_digest(secret),
+            digest=digest_of(secret),
             runs=runs,
             made=now,
             expires=now + days * 86400,
@@ -108,7 +108,7 @@ class SharedLinks:
         share = self._read(share_id) if _ID.fullmatch(share_id) else None
         if share is None or share.expires <= time.time():
             return None
-        return share if hmac.compare_digest(share.digest.encode(), _digest(secret).encode()) else None
+        return share if hmac.compare_digest(share.digest.encode(), digest_of(secret).encode()) else None
 
     def is_valid(self, share: Share) -> bool:
         """Return whether the link has neither ended nor been withdrawn."""
@@ -167,5 +167,6 @@ class SharedLinks:
         return None
 
 
-def _digest(secret: str) -> str:
+def digest_of(secret: str) -> str:
+    """Return the SHA-256 of a token's secret in hex, which is stored in its place."""
     return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
