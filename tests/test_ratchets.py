@@ -35,7 +35,7 @@ FEATURES = {
     "packages that an example lacks": (21, 0),
     "a fair queue": (1_646, 5),
     "functions": (1_318, 8),
-    "further notifications": (344, 1),
+    "further notifications": (345, 1),
     "backups": (1_389, 7),
     "frozen datasets": (341, 1),
     "parameters and templates": (437, 3),

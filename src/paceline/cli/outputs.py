@@ -407,6 +407,7 @@ class ServiceRow(TypedDict):
     last_end: str | None
     owner: dict[str, object]
     server_pid: int | None
+    outage_reported: bool
     note: str | None
     run_id: str | None
     tags: dict[str, str]

@@ -130,8 +130,8 @@ class Guardian:
                 if not record.served:
                     store.change(self.folder, record, state=FAILED, **changes)
                     return None
-                changed = store.change(self.folder, record, state=UNHEALTHY, is_told_down=True, failure=str(error))
-                if not record.is_told_down:
+                changed = store.change(self.folder, record, state=UNHEALTHY, outage_reported=True, failure=str(error))
+                if not record.outage_reported:
                     store.tell_down(self.folder, changed)
             if target.state != UP or self.is_ended:
                 # The next process that reads the service's record settles the request to stop.

@@ -144,7 +144,7 @@ class ServiceRecord(_Data):
     first.
     settled: serial of the last settled request. failure: why that request or the whole service failed.
     updating: revision in preparation. restarts: how often a dead server was started again; last_end: how and when it last died.
-    is_told_down: receivers know that it is down.
+    outage_reported: a message about the present outage was sent.
     owner: the supervising process. run_id: the run that serves on another machine. note: where that is, for users.
     """
 
@@ -170,7 +170,7 @@ class ServiceRecord(_Data):
     last_end: str | None = None
     owner: Owner = field(default_factory=Owner)
     server_pid: int | None = None
-    is_told_down: bool = False
+    outage_reported: bool = False
     note: str | None = None
     run_id: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)

@@ -276,11 +276,11 @@ class Supervisor:
     def _tell_if_down(self) -> None:
         """Send messages if restarts do not bring the service back."""
         since_s = time.time() - parse_utc(self.record.since_utc).timestamp()
-        if self.record.state == HEALTHY and self.record.is_told_down and since_s > _STEADY_S:
-            self._note(is_told_down=False)
+        if self.record.state == HEALTHY and self.record.outage_reported and since_s > _STEADY_S:
+            self._note(outage_reported=False)
         is_down = self.record.state == UNHEALTHY and self.deaths and (self.deaths >= _MOST_DEATHS or since_s > _DOWN_S)
-        if is_down and not self.record.is_told_down:
-            self._note(is_told_down=True)
+        if is_down and not self.record.outage_reported:
+            self._note(outage_reported=True)
             # In a thread, because the server is restarted meanwhile.
             threading.Thread(target=store.tell_down, args=(self.folder, self.record)).start()
 
