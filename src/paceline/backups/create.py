@@ -153,7 +153,6 @@ def _spool(workspace_dir: Path) -> Iterator[Path]:
 
 
 def _units(top: Path) -> Iterator[str]:
-    """Yield the runs, snapshots and other things of a workspace."""
     # Runs come last: the snapshots, datasets and models that a run names are older than the run.
     for folder in sorted(KEPT, key=lambda name: name == "runs"):
         if os.path.islink(top / folder):

@@ -129,7 +129,6 @@ def verify(workspace_dir: Path, source: Source, backup_id: str | None = None) ->
 
 
 def _of_run(entries: Sequence[BackupEntry], run: str, backup: Backup) -> list[BackupEntry]:
-    """Return the entries of a run, its children and their snapshots."""
     units = {entry.unit for entry in entries if entry.name.startswith("runs/")}
     if f"runs/{run}" not in units:
         raise DataError(f"backup {backup.id} has no run {run!r}. Give the whole id.")
@@ -202,7 +201,6 @@ def _damaged(name: str, backup: Backup) -> DataError:
 
 
 def _build(entries: Sequence[BackupEntry], stage: Path) -> None:
-    """Create the restored files from the backup's contents."""
     files, used = stage / "files", set[str]()
     shared: dict[object, Path] = {}
     for entry in entries:
@@ -264,7 +262,6 @@ def _ended(record: RunRecord, backup: Backup) -> RunRecord:
 
 
 def _move(entries: Iterable[BackupEntry], files: Path, top: Path) -> None:
-    """Move the restored files into the workspace, the runs last."""
     units = {entry.unit for entry in entries}
     for unit in sorted(units, key=lambda name: (name.startswith("runs"), name)):
         if not os.path.lexists(files / unit):

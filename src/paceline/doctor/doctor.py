@@ -77,7 +77,6 @@ def _between(found: dict[str, Offset]) -> Finding:
 
 
 def _offset(patient: Patient) -> Offset:
-    """Return the clocks' difference, from the measurement with the shortest round trip."""
     samples = []
     for _ in range(_SAMPLES):
         sent_at = time.time()

@@ -58,7 +58,6 @@ def _check(
     reduce: Callable[[Examination, Sequence[Patient], Mapping[str, NetworkPlace]], Answers],
     advice: str,
 ) -> Iterator[Finding]:
-    """Run the all-reduce on all ranks, and return findings about it."""
     places, patients = examination.places, examination.well
     if lacks:
         yield skipped(check, lacks)

@@ -72,11 +72,6 @@ def _reduced(
     scratch: str,
     shell: Sequence[str],
 ) -> dict[str, object]:
-    """Run mpirun, and return the measurement of rank 0.
-
-    Raises:
-        NoAnswerError: mpirun failed. The message has the last lines of its output.
-    """
     nodes = [
         Node(node_rank=rank, name=patient.name, address=places[patient.name].address, cores=1)
         for rank, patient in enumerate(patients)
@@ -106,7 +101,6 @@ def _reduced(
 
 
 def _options(places: Sequence[NetworkPlace], major: int, shell: Sequence[str]) -> list[str]:
-    """Return mpirun's options, which are the same as for a run."""
     words = ["--bind-to", "none"]
     if len(places) == 1:
         return [*words, *(["--map-by", "slot:OVERSUBSCRIBE"] if major >= 5 else ["--oversubscribe"]), "-n", "2"]
@@ -137,6 +131,5 @@ def _wait(patient: Patient, pid: int) -> int | None:
 
 
 def _without_frames(text: bytes) -> bytes:
-    """Return mpirun's output without lines of dashes and blank lines."""
     lines = [line for line in text.splitlines() if line.strip(b"-= ") and b"mpirun noticed" not in line]
     return os.linesep.encode().join(lines[:40])

@@ -225,7 +225,6 @@ class _Attempt:
         return self._overlaid((one for one in found if one.end > one.start), (train, train + self._redone_s))
 
     def _overlaid(self, intervals: Iterable[Interval], again: Span) -> Iterator[Interval]:
-        """Yield the intervals, cut where a hang or repeated steps begin or end."""
         cuts = sorted({edge for span in (*self._hangs, again) for edge in span if math.isfinite(edge)})
         for one in intervals:
             edges = [one.start, *cuts[bisect.bisect(cuts, one.start) : bisect.bisect_left(cuts, one.end)], one.end]
@@ -239,7 +238,6 @@ class _Attempt:
                     yield one._replace(start=start, end=end)
 
     def _usual(self, at: float) -> float:
-        """Return the usual seconds between two samples at this time."""
         return self._every_s * merged_samples(at - self._begin)
 
 
@@ -270,7 +268,6 @@ def _divided(shares: Shares, rest: float, used: float | None) -> Shares:
 
 
 def _add_states(sums: _Sums, marks: Sequence[tuple[float, str]], span: Span, held: tuple[float, float]) -> None:
-    """Add the time outside attempts, by the run's state."""
     for number, (at, status) in enumerate(marks):
         until = marks[number + 1][0] if number + 1 < len(marks) else math.inf
         seconds = min(until, span[1]) - max(at, span[0])
@@ -280,7 +277,6 @@ def _add_states(sums: _Sums, marks: Sequence[tuple[float, str]], span: Span, hel
 
 
 def _states(folder: RunFolder, record: RunRecord) -> list[tuple[float, str]]:
-    """Return (time, state) for each change of the run's state, in order; at least one."""
     told = [(seconds_of(record.created_utc), states.NOT_STARTED)]
     for line in json_lines(folder.events):
         if isinstance(line, dict) and isinstance(line.get("status"), str):
@@ -299,7 +295,6 @@ def _states(folder: RunFolder, record: RunRecord) -> list[tuple[float, str]]:
 
 
 def _attempts(record: RunRecord, start: float, end: float) -> Iterator[tuple[Attempt, Span]]:
-    """Yield each attempt with its start and end, in order and without overlap."""
     now = start
     for number, attempt in enumerate(record.attempts):
         begin = seconds_of(attempt.started_utc)
@@ -361,7 +356,6 @@ def _redone(folder: RunFolder) -> dict[int, float]:
 
 
 def _samples(lines: Iterable[object]) -> list[_Sample]:
-    """Return a load log's samples in order, each with the values of one time."""
     found: list[_Sample] = []
     values: dict[str, float] = {}
     for line in lines:
@@ -385,7 +379,6 @@ def _within(samples: Sequence[_Sample], begin: float, until: float) -> list[_Sam
 
 
 def _energy(folder: RunFolder, sums: _Sums, span: Span) -> tuple[float, str]:
-    """Return the energy in kWh and its source: the nodes' power meters, or the assumed watts."""
     joules = {"cpu": 0.0, "gpu": 0.0}
     for path in node_logs(folder.metrics).values():
         before: float | None = None

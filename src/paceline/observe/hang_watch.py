@@ -69,7 +69,6 @@ class HangWatch:
         self._looks.begin(self._take)
 
     def _take(self, told: WorkersReport) -> None:
-        """Compare the workers' stacks with the previous ones."""
         now = time.monotonic()
         self._is_looking = False
         if now - self._last_s < self._limit_s:
@@ -124,7 +123,6 @@ class HangWatch:
             )
 
     def _has_grown(self) -> bool:
-        """Return whether a log or a metric has grown since the last call."""
         sizes: dict[str, int] = {}
         for folder in (self._folder.metrics, self._folder.attempt(self._launch.attempt)):
             with contextlib.suppress(OSError), os.scandir(folder) as found:

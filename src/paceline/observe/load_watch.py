@@ -211,7 +211,6 @@ class LoadWatch:
             self._flush(name)
 
     def _flush(self, name: str) -> None:
-        """Write one value for the values kept so far: their mean, or for memory their maximum."""
         kept = self._kept.pop(name)
         kind, _, number = name.partition(" ")
         if name not in self._logs:

@@ -239,7 +239,6 @@ def _line(places: Mapping[tuple[str, str, int], int], file: str, function: str) 
 
 
 def _loader_share(one: WorkerFacts) -> float:
-    """Return the share of time in which a main thread waited for its DataLoader's processes."""
     counts = Counter[bool]()
     for where, stack, count in _stacks(one):
         if where == "main":
@@ -256,7 +255,6 @@ def _table(found: Iterable[FunctionTime]) -> list[str]:
 
 
 def _differing(by_rank: Mapping[int, float]) -> str:
-    """Return the ranks' shares as text if they differ much."""
     if len(by_rank) < 2 or max(by_rank.values()) - min(by_rank.values()) < _APART:
         return ""
     groups: dict[int, list[int]] = {}

@@ -169,7 +169,6 @@ class Looks:
 
 
 def _read(path: Path) -> NodeReport | None:
-    """Return a program's result, or None if it is incomplete."""
     try:
         data = path.read_bytes()
     except OSError:

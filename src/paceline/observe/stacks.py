@@ -110,7 +110,6 @@ def _without_ours(thread: Thread) -> Thread | None:
 
 
 def _program(process: ProcessFacts, worker: WorkerFacts) -> str:
-    """Describe a child process of a worker. A forked child has the worker's command line."""
     if process["command"] == worker.get("command"):
         return "a process forked from it"
     return f"process {str(process['command'])[:80]}"

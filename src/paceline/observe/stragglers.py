@@ -225,8 +225,6 @@ def seconds_text(seconds: float) -> str:
 def _by_data(
     windows: Sequence[Mapping[int, Counted]], total: Mapping[int, Counted], nodes: Mapping[int, str]
 ) -> Straggler | None:
-    """Find the straggler by its longer waits for data, such as on GPUs."""
-
     def shares(window: Mapping[int, Counted]) -> dict[int, float]:
         return {rank: one.data_s / one.passed_s for rank, one in window.items()}
 

@@ -277,7 +277,6 @@ def _sentence(op: Op, told: WorkersReport, ranks: Mapping[int, WorkerFacts], ins
 
 
 def _whereabouts(missing: Sequence[int], told: WorkersReport, inside: Mapping[int, Op], op: Op) -> str:
-    """Return the positions of the missing ranks, with equal positions together."""
     places: dict[str, list[int]] = {}
     for rank in missing:
         other = inside.get(rank)
@@ -320,7 +319,6 @@ def _let_most_rule(op: Op, told: WorkersReport) -> None:
 
 
 def _is_past(one: WorkerFacts, entry: Collective) -> bool:
-    """Return whether a rank has already left this collective."""
     group = str(entry["channel"]).removeprefix("torch ")
     last = one.get("torch", {}).get("last", {}).get(group, 0) if str(entry["channel"]).startswith("torch ") else 0
     return bool(entry["number"] and last >= entry["number"])

@@ -1,1 +1,1 @@
-"""Work on another machine: the agent there, the supervisor's link to it, and file transfers both ways."""
+"""Run commands and transfer files on other machines, through an agent process on each node."""

@@ -28,12 +28,11 @@ _OWN_PREFIXES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A machine's network interfaces, as far as known.
+    """The known network interfaces of a machine.
 
     Attributes:
-        interfaces: Name of an interface -> (IPv4 address, prefix length).
-        arrived_at: The address at which ssh or Slurm reaches the machine (of the connection or the node's name); "" if
-            unknown.
+        interfaces: Interface name -> (IPv4 address, prefix length), such as {"eth0": ("10.0.0.5", 24)}.
+        arrived_at: The address of the machine at which ssh or Slurm connects to it; "" if unknown.
     """
 
     name: str
@@ -42,11 +41,12 @@ class Machine:
 
 
 def choose(machines: Sequence[Machine], interface: str | None = None) -> list[tuple[str, str | None]]:
-    """Return (address, interface) of each machine, by which all other machines reach it.
+    """Return the (address, interface) at which the other machines reach each machine.
 
-    An explicit `interface` is used on each machine. Otherwise use the address at which the engine reaches the machine, if it
-    shares a network with the others or there is no common network; otherwise the first common network. The interface is None
-    if the machine does not know the address.
+    With `interface`, this is the machine's address on that interface. Otherwise it is the address at which ssh or Slurm
+    reaches the machine, if those addresses share a network; else an address in the first network common to all
+    machines; else the best guess for each machine. The returned interface is None if the machine has no interface with
+    that address.
 
     Raises:
         TargetError: A machine lacks `interface`; the message lists its interfaces.
@@ -80,7 +80,7 @@ def _named(machine: Machine, interface: str) -> tuple[str, str | None]:
 
 
 def _arrival(machine: Machine) -> tuple[str, str | None] | None:
-    """Return (address, interface) at which the engine reaches a machine; None if other machines can't use it."""
+    """Return (address, interface) at which ssh or Slurm reaches a machine, or None."""
     # Skip a loopback address: it is the end of a tunnel, and no other machine reaches it.
     for name, (address, _) in machine.interfaces.items():
         if address == machine.arrived_at and not ipaddress.ip_address(address).is_loopback:
@@ -89,7 +89,7 @@ def _arrival(machine: Machine) -> tuple[str, str | None] | None:
 
 
 def _shared(machines: Sequence[Machine]) -> list[tuple[str, str | None]] | None:
-    """Return (address, interface) of all machines in their first common network; None if they share none."""
+    """Return (address, interface) of each machine in their first common network, or None."""
     if len(machines) < 2:
         return None
     for name, (address, prefix) in machines[0].interfaces.items():

@@ -41,20 +41,20 @@ _one_at_a_time = threading.Lock()
 
 
 def words(python: str, what: str, *, installed: bool = False) -> list[str]:
-    """Return the command line of a Python that runs a `program` from its standard input.
+    """Return the command line of an interpreter that runs a `program` from standard input.
 
     what: A word that process lists such as `ps` show.
-    installed: Allow installed packages; otherwise only the standard library.
+    installed: Whether the program may import installed packages besides the standard library.
     """
     return [python, *(() if installed else ("-I", "-S")), "-", what]
 
 
 def program(source: str, function: str, *given: Any, above: Sequence[str] = (), ends_at_once: bool = True) -> bytes:
-    """Return a program: a file's text, a call of its `function`, and a print of the result.
+    """Return the text of a program that calls a function and prints the result.
 
-    source: The file's path.
+    source: The path of the file that defines `function`.
     given: The arguments of the function, which are sent as JSON.
-    above: Files whose text has to precede the text of `source`.
+    above: Paths of files whose text precedes that of `source`.
     ends_at_once: Exit without the exit handlers of libraries.
     """
     last = _LAST.format(function=function, given=json.dumps(given), mark=MARK, ends_at_once=ends_at_once)
@@ -62,7 +62,7 @@ def program(source: str, function: str, *given: Any, above: Sequence[str] = (), 
 
 
 def answer_in(output: bytes) -> dict[str, Any] | None:
-    """Return the answer of a program from its output, or None if it has no answer."""
+    """Return the JSON object that a `program` has printed, or None without one."""
     for line in reversed(output.decode(errors="replace").splitlines()):
         if line.startswith(MARK):
             found = json.loads(line[len(MARK) :])
@@ -71,7 +71,7 @@ def answer_in(output: bytes) -> dict[str, Any] | None:
 
 
 def bootstrap_words(python: str = "python3") -> tuple[str, ...]:
-    """Return the command line of a Python that first runs a `stream_program`.
+    """Return the command line of an interpreter that runs a `stream_program`.
 
     Joined by `shlex.join`, the command line works in any shell.
     """
@@ -80,9 +80,12 @@ def bootstrap_words(python: str = "python3") -> tuple[str, ...]:
 
 
 def stream_program(*sources: str, last: str) -> bytes:
-    """Return a line that reads and runs a program, and the program: texts of files, and `last`.
+    """Return the bytes to send to an interpreter started by `bootstrap_words`.
 
-    Only the first file may import from `__future__`.
+    They are one line that reads the program, then the program.
+
+    sources: Paths of files whose text makes up the program. Only the first file may import from `__future__`.
+    last: Code that follows the files.
     """
     text = "\n".join([*(Path(source).read_text(encoding="utf-8") for source in sources), last, ""]).encode()
     line = "import sys;sys.path[:]=[p for p in sys.path if p];"
@@ -90,14 +93,14 @@ def stream_program(*sources: str, last: str) -> bytes:
 
 
 def library_files(library_dir: Path) -> dict[str, Path]:
-    """Return {name in an archive, such as "paceline/errors.py": file} of the library, sorted, without bytecode."""
+    """Return {name in an archive, such as "paceline/errors.py": path} of the library's files, sorted."""
     top = Path(os.path.realpath(library_dir / "paceline"))
     files = sorted(map(Path, boot.files_of(str(top))))
     return {f"paceline/{path.relative_to(top).as_posix()}": path for path in files}
 
 
 def library_digest(library_dir: Path) -> str:
-    """Return the hash of the library, cached at the first call in this process.
+    """Return the hash of the library `<library_dir>/paceline`, cached for the life of this process.
 
     The cache gives all nodes of a run the same version, even if another version is installed meanwhile.
     """

@@ -2,8 +2,8 @@
 
     4 bytes, big-endian: length of the header | header | bytes
 
-Links, login hosts and objects in a datastore use frames. File names may have surrogate escapes, which JSON keeps. On
-a link, requests have an `id` and replies `re`.
+Frames travel over links and to login hosts, and are stored as objects in a datastore. File names in them may have
+surrogate escapes, which JSON keeps. On a link, a request has a number `id`, and its reply has the same number as `re`.
 
 Login hosts run this text with their own Python, 3.6 or later, so it needs only the standard library.
 """
@@ -30,7 +30,7 @@ LEAST_SILENCE_S = 1.0
 
 
 class WireError(ValueError):
-    """The error that received bytes are not a frame."""
+    """An error because received bytes are not a frame."""
 
 
 def frame(header: Header, data: bytes = b"") -> bytes:
@@ -44,7 +44,7 @@ PING = frame({"op": "ping"})
 
 
 class Frames:
-    """An incremental parser of frames."""
+    """A parser of frames, which takes the bytes in pieces of any size."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -57,7 +57,7 @@ class Frames:
         return bool(self._buffer) or self._header is not None
 
     def feed(self, data: bytes) -> "Iterator[Frame]":
-        """Yield the frames that `data` completes.
+        """Parse further bytes. Yield each frame that is now complete.
 
         Raises:
             WireError: The bytes are not a frame.
@@ -97,5 +97,5 @@ class Frames:
 
 
 def ping_s(silence_s: float) -> float:
-    """Return the seconds between pings, short enough that a single late ping does not count as silence."""
+    """Return the seconds between pings: one late ping must not count as silence."""
     return silence_s / 5

@@ -129,7 +129,6 @@ def _age(occurrence: Occurrence) -> tuple[str, str]:
 
 
 def _of_json(data: object) -> Occurrence | None:
-    """Return an occurrence, or None for a damaged file."""
     if not isinstance(data, Mapping):
         return None
     known = {field.name: data[field.name] for field in fields(Occurrence) if field.name in data}

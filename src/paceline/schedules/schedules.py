@@ -244,7 +244,6 @@ class Schedules(NamedDocuments[Schedule]):
             return None
 
     def _awaited(self, given: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Split the names that schedules wait for into experiments and run ids."""
         runs_dir = self.workspace_dir / "runs"
         known = {experiment_of(run_id) for run_id in store.ids(runs_dir)} - {None}
         experiments, runs = [], []
@@ -262,12 +261,10 @@ class Schedules(NamedDocuments[Schedule]):
         return experiments, runs
 
     def _latest(self, datasets: Sequence[str], models: Sequence[str]) -> dict[str, int]:
-        """Return the latest existing versions, which start nothing."""
         names = [*((DATASET, name) for name in datasets), *((MODEL, name) for name in models)]
         return {f"{kind}:{name}": max(self.versions(kind, name), default=0) for kind, name in names}
 
     def _ended(self, experiments: Sequence[str]) -> list[str]:
-        """Return the runs of these experiments that have ended already."""
         runs_dir = self.workspace_dir / "runs"
         ids = [one for one in store.ids(runs_dir) if experiment_of(one) in experiments and not is_trial(one)]
         return [record.run_id for record in read.records_of(runs_dir, ids) if record.is_terminal]

@@ -106,7 +106,6 @@ class Guardian:
                 return status
 
     def _give_up(self, how: str) -> bool:
-        """Mark the service as failed unless it has served a revision before. Return whether it was marked."""
         record = store.stored(self.folder)
         if record.served:
             return False
@@ -139,7 +138,6 @@ class Guardian:
             time.sleep(_PAUSE_S)
 
     def _clear(self) -> None:
-        """End all server processes: by SIGTERM, and by SIGKILL after `_DRAIN_S`."""
         deadline = time.monotonic() + _DRAIN_S
         is_told = False
         while left := [*processes.descendants(os.getpid()), *processes.with_variable(MARK, str(self.folder.path))]:

@@ -271,7 +271,6 @@ def _overwrite(folder: ServiceFolder, spec: RevisionSpec, *, workers: int, port:
 
 
 def _receivers(notify: Sequence[str]) -> dict[str, str | None]:
-    """Return the checked receivers of messages with the URLs of their webhooks."""
     found: dict[str, str | None] = {}
     check_programs(notify := check_notify(notify), is_here=True)
     for one in notify:

@@ -122,7 +122,6 @@ def _history_at(folder: ServiceFolder, stamp: object) -> list[LoadPoint]:
 
 
 def _is_point(value: object) -> bool:
-    """Return whether a line of a load history has all numbers of a point."""
     if not isinstance(value, dict) or LoadPoint.__annotations__.keys() - value.keys():
         return False
     numbers = [value[name] for name in LoadPoint.__annotations__ if value[name] is not None or not name.endswith("_ms")]
@@ -158,7 +157,6 @@ class ServiceLoad:
         times = [one["t"] for one in fine]
 
         def is_fine(at: float) -> bool:
-            """Return whether samples cover the time of this point of the history."""
             place = bisect_right(times, at)
             return place > 0 and times[place - 1] > at - HISTORY_S
 
@@ -167,7 +165,6 @@ class ServiceLoad:
 
 
 def _sample(folder: ServiceFolder, record: ServiceRecord) -> ServerSample:
-    """Take a sample. It raises errors as `get` does."""
     return parse(get(folder, record, "/metrics").decode("utf-8", "replace"), time.time())
 
 

@@ -110,7 +110,6 @@ def check_served(folder: ServiceFolder, revision: Revision) -> None:
 
 
 def _model(place: RevisionFolder, index: int, model: FoundModel) -> RevisionModel:
-    """Return the record of a model. Copy the model's files, unless it is registered."""
     if model.id is None:
         model.copy_into(place.model(index))
     else:

@@ -434,7 +434,6 @@ class Service:
                 deploy.request(self._folder, state=GONE)
 
     def _present(self) -> Revision:
-        """Return the served revision, or the desired one before the first is served."""
         record = store.stored(self._folder)
         return store.revision(self._folder, record.revision or store.desired(self._folder).revision)
 

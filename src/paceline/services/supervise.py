@@ -137,7 +137,6 @@ class Supervisor:
             self._watch()
 
     def _begin_start(self, target: DesiredState) -> None:
-        """Begin to start the served revision or, before the first, the desired one."""
         known = self.record.revision
         is_new = target.serial != self.record.settled
         if known is None or (is_new and self.deaths % 2):
@@ -210,7 +209,6 @@ class Supervisor:
         )
 
     def _failed(self, reason: str) -> None:
-        """Drop the update in preparation, and keep the previous revision."""
         change = self.change
         assert change is not None
         self._drop()
@@ -274,7 +272,6 @@ class Supervisor:
                 self._begin(self.record.revision, self.record.workers or 1, None)
 
     def _tell_if_down(self) -> None:
-        """Send messages if restarts do not bring the service back."""
         since_s = time.time() - parse_utc(self.record.since_utc).timestamp()
         if self.record.state == HEALTHY and self.record.outage_reported and since_s > _STEADY_S:
             self._note(outage_reported=False)

@@ -141,8 +141,6 @@ class _Target:
 
 
 class _Client(asyncio.Protocol):
-    """A client on one connection, which sends requests until the time `until`."""
-
     def __init__(self, target: _Target, until: float) -> None:
         self._asked, self._until = target, until
         self.times: list[float] = []
@@ -196,7 +194,6 @@ class _Client(asyncio.Protocol):
 
 
 async def _one(target: _Target, until: float, found: list[_Client]) -> None:
-    """Run one client, and connect it again whenever the server closes its connection."""
     loop = asyncio.get_running_loop()
     while True:
         client = _Client(target, until)

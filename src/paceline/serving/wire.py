@@ -119,7 +119,6 @@ def receive(link: socket.socket) -> tuple[int, bytes] | None:
 
 
 def _exactly(link: socket.socket, begun: bytes, size: int) -> bytes | None:
-    """Read at least `size` bytes, so that a small frame arrives in one call."""
     parts, count = [begun], len(begun)
     while count < size:
         try:

@@ -79,7 +79,6 @@ class Jupyter:
             self._process.kill()
 
     def _asked(self, path: str) -> Any:
-        """Return the server's answer, or None if it gives none."""
         request = urllib.request.Request(
             # Without this parameter the server would count the question as activity.
             f"http://127.0.0.1:{self._port}{path}?no_track_activity=1",

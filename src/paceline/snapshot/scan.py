@@ -230,7 +230,6 @@ class _Scan:
             return False
 
     def _has_tracked(self, path: str) -> bool:
-        """Return whether git tracks the path or a file below it. Its own ignore files must count."""
         return self._is_git and self._ignore.file_name == ".gitignore" and self._is_tracked(path)
 
     def _is_tracked(self, path: str) -> bool:

@@ -128,8 +128,6 @@ class _ChangedError(Exception):
 
 
 class _Meter:
-    """A counter of read bytes."""
-
     def __init__(self, tree: Tree, progress: Progress | None) -> None:
         self._progress = progress
         self._done = 0

@@ -99,8 +99,6 @@ def _take_lock(folder: RunFolder) -> None:
 
 
 def _guard(folder: RunFolder, supervisor: int) -> int:
-    """Wait for the supervisor, clean up after it, and return the exit code of the process."""
-
     def forward(number: int, frame: object) -> None:
         processes.send(supervisor, number if number == signal.SIGUSR2 else signal.SIGTERM)
 

@@ -98,7 +98,6 @@ def _replacing(run: Supervision, launch: Launch, shells: Sequence[Mapping[str, s
 
 
 def _resize_watch(run: Supervision, launch: Launch) -> ResizeWatch | None:
-    """Return the watch for additional nodes, or None if the run is not elastic."""
     target: object = run.target
     nodes = run.nodes
     if run.job.node_range is None or nodes is None or not isinstance(target, Elastic):

@@ -182,7 +182,6 @@ class ExecCommands:
         return self._folder.exec_output(self._launch.attempt, name)
 
     def _make_output(self, name: str) -> Path:
-        """Create the output's file, which only its owner can read from the start."""
         os.close(os.open(self._output(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         return self._output(name)
 

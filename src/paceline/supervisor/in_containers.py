@@ -107,7 +107,6 @@ def _with_shells(command: Command, launch: Launch, shells: Sequence[Mapping[str,
 
 
 def _on_its_node(command: Command, launch: Launch, shells: Sequence[Mapping[str, str]]) -> Command:
-    """Return the command in a container of a node that has its own engine, image and environment."""
     from paceline.containers import HostFiles, wrap
 
     node_rank = command.node_rank
@@ -118,7 +117,6 @@ def _on_its_node(command: Command, launch: Launch, shells: Sequence[Mapping[str,
 
 
 def _found(launch: Launch, node_rank: int) -> dict[str, Any]:
-    """Return a node's engine, image and mounts, as arguments of `wrap`."""
     from paceline.containers import ContainerEngine, Mount
 
     container = launch.prepared[node_rank].container

@@ -172,7 +172,6 @@ def _environment(folder: RunFolder, seen: RemotePaths, shell: Mapping[str, str] 
 
 
 def _end(nodes: Nodes, running: Mapping[tuple[int, int], int]) -> None:
-    """End the processes: send SIGTERM, wait, then send SIGKILL to them and their descendants."""
     for (_, pid), rank in running.items():
         nodes.signal(pid, rank, signal.SIGTERM)
     deadline = time.monotonic() + _END_S

@@ -65,7 +65,6 @@ def settle_links(run: Supervision, outcome: Outcome) -> None:
 
 
 def _note_left_out(run: Supervision, found: Iterable[Mapping[str, str]]) -> None:
-    """Log excluded files, and keep them for the record."""
     known = {one["name"] for one in run.left_out}
     new = [dict(one) for one in found if one["name"] not in known]
     for one in new[: excluded_files.LIMIT]:
@@ -115,7 +114,6 @@ def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
 
 
 def _register(run: Supervision) -> None:
-    """Register outputs as datasets, once no later step of the run can fail."""
     # For a run that came from another machine, that machine registers the datasets when it gets the final record.
     if not any(reference.registered for reference in run.job.inputs) or run.folder.carried.exists():
         return
@@ -128,7 +126,6 @@ def _register(run: Supervision) -> None:
 
 
 def _incomplete(run: Supervision) -> FailureReport | None:
-    """Return the failure report if a file of an output was not stored, or None."""
     missing: dict[str, list[str]] = {}
     for one in run.left_out:
         top, _, name = one["name"].partition("/")

@@ -170,7 +170,6 @@ def _report(record: RunRecord, error: OSError) -> FailureReport:
 
 @contextlib.contextmanager
 def _views(job: Job, run_id: str) -> Iterator[None]:
-    """Keep the folders with the run's data during a `with` block, and remove them afterwards."""
     if all(reference.is_output for reference in job.inputs):
         yield
         return
@@ -188,7 +187,6 @@ def _views(job: Job, run_id: str) -> Iterator[None]:
 
 
 def _hold_environment(folder: RunFolder) -> contextlib.AbstractContextManager[object]:
-    """Protect the run's environment from `paceline env prune`."""
     from paceline.environments.built import Built
     from paceline.environments.store import EnvironmentStore
 

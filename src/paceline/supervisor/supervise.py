@@ -216,7 +216,6 @@ def _take_up_event_files(run: Supervision, number: int) -> None:
 
 
 def _interrupted(record: RunRecord) -> FailureReport:
-    """Return the report of a run that its engine restarted although `max_restarts` allows no attempt."""
     last = record.attempts[-1]
     return FailureReport(
         cause="node_lost",
@@ -229,7 +228,6 @@ def _interrupted(record: RunRecord) -> FailureReport:
 
 
 def _preempted_in_vain(record: RunRecord, why: str) -> FailureReport:
-    """Return the report of a run that was preempted too often."""
     return FailureReport(
         cause="preempted",
         message=f"{_FRUITLESS} times in a row the run lost its nodes before all its workers had started, the last time since "
@@ -297,7 +295,6 @@ def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
 
 
 def _end(run: Supervision, status: str, **changes: Any) -> None:
-    """Write the end of the run, which sends notifications. Everything else is released by now."""
     if run.job.notify:
         for why in run.messenger.wrong():
             run.warn(why)
@@ -310,7 +307,6 @@ def _end(run: Supervision, status: str, **changes: Any) -> None:
 
 
 def _fail_internally(run: Supervision, error: BaseException) -> None:
-    """End everything after an internal error or a full disk; write the traceback to the driver's log."""
     ended_utc = utc_now()  # take the time before anything is released, as in `_finish`
     with contextlib.suppress(Exception):  # no error may prevent the final record
         give_nodes_back(run)

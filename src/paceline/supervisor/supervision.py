@@ -196,7 +196,6 @@ class Supervision:
             self.close_attempt(Outcome(stopped="node_lost"))
 
     def _note_interruption(self) -> None:
-        """Record at once that the engine interrupts the attempt: SIGKILL may follow."""
         if self.record.attempts and self.record.attempts[-1].ended_utc is None and not self.record.attempts[-1].cause:
             self._change_last_attempt(cause="interrupted")
             store.write(self.folder, self.record)

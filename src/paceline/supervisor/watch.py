@@ -252,7 +252,6 @@ class WorkerWatch:
             self._pause(_TICK_S, began_s)
 
     def _look_where(self, ranks: tuple[int, ...]) -> None:
-        """Sample the stacks of the first straggler, to find the line that takes most of its time."""
         from paceline.observe.profile import RunProfile
 
         def take(told: WorkersReport) -> None:
@@ -262,7 +261,6 @@ class WorkerWatch:
         self._looks.begin_profile(take, seconds=_WHERE_S, rate=_WHERE_RATE, ranks=ranks[:1])
 
     def _last_look(self) -> None:
-        """Dump the workers' stacks before they get SIGTERM."""
         if not self._running:
             return
         from paceline.observe.stacks import RunStacks
@@ -278,7 +276,6 @@ class WorkerWatch:
             self._stood = hang_text(found[0])
 
     def _is_over(self) -> bool:
-        """Return whether all workers have ended, or the remaining ones must be ended."""
         now = time.time()
         if self._lost or len(self._exit_codes) == len(self._places):
             return True
@@ -316,7 +313,6 @@ class WorkerWatch:
         return bool(started) and not self._replacing.why_not
 
     def _was_killed_here(self) -> bool:
-        """Return whether SIGKILL ended a worker here, where an earlier failure would be known."""
         return self._nodes.shell(0) is None and 128 + signal.SIGKILL in self._exit_codes.values()
 
     def _look(self) -> None:
@@ -343,7 +339,6 @@ class WorkerWatch:
         self._logs.look(new)
 
     def _look_until(self, is_so: Callable[[], bool], limit_s: float, pause_s: float = _TICK_S / 2) -> None:
-        """Process events until a condition holds, or until the time limit."""
         began_s = time.monotonic()
         deadline = began_s + limit_s
         while not is_so() and time.monotonic() < deadline:
@@ -352,7 +347,6 @@ class WorkerWatch:
             self._look()
 
     def _pause(self, least_s: float, began_s: float) -> None:
-        """Sleep between two looks at the workers, longer if looks take long."""
         pause_s = min(_PAUSE * (time.monotonic() - began_s), _LONGEST_S)
         time.sleep(min(pause_s / 2, _TICK_S))
         self._wake.sleep(max(least_s, pause_s))
@@ -430,18 +424,15 @@ class WorkerWatch:
         return [rank for rank, pid in self._pids.items() if rank not in self._exit_codes and self._is_alive(rank, pid)]
 
     def _is_there(self, rank: int) -> bool:
-        """Return whether a rank's worker has reported its start and still runs."""
         return rank in self._living() and self._folder.worker_start(self._launch.attempt, rank).exists()
 
     def _about(self, rank: int) -> WorkerFacts:
-        """Return the exit code of an ended rank, which a stack dump shows."""
         return {"exit_code": self._exit_codes[rank]} if rank in self._exit_codes else {}
 
     def _is_alive(self, rank: int, pid: int) -> bool:
         return self._nodes.is_alive(pid, self._places[rank].node_rank)
 
     def _end_all(self) -> None:
-        """Kill all remaining processes on the nodes, in any group or session, and record their ends."""
         # Record the times before the kill: they distinguish killed workers from failed workers.
         for rank in self._living():
             self._asked.setdefault(rank, time.time())
@@ -454,7 +445,6 @@ class WorkerWatch:
             time.sleep(0.005)
 
     def _unreported(self) -> bool:
-        """Return whether the end of a command on this machine is still missing; lost nodes report none."""
         return any(
             self._launcher_code is None
             if started.command.is_launcher
@@ -485,7 +475,6 @@ class WorkerWatch:
         import_module("paceline.observe.stacks")
 
     def _ended_well(self) -> bool:
-        """Return whether every worker ended well by itself, so that no diagnosis is needed."""
         if self._lost or self._errors or self._asked or self._hangs.failure is not None:
             return False
         # mpirun may exit with 0 after it has lost a remote node.

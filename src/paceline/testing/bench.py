@@ -86,7 +86,6 @@ class Bench:
         }
 
     def _source(self, script: str) -> Path:
-        """Return a folder with this script. Equal scripts get the same folder, to share snapshots."""
         top = self.target.folder / f"my sources; $(touch owned) 'x' {hashlib.sha256(script.encode()).hexdigest()[:8]}"
         if not top.exists():
             path = top / ENTRY_SCRIPT

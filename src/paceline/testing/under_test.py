@@ -133,7 +133,6 @@ class TargetUnderTest:
 
 
 def _parent(pid: int) -> int:
-    """Return the parent of a process, or 0 if it is gone."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:

@@ -36,7 +36,6 @@ def devices() -> "tuple[str, ...]":
 
 
 def _lines(*words: str) -> "list[str]":
-    """Return the lines that nvidia-smi prints, none if it is missing or fails."""
     # The import is late: most hosts are asked for no GPUs.
     import shutil
     import subprocess

@@ -136,7 +136,6 @@ def _ticks() -> tuple[int, int] | None:
 
 
 def _disks() -> dict[str, int]:
-    """Return the bytes read from and written to the machine's disks."""
     read = written = 0
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/diskstats", encoding="ascii") as file:
@@ -155,7 +154,6 @@ def _disks() -> dict[str, int]:
 
 
 def _networks() -> dict[str, int]:
-    """Return the bytes in and out over interfaces and InfiniBand, without loopback."""
     received = sent = 0
     found = False
     with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/net/dev", encoding="ascii") as file:
@@ -311,7 +309,6 @@ class WorkerLoads:
                 del table[pid]
 
     def _by_environment(self, run_id: str, ranks: Sequence[str], now: float) -> dict[str, int]:
-        """Return rank -> pid for workers whose pid is unknown here, as in containers."""
         self._found = {rank: pid for rank, pid in self._found.items() if os.path.exists(f"/proc/{pid}")}
         if now >= self._next_family_s and any(rank not in self._found for rank in ranks):
             for pid in sorted(processes.with_variable("PACELINE_RUN_ID", run_id)):

@@ -208,7 +208,6 @@ class Worker:
             )
 
     def _ask_recorder(self) -> bool:
-        """Send a request to torch's flight recorder. Return whether it can answer."""
         with contextlib.suppress(OSError):
             os.unlink(self._told)
         try:
@@ -312,7 +311,6 @@ def _wait_for(workers: list[Worker]) -> None:
 
 
 def _add_call(found: ProcessFacts) -> None:
-    """Add the system call in which a process waits on a pipe, and the pipe's readers."""
     if "pipe" not in found["wchan"] or (call := process_state.waits_for(found["pid"])) is None:
         return
     found["call"] = call

@@ -108,8 +108,6 @@ class StackCounts:
 
 
 class _Spied:
-    """A py-spy process that samples one worker."""
-
     def __init__(self, spy: str, folder: str, worker: Worker, seconds: float, rate: float) -> None:
         self._rate, self._pid = max(1, round(rate)), worker.pid
         self._path = os.path.join(folder, f"profile_{worker.rank}_{os.getpid()}")
@@ -127,11 +125,6 @@ class _Spied:
             )
 
     def end(self, deadline: float) -> WorkerFacts:
-        """Return the profile.
-
-        Raises:
-            OSError: py-spy failed; the message is that of py-spy.
-        """
         if self._process is None:
             return {"silent": "it has not started, or is not a Python program"}
         try:
@@ -197,7 +190,6 @@ def _by_signals(folder: str, workers: dict[int, Worker], seconds: float, rate: f
 
 
 def _sample(workers: dict[int, Worker], counted: dict[int, StackCounts]) -> list[int]:
-    """Sample the main threads of workers and forked children. Return the ranks that answered."""
     asked = {}
     for rank, worker in workers.items():
         dump = _asked(worker, worker.pid) if worker.pid else None
@@ -219,13 +211,11 @@ def _sample(workers: dict[int, Worker], counted: dict[int, StackCounts]) -> list
 
 
 def _asked(worker: Worker, pid: int) -> Dump | None:
-    """Request a dump of one process's main thread. Return None if that is impossible."""
     state = process_state.state_of(pid)
     return None if state is None else worker.asked_of(pid, state, only_main=True)
 
 
 def _wait_for(dumps: list[Dump]) -> None:
-    """Return once all dumps are complete, or the time for a sample is over."""
     deadline = time.monotonic() + _SAMPLE_S
     while time.monotonic() < deadline:
         # Poll each dump in every round, so that answers are read at once.

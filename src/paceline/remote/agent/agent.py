@@ -32,15 +32,15 @@ _GONE_S = 5.0
 
 
 def serve(read_fd: int, write_fd: int, guardian: socket.socket, settings: dict[str, Any]) -> int:
-    """Be the agent of this node until the link closes. Return the exit code."""
+    """Run the agent of this node until the link closes. Return the exit code."""
     return Agent(SendQueue(write_fd, ping_s(settings["silence_s"])), guardian, settings).run(read_fd)
 
 
 class Agent:
     """The agent of one node.
 
-    settings: `silence_s`: seconds without a message after which the supervisor counts as lost.
-    out: The queue of frames to the supervisor.
+    settings: `silence_s` is the number of seconds without a message after which the supervisor counts as lost.
+    out: The queue of frames that are sent to the supervisor.
     """
 
     def __init__(self, out: SendQueue, guardian: socket.socket, settings: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ class Agent:
         self._leaving = False
 
     def run(self, read_fd: int) -> int:
-        """Serve requests from `read_fd` until the link closes, then end all processes. Return the exit code."""
+        """Serve requests until the link closes, then kill all commands. Return the exit code."""
         # A pipe that wakes poll() when a child ends. Bytes that don't fit into it are redundant.
         wake, waker = os.pipe()
         os.set_blocking(waker, False)
@@ -126,7 +126,7 @@ class Agent:
     # --- requests
 
     def take(self, data: bytes) -> None:
-        """Handle the requests that received bytes complete."""
+        """Parse received bytes, and handle each request that is now complete."""
         for header, content in self._frames.feed(data):
             self._hear(header, content)
 
@@ -166,7 +166,6 @@ class Agent:
         return {"pid": pid, "cold": cold}
 
     def _op_start_all(self, header: Header, data: bytes) -> Header:
-        """Start several commands, whose environments differ little. Answer with a pid or an error for each."""
         started: list[Header] = []
         cold: set[str] = set()
         for one in header["commands"]:
@@ -219,16 +218,14 @@ class Agent:
         return {}
 
     def _op_kill_all(self, header: Header, data: bytes) -> Header:
-        """Kill the run's processes on this node, except warm spares."""
         return {"left": self._kill(lambda: [pid for pid in self._ours() if pid not in self._commands.spares])}
 
     def _op_adopt(self, header: Header, data: bytes) -> Header:
-        """Manage processes that an engine will start for a run. Kill earlier ones."""
+        """Prepare for processes of a run that an engine will start."""
         self._run_id = header["run_id"]
         return {"left": self._kill(self._adopted)}
 
     def _op_end_run(self, header: Header, data: bytes) -> Header:
-        """Kill leftover processes of an ended run, even those of another agent."""
         return {"left": self._kill(lambda: processes.belonging("PACELINE_RUN_ID", header["run_id"]))}
 
     def _ours(self) -> list[int]:
@@ -238,7 +235,7 @@ class Agent:
         return [] if self._run_id is None else processes.belonging("PACELINE_RUN_ID", self._run_id)
 
     def _kill(self, which: Callable[[], list[int]]) -> int:
-        """Kill the processes that `which` returns for up to `_GONE_S`. Return how many remain."""
+        """Kill the processes that `which` returns. Return how many remain after `_GONE_S`."""
         deadline = time.monotonic() + _GONE_S
         while (left := which()) and time.monotonic() < deadline:
             for pid in left:
@@ -275,7 +272,7 @@ class Agent:
         return {"found": machine.free_ports(header["count"])}
 
     def _op_scratch(self, header: Header, data: bytes) -> Header:
-        """Create a folder, which the agent removes at its end, with the socket of the remote shell."""
+        """Create a temporary folder with the socket of the remote shell."""
         path = header["path"]
         with contextlib.suppress(FileExistsError):  # another agent on the same machine has created the folder
             # Report the path before creating the folder, so that the guardian removes it even after a crash.

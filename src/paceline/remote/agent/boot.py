@@ -1,15 +1,15 @@
-"""The first program on a node, which needs only Python.
+"""The program that starts on a node first: it finds or receives Paceline's library, then starts the agent.
 
 The supervisor (paceline.remote.link.bootstrap) sends this file's text and calls `boot` with these settings:
 
-    nonce       prefix of lines for the supervisor in the output of the node's shell
+    nonce       random prefix of the lines that this program writes for the supervisor, among other output of the shell
     digest      hash of the library
-    shared      a folder with the library if the node sees the supervisor's files, or None
-    folder      otherwise the library is in <folder>/lib/<digest>/paceline
+    shared      a folder with the library if the node may see the supervisor's files, or None
+    folder      if `shared` does not have the library, it is in <folder>/lib/<digest>/paceline
     agent       settings of the agent
 
-It writes a line if it needs the library, and a line once it has the library or an error. The code is Python 3.6, so
-that an interpreter that is too old can report its version.
+The program writes a line if it needs the library, and a line once it has the library or has failed. The code is Python
+3.6, so that an interpreter that is too old can report its version.
 """
 
 import io
@@ -73,19 +73,19 @@ def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
 
 
 def digest_in(folder: str, is_ours: bool = False) -> "Optional[str]":  # noqa: UP045
-    """Return the `digest` of the package `paceline` in a folder, or None without a package.
+    """Return the `digest` of the package `paceline` in a folder, or None.
 
-    It is cached (`known_digest`) in our own folders and in workspaces, which link to the package, but never beside an
-    installation.
+    The digest is cached in a file (`known_digest`) if `is_ours`, or if `paceline` is a link, as in workspaces. Nothing
+    is written beside an installed package.
     """
     package = os.path.join(folder, "paceline")
     return known_digest(folder) if is_ours or os.path.islink(package) else digest(package)
 
 
 def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
-    """Return the `digest` of a package in our own folder, cached while its files are unchanged.
+    """Return the `digest` of the package in a folder of Paceline's, which caches it.
 
-    The cache is worth it: reading a thousand files takes ten times as long as checking their status.
+    Reading a thousand files takes ten times as long as checking whether they have changed.
     """
     package, path = os.path.join(folder, "paceline"), os.path.join(folder, _KNOWN)
     try:
@@ -116,7 +116,7 @@ def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
 
 
 def state_of(package: str) -> "Tuple[str, float]":  # noqa: UP006
-    """Return a text that changes if any file of a package changes, and the time of the last change."""
+    """Return a text that changes with any file of the package, and the last change's time."""
     lines, last = [], 0.0
     for path in files_of(package):
         about = os.stat(path)
@@ -138,7 +138,7 @@ def files_of(package: str) -> "Iterator[str]":
 
 
 def digest(package: str) -> "Optional[str]":  # noqa: UP045
-    """Return a hash of the names and contents of a package's files, or None without a package."""
+    """Return a hash of the names and contents of a package's files, or None."""
     if not os.path.isdir(package):
         return None
     import hashlib  # imported here because it loads OpenSSL, which few agents need
@@ -169,7 +169,7 @@ def check_owner(folder: str) -> None:
 
 
 def unpack(data: bytes, folder: str, wanted: str) -> None:
-    """Store the library in `folder` atomically."""
+    """Unpack the library's zip archive into `folder` atomically. `wanted` is the library's digest."""
     import shutil
     import zipfile
 

@@ -15,7 +15,7 @@ from paceline.system import processes, spare_client
 
 
 class Waited(NamedTuple):
-    """A synchronous command, with the number of its request and the files of its output."""
+    """A running command whose output is sent at its end, with the request's number."""
 
     # Not a dataclass: importing `dataclasses` takes a fifth of an agent's start, for which each run waits.
 
@@ -25,7 +25,10 @@ class Waited(NamedTuple):
 
 
 class Commands:
-    """A starter of commands, each in a separate session, which also records their exits."""
+    """A starter of commands, which also collects their exit codes.
+
+    Each command runs in a separate session.
+    """
 
     def __init__(self) -> None:
         self._running: dict[int, str] = {}
@@ -58,10 +61,11 @@ class Commands:
         log: str,
         tag: str,
     ) -> tuple[int, str]:
-        """Start a warm spare, or a worker, forked from the warm spare at `spare`.
+        """Start a worker or a warm spare. With `spare`, fork the worker from that spare.
 
         Returns:
-            The pid, and why a worker with a spare starts cold, or "".
+            The pid, and "". If the spare could not fork, the worker is started cold, and the second value is the
+            reason.
 
         Raises:
             OSError: The command can't be started.
@@ -85,9 +89,13 @@ class Commands:
         return pid, ""
 
     def run(self, request: int, argv: Sequence[str], data: bytes) -> int:
-        """Start a command whose output `reap` returns with its exit. Return its pid.
+        """Start a command whose output and exit code a later `reap` returns.
 
+        request: The number of the supervisor's request.
         data: Standard input of the command.
+
+        Returns:
+            The command's pid.
         """
         # Use files instead of pipes, so that nothing has to be read or written while the command runs.
         stdout, stderr = _unnamed(), _unnamed()
@@ -104,7 +112,7 @@ class Commands:
         return pid
 
     def stop(self, request: int) -> None:
-        """Kill a synchronous command that has timed out."""
+        """Kill the command of a `run` request that has timed out."""
         for pid, waited in self._waited.items():
             if waited.request == request:
                 try:
@@ -113,7 +121,7 @@ class Commands:
                     pass
 
     def reap(self) -> tuple[list[Header], list[Frame]]:
-        """Return the exits of commands since the last call, and the replies for synchronous commands."""
+        """Return the exits of started commands, and the replies to `run` requests."""
         ends, replies = [], []
         for pid, status, peak in processes.reaped():
             code = processes.shell_exit_code(status)

@@ -73,11 +73,11 @@ class CommandFiles:
             self._written += self._output.write(line)
 
     def let_go(self) -> None:
-        """Never wait for the reader of the output again."""
+        """Stop waiting for the client to read the output."""
         self._is_over = True
 
     def heard(self) -> list[dict[str, Any]]:
-        """Return the messages that arrived since the last call."""
+        """Return the client's messages that have arrived since the last call."""
         found: list[dict[str, Any]] = []
         while True:
             try:
@@ -123,8 +123,6 @@ def main(argv: list[str]) -> int:
 
 
 class _Run:
-    """A running command."""
-
     process: subprocess.Popen[bytes]
 
     def __init__(self, channel: CommandFiles) -> None:
@@ -137,7 +135,6 @@ class _Run:
         return None if code is None else processes.shell_code(code)
 
     def take(self, told: dict[str, Any]) -> None:
-        """Handle a message of the client."""
         raise NotImplementedError
 
     def hang_up(self) -> None:
@@ -146,7 +143,6 @@ class _Run:
             os.killpg(self.process.pid, signal.SIGHUP)
 
     def drain(self) -> None:
-        """Wait for the last output, within limits: a leftover process may keep the pipe open."""
         for reader in self._readers:
             reader.drain()
 
@@ -178,9 +174,9 @@ class _Reader(threading.Thread):
                     self._count += len(data)
 
     def drain(self) -> None:
-        """Wait until the content of the pipe is forwarded, at least `_DRAIN_S` and at most `_LATE_S` longer.
+        """Wait until the output in the pipe is forwarded, within limits.
 
-        The limits are needed because a leftover process may keep the pipe open or write without end.
+        A process that outlives the command may keep the pipe open or write without end.
         """
         begun, deadline = self._count, time.monotonic() + _LATE_S
         self.join(_DRAIN_S)
@@ -260,7 +256,6 @@ class _Terminal(_Run):
 
 
 def _on_terminal(path: str, argv: list[str]) -> None:
-    """Replace this process by the command, with the terminal at `path` as controlling terminal."""
     # Opening the terminal makes it the controlling terminal; the descriptor is not needed.
     os.close(os.open(path, os.O_RDWR))
     # Restore the default: Python ignores SIGPIPE, and the command would inherit this.

@@ -15,7 +15,7 @@ from paceline.remote.wire import Header
 
 
 class FileRequests:
-    """A handler of requests about files.
+    """A handler of the supervisor's requests about files.
 
     fail: A callback that answers a request with an error.
     """
@@ -25,7 +25,7 @@ class FileRequests:
         self._arrivals: dict[int, AtomicWrite] = {}
 
     def drop(self) -> None:
-        """Remove files and trees of which only a part has arrived."""
+        """Remove files and trees that have arrived only partly."""
         for arrival in self._arrivals.values():
             arrival.drop()
 
@@ -100,9 +100,10 @@ class FileRequests:
 
 
 class AtomicWrite:
-    """A tree or file that arrives in pieces and gets its name when complete.
+    """A file or folder that arrives in pieces, and gets its name once complete.
 
-    how: "keep" an existing folder (if its name is a content hash), "replace" it, or "merge" each file into it.
+    how: What is done with an existing folder at `path`. "keep" leaves it, since its name is a content hash; "replace"
+        removes it; "merge" adds each file to it.
     """
 
     def __init__(self, path: str, how: str) -> None:
@@ -116,7 +117,7 @@ class AtomicWrite:
         self._folders: list[tuple[str, Header]] = []
 
     def take(self, entry: Header, data: bytes) -> None:
-        """Receive a piece of an entry, folders before their content. The last piece has `end`."""
+        """Write a folder, a link or a piece of a file, whose last piece has `end`."""
         path = os.path.normpath(os.path.join(self._top, entry["name"]))
         if entry["kind"] == "more":
             assert self._file is not None, "a piece of no file"
@@ -159,7 +160,7 @@ class AtomicWrite:
             remove(self._top)
 
     def drop(self) -> None:
-        """Remove the received files unless the tree is complete."""
+        """Remove what has arrived, except a tree that is complete."""
         if self._file is not None:
             self._file.close()
             with contextlib.suppress(OSError):
@@ -205,7 +206,10 @@ def remove(path: str) -> None:
 
 
 def census(path: str) -> tuple[int, int]:
-    """Return (number of files and links, total bytes) below `path`; (-1, -1) if it is not a folder."""
+    """Return (number of files and links, total bytes) below `path`, or (-1, -1).
+
+    The result is (-1, -1) if `path` is not a folder.
+    """
     if not os.path.isdir(path):
         return -1, -1
     count = size = 0

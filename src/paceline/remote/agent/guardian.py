@@ -1,4 +1,4 @@
-"""The agent's parent, which cleans up processes and temporary files when the agent ends in any way.
+"""The guardian, the agent's parent process, which cleans up after the agent however the agent ends.
 
 Guardian and agent watch each other through a socket pair, which the kernel closes when one of them ends.
 """
@@ -15,9 +15,10 @@ from paceline.system import processes
 
 
 def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
-    """Fork into a guardian and an agent that uses the given link. Never return.
+    """Fork this process into a guardian and an agent. Never return.
 
-    settings: `silence_s`, `library`, `folder` of the agent.
+    read_fd, write_fd: The link to the supervisor, which only the agent uses.
+    settings: `silence_s`, `library` and `folder` of the agent.
     """
     # Drop inherited variables of a run, so that this process does not count as a process of that run.
     for name in processes.RUN_VARIABLES:
@@ -51,7 +52,7 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
 
 
 def _guard(agent: int, agents: socket.socket) -> int:
-    """Receive paths from the agent until it ends. Then kill the agent's processes and remove these paths."""
+    """Wait until the agent ends, then kill its processes and remove its folders."""
     heard = b""
     while True:
         data = agents.recv(1 << 16)
@@ -67,7 +68,6 @@ def _guard(agent: int, agents: socket.socket) -> int:
 
 
 def _let_go(*fds: int) -> None:
-    """Close this process's copies of the link's descriptors, so that only the agent keeps the link open."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):
         os.dup2(null, fd)

@@ -65,7 +65,7 @@ def interfaces() -> dict[str, tuple[str, int]]:
 
 
 def free_ports(count: int, taken: Container[int] = ()) -> list[int]:
-    """Return up to `count` ports on which no process listens now, none of them in `taken`."""
+    """Return up to `count` ports on which no process listens now, except `taken`."""
     found: list[int] = []
     # Start at a random port, so that simultaneous or repeated calls get different ports.
     start = int.from_bytes(os.urandom(4), "big") % len(_PORTS)
@@ -90,7 +90,9 @@ def _is_free(port: int) -> bool:
 
 
 def disk_of(path: str) -> tuple[int, int, int]:
-    """Return (free bytes for the user, total bytes, number of the file system) of the disk of `path`.
+    """Return (free bytes for this user, total bytes, device number) of a file system.
+
+    path: Any path in the file system.
 
     Raises:
         OSError: The path does not exist.
@@ -110,19 +112,19 @@ def disks_here(paths: Iterable[str]) -> dict[str, tuple[int, int, int]]:
 
 
 def is_low(free: int, total: int) -> bool:
-    """Return whether a disk is almost full, which means less than 5 % free, within bounds.
+    """Return whether a disk is almost full: less than 5 % of its bytes are free.
 
-    The bounds of the threshold are 2 GB (on a small disk a tenth of it) and 20 GB.
+    The threshold is at most 20 GB. It is at least 2 GB, or a tenth of the disk if that is less.
     """
     gb = 10**9
     return free < min(max(total / 20, 2 * gb), 20 * gb, total / 10)
 
 
 def oom_kills() -> int:
-    """Return how many processes the OOM killer has killed so far, as far as known.
+    """Return how many processes the kernel's OOM killer has killed on this machine.
 
-    Add up oom_kill of the machine (/proc/vmstat) and of this process's cgroup (memory.events, v1: memory.oom_control).
-    On some kernels only the cgroup counts kills because of a container's or batch system's limit.
+    The result adds up the counters of the machine (/proc/vmstat) and of this process's cgroup, since some kernels count
+    kills because of a container's or a batch system's limit only in the cgroup. It is 0 if both are unknown.
     """
     return sum(_count(path) for path in ["/proc/vmstat", *_group_files()])
 

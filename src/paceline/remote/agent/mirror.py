@@ -38,10 +38,10 @@ _SHARED = (NOTES, DRIVER_LOG)
 
 
 class Mirror(threading.Thread):
-    """A thread that mirrors a run's folder to the supervisor.
+    """A thread that sends new and changed files of a run's folder to the supervisor.
 
-    have: Name -> stamp of the files that the supervisor has (`paceline.remote.replica.changes`).
-    takes_files: Whether to send checkpoints and outputs, set on one of the nodes that share a folder.
+    have: File name -> stamp of the version that the supervisor has (`paceline.remote.replica.changes`).
+    takes_files: Whether to send checkpoints and outputs. Only one of the nodes that share a folder sends them.
     log_limit: Bytes of each worker's log to keep; 0 for no limit.
     """
 
@@ -75,17 +75,17 @@ class Mirror(threading.Thread):
         self._keepers: dict[str, Keeper] = {}
 
     def tell(self, header: Header) -> None:
-        """Send a frame with this header after the logs and other small files that exist now.
+        """Queue a frame, to be sent after the logs and other small files.
 
-        If the header has `all`, first send checkpoints and outputs too. If it has `last`, clean up the script's working
-        directory, and send the files left in it.
+        header: The frame's header. If it has `all`, checkpoints and outputs are sent before the frame too. If it also
+            has `last`, the script's working directory is cleaned up, and the files left in it are sent.
         """
         with self._changed:
             self._jobs.append(header)
             self._changed.notify_all()
 
     def send_again(self, name: str) -> None:
-        """Send a file again later because the supervisor could not store it."""
+        """Send a file again after a backoff, because the supervisor could not store it."""
         tries = self._tries[name] = self._tries.get(name, 0) + 1
         self._again[name] = time.monotonic() + min(QUIET_S * 2 ** (tries - 1), _LONGEST_S)
 
@@ -113,7 +113,7 @@ class Mirror(threading.Thread):
             self.step()
 
     def step(self) -> None:
-        """Send new lines of logs, the frames of `tell`, and a piece of a file."""
+        """Send new lines of logs, queued frames, and one piece of a large file."""
         with self._changed:
             jobs = list(self._jobs)
             self._jobs.clear()
@@ -139,17 +139,11 @@ class Mirror(threading.Thread):
                 self._busy, self._survey_at = False, time.monotonic() + SURVEY_S
 
     def _put(self, frames: Iterable[Frame | None], kind: int) -> None:
-        """Send frames. Wait before each until the queue has room for it.
-
-        Raises:
-            BrokenPipeError: The supervisor is gone.
-        """
         for found in frames:
             if found is not None:
                 self._out.put({"op": "file", **found[0]}, found[1], kind=kind, wait=True)
 
     def _send_left(self) -> None:
-        """Send checkpoints and outputs, clean up the script's working directory, and send the files left in it."""
         from paceline.runs import work_dir  # imported late, for a fast start
         from paceline.runs.folder import RunFolder
 
@@ -167,7 +161,6 @@ class Mirror(threading.Thread):
         self._put(self._changes.small(self._live_names(f"attempts/{self.attempt}")), LIVE)
 
     def _take_back(self, now: float) -> None:
-        """Mark files that the supervisor could not store as unsent, once it is time to retry them."""
         for name, due in list(self._again.items()):
             if now >= due:
                 del self._again[name]
@@ -209,7 +202,6 @@ class Mirror(threading.Thread):
                 yield name
 
     def _send_all(self, is_last: bool) -> None:
-        """Send all files that are unsent, including checkpoints and outputs that have just changed."""
         self._put(self._files, BULK)  # send the rest of a file that the current pass has begun
         self._take_back(math.inf)
         if self.takes_files and is_last:

@@ -46,7 +46,7 @@ class Connections:
         self._buffer = FrameBuffer()
 
     def add(self, number: int, connected: socket.socket) -> None:
-        """Add a connection, and send its data to the other end until it ends. Blocks."""
+        """Add a connection, and send its data to the other end until it ends."""
         connected.settimeout(_STUCK_S)
         self._open[number] = connected
         self._tell(number, OPEN)

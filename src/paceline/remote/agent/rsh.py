@@ -1,4 +1,4 @@
-"""A remote shell between the nodes of a run through its supervisor, which replaces ssh between nodes.
+"""A remote shell between the nodes of a run, which works without ssh: requests go through the run's supervisor.
 
     mpirun, node 0 ── rsh.py HOST COMMAND... ── socket ── agent 0 ── link ── supervisor ── link ── agent of HOST: sh -c
 
@@ -21,7 +21,7 @@ SOCKET_VARIABLE = "PACELINE_AGENT_SOCKET"
 
 
 class Relay:
-    """The agent's side of the remote shell, which forwards requests of `rsh.py` to the supervisor."""
+    """The agent's part of the remote shell: it forwards requests to the supervisor."""
 
     def __init__(self, out: SendQueue) -> None:
         self._out = out
@@ -43,7 +43,7 @@ class Relay:
         return [*([self._listener.fileno()] if self._listener else []), *self._asking]
 
     def look(self, ready: set[int]) -> None:
-        """Accept a connection of `rsh.py`, or read requests from the connections that are ready."""
+        """Accept connections of `rsh.py`, and read requests from connections that are ready."""
         if self._listener is not None and self._listener.fileno() in ready:
             asking, _ = self._listener.accept()
             self._count += 1
@@ -53,7 +53,7 @@ class Relay:
             self._hear(fd)
 
     def answer(self, number: int, code: int, text: str) -> None:
-        """End a request with the command's exit code and a text for standard error."""
+        """Send `rsh.py` the command's exit code, and a text for its standard error."""
         for fd, (mine, asking, _) in list(self._asking.items()):
             if mine == number:
                 del self._asking[fd]
@@ -86,7 +86,10 @@ class Relay:
 
 
 def main(argv: list[str]) -> int:
-    """Run `rsh.py HOST COMMAND...`: a shell on the host parses the joined words, as with ssh."""
+    """Run the command of `rsh.py HOST COMMAND...` on the host. Return its exit code.
+
+    As with ssh, the words of the command are joined by spaces, and a shell on the host parses the text.
+    """
     if len(argv) < 2:
         print("usage: rsh.py HOST COMMAND...", file=sys.stderr)
         return 255

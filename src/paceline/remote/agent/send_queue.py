@@ -1,6 +1,6 @@
-"""The writing side of a link, for supervisor and agent, which sends urgent frames first.
+"""A queue of frames to write to a link, which writes urgent frames first. Supervisor and agent use it.
 
-When there is nothing to send, it sends a ping every few seconds, which proves that this side lives.
+When there is nothing to send, it sends a ping every few seconds, which proves that this process is alive.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ROOM_BYTES = 1 << 20
 
 
 class SendQueue(threading.Thread):
-    """A thread that writes frames to a file descriptor until the other side is gone."""
+    """A thread that writes queued frames to a file descriptor until the receiver closes it."""
 
     def __init__(self, fd: int, ping_s: float) -> None:
         super().__init__(name="paceline-link-out", daemon=True)
@@ -30,10 +30,12 @@ class SendQueue(threading.Thread):
         self._closing = self._closed = False
 
     def put(self, header: Header, data: bytes = b"", *, kind: int = URGENT, wait: bool = False) -> None:
-        """Queue a frame. With `wait`, first wait for room among the frames of its priority.
+        """Queue a frame with the priority `kind`.
+
+        wait: First wait until the queued frames of this priority take less than 1 MiB.
 
         Raises:
-            BrokenPipeError: The link is closed. Without `wait`, the frame is dropped instead.
+            BrokenPipeError: The link is closed, and `wait` is true. Without `wait`, the frame is dropped instead.
         """
         text = frame(header, data)
         with self._changed:
@@ -49,18 +51,18 @@ class SendQueue(threading.Thread):
             self._changed.notify_all()
 
     def has_room(self, kind: int) -> bool:
-        """Return whether `put` would queue a frame of this priority without waiting."""
+        """Return whether `put` would queue a frame of the priority `kind` without waiting."""
         # No lock: the answer may be outdated a moment later anyway, and `put` waits for room.
         return self._sizes[kind] < _ROOM_BYTES
 
     def finish(self) -> None:
-        """Write the queued frames, then end. Return at once."""
+        """Let the thread end once it has written the queued frames. Return at once."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
 
     def drop(self) -> None:
-        """End without writing the queued frames."""
+        """Let the thread end without writing the queued frames."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

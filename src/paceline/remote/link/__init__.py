@@ -1,4 +1,4 @@
-"""Links to the agents that Paceline starts on nodes, for all targets whose nodes are other machines."""
+"""Links from the supervisor to agents on nodes, for all targets whose nodes are other machines."""
 
 from paceline.remote.foreign_python import bootstrap_words
 from paceline.remote.link.link import CommandEnd, Link

@@ -1,4 +1,7 @@
-"""Turn a newly started Python on a node into an agent. `paceline.remote.agent.boot` is the node's side."""
+"""Start an agent on a node, over a link to a newly started Python there.
+
+`paceline.remote.agent.boot` runs on the node.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _SAID_BYTES = 1 << 14
 
 @dataclass
 class Ends:
-    """The local side of a link. `process` is the local program that provides it, if any."""
+    """The supervisor's end of a link. `process` is the local program that provides it, if any."""
 
     read_fd: int
     write_fd: int
@@ -64,13 +67,16 @@ class Ends:
 
     @classmethod
     def of_socket(cls, sock: socket.socket) -> Ends:
-        """Use a socket connected to a program's standard input and output, and take ownership of it."""
+        """Use a socket connected to a program's standard input and output, and own it."""
         sock.setblocking(True)
         fd = sock.detach()
         return cls(fd, fd)
 
     def wait(self, timeout_s: float, *, writes: bool = False) -> bool:
-        """Wait until bytes can be read or written, and collect standard error meanwhile. Return False on timeout."""
+        """Wait until bytes can be read or written. Return False on timeout.
+
+        Standard error is collected meanwhile.
+        """
         poll, wanted = select.poll(), self.write_fd if writes else self.read_fd
         poll.register(wanted, select.POLLOUT if writes else select.POLLIN)
         if self.stderr_fd is not None:
@@ -82,12 +88,12 @@ class Ends:
         return wanted in ready
 
     def hear_rest(self, wait_s: float) -> None:
-        """Collect standard error until it is silent for `wait_s`."""
+        """Collect standard error until nothing arrives for `wait_s` seconds."""
         while self.stderr_fd is not None and select.select([self.stderr_fd], [], [], wait_s)[0]:
             self.hear_stderr()
 
     def hear_stderr(self) -> None:
-        """Read what is available of standard error, and keep its last `_SAID_BYTES`."""
+        """Read standard error once, and keep its last `_SAID_BYTES`."""
         assert self.stderr_fd is not None
         data = os.read(self.stderr_fd, 1 << 14)
         # Stop polling standard error at its end: `poll` would report it as ready forever.
@@ -97,11 +103,14 @@ class Ends:
         del self.said[:-_SAID_BYTES]
 
     def stderr(self) -> str:
-        """Return the collected standard error."""
+        """Return the end of standard error, as far as it was read."""
         return self.said.decode(errors="replace").strip()
 
     def exit_code(self, wait_s: float = 0.0) -> int | None:
-        """Return the local program's exit code, or None while it runs or without a program."""
+        """Return the exit code of `process`, or None without a process.
+
+        The result is None too if the process still runs after `wait_s`.
+        """
         if self.process is None:
             return None
         try:
@@ -111,7 +120,7 @@ class Ends:
 
 
 def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any], timeout_s: float) -> bytes:
-    """Start the agent. Return the bytes of its first frames that were read already.
+    """Start the agent. Return bytes of its first frames that were already read.
 
     settings: `folder`, `shared` and `agent` of `paceline.remote.agent.boot`.
 
@@ -145,7 +154,7 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
 
 
 class _Talk:
-    """The exchange with the node's program before the first frame, with a deadline."""
+    """The exchange with `boot` on the node, before the agent sends frames."""
 
     def __init__(self, ends: Ends, name: str, nonce: str, deadline: float, timeout_s: float) -> None:
         self._ends, self._name, self._nonce = ends, name, nonce.encode()
@@ -169,7 +178,7 @@ class _Talk:
             os.set_blocking(self._ends.write_fd, True)
 
     def answer(self) -> dict[str, Any]:
-        """Return the next JSON line of the node's program. Skip output of the login shell."""
+        """Return the next JSON object from `boot`, without output of the login shell."""
         while (line := self._line()) is None:
             if self._wait():
                 data = os.read(self._ends.read_fd, 1 << 16)
@@ -194,7 +203,6 @@ class _Talk:
         return self._ends.wait(left, writes=writes)
 
     def _fail(self, how: str) -> None:
-        """Raise a LinkError with the reason why no agent has started."""
         ends = self._ends
         # Wait for the exit code, which explains more: the program closes its standard output slightly before it exits.
         code = ends.exit_code(2.0) if how == "ended" else None

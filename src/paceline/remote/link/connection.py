@@ -1,4 +1,4 @@
-"""The connection of a link, which carries requests, answers, events and pings as frames.
+"""The connection to an agent, over which requests, answers, events and pings travel as frames.
 
     any thread   ask          -> SendQueue, a separate thread      -> the node
     reader       poll, take   <-                                   <- the node
@@ -7,7 +7,8 @@
 
 The reader waits for the disk only if `_inward` is full, so answers and pings overtake files. An answer "in order" must
 not overtake earlier files, so the filer delivers it. When the connection ends, the reader records the reason, ends the
-program and puts None into `_inward`. Pending requests end after the filer, which may still answer some.
+local program and puts None into `_inward`, which ends the filer. Pending requests end after the filer, since the filer
+may still answer some of them.
 """
 
 from __future__ import annotations
@@ -35,10 +36,7 @@ _WAITING = 64
 class AgentConnection:
     """A connection to an agent, whose threads read and write frames after `start`.
 
-    hear: A callback that receives each frame that is not an answer, in order.
-
-    A connection has three threads: the reader receives frames, the filer calls `hear`, which may take long, and
-    `SendQueue` sends. Other threads call `ask` and wait for the answer.
+    hear: A callback that gets each received frame that is not an answer, in order. It may take long.
     """
 
     def __init__(self, ends: Ends, name: str, silence_s: float, hear: Callable[[Header, bytes], None]) -> None:
@@ -79,7 +77,7 @@ class AgentConnection:
         return pending
 
     def answer(self, pending: Pending, op: str, timeout_s: float) -> Frame:
-        """Wait for the answer to a request of `send`. Raise the errors of `ask`."""
+        """Return the answer to a request of `send`. Raise the errors of `ask`."""
         try:
             return self.wait_for(pending, op, timeout_s)
         finally:
@@ -88,7 +86,7 @@ class AgentConnection:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether an answer timed out and nothing arrived since, so that more requests are pointless."""
+        """Whether a request timed out and no byte has arrived since."""
         return self._waited_in_vain > self._heard
 
     def wait_for(self, pending: Pending, what: str, timeout_s: float | None) -> Frame:
@@ -103,7 +101,7 @@ class AgentConnection:
         return pending.answer
 
     def give_up(self) -> None:
-        """Release a connection that was never started."""
+        """Close the descriptors and the local program of a connection that was never started."""
         self.is_closing = True
         with contextlib.suppress(OSError):
             if self._ends.write_fd != self._ends.read_fd:
@@ -113,7 +111,7 @@ class AgentConnection:
         self._close_fds()
 
     def close(self, wait_s: float) -> None:
-        """End the connection from this side. The agent ends on a request or when the link closes."""
+        """Close the connection. Kill the local program unless the agent ends within `wait_s` seconds."""
         self.is_closing = True
         self.out.finish()
         if not self._over.wait(wait_s):
@@ -151,7 +149,6 @@ class AgentConnection:
         self.requests.end()
 
     def _read_all(self) -> str:
-        """Read until the end of the connection, and return the reason."""
         self._take(self._first)
         self._heard = time.monotonic()
         while True:
@@ -197,7 +194,7 @@ class AgentConnection:
     # --- the end
 
     def _end_program(self, wait_s: float) -> None:
-        """End the local program unless it exits within `wait_s`; the agent then detects the link's end."""
+        """Wait `wait_s` seconds for the local program to exit, then kill it."""
         process = self._ends.process
         if process is None:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._ends.read_fd)) as mine:

@@ -1,7 +1,8 @@
-"""Create, mirror, fetch and remove copies of a run's folder on nodes without the supervisor's folders.
+"""Copies of a run's folder on nodes that do not see the supervisor's folders: create, mirror, fetch and remove them.
 
-A copy stays on its node if the agent or the supervisor was killed. `clear_node` fetches its files and removes it: for
-`paceline prune`, and before the next run on the node if at most `_IN_PASSING_BYTES` are missing here.
+If the agent or the supervisor was killed, a copy stays on its node. `clear_node` later fetches the copy's files and
+removes it. `paceline prune` calls it, and so does the next run on the node; a run leaves copies that have more than
+`_IN_PASSING_BYTES` of files that the run's own folder lacks.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ _REMOVED: dict[str, set[str]] = {}
 
 
 class Copies:
-    """The copies of a run's folder on its nodes, at one path. Nodes may share a folder.
+    """The copies of a run's folder on its nodes.
 
-    Nodes that share a folder are a group, named by its lowest rank. One node per group sends checkpoints and outputs.
+    All copies have the same path. Nodes that share a file system form a group and share one copy. A group's number is
+    the lowest rank in it. Only one node of a group, its leader, sends checkpoints and outputs.
 
     top: Absolute path of Paceline's folder on each node, for runs and snapshots.
     """
@@ -65,7 +67,7 @@ class Copies:
         self._unfetched: set[int] = set()
 
     def send(self) -> None:
-        """Send each node the files that it needs.
+        """Send the nodes the run's record, snapshot, earlier files and local input files.
 
         Raises:
             TargetError: A disk is full, or a node is lost.
@@ -87,17 +89,16 @@ class Copies:
         self._send_carried()
 
     def _clear(self, link: Link) -> None:
-        """Fetch and remove run copies that killed agents and supervisors left on a node."""
         runs_dir, own = self._folder.path.parent, self._folder.run_id
         for left in clear_node(link, self._top, runs_dir, but=own, most_bytes=_IN_PASSING_BYTES):
             if not left.is_foreign:
                 say(f"{link.name}: {left.text()}")
 
     def _even_out(self) -> None:
-        """Give all groups of nodes the same checkpoints.
+        """Copy checkpoints that only some groups of nodes have to all groups.
 
-        A group that returns after a loss may have a checkpoint that the others lack, and its ranks would resume from
-        another step.
+        A group that was lost and has returned may have a checkpoint that the other groups lack. Without this copy, its
+        ranks would resume from another step than the other ranks.
 
         Raises:
             TargetError: Checkpoints can't be fetched or sent.
@@ -125,7 +126,6 @@ class Copies:
             all_or_error(leaders, sent, f"the run could not be sent to {self.path}")
 
     def _without_removed(self, link: Link, names: Mapping[str, Stamp]) -> dict[str, Stamp]:
-        """Remove checkpoints that the run removed while the node was lost. Return the node's other checkpoints."""
         over = {name for name in names if f"checkpoints/{name}" in self._replica.removed}
         for name in over:
             if not os.path.lexists(self._folder.checkpoints / name):
@@ -133,11 +133,6 @@ class Copies:
         return {name: stamp for name, stamp in names.items() if name not in over}
 
     def _send_carried(self) -> None:
-        """Send the folders and packages of this machine that the job names, once to each group of nodes.
-
-        Raises:
-            DataError, EnvironmentSpecError, TransferError: A folder or package is missing or unreadable here.
-        """
         packed = pack_run(self._folder)
         if packed is None:
             return
@@ -146,7 +141,7 @@ class Copies:
         all_or_error(links, sent, "what the job names here could not be sent")
 
     def follow(self, attempt: int) -> None:
-        """Start to mirror new files of the nodes, and create the folder of an attempt on them."""
+        """Create an attempt's folder on the nodes, and start to mirror their new files."""
         living = [link for link in self._links if link.lost is None]
         # Attempt 0 is the preparation of the nodes, which has no folder to create.
         if attempt:
@@ -178,15 +173,18 @@ class Copies:
         all_or_error(links, told, "the run's folder can't be followed", may_be_lost=True)
 
     def grown(self) -> set[str]:
-        """Return the names of logs and metrics that grew here since the last call."""
+        """Return the names of logs and metrics with new lines since the last call."""
         return self._replica.take_grown()
 
     def note_start(self, rank: int) -> None:
-        """Record that a process starts on a node, which may write files that must be fetched."""
+        """Record that a process starts on a node, so that `fetch` fetches its files."""
         self._unfetched.add(self._groups[rank])
 
     def fetch(self, attempt: int, *, is_last: bool = False) -> None:
-        """Fetch all missing files, if the run was ever sent. `is_last` is as for `LinkFiles.flush`.
+        """Fetch all missing files from the nodes. Do nothing before `send`.
+
+        attempt: The number of the attempt whose logs are fetched.
+        is_last: Whether the run has ended. Then fetch files of the script's working directory too.
 
         Raises:
             TargetError: Some files can't be fetched; the message names them or their nodes, and their folder.
@@ -220,18 +218,18 @@ class Copies:
             )
 
     def remove(self) -> None:
-        """Remove the copies from the nodes, except copies with unfetched files."""
+        """Remove the copies from the nodes, except copies from which `fetch` has failed."""
         done = [self._links[rank] for group, rank in self._leaders().items() if group not in self._unfetched]
         ask_each(done, "remove", 600.0, lambda link: {"path": self.path})
         for link in done:
             link.drop_mirror()
 
     def close(self) -> None:
-        """Remove incomplete files from the run's folder here. Call this after the links are closed."""
+        """Remove partly received files from the run's folder, after the links are closed."""
         self._replica.close()
 
     def _leaders(self) -> dict[int, int]:
-        """Return {group: lowest rank of its nodes that are not lost}."""
+        """Return {number of a group: rank of its leader}, without lost nodes."""
         found: dict[int, int] = {}
         for rank, link in enumerate(self._links):
             if link.lost is None:
@@ -245,11 +243,11 @@ class Copies:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftBehind:
-    """A copy of an ended run on a node whose agent or supervisor was killed.
+    """A copy of an ended run that an agent or supervisor left when it was killed.
 
     Attributes:
-        missing: Names of files that the run's folder here lacks.
-        stays: Why the copy still exists; "" if it was or would be removed.
+        missing: Names of files in the copy that the run's own folder lacks.
+        stays: The reason why the copy was not removed; "" if it was removed, or would be without `dry_run`.
         is_foreign: Whether the run belongs to another workspace.
     """
 
@@ -262,7 +260,7 @@ class LeftBehind:
     is_foreign: bool = False
 
     def text(self, *, will_be: bool = False) -> str:
-        """Describe the copy and what was done with it, or what would be done with `will_be`."""
+        """Describe the copy, and whether it was removed; with `will_be`, would be removed."""
         files = f"{counted(len(self.missing), 'file')} ({size_text(self.missing_bytes)})" if self.missing else ""
         if self.stays:
             only = f", with {files} that only this node has" if files else ""
@@ -277,16 +275,16 @@ class LeftBehind:
 def clear_node(
     link: Link, top: str, runs_dir: Path, *, but: str = "", most_bytes: int | None = None, dry_run: bool = False
 ) -> Iterator[LeftBehind]:
-    """Fetch ended runs' missing files from a node and remove the copies. Yield each run.
+    """Fetch missing files of ended runs from a node, and remove their copies there.
 
-    Runs that are alive or supervised are skipped. Runs of other workspaces stay.
+    Yield each copy. Skip runs that have not ended or have a live supervisor. Leave copies of other workspaces' runs.
 
     Args:
         link: The link to the node.
         top: Absolute path of Paceline's folder on the node.
         runs_dir: The folder of this workspace's runs.
         but: The id of a run to skip.
-        most_bytes: Leave a copy on the node if more bytes are missing here; None for no limit.
+        most_bytes: Leave a copy on the node if the run's own folder lacks more bytes than this; None for no limit.
         dry_run: Report copies without fetching or removing files.
 
     Raises:
@@ -350,10 +348,10 @@ def _is_of(link: Link, path: str, folder: RunFolder) -> bool:
 
 
 def _only_there(there: Mapping[str, Stamp], folder: RunFolder, *, is_single: bool) -> dict[str, int]:
-    """Return {name: bytes} of files that the node's copy has and the run's folder here lacks.
+    """Return {name: bytes} of files that the run's own folder lacks or has older.
 
-    As during the run, the newer of two files counts. All attempts append to the same metrics, so the copy's metrics
-    count only if the run had one attempt (`is_single`).
+    there: The files of the node's copy, as {name: stamp}.
+    is_single: Whether the run had one attempt. Only then do metrics count, since all attempts append to the same files.
     """
     found = {}
     for name, (size, changed, _) in there.items():
@@ -367,7 +365,9 @@ def _only_there(there: Mapping[str, Stamp], folder: RunFolder, *, is_single: boo
 
 
 def _fetch(link: Link, path: str, folder: RunFolder, there: Mapping[str, Stamp], wanted: Container[str]) -> None:
-    """Fetch the files named in `wanted` from a node's copy.
+    """Fetch the files named in `wanted` from a node's copy at `path`.
+
+    there: The files of the copy, as {name: stamp}.
 
     Raises:
         OSError: Some files can't be fetched.

@@ -21,7 +21,7 @@ from paceline.remote.wire import SILENCE_S, Header
 
 @dataclass(frozen=True)
 class CommandEnd:
-    """The result of a synchronous command. `returncode` is as in a shell, 128+n for signal n."""
+    """The result of a command of `Link.run`. A `returncode` of 128+n means signal n."""
 
     returncode: int
     stdout: bytes
@@ -29,7 +29,7 @@ class CommandEnd:
 
 
 class StartedEnd(NamedTuple):
-    """The end of a started command.
+    """The exit of a command of `Link.start`.
 
     Attributes:
         code: Exit code as in a shell, 128+n for signal n.
@@ -44,7 +44,10 @@ class StartedEnd(NamedTuple):
 
 
 class Link(LinkFiles):
-    """A thread-safe link to one agent. Calls raise `LinkError` for a lost node, OSError for other errors."""
+    """A thread-safe link to one agent.
+
+    Its methods raise LinkError if the node is lost, and OSError for the agent's errors.
+    """
 
     hello: Hello
 
@@ -75,12 +78,12 @@ class Link(LinkFiles):
         timeout_s: float = 30.0,
         silence_s: float = SILENCE_S,
     ) -> Link:
-        """Open a link over the standard streams of a program, such as `ssh host ...` of `bootstrap_words`.
+        """Open a link over the standard streams of a program such as ssh.
 
         name: The node's name, for error messages.
         library_dir: The folder that contains the package `paceline`.
-        folder: The folder on the node for the library; the node expands `~`.
-        shared_library: Whether the node may see `library_dir`.
+        folder: The folder on the node for the library; `~` is the home folder there.
+        shared_library: Whether to look for the library at `library_dir` on the node first.
         env: Environment variables of the program; None for those of this process.
         silence_s: Seconds without a message after which each side counts the other as lost.
 
@@ -109,7 +112,7 @@ class Link(LinkFiles):
         timeout_s: float = 30.0,
         silence_s: float = SILENCE_S,
     ) -> Link:
-        """Open a link over existing ends, with arguments as for `open`."""
+        """Open a link over existing `ends`. The other arguments are as for `open`."""
         link = cls(ends, name, silence_s)
         settings = {
             "shared": str(library_dir) if shared_library else None,
@@ -127,14 +130,14 @@ class Link(LinkFiles):
         return link
 
     def begin(self, first: bytes = b"") -> None:
-        """Connect to a running agent. `first` are bytes that were already read from it."""
+        """Start to read and write frames. `first` are bytes that were already read."""
         self._connection.start(first)
 
     def wait_for_hello(self, ends: Ends, timeout_s: float) -> None:
-        """Wait until the agent has described its node.
+        """Wait until the agent has sent `hello`, the description of its node.
 
         Raises:
-            LinkError: The agent is gone, or says nothing in time; the link is closed.
+            LinkError: The agent is gone, or sends nothing in time. The link is closed then.
         """
         deadline = time.monotonic() + timeout_s
         # Wait in short steps, since the loss of the link does not set the event.
@@ -147,21 +150,21 @@ class Link(LinkFiles):
 
     @property
     def lost(self) -> str | None:
-        """Why this node counts as lost, or None."""
+        """The reason why this node counts as lost, or None if it does not."""
         return self._connection.lost
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a request timed out and nothing has arrived since, so that more requests are pointless."""
+        """Whether a request timed out and nothing has arrived since."""
         return self._connection.is_stuck
 
     # --- commands
 
     def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float = 60.0) -> CommandEnd:
-        """Run a short command in the agent's environment; kill it after `timeout_s`.
+        """Run a short command with the agent's environment variables, and wait for its end.
 
         Raises:
-            LinkError: The node is lost, or the command took longer than `timeout_s`.
+            LinkError: The node is lost, or the command took longer than `timeout_s` and was killed.
         """
         pending = self._connection.requests.new()
         self._connection.out.put({"op": "run", "id": pending.number, "argv": list(argv)}, input)
@@ -175,9 +178,10 @@ class Link(LinkFiles):
         return CommandEnd(answer["code"], data[: answer["out"]], data[answer["out"] :])
 
     def call(self, function: str, given: Any, *, timeout_s: float = 20.0) -> Any:
-        """Call a library function `module:name` with one JSON value in the agent's process.
+        """Call the library's function `module:name` in the agent's process.
 
-        The function may block, but must not start processes, since the agent would report their exits.
+        Argument and result are JSON values. The function may block, but must not start processes, since the agent would
+        report their exits.
         """
         answer, _ = self._connection.ask("call", timeout_s=timeout_s, function=function, given=given)
         return answer["found"]
@@ -185,15 +189,20 @@ class Link(LinkFiles):
     def start(
         self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, log: str, exact: bool = False, tag: str = ""
     ) -> int:
-        """Start a command on the node, with its output in `log` there. Return its pid.
+        """Start a command on the node. Return its pid.
 
-        Its environment is the agent's (empty with `exact`), updated with `env`. The exit of a tagged command goes to
-        `on_tagged_end` instead of `ends`.
+        log: The file on the node to which the command writes.
+        env, exact: The command's environment is `env`, added to the agent's own variables unless `exact`.
+        tag: The callback `on_tagged_end` gets the exit of a command with a tag, `ends` returns that of others.
         """
         return self._start(argv, env, cwd=cwd, log=log, exact=exact, tag=tag)[0]
 
     def start_worker(self, command: Command, env: Mapping[str, str], cwd: str) -> tuple[int, str]:
-        """Start a worker or a spare. Return its pid, and why it starts cold, or ""."""
+        """Start a worker or a warm spare.
+
+        Returns:
+            The pid, and the reason why the worker could not be forked from its warm spare, or "".
+        """
         spare = {"spare": command.spare, "is_spare": command.is_spare}
         return self._start(command.argv, env, cwd=cwd, log=str(command.log), exact=True, **spare)
 
@@ -203,26 +212,26 @@ class Link(LinkFiles):
         return int(answer["pid"]), str(answer["cold"])
 
     def send(self, op: str, values: Mapping[str, object]) -> Pending:
-        """Send a request without waiting; `answer` waits."""
+        """Send a request and return at once. Pass the result to `answer`."""
         return self._connection.send(op, values)
 
     def answer(self, pending: Pending, op: str, timeout_s: float) -> Header:
-        """Return the header of the answer to a request of `send`."""
+        """Wait for the answer to a request of `send`, and return its header."""
         return self._connection.answer(pending, op, timeout_s)[0]
 
     def all_answers(self, *asked: tuple[str, Mapping[str, object], bytes], timeout_s: float = 120.0) -> list[Header]:
-        """Send requests (name, values, data) at once, and return the headers of their answers.
+        """Send requests, given as (name, values, data). Return their answers' headers.
 
         Raises:
-            OSError: The error of the first request that failed; the others were sent too.
+            OSError: The error of the first request that failed. The other requests were sent too.
         """
         sent = [(op, self._connection.send(op, values, data)) for op, values, data in asked]
         return [self.answer(pending, op, timeout_s) for op, pending in sent]
 
     def signal(self, pid: int, number: int, *, run_id: str = "", wait: bool = True) -> bool:
-        """Send a signal to a process below the agent. Return False if there is no such process.
+        """Send a signal to a descendant of the agent. Return False if it is missing.
 
-        run_id: The id of a run whose processes may also be signaled.
+        run_id: The id of a run whose processes may be signaled too, even if an engine has started them.
         wait: Wait for the agent's answer; otherwise return True at once.
         """
         if not wait:
@@ -232,7 +241,7 @@ class Link(LinkFiles):
         return bool(self.answer(asked, "signal", 3.0)["ok"])
 
     def signal_all(self, pids: Sequence[int], numbers: Sequence[int], *, run_id: str) -> None:
-        """Send signals to processes below the agent, in this order, by one frame and without waiting."""
+        """Send signals, as `signal` does, to several processes without waiting."""
         numbers = list(map(int, numbers))
         self._connection.out.put({"op": "signal", "pids": list(pids), "numbers": numbers, "run_id": run_id})
 
@@ -241,29 +250,29 @@ class Link(LinkFiles):
         return bool(self._connection.ask("alive", timeout_s=3.0, pid=pid)[0]["ok"])
 
     def ends(self) -> list[StartedEnd]:
-        """Return the exits of commands since the last call. Logs of these commands are complete here."""
+        """Return the exits of commands since the last call, whose logs are complete."""
         with self._lock:
             found, self._ends = self._ends, []
             return found
 
     def kill_session(self, pid: int) -> None:
-        """Kill the rest of the session of a command that has ended."""
+        """Kill the processes that remain in the session of an ended command."""
         self._connection.ask("kill_session", timeout_s=5.0, pid=pid)
 
     def adopt(self, run_id: str) -> None:
-        """Let the agent manage processes that an engine will start. Kill the run's earlier processes."""
+        """Prepare the agent for processes of a run that an engine will start."""
         self._connection.ask("adopt", timeout_s=10.0, run_id=run_id)
 
     def end_run(self, run_id: str) -> int:
-        """Kill leftover processes of an ended run on the node. Return how many processes survive."""
+        """Kill leftover processes of an ended run on the node. Return how many survive."""
         return int(self._connection.ask("end_run", timeout_s=10.0, run_id=run_id)[0]["left"])
 
     def answer_rsh(self, number: int, code: int, text: str = "") -> None:
-        """End a request of the remote shell."""
+        """Answer a request of the remote shell with exit code and standard error."""
         self._connection.out.put({"op": "rsh_done", "number": number, "code": code, "text": text})
 
     def begin_close(self) -> Pending:
-        """Send the request to end the agent, without waiting for the answer."""
+        """Send the agent the request to exit. Return the request, for `close`."""
         # Set this before the request: the agent exits right after its answer, and this is not a loss of the node.
         self._connection.is_closing = True
         return self._connection.send("close", {})

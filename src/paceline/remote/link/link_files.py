@@ -1,4 +1,4 @@
-"""The file operations of a link, such as sending and mirroring files of a node."""
+"""The file operations of a link: send files to a node, and mirror a run's files from it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from paceline.system.names import some
 
 
 class LinkFiles:
-    """The file operations of `Link`.
+    """The methods of `Link` for files on the node.
 
-    Calls raise `LinkError` if the node is lost, and OSError for the agent's errors.
+    They raise LinkError if the node is lost, and OSError for the agent's errors.
     """
 
     _connection: AgentConnection
@@ -40,15 +40,16 @@ class LinkFiles:
     def put_tree(
         self, source: Path, path: str, *, how: str = "replace", skip: Callable[[str], bool] = lambda name: False
     ) -> None:
-        """Send a folder to the node atomically, with symbolic links, modes and times.
+        """Copy a local folder to the node atomically, with symbolic links, modes and times.
 
-        how: "keep" an existing folder (if its name is a content hash), "replace" it, or "merge" files into it.
+        how: What is done with an existing folder at `path`. "keep" leaves it, since its name is a content hash;
+            "replace" removes it; "merge" adds the files to it.
         skip: Returns whether to leave out a path, given relative to `source`.
         """
         self._put(entries(source, skip), path, how)
 
     def put_files(self, files: Mapping[str, Path], path: str) -> None:
-        """Send files, given as {relative name: local path}, as a folder that replaces `path` atomically.
+        """Send files, given as {name in the folder: local path}, as a new folder `path`.
 
         Raises:
             OSError: A file can't be read here, or the agent failed.
@@ -82,9 +83,10 @@ class LinkFiles:
         self._connection.ask("link", timeout_s=20.0, path=path, target=target)
 
     def make_scratch(self, path: str) -> str:
-        """Create a folder for sockets and shared memory, which the agent removes at its end.
+        """Create a temporary folder on the node. Return the agent's socket in it.
 
-        Return the agent's socket for the remote shell.
+        The folder is for sockets and shared memory, and the agent removes it at its end. The socket is that of
+        `rsh.py`.
         """
         header, _ = self._connection.ask("scratch", timeout_s=20.0, path=path)
         return str(header["socket"])
@@ -96,7 +98,7 @@ class LinkFiles:
             self.drop_mirror()
 
     def drop_mirror(self) -> None:
-        """Forget the mirrored folder, so that this link can mirror the folder of another run."""
+        """Forget the mirrored run, so that this link can mirror another run's folder."""
         self._replica, self._mirrored = None, ""
 
     def names_in(self, path: str) -> list[str]:
@@ -111,21 +113,24 @@ class LinkFiles:
         return bool(self._connection.ask("sees", path=path, token=token)[0]["ok"])
 
     def inode(self, path: str) -> int:
-        """Return the inode of a path, equal on all machines of its file system; 0 if missing."""
+        """Return the inode of a path on the node; 0 if it is missing."""
         return int(self._connection.ask("inode", path=path)[0]["found"])
 
     def have(self, path: str) -> dict[str, list[int]]:
-        """Return {name: stamp} of all files below a folder (`remote.replica.changes`); {} if the folder is missing."""
+        """Return {name: stamp} of all files below a folder on the node.
+
+        The result is {} if the folder is missing. `paceline.remote.replica.changes` explains stamps.
+        """
         found: dict[str, list[int]] = self._connection.ask("have", timeout_s=120.0, path=path)[0]["found"]
         return found
 
     def census(self, path: str) -> tuple[int, int]:
-        """Return (number of files and links, bytes) below a folder; (-1, -1) if it is missing."""
+        """Return (number of files and links, bytes) below a folder, or (-1, -1) without it."""
         count, size = self._connection.ask("census", timeout_s=120.0, path=path)[0]["found"]
         return count, size
 
     def free_ports(self, count: int) -> list[int]:
-        """Return ports on which no process listens now."""
+        """Return up to `count` ports of the node on which no process listens now."""
         return list(self._connection.ask("free_ports", count=count)[0]["found"])
 
     def mirror(
@@ -141,14 +146,18 @@ class LinkFiles:
         log_limit: int = 0,
         have: Mapping[str, list[int]] | None = None,
     ) -> Pending:
-        """Ask the node to mirror the files that the run writes there. Return the request, for `answer`.
+        """Start to mirror the files that a run writes on the node to `folder`.
 
-        replica: The local copy to update, shared by all links of a run; None to create one.
+        remote_run_dir: The run's folder on the node.
+        replica: The writer of mirrored files, shared by all links of a run; None to create one.
         rank: The node's rank.
-        group: Number of the group of nodes that share a folder.
-        takes_files: Whether to include checkpoints and outputs.
+        group: A number that is equal for nodes that share a file system.
+        takes_files: Whether to mirror checkpoints and outputs too.
         log_limit: Bytes of each worker's log that the node keeps; 0 for no limit.
         have: Name -> stamp of files that the node need not send; None for the files in `folder`.
+
+        Returns:
+            The request, for `answer`.
         """
         # All links of a run share one replica, so this link passes its rank and group with every file.
         self._rank, self._group, self._mirrored = rank, group, remote_run_dir
@@ -160,17 +169,17 @@ class LinkFiles:
         return self._connection.send("mirror", {**asked, "takes_files": takes_files, "log_limit": log_limit})
 
     def flush(self, *, is_last: bool = False) -> None:
-        """Wait until the run's files on the node are stored here, including checkpoints and outputs.
+        """Wait until all of the run's files on the node are stored in `folder`.
 
-        is_last: Whether the run has ended on the node: also fetch the script's working directory.
+        is_last: Whether the run has ended on the node. Then fetch the script's working directory too.
 
         Raises:
-            OSError: Some files can't be written here.
+            OSError: Some files can't be written to the local folder.
         """
         self.end_flush(self.begin_flush(is_last=is_last))
 
     def begin_flush(self, *, is_last: bool = False) -> Pending:
-        """Send the request of `flush`, whose answer `end_flush` awaits."""
+        """Send the request of `flush` without waiting. Return it, for `end_flush`."""
         # `in_order`, since the answer must not overtake earlier files that still wait to be written here.
         pending = self._connection.requests.new(in_order=True)
         self._trouble.clear()
@@ -178,7 +187,7 @@ class LinkFiles:
         return pending
 
     def end_flush(self, pending: Pending) -> None:
-        """Wait for the end of a flush, as `flush` does."""
+        """Wait for the flush that `begin_flush` began. Raise the errors of `flush`."""
         self._connection.wait_for(pending, "flush", None)
         self._raise_trouble()
 
@@ -203,16 +212,20 @@ class LinkFiles:
 
 
 def entries(source: Path, skip: Callable[[str], bool] = lambda name: False) -> Iterator[Frame]:
-    """Yield frames for all entries below `source` except `skip`, folders before their content.
+    """Yield frames for all files, links and folders below `source`, folders before their content.
 
-    Files that vanish meanwhile are omitted; files that shrink meanwhile are sent with their new size.
+    skip: Returns whether to leave out a path, given relative to `source`.
+
+    Files that are deleted during the walk are left out. Files that become shorter are sent with their new size.
     """
     yield _about(".", "dir", os.stat(source)), b""
     yield from _below(str(source), "", skip)
 
 
 def entries_of(files: Mapping[str, Path]) -> Iterator[Frame]:
-    """Yield frames of a read-only tree, given as {name in the tree: local path}. Follow symbolic links.
+    """Yield frames of a read-only tree, given as {name in the tree: local path}.
+
+    Symbolic links are followed.
 
     Raises:
         OSError: A file can't be read. It is not skipped, since an incomplete tree would look complete.

@@ -67,7 +67,7 @@ class Requests:
             self._pending.pop(pending.number, None)
 
     def end(self) -> None:
-        """End all requests without an answer, because the link has ended."""
+        """End all pending requests without an answer, because the link has ended."""
         with self._lock:
             self._over = True
             left = list(self._pending.values())
@@ -78,7 +78,7 @@ class Requests:
 
 
 class LinkError(EngineError):
-    """The error that a node's agent can't be started, or no longer answers.
+    """An error because a node's agent can't be started, or no longer answers.
 
     stderr: Standard error of the connecting program, such as ssh.
     exit_code: The connecting program's exit code; None if it has not ended.
@@ -95,13 +95,13 @@ class Hello:
     """An agent's description of its node.
 
     Attributes:
-        python: Path and version of the agent's interpreter.
+        python: Path and version of the agent's interpreter, such as ("/usr/bin/python3", (3, 11, 4)).
         gpus: Device numbers of the GPUs.
         interfaces: Name of a network interface -> (IPv4 address, prefix length).
         env: Environment variables of the node's shell.
         time: The node's clock at this message, in seconds since the epoch.
         library: The folder on the node that contains the package `paceline`.
-        folder: The absolute path of the argument `folder` of `Link.open`.
+        folder: Absolute path on the node of the argument `folder` of `Link.open`.
     """
 
     host: str

@@ -1,4 +1,4 @@
-"""The nodes of a run that have an agent each, as a `paceline.targets.base.Nodes`."""
+"""Nodes of a run on which an agent runs commands, as a `paceline.targets.base.Nodes`."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ _FRESH_S = 0.3
 
 
 class AgentNodes:
-    """The nodes of a run, with one link to each node's agent, in order of rank.
+    """The nodes of a run by rank, with a link to each node's agent.
 
     ports: Free ports of the first node, or the number of ports to find there.
-    folder: Absolute path on each node, for the run's files if the node does not see the run's own folder.
+    folder: Absolute path of Paceline's folder on each node, used if the nodes do not see the supervisor's folders.
     python: The interpreter for jobs that name no interpreter; None for the first agent's.
-    is_shared: Whether the nodes see the supervisor's folders; None to test this.
-    on_close: Returns the nodes to their engine, called by `close`.
-    on_hang: Records since when this run hangs, so that runs that wait for its nodes can tell. None clears the record.
-    starter: The program that starts MPI workers instead of mpirun. The agents still manage the workers.
+    is_shared: Whether the nodes see the supervisor's folders; None to find out.
+    on_close: A callback of `close`, which gives the nodes back to their engine.
+    on_hang: A callback that gets the time since when this run hangs, or None once it goes on. Runs that wait for these
+        nodes read the time.
+    starter: The program that starts MPI workers instead of mpirun. The agents still signal and watch the workers.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class AgentNodes:
             link.on_end = self._tell
 
     def renew_ports(self) -> None:
-        """Choose other ports on the first node because another program uses one of them."""
+        """Choose other free ports on the first node, because one is in use."""
         self.ports = tuple(self._links[0].free_ports(len(self.ports)))
 
     def send(self, folder: RunFolder, library_dir: Path) -> RemotePaths:
@@ -127,7 +128,6 @@ class AgentNodes:
         )
 
     def _sees_source(self, folder: RunFolder) -> bool:
-        """Return whether the nodes see the source folder; without one, whether they see the workspace."""
         source = place(read_json(folder.job)).source
         if not self._is_shared or not os.path.isdir(source):
             return bool(self._is_shared)
@@ -155,9 +155,9 @@ class AgentNodes:
     def start_all(
         self, commands: Sequence[Command], work_dir: Path, shells: Mapping[int, Mapping[str, str]]
     ) -> list[StartedCommand | OSError]:
-        """Start commands with one request to each node. Return the results or errors of `start`.
+        """Start commands with one request to each node. Return results or errors in order.
 
-        shells: Node rank -> the environment below the commands' own.
+        shells: Node rank -> environment variables of the node's shell. The commands' own variables override them.
         """
         of_node: dict[int, list[Command]] = {}
         for command in commands:
@@ -179,14 +179,12 @@ class AgentNodes:
         return [found[id(command)] for command in commands]
 
     def _environment(self, command: Command, shell: Mapping[str, str]) -> dict[str, str]:
-        """Return a command's whole environment, and let its nodes call the shells that it needs."""
         if command.shells:
             assert self._calls is not None, "send comes first"
             self._calls.shells = {one.node_rank: one for one in command.shells}
         return {**command.defaults, **shell, **command.environment}
 
     def _noted(self, command: Command, pid: int, cold: str) -> StartedCommand:
-        """Record a started command and its pid, and return it."""
         # Pids are reused, so an earlier exit with this pid belongs to another process.
         self._started.add((command.node_rank, pid))
         self._over.discard((command.node_rank, pid))
@@ -195,7 +193,7 @@ class AgentNodes:
         return StartedCommand(command=command, pid=pid, cold=cold)
 
     def grown(self) -> set[str] | None:
-        """Return the names of logs that grew since the last call, or None if unknown."""
+        """Return the names of logs with new lines since the last call; None if unknown."""
         return None if self._copies is None else self._copies.grown()
 
     def signal(self, pid: int, node_rank: int, number: int) -> bool:
@@ -210,7 +208,7 @@ class AgentNodes:
             return link.lost is None  # the node is slow, but the signal may still arrive
 
     def signal_all(self, pids: Mapping[int, Sequence[int]], numbers: Sequence[int]) -> None:
-        """Send signals to processes, given by their nodes' ranks, by one frame to each node."""
+        """Send signals to processes, given as {node rank: pids}, one frame to each node."""
         run_id = self._folder.run_id if self._folder else ""
         for rank, mine in pids.items():
             left = [pid for pid in mine if (rank, pid) not in self._over]
@@ -279,7 +277,10 @@ class AgentNodes:
             raise OSError(errno.EHOSTUNREACH, str(error)) from error
 
     def loads(self, workers: Mapping[int, Mapping[str, object]]) -> dict[int, dict[str, object]]:
-        """Return {node rank: load of the node and its workers} of the nodes that answer."""
+        """Return {node rank: load of node and workers} for the nodes that answer.
+
+        workers: Node rank -> the node's workers whose load is wanted.
+        """
         asked = [
             (node, link) for node, link in zip(self.nodes, self._links, strict=True) if not (link.lost or link.is_stuck)
         ]
@@ -328,9 +329,9 @@ class AgentNodes:
         return [link for link in self._links if link.lost is None]
 
     def _make_scratch(self) -> tuple[str, str]:
-        """Create a folder with one short path on all nodes, in /dev/shm or else /tmp.
+        """Create a temporary folder at the same short path on all nodes.
 
-        Return its path, and the path of the remote shell's socket of the first node's agent.
+        Return the path, and the path of the first agent's socket for the remote shell.
         """
         name = f"paceline-{secrets.token_hex(4)}"
         path = f"/dev/shm/{name}"
@@ -344,7 +345,6 @@ class AgentNodes:
 
 
 def _to_start(commands: Sequence[Command], environments: Sequence[dict[str, str]], cwd: str) -> dict[str, object]:
-    """Return the request to start commands on one node, with equal variables once."""
     common = dict(set(environments[0].items()).intersection(*(one.items() for one in environments[1:])))
     return {
         "env": common,
@@ -363,7 +363,6 @@ def _to_start(commands: Sequence[Command], environments: Sequence[dict[str, str]
 
 
 def _with_network(node: Node, link: Link) -> Node:
-    """Return the node with the interface and network of its address, if one has it."""
     for interface, (address, prefix) in link.hello.interfaces.items():
         if address == node.address:
             network = ipaddress.ip_network(f"{address}/{prefix}", strict=False)
@@ -372,7 +371,7 @@ def _with_network(node: Node, link: Link) -> Node:
 
 
 def script_python(given: str | None, submitter: str | None, links: Sequence[Link]) -> str | None:
-    """Return the interpreter for scripts of jobs that name no interpreter; None for the agents' interpreter.
+    """Return the interpreter of jobs that name none; None for the agents' own.
 
     given: The target's interpreter, which takes precedence.
     submitter: The submitting process's interpreter, used if all nodes have it; None to ignore it.

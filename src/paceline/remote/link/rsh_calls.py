@@ -19,10 +19,12 @@ _ENDING_S = 2.0
 
 
 def make_remote_shell(link: Link, scratch: str, socket: str, python: str) -> tuple[str, ...]:
-    """Install a remote shell on a node, called as `HOST COMMAND...`. Return its command line.
+    """Install a remote shell on a node, and return its command line.
 
-    Its path must not have a space, since PRRTE does not support quotes.
+    It is called with the words `HOST COMMAND...`. Its path must not have a space, since the MPI launcher PRRTE does not
+    support quotes.
 
+    scratch: The folder on the node for the shell.
     socket: Path of the agent's socket on the node.
     python: The interpreter, unless the variable `REMOTE_SHELL_PYTHON` names another.
     """
@@ -38,7 +40,7 @@ def make_remote_shell(link: Link, scratch: str, socket: str, python: str) -> tup
 
 
 class _Call:
-    """A command that a node has requested. `pid`: its process on `link`, 0 before the start."""
+    """A command that one node has requested to run on another."""
 
     def __init__(self, asking: Link, number: int) -> None:
         self.asking, self.number = asking, number
@@ -49,9 +51,9 @@ class _Call:
 
 
 class RshCalls:
-    """A starter of commands that nodes request to run on other nodes.
+    """A server that runs commands on nodes when other nodes request it.
 
-    log: Path of the file on each node that receives the commands' output.
+    log: Path of the file on each node to which the commands write.
     shells: Node rank -> the shell and environment for command lines on that node (`Command.shells`).
 
         requesting node's link   rsh       -> recorded, then a thread starts the command on the other node
@@ -115,7 +117,6 @@ class RshCalls:
             _hang_up(link, pid)
 
     def _hang_up(self, tag: str) -> None:
-        """Send SIGHUP to the command, as sshd does after the death of an ssh client."""
         if self.shells:
             # The end of mpirun's container ends its commands too: wait, since a signal to them would fail.
             deadline = time.monotonic() + _ENDING_S

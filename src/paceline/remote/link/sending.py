@@ -38,12 +38,12 @@ _AT_ONCE = 32
 def ask_each(
     links: Sequence[Link], op: str, timeout_s: float, values: Callable[[Link], Mapping[str, object]] = lambda link: {}
 ) -> list[Header | Exception]:
-    """Send a request to each node, then return all answers or errors, in order."""
+    """Send a request to each node. Return the answers or exceptions in order."""
     return answers(links, [link.send(op, values(link)) for link in links], op, timeout_s)
 
 
 def answers(links: Sequence[Link], sent: Sequence[Pending], op: str, timeout_s: float) -> list[Header | Exception]:
-    """Wait for the answers to one request on each link, as `ask_each` does."""
+    """Return the answers to requests that were sent to these links, as `ask_each` does."""
     deadline = time.monotonic() + timeout_s
     found: list[Header | Exception] = []
     for link, pending in zip(links, sent, strict=True):
@@ -58,10 +58,7 @@ def answers(links: Sequence[Link], sent: Sequence[Pending], op: str, timeout_s: 
 
 
 def on_each(links: Sequence[Link], work: Callable[[Link], T]) -> list[T | Exception]:
-    """Call `work` for each link in parallel. Return the results or exceptions in the order of the links.
-
-    A slow node occupies one thread of several.
-    """
+    """Call `work` for each link in threads. Return results or exceptions in order."""
     if not links:
         return []
 
@@ -78,10 +75,14 @@ def on_each(links: Sequence[Link], work: Callable[[Link], T]) -> list[T | Except
 def all_or_error(
     links: Sequence[Link], found: Sequence[T | Exception], what: str, *, may_be_lost: bool = False
 ) -> list[T]:
-    """Return the results of `on_each`, or raise the first error. With `may_be_lost`, omit lost nodes.
+    """Return the results of `on_each` or `ask_each`, or raise the first exception.
+
+    found: The results and exceptions.
+    what: The failure in words, for the message.
+    may_be_lost: Leave out the results of lost nodes instead of raising an exception for them.
 
     Raises:
-        TargetError: A call failed; the message names the first node with a failure.
+        TargetError: A call failed; the message names the node.
     """
     for link, one in zip(links, found, strict=True):
         # Check for LinkError first, since it is an OSError too.
@@ -98,7 +99,7 @@ def all_or_error(
 
 
 def see_same(links: Sequence[Link], folder: Path) -> bool:
-    """Return whether the path is the same folder on this machine and on every node."""
+    """Return whether the path is one folder, shared by this machine and all nodes."""
     token = secrets.token_hex(16)
     mark = folder / f".seen-{token[:8]}"
     mark.write_text(token)
@@ -112,7 +113,10 @@ def see_same(links: Sequence[Link], folder: Path) -> bool:
 def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -> None:
     """Send a run's record, snapshot and files of earlier attempts to a node.
 
-    mark: Name of a file to write in `.nodes`, by which nodes that share a folder are found; it has the run's `home_of`.
+    mark: Name of a file to write into the folder `.nodes`. The names show which nodes share a folder; the file contains
+        `home_of(folder)`.
+    top: Absolute path of Paceline's folder on the node.
+    run_dir: The run's folder on the node.
     """
     source = folder.snapshot.resolve() if folder.snapshot.exists() else None
     target = f"{top}/snapshots/{source.name}" if source else ""
@@ -141,18 +145,18 @@ def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -
 
 
 def home_of(folder: RunFolder) -> str:
-    """Return "host:runs folder", which tells this workspace's run copies on a node from those of others."""
+    """Return "host:runs folder", which marks copies of this workspace's runs on nodes."""
     return f"{socket.gethostname()}:{folder.path.parent}"
 
 
 def send_left(link: Link, source: Path, path: str) -> None:
-    """Send a node a folder's files of earlier attempts. Files that only the node has stay there."""
+    """Copy a folder such as the run's checkpoints into its folder on a node."""
     if source.is_dir() and any(source.iterdir()):
         link.put_tree(source, path, how="merge", skip=_lies_in(source, link.have(path)))
 
 
 def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
-    """Send a node the local files that the job names, except trees that it has."""
+    """Send a node those local files of the job that the node lacks."""
     for tree, files in packed.files.items():
         target = f"{top}/{FOLDER}/{tree}"
         count, size = packed.size(tree)
@@ -165,8 +169,6 @@ def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
 
 
 def _lies_in(source: Path, have: Mapping[str, list[int]]) -> Callable[[str], bool]:
-    """Return a function that tells whether the node has a file of `source` in its current version."""
-
     def is_there(name: str) -> bool:
         path = source / name
         # Compare size and mtime only, since the inode differs between machines.

@@ -4,5 +4,5 @@
             ── ssh call ───────── apply      a run behind a login host, queried for changes since `known`
             ── datastore object ─ apply      a Ray cluster without a shared folder
 
-These transports differ in how often they check for changes, and in the cost of a check.
+These three transports check for changes at different intervals.
 """

@@ -1,8 +1,10 @@
-"""Apply changes (`paceline.remote.replica.changes`) of another machine to the copy of a run's folder here.
+"""Apply changes that another machine sends to this machine's copy of a run's folder.
 
-The other side is not trusted: its names and links can't lead out of the folder or to files that only we write, and we
-never write through links. Incomplete files are in the subfolder `.incoming`, so that a rename completes them. Applying
-a frame twice does no harm, except for lines appended to a file that both sides write.
+`paceline.remote.replica.changes` makes the changes.
+
+The sender is not trusted: its names and links can't lead out of the folder, or to files that only this machine writes.
+Nothing is written through links. Incomplete files are in the subfolder `.incoming`, and a rename completes them.
+Applying a frame twice does no harm, except for lines appended to a file that both machines write.
 """
 
 from __future__ import annotations
@@ -26,17 +28,17 @@ INCOMING = ".incoming"
 
 
 class ReplicaError(ValueError):
-    """The error that the other side sent a forbidden or invalid change."""
+    """An error because another machine sent a forbidden or invalid change."""
 
 
 class Replica:
-    """A copy of a run's folder. Thread-safe.
+    """A copy of a run's folder, to which other machines send changes. Thread-safe.
 
-    take_record: Stores an arrived record of the run; None if the supervisor is here and its nodes send the changes.
-    In this case the newer of two nodes' files with one name counts (if equally old, the lower rank's), and the replica
-    records excluded files.
-    known: Name -> stamp of the files that have arrived, from which the other side derives changes; updated.
-    removed: Names of the user's files that were removed on the other side and therefore here; updated.
+    take_record: Stores an arrived record of a run that is supervised elsewhere. None if the run's nodes send the
+        changes to their supervisor here. Then, of two nodes' files with one name, the newer is kept (if equally old,
+        that of the lower rank), and files that nodes excluded are recorded.
+    known: Name -> stamp of the files that have arrived, updated by `apply`. The sender derives changes from it.
+    removed: Names of the user's files that were removed here because the sender has removed them, updated by `apply`.
     """
 
     def __init__(
@@ -62,7 +64,10 @@ class Replica:
         self._grown: set[str] = set()
 
     def have(self) -> dict[str, Stamp]:
-        """Return {name: stamp} of mirrored files that exist here, except logs. The unknown remote inode is 0."""
+        """Return {name: stamp} of mirrored files that exist in the copy, except logs.
+
+        The inode in these stamps is 0, since the inode on the sending machine is unknown.
+        """
         found: dict[str, Stamp] = {}
         for folder in {*SMALL, *LARGE} - {"logs"}:
             for directory, names, files in os.walk(self.top / folder):
@@ -98,7 +103,7 @@ class Replica:
             raise ReplicaError(f"what came is not a change of a file: {dict(header)}") from error
 
     def take_grown(self) -> set[str]:
-        """Return the names of logs and metrics that grew since the last call."""
+        """Return the names of logs and metrics with new lines since the last call."""
         with self._lock:
             grown, self._grown = self._grown, set()
             return grown
@@ -215,7 +220,6 @@ class Replica:
             self.removed.add(name)
 
     def _note_left(self, header: Header, data: bytes, rank: int, group: int) -> None:
-        """Record a file that a node excluded. A supervisor on another machine has recorded the file itself."""
         if self._of_nodes and (header["file"], header["why"]) not in self._left:
             self._left.add((header["file"], header["why"]))
             append_line(RunFolder(self.top).left_out, {"name": header["file"], "why": header["why"]})
@@ -236,7 +240,7 @@ class Replica:
             raise ReplicaError(f"the name {name!r} is not one that the other side may send")
 
     def _path(self, name: str) -> str:
-        """Return the path of a name. Create its folders, replacing links that the user's script made."""
+        """Return the path of a name in the copy, after creating its parent folders."""
         path, (*above, last) = str(self.top), name.split("/")
         for part in above:
             path = os.path.join(path, part)
@@ -248,7 +252,7 @@ class Replica:
         return os.path.join(path, last)
 
     def _put(self, beside: str, path: str) -> None:
-        """Give a complete file its final name."""
+        """Move a complete file from the path `beside` to its final path."""
         if stat.S_ISDIR(_mode(path)):
             # A folder has this name. Another node's files may be in it; a single source has removed the folder.
             os.rmdir(path) if self._of_nodes else shutil.rmtree(path)
@@ -266,7 +270,6 @@ class Replica:
 
 
 def _write(path: str, data: bytes, at: int | None, flags: int) -> None:
-    """Write at an offset, or append if `at` is None. Never follow a link."""
     fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
     try:
         view = memoryview(data)
@@ -279,7 +282,6 @@ def _write(path: str, data: bytes, at: int | None, flags: int) -> None:
 
 
 def _mode(path: str) -> int:
-    """Return the mode of a path without following a link; 0 if the path is missing."""
     try:
         return os.lstat(path).st_mode
     except OSError:

@@ -1,17 +1,18 @@
 """List changes of a run's folder since the last listing, as frames (`paceline.remote.wire`) about one file each.
 
-    how    "grow"    bytes at the offset `at` of an append-only file with inode `ino`. `cut`: first empty the copy, since
+    how    "grow"    bytes at the offset `at` of an append-only file with inode `ino`. `cut`: first empty the copy,
+    since
                      the file was replaced ("new") or truncated ("shrunk")
-           "append"  bytes of a file to which both sides append: append them
+           "append"  bytes of a file to which both machines append: append them
            "part"    a piece, at the offset `at`, of another file. Pieces that are sent together have one `key`. The
                      last has `end` and `mode`, and completes the file; `drop` discards the pieces
-           "link"    with `target`; "dir"
+           "link"    a symbolic link to `target`
+           "dir"     a folder
            "gone"    the user's script has removed the file
            "left"    the file is excluded because of `why`: a link out of the run, a pipe (`paceline.system.links`)
 
-`stamp` describes a file when it was read: [size, mtime in ns, inode]. For a growing file, size is the amount sent. A
-file that grew continues; one that was truncated or replaced is sent again. (A file truncated in place that outgrows its old
-size between two listings counts as grown; no program of Paceline does that.)
+`stamp` describes a file when it was read: [size, mtime in ns, inode]. For a growing file, size is the amount sent. Of a
+file that grew, only the new bytes are sent; a file that was truncated or replaced is sent again.
 
     small    logs, metrics, reports, notes: at each call
     large    the user's files: once they are unchanged for a while, or at the end
@@ -52,11 +53,10 @@ _PAUSE = 500
 
 
 class Changes:
-    """A detector of changes below the folder `top`.
+    """A detector of changes below the folder `top`, of which another machine has a copy.
 
-    known: Name -> stamp of the other side's copy; updated with each frame. Inode 0, for an unknown inode,
-    matches any file.
-    shared: Files to which both sides append.
+    known: Name -> stamp of the version in the copy, updated with each yielded frame. An inode of 0 matches any inode.
+    shared: Names of files to which both machines append lines.
     """
 
     def __init__(self, top: str, known: "dict[str, Stamp]", shared: "Sequence[str]" = (NOTES,)) -> None:
@@ -70,12 +70,12 @@ class Changes:
         self._left: set[tuple[str, str]] = set()
 
     def skip(self, names: "Sequence[str]") -> None:
-        """Treat the current content of these files as known on the other side."""
+        """Assume that the copy has the present content of these files."""
         for name in names:
             self.known[name] = stamp_of(os.path.join(self.top, name)) or [0, 0, 0]
 
     def small(self, names: "Iterator[str]") -> "Iterator[Frame]":
-        """Yield the changes of small files, even if they have just changed."""
+        """Yield changes of the small files with these names, even of recent ones."""
         for name in names:
             path = os.path.join(self.top, name)
             stamp = stamp_of(path)
@@ -93,9 +93,11 @@ class Changes:
                 yield from self.whole(Entry(name, "dir" if os.path.isdir(path) else "file", real=name), as_it_is=True)
 
     def large(self, final: bool = False, folders: "Sequence[str]" = LARGE) -> "Iterator[Frame | None]":
-        """Yield changes of the user's files that no longer change; yield None where callers may pause.
+        """Yield changes of the user's files that have been unchanged for `QUIET_S`.
 
-        final: Whether the files no longer change, so that all changes are yielded, and excluded files too.
+        The function yields None now and then, where callers may pause.
+
+        final: Yield all changes, even of files that have just changed, and the names of excluded files.
         """
         present: set[str] = set()
         for folder in folders:
@@ -119,9 +121,10 @@ class Changes:
         yield from self._gone(present, folders)
 
     def record(self, ends: "Container[str]") -> "tuple[Header, bytes, bool]":
-        """Return the run's record as header and bytes of a frame, and whether its status is in `ends`.
+        """Return the run's record, as header and bytes of a frame, and whether it has ended.
 
-        The caller sends the record after all changes that preceded this call, and updates `known`.
+        The run has ended if its status is in `ends`. The caller sends the frame after all changes that preceded this
+        call, and updates `known`.
 
         Raises:
             OSError: The record can't be read.
@@ -132,7 +135,10 @@ class Changes:
         return dict(header, stamp=_stamp(found)), data, json.loads(data.decode()).get("status") in ends
 
     def whole(self, entry: "Entry", as_it_is: bool = False) -> "Iterator[Frame]":
-        """Yield the frames of a file, link or folder. Discard a file that changes meanwhile, unless `as_it_is`."""
+        """Yield the frames of a file, link or folder.
+
+        Frames of a file that changes meanwhile are canceled by a last frame, unless `as_it_is`.
+        """
         name = entry.name
         if entry.kind != "file":
             stamp = stamp_of(os.path.join(self.top, entry.real or name)) or [0, 0, 0]
@@ -195,7 +201,7 @@ class Changes:
         return known is not None and known[:2] == stamp[:2] and known[2] in (0, stamp[2])
 
     def _rests(self, name: str, stamp: Stamp) -> bool:
-        """Return whether a file is unchanged for `QUIET_S`, by this machine's clock."""
+        """Return whether a file has been unchanged for `QUIET_S`."""
         last, since = self._resting.get(name, (None, 0.0))
         if last != stamp:
             since = time.monotonic()
@@ -203,7 +209,6 @@ class Changes:
         return time.monotonic() - since >= QUIET_S
 
     def _gone(self, present: "set[str]", folders: "Sequence[str]") -> "Iterator[Frame]":
-        """Yield removals of the user's files, such as old checkpoints that the script deletes."""
         if not os.path.isdir(os.path.join(self.top, "checkpoints")):
             return  # the copy of the run was removed at the end of the run: the script removed no checkpoint
         looked_at = [folder for folder in folders if folder in LARGE]
@@ -215,11 +220,11 @@ class Changes:
 def small_names(
     top: str, folders: "Sequence[str]" = SMALL, files: "Sequence[str]" = FILES, hidden: "Sequence[str]" = (COMMANDS,)
 ) -> "Iterator[str]":
-    """Yield names of small files below `folders`, in order, then the names `files`.
+    """Yield the names of the small files below `folders`, then the names `files`.
 
-    The description of a log's truncation (`gap_0.json`) comes before the log (`rank_0.log`).
+    The description of a log's truncation (`gap_0.json`) precedes the log (`rank_0.log`).
 
-    hidden: Prefixes of names to skip, as are hidden names and `.held`, which only reserves disk space.
+    hidden: Prefixes of file names to leave out, besides "." and the files `*.held`, which only reserve disk space.
     """
     for folder in folders:
         for directory, below, inside in os.walk(os.path.join(top, folder)):
@@ -231,7 +236,7 @@ def small_names(
 
 
 def stamp_of(path: str) -> "Stamp | None":
-    """Return [size, mtime in ns, inode], which identifies a file's version; None if the file is missing."""
+    """Return [size, mtime in ns, inode] of a file, which identifies its version, or None."""
     try:
         return _stamp(os.lstat(path))
     except OSError:
@@ -239,7 +244,7 @@ def stamp_of(path: str) -> "Stamp | None":
 
 
 def next_data(fd: int, offset: int, size: int) -> int:
-    """Return the offset of the next byte outside of holes (`paceline.system.gaps`), or `size`."""
+    """Return the offset of the first byte from `offset` on that is not in a hole."""
     try:
         return min(os.lseek(fd, offset, os.SEEK_DATA), size)
     except OSError as error:

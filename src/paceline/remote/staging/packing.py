@@ -38,13 +38,13 @@ _SENT = ("job.json", "state.json", "events.jsonl", "notes.jsonl", "target.json",
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """A job's manifest and the trees to send, with `files` as {tree: {relative name: local file}}."""
+    """A job's manifest, and the files to send as {tree: {name in the tree: local path}}."""
 
     manifest: Manifest
     files: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
 
     def size(self, tree: str) -> tuple[int, int]:
-        """Return (number of files, bytes) of a tree."""
+        """Return (number of files, their bytes) of a tree."""
         return len(self.files[tree]), sum(path.stat().st_size for path in self.files[tree].values())
 
 
@@ -57,12 +57,12 @@ def pack_run(folder: RunFolder, *, reached: str | None = None) -> Packed | None:
 
 
 def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
-    """Find all local files that a job needs beside its snapshot.
+    """Find all local files that a job needs besides its snapshot.
 
-    reached: The name of a datastore in a folder that the other machine sees too.
+    reached: The name of a datastore whose folder the other machine sees too. Its files are not sent.
 
     Raises:
-        DataError, EnvironmentSpecError: A file that the job names is missing here.
+        DataError, EnvironmentSpecError: A file that the job names is missing on this machine.
         TransferError: A file can't be read.
     """
     workspace = folder.path.parent.parent
@@ -96,12 +96,10 @@ def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
 
 
 def _sent(folder: RunFolder) -> Iterator[NotCopied]:
-    """Yield the source's parts that are sent to nodes without being in the snapshot."""
     return (one for one in linked.read(folder.linked) if one.is_sent)
 
 
 def add_json(archive: tarfile.TarFile, name: str, value: Any) -> None:
-    """Add a small JSON file to an archive."""
     data = (json.dumps(value) + "\n").encode()
     item = tarfile.TarInfo(name)
     item.size, item.mode = len(data), 0o644
@@ -109,7 +107,7 @@ def add_json(archive: tarfile.TarFile, name: str, value: Any) -> None:
 
 
 def add_tree(archive: tarfile.TarFile, tree: str, files: Mapping[str, Path]) -> None:
-    """Add a tree of files that a job names, below `FOLDER`."""
+    """Add the files of a tree to an archive, in the folder `FOLDER`/<tree>."""
     top = tarfile.TarInfo(f"{FOLDER}/{tree}")
     top.type, top.mode = tarfile.DIRTYPE, 0o755
     archive.addfile(top)
@@ -124,7 +122,11 @@ def add_tree(archive: tarfile.TarFile, tree: str, files: Mapping[str, Path]) -> 
 
 
 def add_run(archive: tarfile.TarFile, folder: RunFolder, packed: Packed | None, *, engine: str) -> None:
-    """Add a new run's folder, with a link to its snapshot, for a cluster's `engine`."""
+    """Add a new run's folder to an archive, with a link to its snapshot.
+
+    packed: The files that the job names, whose manifest is added too; None without such files.
+    engine: The name of the cluster's engine, such as "ray", which will start the run.
+    """
     top = f"runs/{folder.run_id}"
     for name in ("logs", "outputs", "metrics", "checkpoints"):
         item = tarfile.TarInfo(f"{top}/{name}")
@@ -215,7 +217,6 @@ class _Packing:
             self._add(str(path), {path.name: path}, path.name)
 
     def add_linked(self, source: Path, one: NotCopied, *, named: bool) -> None:
-        """Add source files that were not copied, to which the working folder links. Omit vanished files."""
         try:
             files = dict(linked.sent_files(source, one.path, named=named))
         except OSError as error:
@@ -245,7 +246,7 @@ class _Packing:
 
 
 def tree_name(files: Mapping[str, Path], workspace: Path) -> str:
-    """Return a hash of the names and contents of files, which is the name of their tree."""
+    """Return the name of a tree: a hash of its files' names and contents."""
     from paceline.data.datasets.content import with_content
     from paceline.data.transfer.listing import FileInfo
 
@@ -266,14 +267,14 @@ class Manifest:
     """The description of a job's trees, stored as `carried.json` in a run's folder.
 
     Attributes:
-        places: Path (or pattern) on the submitting machine -> (tree, name in the tree; "" for the tree's top folder).
+        places: Path or pattern on the submitting machine -> (tree, path in the tree; "" for the whole tree).
         stores: Datastore -> its record, for all datastores that the job names.
-        linked: Path in the source folder of a file or folder that is not in the snapshot -> as in `places`; the tree is
-            "" for an empty folder.
-        programs: Tree -> names of executable files, since datastores lose modes.
+        linked: Path in the source folder of a file or folder that is not in the snapshot -> (tree, path in the tree).
+            The tree is "" for an empty folder.
+        programs: Tree -> names of its executable files, since datastores do not store modes.
         contents: Input -> fingerprint of its files, if all of them are sent.
-        home: Names of outputs that will be stored in folders of the submitting machine, in order.
-        store: Record of the datastore with the trees; None if the trees are in the workspace.
+        home: Names of outputs that the submitting machine will store in its own folders, in order.
+        store: Record of the datastore that has the trees; None if the trees are in the workspace.
     """
 
     places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -286,11 +287,11 @@ class Manifest:
 
     @property
     def trees(self) -> list[str]:
-        """Return the names of all trees, sorted."""
+        """The names of all trees, sorted."""
         return sorted({tree for tree, _ in (*self.places.values(), *self.linked.values()) if tree})
 
     def record(self, datastore: str) -> StoreRecord:
-        """Return a datastore of the job as registered on the submitting machine."""
+        """Return the record of a datastore, as registered on the submitting machine."""
         return StoreRecord.from_json(datastore, self.stores[datastore])
 
     def to_json(self) -> dict[str, Any]:
@@ -307,11 +308,11 @@ class Manifest:
 
 
 def place_in(record: StoreRecord, path: str) -> str:
-    """Return the absolute path of a path in a local store, which is its key in `Manifest.places`."""
+    """Return the absolute path of a path in a local datastore, a key of `Manifest.places`."""
     return f"{record.root.rstrip('/')}/{clean_path(path, record.title).strip('/')}"
 
 
 def tree_files(workspace: Path, tree: str) -> dict[str, Path]:
-    """Return {relative name: file} of a tree in a workspace."""
+    """Return {name in the tree: path} of a tree in a workspace."""
     top = workspace / FOLDER / tree
     return {str(path.relative_to(top)): path for path in sorted(top.rglob("*")) if path.is_file()}

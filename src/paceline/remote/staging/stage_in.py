@@ -24,10 +24,9 @@ _PREFIX = "carried-"
 
 @dataclass(frozen=True, kw_only=True)
 class Arrived:
-    """The files that came to this machine with a run, and the translation of paths to them.
+    """The files that were sent to this machine with a run, and the job's paths here.
 
-    stores_dir: The folder with the records of datastores: the workspace, or the run's folder if files came with the
-    run.
+    stores_dir: The folder with the records of datastores: the run's folder if files were sent, else the workspace.
     """
 
     manifest: Manifest
@@ -35,7 +34,7 @@ class Arrived:
     stores_dir: Path
 
     def reference(self, reference: DataReference) -> DataReference:
-        """Return a reference with the paths of its files on this machine. Outputs are unchanged."""
+        """Return an input with its files' paths on this machine, or an output unchanged."""
         if reference.is_output or not self.manifest.places:
             return reference
         sources = tuple(self._source(source) for source in reference.sources)
@@ -46,30 +45,32 @@ class Arrived:
         return replace(reference, sources=sources, mode=mode)
 
     def is_carried(self, reference: DataReference) -> bool:
-        """Return whether some files of a reference came with the run."""
+        """Return whether some files of an input were sent with the run."""
         return any(_is_tree(source) for source in self.reference(reference).sources)
 
     def goes_home(self, reference: DataReference) -> bool:
-        """Return whether the submitting machine will store this output."""
+        """Return whether this is an output that the submitting machine will store."""
         return reference.is_output and reference.name in self.manifest.home
 
     def environment(self, environment: EnvironmentSpec) -> EnvironmentSpec:
-        """Return the environment with local paths of its packages. Fetch packages that are in a datastore.
+        """Return the environment with the paths of its packages on this machine.
+
+        Packages that were sent by a datastore are fetched first.
 
         Raises:
-            TransferError: They can't be fetched.
+            TransferError: The packages can't be fetched.
         """
         from paceline.environments.key import moved
 
         return moved(environment, self._path) if self.manifest.places else environment
 
     def linked(self) -> dict[str, Path | None]:
-        """Return {path in the source folder: path on this machine, None for an empty folder} of files not copied.
+        """Return {path in the source folder: path here} of sent files outside the snapshot.
 
-        Fetch files that are in a datastore.
+        The path here is null for an empty folder. Files that were sent by a datastore are fetched first.
 
         Raises:
-            TransferError: They can't be fetched.
+            TransferError: The files can't be fetched.
         """
         found: dict[str, Path | None] = {}
         for path, (tree, name) in self.manifest.linked.items():
@@ -79,7 +80,7 @@ class Arrived:
         return found
 
     def as_submitted(self, value: Any) -> Any:
-        """Translate local paths in JSON back to paths of the submitting machine, for the run's records."""
+        """Return JSON with this machine's paths replaced by the submitting machine's paths."""
         if isinstance(value, Mapping):
             return {name: self.as_submitted(one) for name, one in value.items()}
         # A string is a sequence of strings too, so the recursion would never end.
@@ -114,10 +115,10 @@ class Arrived:
         return self.workspace / FOLDER / tree
 
     def _fetch(self, tree: str) -> None:
-        """Fetch a tree, completely or not at all.
+        """Fetch a tree from a datastore, completely or not at all.
 
         Raises:
-            TransferError: The tree can't be fetched, or its content differs from the content that was sent.
+            TransferError: The tree can't be fetched, or its content is not the content that was sent.
         """
         from paceline.data.stores.filesystem import Store
         from paceline.data.transfer.listing import list_source
@@ -153,7 +154,7 @@ class Arrived:
 
 
 def as_here(folder: RunFolder) -> Arrived:
-    """Return the files that came here with a run, for a translation of paths."""
+    """Return the files that were sent with a run, as an `Arrived`."""
     told, workspace = read_json(folder.carried), folder.path.parent.parent
     if told is None:
         return Arrived(manifest=Manifest(), workspace=workspace, stores_dir=workspace)
@@ -167,7 +168,7 @@ def as_here(folder: RunFolder) -> Arrived:
 
 
 def tree_record(manifest: Manifest, tree: str, workspace: Path) -> StoreRecord:
-    """Return the record of a datastore whose root is a tree."""
+    """Return the record of a datastore whose root is the folder of a tree."""
     name = f"{_PREFIX}{tree}"
     if manifest.store is None:
         return StoreRecord(name=name, url=str(workspace / FOLDER / tree))

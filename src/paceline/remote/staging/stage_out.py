@@ -1,4 +1,4 @@
-"""Prepare outputs on the supervisor's machine, to be stored in folders of the submitting machine."""
+"""Prepare outputs on the supervisor's machine, for the submitting machine to store them in its folders."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from paceline.system.files import read_json, write_json
 
 
 def leave(reference: DataReference, folder: RunFolder, say: Callable[[str], None]) -> tuple[tuple[str, str], ...]:
-    """Record an output's files for the submitting machine, which compares its copy. Resolve links.
+    """Record an output's file names and sizes, for the submitting machine to check.
 
-    Report entries that can't be stored, such as links out of the run's files, to `say`, and return them with reasons.
+    Links are replaced by the files to which they lead. Return entries that can't be stored, such as links out of the
+    run's folder, as (name, reason), and report them to `say`.
 
     Raises:
-        DataError: A name is invalid in stores.
+        DataError: A datastore can't store a file of this name.
+        TransferError: A file can't be read.
     """
     from paceline.data.transfer.upload import left_out_text, output_files
 
@@ -51,7 +53,6 @@ def _has_links(top: Path) -> bool:
 
 
 def _make_plain(top: Path, files: list[tuple[str, Path]]) -> None:
-    """Replace a folder's content by these files, and links by their targets."""
     beside = top.with_name(f".{top.name}.plain")
     shutil.rmtree(beside, ignore_errors=True)
     try:

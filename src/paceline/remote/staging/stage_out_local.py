@@ -1,13 +1,14 @@
-"""Store outputs of runs supervised elsewhere in folders of the submitting machine, whenever a run is read.
+"""Store outputs of a run that is supervised elsewhere in folders of the submitting machine.
 
-    there    uploads/<output>/      the output as the workers have left it, and
+    there    uploads/<output>/      the output as the workers have left it
              prepared/left.json     names and sizes of its files: {"model": {"a/1.pt": 99}} (`stage_out`)
-    here     home.json              from submission {"host": ..., "folders": {"model": inode}}; once all files are here, also
+    here     home.json              from submission {"host": ..., "folders": {"model": inode}}; once all files are here,
+    also
                                     "end", the final record, and "stored": {"model": {"files": 1, "bytes": 99}}
 
-A run's record arrives last. If outputs must be stored, it waits in `home.json`, and the run is Finalizing. Nothing
-is fetched then; the next reader stores the outputs under the run's lock, then writes the record. If killed, another
-reader repeats this; files already in the store are recognized by content.
+A run's record arrives after its files. If outputs must be stored, the final record waits in `home.json`, and the run is
+Finalizing. The next process that reads the run stores the outputs under the run's lock, then writes the final record.
+If it is killed, another reader repeats this; files already in the datastore are recognized by content.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _TAKEN = (
 
 
 def expect(folder: RunFolder, outputs: Sequence[str]) -> None:
-    """Check outputs before a run is sent, and record that this machine will store them.
+    """Check that this machine can store a run's outputs, and record that it will.
+
+    Call this before the run is sent.
 
     Raises:
         DataError, TransferError: An output can't be stored.
@@ -58,9 +61,10 @@ def expect(folder: RunFolder, outputs: Sequence[str]) -> None:
 
 
 def take_record(folder: RunFolder, data: bytes) -> None:
-    """Store a run's state from its supervisor. A final state waits for the outputs.
+    """Store the state of a run that its supervisor has sent.
 
-    Only the fields `_TAKEN` are accepted.
+    Only the fields `_TAKEN` are accepted. If outputs must be stored first, a final state is only written to
+    `home.json`.
 
     Raises:
         ReplicaError: The data is not a run's state, or has a value that no supervisor writes.
@@ -83,7 +87,6 @@ def take_record(folder: RunFolder, data: bytes) -> None:
 
 
 def _checked(folder: RunFolder, data: bytes) -> RunRecord:
-    """Return the submitted record, updated with the fields `_TAKEN` of the arrived record."""
     stored = store.stored(folder)
     try:
         found = json.loads(data)
@@ -110,7 +113,7 @@ def _checked(folder: RunFolder, data: bytes) -> RunRecord:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Return whether a JSON value has this type; for a dataclass, the form of `to_json`."""
+    """Return whether a JSON value has the type `hint`."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -133,12 +136,14 @@ def _fits(value: object, hint: Any) -> bool:
 
 
 def is_over(folder: RunFolder) -> bool:
-    """Return whether all files of a run have arrived, but its outputs have to be stored."""
+    """Return whether a run has ended, but its outputs are not yet stored."""
     return "end" in (read_json(folder.home) or {})
 
 
 def settle(folder: RunFolder) -> bool:
-    """Store a run's outputs and final record if `is_over`, unless another process does. Return `is_over`.
+    """Store a run's outputs, then its final record. Return False if there are none to store.
+
+    Do nothing if another process is doing this, or if this user may not write the run's folder.
 
     Raises:
         OSError: The run's folder can't be written.
@@ -162,7 +167,6 @@ class _CanceledError(Exception):
 
 
 def _settle(folder: RunFolder, told: dict[str, Any]) -> None:
-    """Store a run's outputs and its final record. The caller holds the run's lock."""
     record = store.stored(folder)
     if record.is_terminal:
         folder.home.unlink()  # a killed process has written the final record, but left `home.json`
@@ -197,11 +201,6 @@ def _settle(folder: RunFolder, told: dict[str, Any]) -> None:
 
 
 def _store(folder: RunFolder, reference: DataReference, told: dict[str, Any]) -> None:
-    """Store an output, unless it is stored already, and remove its files from the run's folder.
-
-    Raises:
-        DataError, TransferError: The output can't be stored.
-    """
     from paceline.data.transfer.upload import upload_output
 
     path, begun = folder.uploads / reference.name, folder.uploads / f".{reference.name}.begun"
@@ -247,7 +246,6 @@ def _check_cancel(folder: RunFolder) -> None:
 
 
 def _end(folder: RunFolder, now: RunRecord, end: RunRecord, failure: FailureReport | None, *, canceled: bool) -> None:
-    """Write the final record: the run's result, or that of storing its outputs."""
     changes: dict[str, object] = {"failure": end.failure, "exit_code": end.exit_code, "ended_utc": end.ended_utc}
     status = end.status
     if status == states.COMPLETED and canceled:
@@ -264,7 +262,7 @@ def _end(folder: RunFolder, now: RunRecord, end: RunRecord, failure: FailureRepo
 
 
 def _registered(folder: RunFolder, record: RunRecord) -> list[str]:
-    """Register the outputs of a run as datasets in this workspace, if asked. Return error messages."""
+    """Register those outputs as datasets for which the job asks this. Return error messages."""
     references = record.job.inputs if record.job else ()
     if not any(reference.registered for reference in references) or os.stat(folder.path).st_uid != os.geteuid():
         return []
@@ -294,7 +292,7 @@ def _by_whom(
 
 
 def _inode(reference: DataReference, folder: RunFolder) -> int | None:
-    """Return the inode of an output's folder, to compare between machines; None if the folder is missing."""
+    """Return the inode of an output's folder, equal on machines that share it, or None."""
     from paceline.data.stores.filesystem import place_of
 
     try:
@@ -310,7 +308,6 @@ def _outputs(record: RunRecord, names: Sequence[str] | Mapping[str, object]) -> 
 
 
 def _finalizing(record: RunRecord) -> RunRecord:
-    """Return the final record with the status of a run that still stores outputs."""
     return dataclasses.replace(record, status=states.FINALIZING, exit_code=None, failure=None, ended_utc=None)
 
 

@@ -168,7 +168,6 @@ def _fill(
 
 
 def _check_lines(both: versions.PackageVersions) -> None:
-    """Raise if a package's name has a line break, which would add lines to the files."""
     for line in (*both.requirements, *both.constraints):
         if not is_one_line(line):
             raise ServiceError(

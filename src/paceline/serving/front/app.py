@@ -74,8 +74,6 @@ class RefusedError(Exception):
 
 
 class _Exchange:
-    """A request, with its arrival time and the headers that all its responses have."""
-
     __slots__ = ("began", "ids", "receive", "scope", "send")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -155,11 +153,6 @@ class App:
         self._note(exchange, reply.status, len(body), _NAMES[operation], reply.ran_us)
 
     def _admit(self, exchange: _Exchange, given: dict[bytes, bytes]) -> wire.Reply | None:
-        """Check the request's key and origin, and answer a preflight request.
-
-        Raises:
-            RefusedError: The key is missing or wrong, or a page of a forbidden origin sends a request without key.
-        """
         scope, origin = exchange.scope, given.get(b"origin")
         config = self.pool.config
         if origin is not None and is_allowed(origin.decode("latin-1"), config.allow_origins):
@@ -220,11 +213,6 @@ class App:
         return self._config is not None
 
     async def _body(self, receive: Receive, given: dict[bytes, bytes]) -> bytes:
-        """Read the request's body.
-
-        Raises:
-            RefusedError: The body is too large, or the client has disconnected.
-        """
         limit = self.pool.config.max_body_bytes
         length = given.get(b"content-length", b"")
         if length.isdigit() and int(length) > limit:
@@ -279,7 +267,6 @@ class App:
         self._note(exchange, status, size, "other")
 
     def _request_ids(self, given: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-        """Return the response headers with the request's ids, as Azure's server does."""
         request_id = given.get(b"x-request-id")
         if request_id is None:
             self._ids += 1
@@ -295,7 +282,6 @@ class App:
         return headers
 
     def _note(self, exchange: _Exchange, status: int, size: int, name: str, ran_us: int | None = None) -> None:
-        """Log a response, and count it in the metrics."""
         scope, ids = exchange.scope, exchange.ids
         # Use the status that the connection has sent, such as 408: the application only saw that it was closed.
         status = scope["state"]["connection"].status or status
@@ -343,11 +329,6 @@ _LOOKED_AT = frozenset(
 
 
 def _wanted(scope: Scope) -> dict[bytes, bytes]:
-    """Return those headers of a request that the front uses.
-
-    Raises:
-        RefusedError: Headers and path together are too long.
-    """
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     # The 4 bytes beside name and value are ": " and the line's end.
     size = sum(len(name) + len(value) + 4 for name, value in headers)

@@ -145,11 +145,6 @@ async def watch(connections: set[Any]) -> None:
 
 
 class _Slow(NamedTuple):
-    """A request that was incomplete at the last check of its connection.
-
-    request: None while the request's head is incomplete.
-    """
-
     request: Any
     since: float
     heard: int

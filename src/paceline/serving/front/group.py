@@ -306,8 +306,6 @@ class ServerGroup:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to the group, which has its own handlers."""
-
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -324,7 +322,6 @@ def _has_waiting(listener: socket.socket) -> bool:
 
 
 def _is_busy(connection: Any) -> bool:
-    """Return True while the connection has a request that is incomplete or not answered."""
     cycle = connection.cycle
     if cycle is not None and not cycle.response_complete:
         return True

@@ -126,7 +126,6 @@ _second = (0, "")
 
 
 def _stamp() -> str:
-    """Return the present time in UTC. The seconds are formatted only once a second."""
     global _second
     now = time.time()
     whole = int(now)
@@ -136,6 +135,5 @@ def _stamp() -> str:
 
 
 def _shown(text: bytes) -> str:
-    """Escape control characters in a text of a client, which could forge log lines."""
     line = text.decode("latin-1")
     return line if line.isascii() and line.isprintable() else ascii(line)[1:-1]

@@ -296,7 +296,6 @@ class Pool:
         task.add_done_callback(self._starting.discard)
 
     async def _again(self, generation: Generation, pause_s: float) -> None:
-        """Replace an ended process, once the model's files match their hashes."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(pause_s)

@@ -33,7 +33,6 @@ class StartedModel:
     def __init__(
         self, config: ServerConfig, folder: Path, model_dir: str | None, output: IO[bytes] | None = None
     ) -> None:
-        """Start the process, with its output in a file."""
         self.config = config
         placed = _placed(config, folder)
         self.at = time.monotonic()

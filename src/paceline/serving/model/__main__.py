@@ -89,7 +89,6 @@ def _die_with(parent: int) -> None:
 
 
 def _end_all() -> None:
-    """Kill this process's group, in which user code may have started other processes."""
     sys.stdout.flush()
     sys.stderr.flush()
     if os.getpgid(0) == os.getpid():

@@ -23,8 +23,6 @@ _FAILED = "the model failed on this input. Check the logs for more info."
 
 
 class _Request(NamedTuple):
-    """A parsed request, with the number of its rows."""
-
     inputs: dict[str, Array]
     wanted: list[str]
     rows: int

@@ -96,7 +96,6 @@ def model_file(path: str, framework: str | None) -> tuple[str, str]:
 
 
 def _check_torchscript(path: str) -> None:
-    """Raise ServingError unless the file is TorchScript."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if any("/code/" in name for name in archive.namelist()):

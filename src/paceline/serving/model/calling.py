@@ -33,11 +33,6 @@ class Script:
         self.is_batched = self._many is not None and config.max_batch > 1
 
     def _arguments(self, call: ModelCall) -> dict[str, object]:
-        """Return the function's arguments for a request, by name.
-
-        Raises:
-            InputError: The request does not fit the function.
-        """
         raise NotImplementedError
 
     def _item(self, arguments: dict[str, object]) -> object:

@@ -99,7 +99,6 @@ class Hints:
         )
 
     def _object(self, kind: Any) -> Hint:
-        """Convert a class with named fields. A field may have the class's own type, so register the class first."""
         if kind in self._known:
             return self._known[kind]
         name = kind.__name__

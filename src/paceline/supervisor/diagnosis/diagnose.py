@@ -195,7 +195,6 @@ def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:
 
 
 def _exception(end: WorkerEnd) -> tuple[str | None, str | None]:
-    """Return text and traceback of the worker's exception, or of the last in its log."""
     if end.error is None or end.error.get("type") == "SystemExit":
         return end.printed if end.printed is not None and end.signal is None else (None, None)
     extra = (end.error.get("message") or {}).get("extraInfo") or {}

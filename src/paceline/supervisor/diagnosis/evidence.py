@@ -199,7 +199,6 @@ def holder_here(port: int) -> str | None:
 
 
 def _named(launch: Launch, lines: Sequence[str]) -> int | None:
-    """Return the first port of the launch whose number is in these lines."""
     numbers = {int(number) for line in lines for number in re.findall(r"(?<![\d.])\d{1,5}(?![\d.]*\d)", line)}
     return next((port for port in launch.ports if port in numbers), None)
 

@@ -88,7 +88,6 @@ class Findings:
 
     @functools.cached_property
     def _further(self) -> list[int]:
-        """The ranks with a log that workers have started."""
         count = len(self.launch.places)
         return [rank for rank in self.folder.ranks_with_log(self.launch.attempt) if rank >= count]
 
@@ -121,7 +120,6 @@ class Findings:
         )
 
     def _with_below(self, rank: int, lines: list[str]) -> list[str]:
-        """Return the end of a worker's log merged with the logs of the ranks that it started."""
         attempt, count = self.launch.attempt, len(self.launch.places)
         ranks = [rank, *(one for one in self._further if one % count == rank)]
         if len(ranks) == 1:
@@ -163,7 +161,6 @@ def report(found: Findings) -> FailureReport | None:
 
 
 def _with_own_paths(failed: FailureReport, found: Findings, at: work_dir.Place) -> FailureReport:
-    """Replace paths in the copy of the source by the user's own paths."""
     work = f"{found.launch.run_dir}/work"
     # Without a copy, `work` holds links to the user's folders: a path in it is `work` followed by the user's path.
     own = "" if at.copy else at.source
@@ -177,7 +174,6 @@ def _with_own_paths(failed: FailureReport, found: Findings, at: work_dir.Place) 
 
 
 def _with_memory(failed: FailureReport, found: Findings) -> FailureReport:
-    """Add to the report of an out-of-memory worker the sizes of whatever used the memory."""
     if failed.cause != "memory" or failed.rank is None:
         return failed
     plan = read_json(found.folder.memory_plan(found.launch.attempt, failed.rank))
@@ -211,7 +207,6 @@ def may_have_lost_a_node(found: Findings) -> bool:
 
 
 def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None:
-    """Return the report of a lost node, or None if a worker had failed before."""
     lost = lost_nodes(found)
     own = [end for end in ends if end.error is not None and not end.stopped and not end.is_victim]
     # Workers of an elastic run that left for more nodes, as requested, have not failed.
@@ -281,7 +276,6 @@ def _not_started(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None
 
 
 def _launcher_report(found: Findings, missing: list[int]) -> FailureReport:
-    """Return the report on workers that vanished, or that mpirun never started."""
     launch, driver, code = found.launch, found.driver_lines(), found.launcher_code
     starter = launch.starter.name if launch.starter else "mpirun"
     noticed = _noticed(driver)

@@ -167,14 +167,12 @@ def with_hints(
 
 
 def _of_gpus(report: FailureReport, job: Job) -> str | None:
-    """Explain "invalid device ordinal" to a script that uses its local rank as the device."""
     if job.use_gpu and job.gpu_visibility == "worker" and "invalid device ordinal" in (report.exception or ""):
         return _GPU
     return None
 
 
 def _of_kernels(report: FailureReport, job: Job) -> str | None:
-    """Explain errors of CUDA kernels, which surface at a later line and name no value."""
     if not _IN_A_KERNEL.search(report.exception or ""):
         return None
     failed = _ASSERTION.search("\n".join(report.last_lines))
@@ -191,21 +189,18 @@ def _of_kernels(report: FailureReport, job: Job) -> str | None:
 
 
 def _of_triton(report: FailureReport) -> str | None:
-    """Return the import order that works if TensorFlow's library was loaded before Triton's."""
     # The signal is SIGSEGV with Triton 3.7, and SIGABRT (from abort()) with 3.9.
     is_loading = report.signal in ("SIGSEGV", "SIGABRT") and _LOADING_TRITON.search(report.traceback or "")
     return _TRITON if is_loading else None
 
 
 def _of_keras(report: FailureReport) -> str | None:
-    """Explain that Keras 3 passes TensorFlow a distributed batch as one tensor."""
     if "Attempt to convert a value (PerReplica:" in (report.exception or ""):
         return _KERAS
     return None
 
 
 def _of_spawning(report: FailureReport, job: Job) -> str | None:
-    """Explain that processes spawned by MPI share no memory with the earlier ones."""
     if job.distributed_backend != "mpi" or job.compute_target != "local":
         return None
     if "OMPI_MCA_btl" in job.environment_variables:
@@ -214,7 +209,6 @@ def _of_spawning(report: FailureReport, job: Job) -> str | None:
 
 
 def _of_keras_2(report: FailureReport, job: Job) -> str | None:
-    """Explain which features Keras 3 removed: `opt.variables()`, `opt.lr`, `experimental_run_tf_function`."""
     said = report.exception or ""
     if job.environment_variables.get("TF_USE_LEGACY_KERAS") == "1":
         return None
@@ -226,7 +220,6 @@ def _of_keras_2(report: FailureReport, job: Job) -> str | None:
 
 
 def _of_source(report: FailureReport, job: Job) -> str | None:
-    """Explain why a script that cannot be loaded is not restarted."""
     if job.restart_on_exception and (report.attempt or 1) <= job.max_restarts and comes_again(report):
         return "It would come again with each attempt, so none follows. Mend the source and submit it again."
     return None

@@ -94,7 +94,6 @@ def _growth(series: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float,
 
 
 def _on_node(rank: int, samples: Sequence[Sample], node_ranks: Mapping[int, int], by_kernel: bool) -> list[str]:
-    """Return sentences on the memory of the node's workers, of a larger worker, and of other programs."""
     # The last sample lacks ranks that had ended.
     seen = [sample for sample in samples if "memory_gib" in sample.ranks.get(rank, {})] or samples[-1:]
     if not seen:

@@ -173,7 +173,6 @@ class SimNode:
         self.flush()
 
     def _tick(self) -> None:
-        """Send a ping after a pause, and end after a long silence."""
         if self.is_over:
             return
         now, pause_s = self._loop.now(), ping_s(self._silence_s)
@@ -363,7 +362,6 @@ def _library() -> str:
 
 
 def _about(node: SimNode) -> Header:
-    """Return the first frame of the agent, as `paceline.remote.agent.machine.about` does."""
     return {
         **{"op": "hello", "host": node.name, "user": "sim", "home": "/home/sim", "cores": node.cores, "gpus": []},
         "python": [sys.executable, list(sys.version_info[:3])],

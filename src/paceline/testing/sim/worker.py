@@ -123,7 +123,6 @@ class SimCommands(Commands):
         self._host.note_end()
 
     def _examine(self, output: str, asked: Mapping[str, object]) -> None:
-        """Write the facts on workers that `paceline.observe.node.look` or `sampler` would find."""
         asked_ranks = asked["ranks"]
         assert isinstance(asked_ranks, list)
         here = {worker.rank: worker for worker in self._workers.values()}
